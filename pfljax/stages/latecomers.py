@@ -17,47 +17,23 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import (
-    Algorithm,
-    Array,
-    ClientContext,
-    First,
-    Key,
-    Mixture,
-    Params,
-    Prediction,
-    PyTree,
-    State,
-)
+from pfljax.contract.types import Algorithm, Array, Key, Mixture, Params, Prediction
 from pfljax.exchange.lifting import resolved
 from pfljax.local.problem import Problem
+from pfljax.stages.notes import Noted, with_notes
 
 MET = 16  # most models that a client that was never in a cohort adapts to
 TIES = 1  # folded into the server's key; keeps the draws apart
 
 
-class Row(NamedTuple):
-    """A client's row, and what the engine notes beside it.
-
-    Attributes:
-        row: The method's.
-        rounds: () int32, number of cohorts that the client was in.
-    """
-
-    row: PyTree
-    rounds: Array
-
-
 class Known(NamedTuple):
-    """The server's state, and the clients that were in most cohorts.
+    """The clients that were in most cohorts.
 
     Attributes:
-        server: The method's.
         ids: (MET,) int32, these clients.
         rounds: (MET,) int32, the number of their cohorts, in descending order; 0: no client.
     """
 
-    server: PyTree
     ids: Array
     rounds: Array
 
@@ -67,7 +43,7 @@ class Known(NamedTuple):
         all_ids = jnp.concatenate([ids, self.ids])
         all_rounds = jnp.concatenate([rounds, jnp.where(outdated, 0, self.rounds)])
         most = jnp.lexsort((jax.random.uniform(key, all_ids.shape), -all_rounds))[: len(self.ids)]
-        return Known(self.server, all_ids[most], all_rounds[most])
+        return Known(all_ids[most], all_rounds[most])
 
     def met(self) -> Array:
         """(MET,) int32: the clients whose models others may meet, repeated if there are fewer."""
@@ -86,84 +62,52 @@ def with_latecomers(problem: Problem, algorithm: Algorithm) -> Algorithm:
     """
     if problem.cohort_size == problem.num_clients or algorithm.topology != "peers" or algorithm.adapt is None:
         return algorithm
-    download, sample, collaboration = algorithm.download, algorithm.sample, algorithm.report.collaboration
-    assert download is not None
-
-    def start(key, clients):
-        begun, nobody = algorithm.start(key, clients), jnp.zeros((min(MET, problem.num_clients),), jnp.int32)
-        return begun._replace(server=Known(begun.server, nobody, nobody))
-
-    def first_row(key, client, start):
-        first = algorithm.first_row(key, client, start._replace(server=start.server.server))
-        return First(Row(first.row, jnp.zeros((), jnp.int32)), first.model, first.optimizer)
+    nobody = jnp.zeros((min(MET, problem.num_clients),), jnp.int32)
+    noted = with_notes(algorithm, lambda clients: Known(nobody, nobody), lambda known: jnp.zeros((), jnp.int32))
 
     def client_update(context, models, row, data):
-        out = algorithm.client_update(_bare(context), models, row.row, data)
-        rounds = row.rounds + (context.step == 0).astype(jnp.int32)
+        out = noted.client_update(context, models, row, data)
+        rounds = row.note + (context.step == 0).astype(jnp.int32)
         report = {"method": out.report, "loss": out.report["loss"], "client": context.client, "rounds": rounds}
-        return out._replace(client=Row(out.client, rounds), report=report)
+        return out._replace(client=Noted(out.client.inner, rounds), report=report)
 
     def server_update(key, state, aggregate):
-        report, inner = aggregate.report, _inner(state)
-        inner, metrics = algorithm.server_update(key, inner, aggregate._replace(report=report["method"]))
-        known = state.server._replace(server=inner.server)
-        known = known.with_cohort(jax.random.fold_in(key, TIES), report["client"], report["rounds"])
-        return inner._replace(server=known, clients=state.clients._replace(row=inner.clients)), metrics
+        report = aggregate.report
+        state, metrics = noted.server_update(key, state, aggregate._replace(report=report["method"]))
+        known = state.server.note.with_cohort(jax.random.fold_in(key, TIES), report["client"], report["rounds"])
+        return state._replace(server=Noted(state.server.inner, known)), metrics
 
-    changes = _predictions(algorithm)
-    if sample is not None:
-        changes["sample"] = lambda key, state, clients: sample(key, _inner(state), clients)
-    if collaboration is not None:
-        used = lambda context, row: collaboration(_bare(context), row.row)
-        changes["report"] = dataclasses.replace(algorithm.report, collaboration=used)
-    return dataclasses.replace(
-        algorithm,
-        start=start,
-        first_row=first_row,
-        download=lambda context, row, cohort: download(_bare(context), row.row, cohort),
-        client_update=client_update,
-        server_update=server_update,
-        **changes,
-    )
+    changes = _predictions(noted)
+    return dataclasses.replace(noted, client_update=client_update, server_update=server_update, **changes)
 
 
-def _inner(state: State) -> State:
-    """The state as the method knows it."""
-    return state._replace(server=state.server.server, clients=state.clients.row)
-
-
-def _bare(context: ClientContext) -> ClientContext:
-    """The context as the method knows it."""
-    return context._replace(server=context.server.server)
-
-
-def _predictions(algorithm: Algorithm) -> dict[str, Any]:
-    """`whom`, `predict`, `adapt` and `tune` of the algorithm for clients of whom some were never in a cohort."""
-    own_adapt, own_tune = algorithm.adapt, algorithm.tune
+def _predictions(noted: Algorithm) -> dict[str, Any]:
+    """`whom` and `predict` of an algorithm with notes for clients of whom some were never in a cohort."""
+    own_adapt = noted.adapt
     assert own_adapt is not None
-    late = lambda context, row: (row.rounds == 0) & (context.server.rounds[0] > 0)
+    late = lambda context, row: (row.note == 0) & (context.server.note.rounds[0] > 0)
 
     def usual(context, row, size):
         alone = Mixture(context.client[None], jnp.ones((1,)))
-        return algorithm.whom(_bare(context), row.row, size) if algorithm.whom else alone
+        return noted.whom(context, row, size) if noted.whom else alone
 
     def whom(context, row, size):
-        mixture, met = usual(context, row, size), context.server.met()
+        mixture, met = usual(context, row, size), context.server.note.met()
         equally, width = Mixture(met, jnp.full(met.shape, 1 / len(met))), max(len(mixture.index), len(met))
         return tree.where(late(context, row), _wide(equally, width), _wide(mixture, width))
 
     def predict(context, models, row, data):
-        mixture, met = usual(context, row, data.train.size), context.server.met()
-        bare, some = _bare(context), lambda num: jax.tree.map(lambda leaf: leaf[:num], models)
+        mixture, met = usual(context, row, data.train.size), context.server.note.met()
+        some = lambda num: jax.tree.map(lambda leaf: leaf[:num], models)
 
         def as_usual():
-            inner, received = bare._replace(index=mixture.index), some(len(mixture.index))
-            made = algorithm.predict(inner, received, row.row, data) if algorithm.predict else Prediction()
+            seen, received = context._replace(index=mixture.index), some(len(mixture.index))
+            made = noted.predict(seen, received, row, data) if noted.predict else Prediction()
             return made, received, mixture.weights
 
         def as_newcomer():
             received = some(len(met))
-            return own_adapt(bare._replace(index=met[:0]), received, data), received, None
+            return own_adapt(context._replace(index=met[:0]), received, data), received, None
 
         ways = as_newcomer, as_usual
         own = any(bool(jax.tree.leaves(jax.eval_shape(lambda way=way: way()[0].models))) for way in ways)
@@ -171,11 +115,7 @@ def _predictions(algorithm: Algorithm) -> dict[str, Any]:
         width = max(tree.num_rows(jax.eval_shape(way).weights) for way in found)
         return jax.lax.cond(late(context, row), *(lambda way=way: _wide(way(), width) for way in found))
 
-    adapt = lambda context, models, data: own_adapt(_bare(context), models, data)
-    changes: dict[str, Any] = {"whom": whom, "predict": predict, "adapt": adapt}
-    if own_tune is not None:
-        changes["tune"] = lambda context, prediction, data: own_tune(_bare(context), prediction, data)
-    return changes
+    return {"whom": whom, "predict": predict}
 
 
 def _completed(made: Prediction, received: Params, weights: Array | None, own: bool) -> Prediction:

@@ -48,8 +48,8 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
     """w = softmax(-sum of losses) over the models of clients that were in cohorts, in NumPy."""
     experiment = experiment_of(knobs={"rule": "posterior"}, client_store=store)
     outcome, state, counts, late = played(experiment)
-    np.testing.assert_array_equal(state.clients.rounds, counts)
-    known = state.server
+    np.testing.assert_array_equal(state.clients.note, counts)
+    known = state.server.note
     np.testing.assert_array_equal(known.rounds, np.sort(counts)[::-1])
     assert set(known.ids[known.rounds > 0]) == set(np.flatnonzero(counts))
     met = np.asarray(known.ids)[np.arange(K) % (counts > 0).sum()]
@@ -81,8 +81,8 @@ def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_th
     first = toys.init(algorithm, experiment.problem, key, clients)
     toys.assert_trees_close(mixed(predicted(algorithm, first)), first.models, rtol=1e-6)
     state = jax.tree.map(jnp.asarray, played(experiment)[1])
-    inner = state._replace(server=(), clients=state.clients.row)
-    seen = np.asarray(state.clients.rounds) > 0
+    inner = state._replace(server=(), clients=state.clients.inner)
+    seen = np.asarray(state.clients.note) > 0
     both = [mixed(predicted(*each)) for each in ((algorithm, state), (plain, inner))]
     toys.assert_trees_close(*(jax.tree.map(lambda leaf: leaf[seen], one) for one in both), rtol=1e-6)
     different = jax.tree.map(lambda a, b: np.abs(a - b)[~seen].max(), *both)
@@ -94,7 +94,7 @@ def test_a_method_that_makes_models_of_its_own_adapts_to_the_same_clients():
     experiment = experiment_of("fedfomo")
     outcome, state, _, late = played(experiment)
     plain, data = experiment.method.build(experiment.problem), experiment.federation.client_data
-    models = jax.tree.map(lambda leaf: leaf[np.asarray(state.server.met())], state.models)
+    models = jax.tree.map(lambda leaf: leaf[np.asarray(state.server.note.met())], state.models)
     newcomers = jax.tree.map(lambda leaf: leaf[late], data)
     expected = toys.adapt(plain, experiment.problem, outcome.key, state._replace(server=(), models=models), newcomers)
     found = outcome.serve(AS_IT_IS, late.tolist())
@@ -103,7 +103,7 @@ def test_a_method_that_makes_models_of_its_own_adapts_to_the_same_clients():
 
 
 def test_those_in_most_cohorts_are_known():
-    known = Known((), jnp.array([5, 3, 0, 0]), jnp.array([3, 2, 0, 0]))
+    known = Known(jnp.array([5, 3, 0, 0]), jnp.array([3, 2, 0, 0]))
     np.testing.assert_array_equal(known.met(), [5, 3, 5, 3])
     after = known.with_cohort(jax.random.key(0), jnp.array([1, 3, 7]), jnp.array([1, 3, 2]))
     np.testing.assert_array_equal(after.rounds, [3, 3, 2, 1])
@@ -125,6 +125,6 @@ def test_the_number_of_models_is_bounded():
     problem, knobs = toys.make_problem(federation, cohort=3), {"neighbors": 2, "collaborators": MET + 4}
     algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(problem.plan)
     state = jax.eval_shape(lambda key: toys.init(algorithm, problem, key, federation.client_data), jax.random.key(0))
-    assert state.server.ids.shape == (MET,)
+    assert state.server.note.ids.shape == (MET,)
     mixture, made = lifting.shapes(algorithm, problem.plan, jax.random.key(0), state, federation.client_data)
     assert mixture.index.shape == made.weights.shape == (MET + 4,)

@@ -3,14 +3,16 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import toys
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.exchange import rounds
 from pfljax.exchange.rounds import cohort_of
-from pfljax.stages import sampling
+from pfljax.stages import notes, sampling
 from pfljax.stages.server import Server
 
 SIZES = (1, 2, 4, 1, 0, 8)
@@ -29,9 +31,66 @@ def test_clients_are_drawn_one_after_the_other_in_proportion_to_their_examples()
         assert abs(found - probability) < 4 * np.sqrt(probability / 20000) + 1e-9, pair
 
 
-def test_clients_without_examples_come_last():
-    ids = sampling.by_size(jax.random.key(0), np.array([0, 3, 0, 2]), 3)
+@pytest.mark.parametrize("draw", [sampling.by_size, sampling.systematic])
+def test_clients_without_examples_come_last(draw):
+    ids = draw(jax.random.key(0), np.array([0, 3, 0, 2]), 3)
     assert {1, 3} < set(np.asarray(ids).tolist())
+
+
+# Of 17 examples and 2 clients, the one with 8 is drawn with probability 16 / 16; of 3, it is certain.
+@pytest.mark.parametrize(("num", "expected"), [(1, np.array(SIZES) / 16), (2, np.array(SIZES) / 8)])
+def test_probabilities_are_proportional_to_examples(num, expected):
+    check_probabilities(SIZES, num, expected)
+
+
+def test_those_who_would_be_drawn_twice_are_certain():
+    check_probabilities((1, 2, 12, 1, 0, 4), 3, np.array([1 / 4, 1 / 2, 1, 1 / 4, 0, 1]))
+
+
+def check_probabilities(sizes, num, expected):
+    draw = jax.jit(jax.vmap(lambda key: sampling.systematic(key, np.array(sizes), num)))
+    ids = np.asarray(draw(jax.random.split(jax.random.key(1), 20000)))
+    assert ids.shape == (20000, num) and (np.diff(ids, axis=1) > 0).all()
+    found = (ids[:, :, None] == np.arange(len(sizes))).any(axis=1).mean(axis=0)
+    np.testing.assert_allclose(found, expected, atol=0.015)
+    c = sampling.per_example(np.array(sizes), num)
+    np.testing.assert_allclose(np.minimum(np.multiply(c, sizes), 1), expected, rtol=1e-6)
+
+
+def test_a_weighted_cohort_gives_the_mean_of_all_clients_on_average():
+    """E[sum over the cohort of n_k theta_k / p_k] = sum of all n_k theta_k; p_k is the probability of being drawn."""
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
+    plain = toys.make_algorithm("fedavg", problem)
+    clients, key = federation.client_data, jax.random.key(5)
+    everyone = toys.make_algorithm("fedavg", whole := problem._replace(cohort_size=len(SIZES)))
+    expected = toys.train(everyone, whole, clients, 1)[0][1].models
+    algorithm = Server("weighted").of(problem, plain)
+    state = toys.start(algorithm, problem, clients)
+    play = jax.jit(rounds.make_round(algorithm, problem.plan, 2))
+    found = [play(jax.random.fold_in(key, n), 0, state, clients)[0].models for n in range(400)]
+    drawn = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    for leaf, mean in zip(jax.tree.leaves(drawn), jax.tree.leaves(expected), strict=True):
+        error = 4 * leaf.std(axis=0) / 20 + 1e-6  # the cohort's weights add up to 17, whoever is drawn
+        assert (np.abs(leaf.mean(axis=0) - mean) <= error).all()
+
+
+@pytest.mark.parametrize("sampler", ["weighted", "power_of_choice"])
+def test_sizes_count_once(sampler):
+    """Chosen clients, of whom none is certain, have equal weights, as in both papers."""
+    federation = toys.make_federation((3, 2, 4, 1, 3, 5))
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=2)
+    clients, key = jax.tree.map(jnp.asarray, federation.client_data), jax.random.key(2)
+    algorithm = Server(sampler).of(problem, toys.make_algorithm("fedavg", problem))
+    local = toys.make_algorithm("fedavg", problem._replace(cohort_size=6))
+    state = toys.start(algorithm, problem, clients)
+    after = rounds.make_round(algorithm, problem.plan, 2)(key, 0, state, clients)[0]
+    cohort = rounds.sample_cohort(algorithm, key, 0, state, clients, 2)
+    alone = []
+    for k in cohort.ids.tolist():
+        only = clients._replace(train=clients.train._replace(size=np.where(np.arange(6) == k, clients.train.size, 0)))
+        alone.append(rounds.make_round(local, problem.plan, 6)(key, 0, notes.inner(state), only)[0].models)
+    toys.assert_trees_close(after.models, jax.tree.map(lambda *leaves: sum(leaves) / 2, *alone), rtol=1e-5, atol=1e-6)
 
 
 def losses_by_hand(federation, models):
