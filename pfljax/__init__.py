@@ -5,6 +5,7 @@ from pfljax.algorithms import *  # noqa: F403
 from pfljax.api import (
     Attack,
     Collaboration,
+    Compression,
     Evaluation,
     Execution,
     LocalTraining,
@@ -62,6 +63,7 @@ __all__ = [
     "ClientOutput",
     "Cohort",
     "Collaboration",
+    "Compression",
     "Evaluation",
     "Execution",
     "Federation",

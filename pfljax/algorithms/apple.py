@@ -99,6 +99,7 @@ class APPLE:
             predict=predict,
             adapt=adapt,
             topology="shared",
+            sends="models",
             ledger=Ledger(gradients=1),
             report=Report(
                 scored="each client's mixture of core models",

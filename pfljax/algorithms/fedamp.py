@@ -91,6 +91,7 @@ class FedAMP:
             return {"index": index.astype(jnp.int32), "weights": weights / weights.sum()}
 
         return one_for_each(
+            sends="models",
             start=start,
             first_row=lambda key, client, start: First(problem.own_model(key, client).optimizer),
             client_update=client_update,

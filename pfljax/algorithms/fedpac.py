@@ -121,6 +121,7 @@ class FedPAC:
             ledger=dataclasses.replace(base.ledger, unaccounted=BY_CLASS),
             traffic=lambda counted: counted._replace(server=counted.server + down),
             averages=lambda models: models.body,
+            sends="sums",  # of features by class, next to the models
         )
 
 

@@ -104,6 +104,7 @@ class FedProto:
             apply=apply if nearest else None,
             adapt=adapt,
             topology="shared",
+            sends="sums",
             ledger=Ledger(gradients=1, unaccounted="the per-class feature sums and counts, sent without noise"),
             report=Report(scored=f"each client's own model, by {by}"),
         )

@@ -124,6 +124,7 @@ class HiLoRA:
 
         return Algorithm(
             topology="shared",
+            sends="products",
             start=lambda key, clients: Start(tiers.no_basis(num), tree.repeat(problem.init_models(key, 1), 1 + num)),
             first_row=first_row,
             download=lambda context, row, cohort: used(context, row),

@@ -88,6 +88,7 @@ class MOCHA:
             return state._replace(server=Server(weights, omega), models=pulls(weights, omega)), {}
 
         return one_for_each(
+            sends="models",
             start=start,
             first_row=lambda key, client, start: First(problem.own_model(key, client)),
             client_update=client_update,

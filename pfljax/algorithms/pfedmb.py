@@ -109,6 +109,7 @@ class PFedMB:
             adapt=lambda context, models, data: self._mixed(problem, models, newcomer(context, models, data)),
             fine_tuned=lambda epochs: self._fine_tuned(problem, algorithm, newcomer, epochs),
             topology="shared",
+            sends="sums",
             ledger=Ledger(gradients=1, passes=2),
             report=Report(scored=scored, collaboration=weights_of_branches, topology="shared"),
         )

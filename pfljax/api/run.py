@@ -23,6 +23,7 @@ from pfljax.folder.folders import Resume
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
+from pfljax.stages.compression import Compression
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution, Experiment
 from pfljax.training import describe
@@ -73,6 +74,7 @@ class Run:
         stop: Annotated[Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")] = None,
         server: Server | None = None,
         attack: Attack | None = None,
+        compression: Compression | None = None,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -93,6 +95,7 @@ class Run:
             stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
+            compression: How messages are compressed. Default: not at all.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
 
@@ -103,7 +106,8 @@ class Run:
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         problem = make_problem(clients, model, local, participation, execution.make_plan())
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        options |= {"server": server or Server(), "attack": attack, "stop": stop, "knows": knows}
+        options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
+        options |= {"stop": stop, "knows": knows}
         told = options | {"participation": participation}
         config = config or describe.config(method, clients, models.module_of(model), local, told)
         clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients

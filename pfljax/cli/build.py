@@ -215,6 +215,7 @@ def build_run(
         unseen=unseen,
         server=settings.make(api.Server),
         attack=settings.make(api.Attack),
+        compression=settings.make(api.Compression),
         metrics=build_metrics(settings),
         stop=settings.make(api.Patience) if settings.patience else None,
         execution=settings.make(api.Execution),

@@ -11,6 +11,7 @@ from absl import flags
 from pfljax.api import (
     METRICS,
     Attack,
+    Compression,
     Execution,
     LocalTraining,
     Patience,
@@ -238,7 +239,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
     add.listed("learning_rates", [], rates, Rates())
-    for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Patience] if scored else [])):
+    for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Compression, Patience] if scored else [])):
         add.declare(declaring)
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")

@@ -257,12 +257,14 @@ class Traffic(NamedTuple):
         upload: Bytes of one contribution.
         report: Bytes of one client's report, without scalars.
         server: Bytes that one client reads from `State.server`, without scalars.
+        shapes: Shapes and types of one downloaded model and of one contribution.
     """
 
     model: float
     upload: float
     report: float
     server: float
+    shapes: tuple[PyTree, PyTree] = ((), ())
 
 
 SCORED = {
@@ -317,6 +319,9 @@ class Algorithm:
         averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
             "weight": weight} next to other entries; another aggregator can then replace the mean. None: the server
             averages no models.
+        sends: What uploads hold, besides the weighted models of `averages`: "updates", of which compression may leave
+            parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
+            factors.
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
         matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
     """
@@ -339,6 +344,7 @@ class Algorithm:
     report: Report = Report()
     via_server: bool = False
     averages: Callable[[Params], Params] | None = None
+    sends: Literal["updates", "sums", "models", "products"] = "updates"
     traffic: Callable[[Traffic], Traffic] | None = None
     matmul_precision: str | None = None
 

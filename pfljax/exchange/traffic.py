@@ -19,7 +19,8 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
         server: Bytes that one client reads from the server's state; see `bytes_read`.
     """
     beyond_scalars = [leaf for leaf in jax.tree.leaves(aggregate.report) if leaf.ndim > 1]
-    return Traffic(tree.row_bytes(models), tree.row_bytes(aggregate.upload), tree.row_bytes(beyond_scalars), server)
+    model, upload, report = map(tree.row_bytes, (models, aggregate.upload, beyond_scalars))
+    return Traffic(model, upload, report, server, tree.shapes_of_rows((models, aggregate.upload)))
 
 
 def bytes_read(fn: Callable[..., PyTree], server: PyTree, *args: PyTree) -> int:

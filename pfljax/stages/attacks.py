@@ -25,11 +25,11 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Array, Key, PyTree
 from pfljax.local.problem import Problem
+from pfljax.stages import messages
 
 Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale"]
 ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
@@ -76,10 +76,10 @@ class Attack:
             if not sends:
                 return out
             key = jax.random.fold_in(context.key, ATTACK)
-            start = algorithm.averages and algorithm.averages(models)
             honest = out.upload, out.report
             report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, axes=0)
-            attacked = self._attacked(key, start, out.upload), report
+            update = self._of_update(key, messages.relative(algorithm, models, out.upload))
+            attacked = messages.absolute(algorithm, models, update), report
             lie = lambda new, old: jnp.where(data.attacker, new, old)
             upload, report = jax.tree.map(lie, attacked, honest)
             return out._replace(upload=upload, report=report)
@@ -87,29 +87,11 @@ class Attack:
         report = dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
         return dataclasses.replace(algorithm, client_update=client_update, report=report)
 
-    def _attacked(self, key: Key, start: PyTree | None, upload: PyTree) -> PyTree:
-        """The upload that an attacker sends instead of its own; models in it, if any, were trained from `start`."""
-        if start is None:
-            return self._of_update(key, upload)
-        start = tree.scale(start, upload["weight"])
-        sent = self._of_update(key, upload | {"model": tree.subtract(upload["model"], start)})
-        return sent | {"model": tree.add(start, sent["model"])}
-
     def _of_update(self, key: Key, update: PyTree, axes: int = 1) -> PyTree:
-        """The update or report that an attacker sends instead of its own.
-
-        Weights, counts, numbers that are no floats, and leaves with only the leading `axes` next to other leaves stay
-        as they are.
-        """
+        """The update or report that an attacker sends instead of its own; see `messages.payload`."""
         found, form = jax.tree.flatten_with_path(update)
         leaves = [leaf for _, leaf in found]
-        # Only entries of the update itself: a model's parameters may have these names, too.
-        names = [getattr(path[0], "key", None) if len(path) == 1 else None for path, _ in found]
-        attacked = [
-            name not in ("weight", "count") and jnp.isdtype(leaf.dtype, "real floating") and leaf.ndim > axes
-            for name, leaf in zip(names, leaves, strict=True)
-        ]
-        attacked = attacked if axes == 0 or len(leaves) > 1 else [True] * len(leaves)
+        attacked = jax.tree.leaves(messages.payload(update, axes))
         sent = leaves
         if self.kind == "noise" and any(attacked):
             keys = jax.random.split(key, len(leaves))
@@ -118,7 +100,8 @@ class Attack:
             unit = norm(leaves) / norm(sent)
             sent = [unit * leaf for leaf in sent]
         factor = -self.strength if self.kind == "sign_flip" else self.strength
-        kept = [factor**2 * leaf if name == "square" else leaf for name, leaf in zip(names, leaves, strict=True)]
+        square = lambda path: len(path) == 1 and getattr(path[0], "key", None) == "square"
+        kept = [factor**2 * leaf if square(path) else leaf for path, leaf in found]
         found = [factor * new if hit else old for new, old, hit in zip(sent, kept, attacked, strict=True)]
         return jax.tree.unflatten(form, found)
 

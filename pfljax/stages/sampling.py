@@ -55,10 +55,10 @@ def with_sampler(problem: Problem, algorithm: Algorithm, sampler: Sampler, candi
         text = f"accepted: 0, or {size} (clients per round) to {num} (all clients)"
         raise ArgumentError("candidates", text, candidates)
     if sampler == "weighted":
-        sample = lambda key, state, clients: systematic(key, clients.train.size, size)
         threshold = lambda clients: per_example(clients.train.size, size)
         share = lambda c, n: num / size * jnp.minimum(c * n, 1)
-        return dataclasses.replace(reweighted(algorithm, threshold, share), sample=sample)
+        draw = lambda key, state, clients: systematic(key, clients.train.size, size)
+        return dataclasses.replace(reweighted(algorithm, threshold, share), sample=draw)
 
     def sample(key, state, clients):
         draw_key, predict_key = jax.random.split(key)
@@ -77,9 +77,9 @@ def reweighted(
 ) -> Algorithm:
     """The algorithm whose clients' contributions to a server's models are divided by share(note, n_k).
 
-    A squared norm that is reported next to them ("square") is one of the sums. Others' models get what was sent.
+    A squared norm that is reported next to them ("square") is one of the sums. Models that replace others stay.
     """
-    if algorithm.topology != "shared":
+    if algorithm.topology != "shared" or algorithm.sends == "models":
         return algorithm
     noted = with_notes(algorithm, note)
 

@@ -35,5 +35,5 @@ class Server:
         Raises:
             ArgumentError: if the algorithm does not support them.
         """
-        aggregated = with_aggregator(problem, algorithm, self.aggregator, self.trim)
-        return with_sampler(problem, aggregated, self.sampler, self.candidates)
+        sampled = with_sampler(problem, algorithm, self.sampler, self.candidates)
+        return with_aggregator(problem, sampled, self.aggregator, self.trim)

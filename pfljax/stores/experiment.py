@@ -24,6 +24,7 @@ from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
+from pfljax.stages.compression import Compression
 from pfljax.stages.latecomers import with_latecomers
 from pfljax.stages.server import Server
 
@@ -100,6 +101,7 @@ class Experiment:
         eval_clients: Number of clients to score, the same ones in every evaluation; 0: all.
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
+        compression: How messages are compressed.
         knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
@@ -121,6 +123,7 @@ class Experiment:
     eval_clients: int = 0
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
+    compression: Compression = dataclasses.field(default_factory=Compression)
     knows: str = ""
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     stop: Callable[[Sequence[dict]], bool | str] | None = None
@@ -166,7 +169,7 @@ class Experiment:
         """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
-        return type(self.method), fixed, self.server, self.attack, dict(self.metrics)
+        return type(self.method), fixed, self.server, self.attack, self.compression, dict(self.metrics)
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -184,7 +187,8 @@ class Experiment:
             method = dataclasses.replace(method, **numbers.knobs)
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
-        found = with_latecomers(problem, self.server.of(problem, self.attack.on(problem, tuned)))
+        sent = self.compression.on(problem, self.attack.on(problem, tuned))
+        found = with_latecomers(problem, self.server.of(problem, sent))
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
 
     def keys(self, key: Key, secret: Key) -> Key:

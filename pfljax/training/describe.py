@@ -142,8 +142,8 @@ def told_once(of_parts: dict[str, str]) -> str:
 
 
 def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
-    """Returns the lines of the plan on samplers, aggregators and attacks other than the defaults."""
-    server, attack, lines = experiment.server, experiment.attack, []
+    """Returns the lines of the plan on samplers, aggregators, attacks and compression other than the defaults."""
+    server, attack, sent, lines = experiment.server, experiment.attack, experiment.compression, []
     official = experiment.federation.official_test
     if official is not None:
         drawn = "drawn from each client's examples; the data set's own are not used"
@@ -156,4 +156,8 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
         attackers = experiment.federation.attacker
         number = 0 if attackers is None else int(attackers.sum())
         lines.append(("attackers", f"{number} of {experiment.federation.num_clients} clients, {attack.kind}"))
+    if sent.upload != "none":
+        lines.append(("compressed uploads", sent.described))
+    if sent.download != "none":
+        lines.append(("compressed downloads", sent.download))
     return lines

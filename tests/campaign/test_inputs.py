@@ -45,6 +45,7 @@ WITH = {  # flags under which another is read
     "dp_delta": "--dp_noise_multiplier=1 --dp_clip_norm=1",
     "noise_seed": "--dp_noise_multiplier=1 --dp_clip_norm=1",
     "attackers": "--attack=noise",
+    "error_feedback": "--compress=topk:0.5",
     "attack_strength": "--attack=noise",
     "chunk": "--plan=chunk",
     "dfedem.degree": "--dfedem.graph=random_regular",

@@ -230,6 +230,7 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         ledger=Ledger(gradients=1, unaccounted="the validation examples, which determine the mixtures that are sent"),
         report=Report("each client's mixture of the newest models, before training", (), collaboration, "peers"),
         via_server=True,
+        sends="models",
         traffic=form.traffic,
     )
 

@@ -12,6 +12,7 @@ from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.clusters import by_eigengap
 from pfljax.contract import tree
 from pfljax.contract.types import Array, PyTree
+from pfljax.contract.vectors import orthonormal
 
 
 def moved(basis: PyTree, b: PyTree, decay: Array | float) -> PyTree:
@@ -21,23 +22,8 @@ def moved(basis: PyTree, b: PyTree, decay: Array | float) -> PyTree:
 
 
 def spanned(basis: PyTree) -> PyTree:
-    """U (L, r, outputs) for each weight: orthonormal rows that span the rows of C; zeros for rows that add nothing.
-
-    By Gram and Schmidt, twice: clients do this side by side, where LAPACK's decompositions may wait for each other.
-    """
-
-    def one(c: Array) -> Array:
-        def add(u: jax.Array, n: Array) -> tuple[jax.Array, None]:
-            row = given = c[..., n, :]
-            for _ in range(2):
-                row = row - jnp.einsum("lro,lr->lo", u, jnp.einsum("lro,lo->lr", u, row))
-            norm, least = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (row, given))
-            new = (norm > 1e-5 * least) & (norm > 0)
-            return u.at[..., n, :].set(jnp.where(new, row / jnp.where(new, norm, 1), 0)), None
-
-        return jax.lax.scan(add, jnp.zeros_like(c), jnp.arange(c.shape[-2]))[0]
-
-    return jax.tree.map(one, basis)
+    """U (L, r, outputs) for each weight: orthonormal rows that span the rows of C; zeros for rows that add nothing."""
+    return jax.tree.map(orthonormal, basis)
 
 
 def overlap(a: PyTree, b: PyTree) -> Array:

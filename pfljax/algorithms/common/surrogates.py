@@ -155,6 +155,7 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
         predict=lambda context, models, row, data: with_blocks(surrogate.predict(row.v), tree.first(models)),
         adapt=adapt,
         topology="push",
+        sends="models",
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored, mixing.facts),
     )

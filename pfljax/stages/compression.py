@@ -1,0 +1,316 @@
+"""Compression of what clients send and receive, for any method.
+
+An upload is a client's update u_k: its model minus the one that it received, or what the method sends in place of that
+(gradients, control variates, sums by class). The client sends C(u_k), and the server has the model that u_k belongs to.
+With error feedback, the client keeps what was left out: it sends C(u_k + e_k), and e_k <- u_k + e_k - C(u_k + e_k).
+
+- "topk:SHARE", the largest entries by absolute value: Aji, Heafield, "Sparse communication for distributed gradient
+  descent" (EMNLP 2017). Each takes 8 bytes: its value and its place.
+- "randomk:SHARE", entries drawn at random, whose places follow from a shared seed: Konecny et al., "Federated learning:
+  strategies for improving communication efficiency" (2016). Without error feedback, they are divided by the share.
+- "quantize:BITS", 2^BITS - 1 equidistant values from -m to m, where m is the largest absolute value in a block of 512,
+  rounded at random so that the mean is exact: QSGD (Alistarh, Grubic, Li, Tomioka, Vojnovic, NeurIPS 2017) of updates,
+  as in FedPAQ (Reisizadeh et al., AISTATS 2020). One bit: -m or m.
+- "sign", the signs times the mean absolute value: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and
+  other gradient compression schemes" (ICML 2019).
+- "lowrank:RANK", P Q^T for each matrix, by a power iteration from a random Q: Vogels, Karimireddy, Jaggi, "PowerSGD"
+  (NeurIPS 2019). Vectors are sent as they are.
+
+Departures from the papers: QSGD scales by the Euclidean norm and codes its integers in fewer bits; here, every entry
+takes BITS bits. PowerSGD averages P over clients before it orthonormalizes, and begins with the last round's Q; here,
+every client compresses alone. Arrays in reports, such as FedPAC's heads, and in the server's state are not compressed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Algorithm, Array, ClientContext, ClientData, Cohort, Key, PyTree, Traffic
+from pfljax.contract.vectors import orthonormal, over_vectors
+from pfljax.exchange.views import view
+from pfljax.local.problem import Problem
+from pfljax.stages import messages
+from pfljax.stages.notes import Noted, with_notes
+
+COMPRESS = 0xC0DEC  # folded into a client's key for a round to draw its roundings and places
+BLOCK = 512  # entries that share a scale
+FLOAT, PLACE = 4, 4  # bytes
+BIASED = ("topk", "randomk", "sign", "lowrank")  # what error feedback corrects
+FORMS = "topk:SHARE or randomk:SHARE (above 0, at most 1), quantize:BITS (1 to 8), sign, lowrank:RANK (1 or more)"
+
+
+@settings
+class Compression:
+    """How messages are compressed.
+
+    Attributes:
+        upload: What clients send of an update: "topk:0.01", "randomk:0.01", "quantize:8", "sign" or "lowrank:2".
+        download: How the models that clients receive are compressed: "quantize:8".
+        error_feedback: Whether clients add to an update what compression left out of earlier ones.
+    """
+
+    upload: str = knob("none", flag="compress", accepted=f"none, {FORMS}")
+    download: str = knob("none", flag="compress_download", accepted="none, quantize:BITS (1 to 8)")
+    error_feedback: bool = knob(True, flag="error_feedback", read_with={"upload": BIASED})
+
+    def __post_init__(self):
+        parsed("upload", self.upload, FORMS)
+        if parsed("download", self.download, "quantize:BITS (1 to 8)").kind not in ("none", "quantize"):
+            raise ArgumentError("download", "accepted: none, quantize:BITS (1 to 8)", self.download)
+
+    @property
+    def described(self) -> str:
+        """What clients send, in words."""
+        return f"{self.upload}, with error feedback" if self.corrects else self.upload
+
+    @property
+    def corrects(self) -> bool:
+        """Whether clients keep what compression leaves out."""
+        return self.error_feedback and parsed("upload", self.upload).kind in BIASED
+
+    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with compressed messages.
+
+        Raises:
+            ArgumentError: if the algorithm sends nothing that can be compressed this way.
+        """
+        if self.download != "none":
+            algorithm = with_compressed_downloads(algorithm, parsed("download", self.download))
+        if self.upload == "none":
+            return algorithm
+        check_upload(problem, algorithm, self.upload)
+        compressed = with_error_feedback if self.corrects else with_compressed_uploads
+        return compressed(algorithm, parsed("upload", self.upload))
+
+
+class Compressor(NamedTuple):
+    """A way to compress; `amount` is a share, a number of bits or a rank."""
+
+    kind: str
+    amount: float = 0.0
+
+    def __call__(self, key: Key, update: PyTree, scaled: bool = True, axes: int = 1) -> PyTree:
+        """What arrives of the payload of an update, leaves (J, ...), or (...) without `axes`.
+
+        Args:
+            key: Key of the random choices.
+            update: The update, or a model.
+            scaled: Whether randomly chosen entries are divided by their share.
+            axes: Number of leading axes, 0 or 1.
+        """
+        values, rest = tree.partition(update, messages.payload(update, axes))
+        values = values if axes else tree.stack_one(values)
+        if self.kind == "lowrank":
+            keys = jax.random.split(key, max(len(jax.tree.leaves(values)), 1))
+            leaves, form = jax.tree.flatten(values)
+            found = [self._low_rank(key, leaf) for key, leaf in zip(keys, leaves, strict=False)]
+            values = jax.tree.unflatten(form, found)
+        else:
+            values = over_vectors(lambda rows: self._of_vectors(key, rows, scaled), values)
+        return tree.combine(values if axes else tree.first(values), rest)
+
+    def _of_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
+        """What arrives of vectors (J, n)."""
+        num, n = rows.shape
+        if self.kind == "sign":
+            return jnp.abs(rows).mean(axis=1, keepdims=True) * jnp.sign(rows)
+        if self.kind == "quantize":
+            return quantized(key, rows, int(self.amount))
+        kept = self.entries(n)
+        score = jnp.abs(rows) if self.kind == "topk" else jax.random.uniform(key, rows.shape)
+        places = jax.lax.top_k(score, kept)[1]
+        at = jnp.arange(num)[:, None], places
+        found = jnp.zeros_like(rows).at[at].set(rows[at])
+        return n / kept * found if self.kind == "randomk" and scaled else found
+
+    def _low_rank(self, key: Key, leaf: Array) -> Array:
+        """What arrives of an array (J, ..., outputs), as matrices (J, inputs, outputs); vectors are unchanged."""
+        if leaf.ndim < 3:
+            return leaf
+        matrices = leaf.reshape(leaf.shape[0], -1, leaf.shape[-1])
+        rank = min(int(self.amount), *matrices.shape[1:])
+        q = jax.random.normal(key, (matrices.shape[-1], rank))
+        p = orthonormal((matrices @ q).mT)
+        return (p.mT @ (p @ matrices)).reshape(leaf.shape)
+
+    def entries(self, n: int) -> int:
+        """Number of entries that are sent of n."""
+        return max(1, round(self.amount * n))
+
+    def num_bytes(self, shapes: PyTree) -> float:
+        """Bytes of a compressed update or model, given the shapes of one, without a leading axis."""
+        values, rest = tree.partition(shapes, messages.payload(shapes, axes=0))
+        leaves = jax.tree.leaves(values)
+        if self.kind == "lowrank":
+            return tree.num_bytes(rest) + sum(self._low_rank_bytes(leaf.shape) for leaf in leaves)
+        n = sum(math.prod(leaf.shape) for leaf in leaves)
+        return tree.num_bytes(rest) + (self._vector_bytes(n) if n else 0)
+
+    def _vector_bytes(self, n: int) -> float:
+        bits = {"sign": 1, "quantize": self.amount}.get(self.kind)
+        if bits is not None:
+            return math.ceil(n * bits / 8) + FLOAT * (1 if self.kind == "sign" else math.ceil(n / BLOCK))
+        return self.entries(n) * (FLOAT + PLACE * (self.kind == "topk"))
+
+    def _low_rank_bytes(self, shape: tuple[int, ...]) -> int:
+        if len(shape) < 2:
+            return FLOAT * math.prod(shape)
+        inputs, outputs = math.prod(shape[:-1]), shape[-1]
+        return FLOAT * min(int(self.amount), inputs, outputs) * (inputs + outputs)
+
+
+def parsed(field: str, text: str, accepted: str = FORMS) -> Compressor:
+    """A compressor from "KIND:AMOUNT". Raises `ArgumentError` if it is none."""
+    kind, _, amount = text.partition(":")
+    try:
+        number = float(amount or 0)
+    except ValueError:
+        number = math.nan
+    whole = number == number and number == int(number)
+    fits = {
+        "none": not amount,
+        "sign": not amount,
+        "topk": 0 < number <= 1,
+        "randomk": 0 < number <= 1,
+        "quantize": whole and 1 <= number <= 8,
+        "lowrank": whole and number >= 1,
+    }
+    if not fits.get(kind, False):
+        raise ArgumentError(field, f"accepted: none, {accepted}", text)
+    return Compressor(kind, number)
+
+
+def check_upload(problem: Problem, algorithm: Algorithm, text: str) -> None:
+    """Raises `ArgumentError` if what the algorithm sends cannot be compressed this way."""
+    if algorithm.topology == "own":
+        raise ArgumentError("upload", "accepted for this method: none; no client sends anything", text)
+    if problem.solver.statistics is not None:
+        raise ArgumentError("upload", "accepted for a model with batch statistics: none", text)
+    if algorithm.sends == "products":
+        raise ArgumentError("upload", "accepted for this method: none; it sends factors of what is averaged", text)
+    if algorithm.sends != "updates" and not text.startswith("quantize"):
+        accepted = f"accepted for this method: none, quantize:BITS; it sends {algorithm.sends}, not updates"
+        raise ArgumentError("upload", accepted, text)
+
+
+def with_compressed_downloads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
+    """The algorithm whose clients receive compressed models.
+
+    Raises:
+        ArgumentError: if clients receive no models.
+    """
+    if algorithm.topology in ("own", "push"):
+        text = "accepted for this method: none; clients receive no models"
+        raise ArgumentError("download", text, f"quantize:{compressor.amount:g}")
+
+    def client_update(context, models, row, data):
+        received = compressor(jax.random.fold_in(key_of(context), COMPRESS), models)
+        if algorithm.topology == "peers":
+            received = tree.where(context.index == context.client, models, received)
+        out = algorithm.client_update(context, received, row, data)
+        # The server applies updates to the models that it has.
+        update = messages.relative(algorithm, received, out.upload)
+        return out._replace(upload=messages.absolute(algorithm, models, update))
+
+    return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "model"))
+
+
+def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
+    """The algorithm whose clients send compressed updates."""
+    axes = 0 if algorithm.topology == "push" else 1
+
+    def client_update(context, models, row, data):
+        out = algorithm.client_update(context, models, row, data)
+        update = messages.relative(algorithm, models, out.upload)
+        found = compressor(key_of(context), update, axes=axes)
+        if algorithm.topology == "peers" and not algorithm.via_server:  # a client's own model stays with it
+            num = tree.num_rows(update)
+            found = tree.where(context.index[:num] == context.client, update, found)
+        return out._replace(upload=messages.absolute(algorithm, models, found))
+
+    return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
+
+
+def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
+    """The algorithm whose clients send compressed updates and keep what was left out.
+
+    Clients with nothing to send keep what they have.
+    """
+    noted = with_notes(algorithm, lambda clients: nothing_left_out(algorithm, clients), lambda nothing: nothing)
+
+    def client_update(context, models, row, data):
+        out = noted.client_update(context, models, row, data)
+        update = messages.relative(algorithm, models, out.upload)
+        values, rest = tree.partition(update, mask := messages.payload(update))
+        whole = tree.add(values, row.note)
+        sent = compressor(key_of(context), tree.combine(whole, rest), scaled=False)
+        left = tree.subtract(whole, tree.partition(sent, mask)[0])
+        if out.sent is not None:
+            left = tree.where(out.sent, left, row.note)
+        upload = messages.absolute(algorithm, models, sent)
+        return out._replace(client=Noted(out.client.inner, left), upload=upload)
+
+    return dataclasses.replace(noted, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
+
+
+def nothing_left_out(algorithm: Algorithm, clients: ClientData) -> PyTree:
+    """Zeros of the shapes of a client's payload.
+
+    Raises:
+        ArgumentError: if clients do not all contribute to the same models in every round.
+    """
+
+    def one(key, clients):
+        begun, client = algorithm.start(key, clients), jnp.zeros((), jnp.int32)
+        row = algorithm.first_row(key, client, begun).row
+        index = jnp.arange(tree.num_rows(begun.models) if jax.tree.leaves(begun.models) else 1)
+        context = ClientContext(key, client, client, index, begun.server, client)
+        if algorithm.download is not None and algorithm.topology == "shared":
+            index = algorithm.download(context, row, Cohort(client[None]))
+        if algorithm.topology != "shared" or len(index) != len(context.index):
+            text = "accepted for this method, whose clients do not all contribute to the same models: False"
+            raise ArgumentError("error_feedback", text, True)
+        out = algorithm.client_update(context, begun.models, row, view(clients, client))
+        update = messages.relative(algorithm, begun.models, out.upload)
+        return tree.partition(update, messages.payload(update))[0]
+
+    shapes = jax.eval_shape(one, jax.random.key(0), clients)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def key_of(context: ClientContext) -> Key:
+    """A client's key for the random choices of an exchange."""
+    return jax.random.fold_in(jax.random.fold_in(context.key, COMPRESS), context.step)
+
+
+def counted(algorithm: Algorithm, compressor: Compressor, part: str) -> Callable[[Traffic], Traffic]:
+    """`Algorithm.traffic` with a compressed "model" or "upload"; a method that sends a share of it still does."""
+    stated = algorithm.traffic or (lambda traffic: traffic)
+
+    def traffic(whole: Traffic) -> Traffic:
+        found, before = stated(whole), getattr(whole, part)
+        share = getattr(found, part) / before if before else 1
+        return found._replace(**{part: share * compressor.num_bytes(whole.shapes[part == "upload"])})
+
+    return traffic
+
+
+def quantized(key: Key, rows: Array, bits: int) -> Array:
+    """Vectors (J, n) on grids from -m to m, rounded at random so that the mean is exact; m is that of a block."""
+    num, n = rows.shape
+    blocks = jnp.pad(rows, ((0, 0), (0, -n % BLOCK))).reshape(num, -1, BLOCK)
+    largest = jnp.abs(blocks).max(axis=-1, keepdims=True)
+    steps = 1 if bits == 1 else 2**bits - 2  # an even number, so that 0 is on the grid
+    unit = jnp.where(largest > 0, 2 * largest / steps, 1)
+    place = jnp.floor((blocks + largest) / unit + jax.random.uniform(key, blocks.shape))
+    found = jnp.clip(place, 0, steps) * unit - largest
+    return jnp.where(largest > 0, found, 0).reshape(num, -1)[:, :n]

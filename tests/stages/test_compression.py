@@ -1,0 +1,227 @@
+"""Compressed messages against NumPy: what arrives, what is left out, what it weighs, and every method with it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Traffic
+from pfljax.exchange.rounds import cohort_of
+from pfljax.stages.compression import BLOCK, Compression, Compressor, counted, parsed
+from pfljax.stores.registry import STORES
+
+SIZES = (4, 3, 5, 2)
+DRAWS = 4000
+
+
+def stacked(seed=0):
+    """Updates (2, ...) with a matrix, a vector, and a weight that is sent as it is."""
+    rng = np.random.default_rng(seed)
+    shapes = {"model": {"a": (2, 5, 4), "b": (2, 3)}, "weight": (2,)}
+    return jax.tree.map(lambda shape: jnp.float32(rng.normal(size=shape)), shapes, is_leaf=lambda x: type(x) is tuple)
+
+
+def vectors(update):
+    """(2, 23) float64."""
+    leaves = [np.float64(leaf).reshape(len(leaf), -1) for leaf in jax.tree.leaves(update["model"])]
+    return np.concatenate(leaves, axis=1)
+
+
+def mean_arrived(compressor, update):
+    """(2, 23) mean over many draws of what arrives, and its standard error."""
+    send = jax.jit(jax.vmap(lambda key: compressor(key, update)["model"]))
+    found = send(jax.random.split(jax.random.key(1), DRAWS))
+    found = np.concatenate([np.float64(leaf).reshape(DRAWS, 2, -1) for leaf in jax.tree.leaves(found)], axis=2)
+    return found.mean(axis=0), found.std(axis=0) / np.sqrt(DRAWS)
+
+
+@pytest.mark.parametrize(("text", "bytes_sent"), [("topk:0.2", 5 * 8), ("sign", 3 + 4)])
+def test_the_largest_entries_and_signs(text, bytes_sent):
+    update = stacked()
+    found, rows = parsed("upload", text)(jax.random.key(0), update), vectors(update)
+    if text == "sign":
+        expected = np.abs(rows).mean(axis=1, keepdims=True) * np.sign(rows)
+    else:
+        smallest = np.sort(np.abs(rows), axis=1)[:, [-5]]  # 0.2 of 23 entries
+        expected = np.where(np.abs(rows) >= smallest, rows, 0)
+    np.testing.assert_allclose(vectors(found), expected, rtol=1e-6)
+    np.testing.assert_array_equal(found["weight"], update["weight"])
+    check_bytes(text, bytes_sent)
+
+
+def check_bytes(text, expected):
+    """An update of 23 entries and a weight of 4 bytes."""
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked())
+    assert parsed("upload", text).num_bytes(shapes) == expected + 4
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_sent"),
+    [("quantize:1", 3 + 4), ("quantize:2", 6 + 4), ("quantize:8", 23 + 4), ("randomk:0.5", 12 * 4)],
+)
+def test_what_is_drawn_at_random_is_right_on_average(text, bytes_sent):
+    update, compressor = stacked(), parsed("upload", text)
+    mean, error = mean_arrived(compressor, update)
+    np.testing.assert_array_less(np.abs(mean - vectors(update)), 5 * error + 1e-6)
+    check_bytes(text, bytes_sent)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 8])
+def test_quantized_values_lie_on_a_grid_of_each_block(bits):
+    rows = np.random.default_rng(2).normal(size=(2, BLOCK + 40))
+    rows[:, BLOCK:] *= 100
+    found = np.float64(Compressor("quantize", bits)(jax.random.key(3), {"a": jnp.float32(rows)})["a"])
+    for block in (slice(0, BLOCK), slice(BLOCK, None)):
+        largest = np.abs(np.float32(rows[:, block])).max(axis=1, keepdims=True)
+        places = found[:, block] / largest * (1 if bits == 1 else 2 ** (bits - 1) - 1)
+        np.testing.assert_allclose(places, np.round(places), atol=1e-3)
+        assert len(np.unique(np.round(places))) == 2 if bits == 1 else 3 <= len(np.unique(np.round(places))) < 2**bits
+        unit = largest * (2 if bits == 1 else 1 / (2 ** (bits - 1) - 1))
+        assert (np.abs(found[:, block] - rows[:, block]) <= unit * 1.001).all()
+    zeros = Compressor("quantize", bits)(jax.random.key(3), {"a": jnp.zeros((1, 9))})["a"]
+    np.testing.assert_array_equal(zeros, 0)
+
+
+def test_low_rank():
+    """A matrix of rank 2 arrives whole with rank 2; with rank 1, as a projection of rank 1."""
+    rng = np.random.default_rng(4)
+    matrix = rng.normal(size=(1, 5, 2)) @ rng.normal(size=(1, 2, 4))
+    update = {"a": jnp.float32(matrix), "b": jnp.float32(rng.normal(size=(1, 3)))}
+    whole = Compressor("lowrank", 2)(jax.random.key(0), update)
+    np.testing.assert_allclose(whole["a"], matrix, atol=1e-5)
+    np.testing.assert_array_equal(whole["b"], update["b"])
+    one = np.float64(Compressor("lowrank", 1)(jax.random.key(0), update)["a"][0])
+    u, s, _ = np.linalg.svd(one)
+    assert s[1] < 1e-5 * s[0]
+    np.testing.assert_allclose(one, np.outer(u[:, 0], u[:, 0]) @ matrix[0], atol=1e-5)
+    check_bytes("lowrank:2", 4 * (2 * (5 + 4) + 3))
+    check_bytes("lowrank:9", 4 * (4 * (5 + 4) + 3))
+
+
+def updates_by_hand(federation, weights, rate):
+    """Every client's one full-batch step on a linear model of one output, (K, features + 1)."""
+    split, found = federation.train, []
+    for k, size in enumerate(split.size):
+        x = np.concatenate([split.x[k, :size], np.ones((size, 1))], axis=1)
+        found.append(-rate * 2 * x.T @ (x @ weights - split.y[k, :size]) / size)
+    return np.array(found)
+
+
+def flat(models):
+    layer = jax.device_get(models)["Dense_0"]
+    return np.concatenate([np.float64(layer["kernel"][0, :, 0]), np.float64(layer["bias"][0])])
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_error_feedback_sends_later_what_was_left_out(corrects):
+    """FedAvg with the two largest of four entries, five rounds in NumPy; cohorts of three of four clients."""
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=3)
+    plain = toys.make_algorithm("fedavg", problem)
+    algorithm = Compression("topk:0.5", error_feedback=corrects).on(problem, plain)
+    states, records = toys.train(algorithm, problem, federation.client_data, 5)
+    cohorts = [np.asarray(cohort_of(jax.random.key(0), n, 4, 3).ids) for n in range(5)]
+    weights, left = flat(states[0].models), np.zeros((4, 4))
+    for number, cohort in enumerate(cohorts):
+        whole = updates_by_hand(federation, weights, 0.1) + left
+        sent = np.where(np.abs(whole) >= np.sort(np.abs(whole), axis=1)[:, [-2]], whole, 0)
+        left[cohort] = (whole - sent)[cohort] * corrects
+        weights = weights + np.average(sent[cohort], axis=0, weights=federation.train.size[cohort])
+        np.testing.assert_allclose(flat(states[number + 1].models), weights, rtol=1e-4, atol=1e-5)
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+    assert [record.up for record in records] == [3 * (2 * 8 + 4)] * 5
+    assert [record.down for record in records] == [3 * 4 * 4] * 5
+
+
+def test_a_server_keeps_what_it_sends_compressed():
+    """Clients that do not train change nothing, however coarse what they receive is."""
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.0))
+    plain = toys.make_algorithm("fedavg", problem)
+    states, records = toys.train(
+        Compression("none", "quantize:2").on(problem, plain), problem, federation.client_data, 2
+    )
+    toys.assert_trees_close(states[2].models, states[0].models, rtol=1e-5, atol=1e-6)
+    assert [float(record.down) for record in records] == [4 * (3 + 4)] * 2  # 12 entries of 2 bits, and their scale
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    coarse, exact = (
+        toys.train(Compression("none", text).on(problem, plain), problem, federation.client_data, 1)[1][0].train_loss
+        for text in ("quantize:2", "none")
+    )
+    assert abs(coarse - exact) > 1e-4  # they do receive coarse models
+
+
+WHOLE = {"sums", "models", "products"}  # of which compression may leave out nothing
+
+
+@toys.each_method(fast=("fedavg", "fedem", "federico", "scaffold"))
+def test_all_that_is_sent_is_what_is_sent_without_compression(name):
+    """Or the method says why its uploads are not compressed."""
+    federation = toys.make_federation((4, 3, 5, 2, 4), validation_size=3)
+    problem = toys.make_problem(federation, cohort=4, **toys.network(name))
+    knobs = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
+    plain = toys.make_algorithm(name, problem, **knobs)
+    each = []
+    for corrects in (False, True):
+        try:
+            algorithm = Compression("topk:1", error_feedback=corrects).on(problem, plain)
+            states, records = toys.train(algorithm, problem, federation.client_data, 2)
+        except ArgumentError as error:
+            assert str(error).count("\n") == 0 and "accepted" in str(error)
+            several = plain.topology != "shared" or name in ("fedbuff", "clustered", "pfedhn")
+            refused = plain.topology == "own" or plain.sends in WHOLE or problem.solver.statistics is not None
+            assert refused or (corrects and several), error
+            continue
+        each.append((states[-1], records[-1]))
+    if each:
+        expected, record = (part[-1] for part in toys.train(plain, problem, federation.client_data, 2))
+        for state, compressed in each:
+            inner = state if not hasattr(state.clients, "note") else state._replace(clients=state.clients.inner)
+            toys.assert_trees_close(inner.models, expected.models, rtol=1e-4, atol=1e-5)
+            toys.assert_trees_close(inner.clients, expected.clients, rtol=1e-4, atol=1e-5)
+            assert record.down == compressed.down and record.up < compressed.up
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_runs_under_every_store_are_the_same(store):
+    federation = toys.make_federation((4, 3, 5, 2, 4))
+    problem = toys.make_problem(federation, cohort=3)
+    options = {"compression": Compression("topk:0.3", "quantize:4"), "client_store": store}
+    outcome = toys.run(toys.make_experiment("fedavg", problem, federation, **options), 3)
+    expected = toys.run(toys.make_experiment("fedavg", problem, federation, **options | {"client_store": "device"}), 3)
+    toys.assert_trees_close(outcome.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(outcome.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6)
+
+
+def test_a_method_that_sends_a_share_still_does():
+    half = toys.make_algorithm("fedavg", toys.make_problem(toys.make_federation(SIZES)))
+    half = half.__class__(**{**vars(half), "traffic": lambda counted: counted._replace(upload=counted.upload / 2)})
+    shapes = {"model": jax.ShapeDtypeStruct((10,), np.float32), "weight": jax.ShapeDtypeStruct((), np.float32)}
+    found = counted(half, Compressor("topk", 0.2), "upload")(Traffic(40, 44, 0, 0, ({}, shapes)))
+    assert found.upload == (2 * 8 + 4) / 2 and found.model == 40
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("fedavg", {"upload": "topk"}, r"^upload=topk: accepted: none, topk:SHARE"),
+        ("fedavg", {"upload": "topk:0"}, r"^upload=topk:0: accepted"),
+        ("fedavg", {"upload": "topk:1.5"}, r"^upload=topk:1.5: accepted"),
+        ("fedavg", {"upload": "quantize:9"}, r"^upload=quantize:9: accepted"),
+        ("fedavg", {"upload": "lowrank:1.5"}, r"^upload=lowrank:1.5: accepted"),
+        ("fedavg", {"upload": "sign:2"}, r"^upload=sign:2: accepted"),
+        ("fedavg", {"upload": "zip"}, r"^upload=zip: accepted"),
+        ("fedavg", {"download": "topk:0.1"}, r"^download=topk:0.1: accepted: none, quantize:BITS"),
+        ("fedavg", {"error_feedback": False}, r"^error_feedback=False: applies only with upload=topk"),
+        ("local", {"upload": "sign"}, r"^upload=sign: accepted for this method: none; no client sends anything"),
+        ("local", {"download": "quantize:8"}, r"^download=quantize:8: accepted for this method: none"),
+        ("fedamp", {"upload": "sign"}, r"^upload=sign: accepted for this method: none, quantize:BITS; it sends models"),
+    ],
+)
+def test_bad_compression_is_refused(method, options, message):
+    problem = toys.make_problem(toys.make_federation(SIZES))
+    with pytest.raises(ArgumentError, match=message):
+        Compression(**options).on(problem, toys.make_algorithm(method, problem))
