@@ -38,6 +38,8 @@ from pfljax.contract.types import (
     Aggregate,
     Algorithm,
     Array,
+    ClientContext,
+    ClientData,
     ClientOutput,
     First,
     Ledger,
@@ -111,15 +113,12 @@ class HiLoRA:
             return state._replace(models=models, server=found), {}
 
         def adapt(context, models, data):
-            init_key, probe_key, leaf_key = jax.random.split(context.key, 3)
-            probe = problem.alone(context._replace(key=probe_key), tree.first(models), data)
-            basis = subspaces.moved(tiers.no_basis(), tiers.bases(probe), 0.0)
-            row = Row(problem.model.init(init_key), jnp.zeros((), bool), basis, ())
-            index = used(context, row)
-            models = tree.take(models, index)
-            value, rounds = tiers.objective(jnp.asarray(LEAF), models), max(problem.rounds - second, 0)
-            begin = tiers.leaf(models, row)
-            leaf = problem.alone(context._replace(key=leaf_key), begin, data, rounds=rounds, objective=value)
+            basis_key, leaf_key = jax.random.split(context.key)
+            row = tiers.probed(context._replace(key=basis_key), models, data)
+            models = tree.take(models, index := used(context, row))
+            context, rounds = context._replace(key=leaf_key), max(problem.rounds - second, 0)
+            value = tiers.objective(jnp.asarray(LEAF), models)
+            leaf = problem.alone(context, tiers.leaf(models, row), data, rounds=rounds, objective=value)
             return Prediction(index=index, inputs=leaf)
 
         return Algorithm(
@@ -163,6 +162,13 @@ class Tiers(NamedTuple):
     def leaf(self, models: Params, row: Row) -> Params:
         """A client's leaf; before it is trained, with the other parameters of its cluster."""
         return tree.where(row.trained, row.leaf, low_rank.with_others(self.problem, row.leaf, unstack(models)[1]))
+
+    def probed(self, context: ClientContext, models: Params, data: ClientData) -> Row:
+        """A newcomer's row, with the basis that one round of training on the root finds."""
+        init_key, probe_key = jax.random.split(context.key)
+        probe = self.problem.alone(context._replace(key=probe_key), tree.first(models), data)
+        basis = subspaces.moved(self.no_basis(), self.bases(probe), 0.0)
+        return Row(self.problem.model.init(init_key), jnp.zeros((), bool), basis, ())
 
     def averaged(self, models: Params, aggregate: Aggregate, root: Array) -> Params:
         """The server's next models; in the root's stage, the clusters' other parameters are the root's."""

@@ -111,14 +111,9 @@ class Run:
         told = options | {"participation": participation}
         config = config or describe.config(method, clients, models.module_of(model), local, told)
         clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
-        found = Experiment(
-            *(method, problem, clients, local),
-            **options,
-            unseen=(unseen := data.match_classes(unseen, clients)),
-            client_store=execution.client_store,
-            metrics=measures.named(metrics, RESERVED, clients.task),
-            config=config | {"data": data.describe(clients, unseen)},
-        )
+        unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
+        options |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
+        found = Experiment(method, problem, clients, local, unseen=unseen, metrics=metrics, **options)
         self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
 
     @property
