@@ -89,5 +89,5 @@ class FedDyn:
             models = updates.moved(solver, state.models, update, weight > 0)
             return state._replace(server=state.server._replace(h=h), models=models), {}
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
         return averaging(problem, row=row, beside=beside, **functions)

@@ -64,6 +64,6 @@ class FedExP:
 
         last = self.predict == "last"
         report = Report("the global model" if last else "the mean of the last two global models")
-        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
         functions |= {"predict": None if last else middle, "report": report}
         return averaging(problem, beside=lambda models, clients: models, **functions)

@@ -93,5 +93,5 @@ class FedNova:
             update = updates.scaled(solver, updates.mean_update(aggregate), length)
             return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
         return averaging(problem, **functions, ledger=ledger)

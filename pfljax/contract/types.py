@@ -317,8 +317,8 @@ class Algorithm:
         report: Extra entries for the plan, summary and pages.
         via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
         averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
-            "weight": weight} next to other entries; another aggregator can then replace the mean. None: the server
-            averages no models.
+            "weight": weight} next to other entries; zeros if these are updates. Another aggregator can then replace the
+            mean. None: the server averages neither.
         sends: What uploads hold, besides the weighted models of `averages`: "updates", of which compression may leave
             parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
             factors.

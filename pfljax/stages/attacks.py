@@ -9,6 +9,8 @@ scalars stay honest. A squared norm of the update, named "square", is that of th
 - "sign_flip": it sends -s d.
 - "noise": it sends s |d| u, with u drawn uniformly from the unit sphere.
 - "scale": it trains on labels C - 1 - y and sends s d.
+- "free_ride": it sends an update of zero.
+- "alie", "ipm", "min_max", "min_sum": all send the same; see `collusion`.
 
 "label_flip", "noise" and "scale" follow the attacks A1 to A3 of Ditto's paper (Li, Hu, Beirami, Smith, ICML 2021,
 Section 3).
@@ -27,11 +29,12 @@ import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm, Array, Key, PyTree
+from pfljax.contract.types import Algorithm, Array, Key, PyTree, Report
 from pfljax.local.problem import Problem
 from pfljax.stages import messages
+from pfljax.stages.collusion import Collusion
 
-Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale"]
+Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale", "free_ride", "alie", "ipm", "min_max", "min_sum"]
 ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
 
 
@@ -42,12 +45,19 @@ class Attack:
     Attributes:
         kind: What attackers do; attackers are not evaluated.
         attackers: Share of clients that attack; drawn with the run's seed.
-        strength: Factor s of "sign_flip", "noise" and "scale".
+        strength: Factor s of "sign_flip", "noise", "scale" and "ipm".
     """
 
     kind: Kind = knob("none", flag="attack")
     attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
-    strength: float = knob(4.0, above=0, read_with={"kind": ("sign_flip", "noise", "scale")}, flag="attack_strength")
+    strength: float = knob(
+        4.0, above=0, read_with={"kind": ("sign_flip", "noise", "scale", "ipm")}, flag="attack_strength"
+    )
+
+    @property
+    def collusion(self) -> Collusion | None:
+        """What attackers that see all updates do; None: they act alone, or nobody attacks."""
+        return self.kind if self.active and self.kind in get_args(Collusion) else None
 
     @property
     def active(self) -> bool:
@@ -62,6 +72,8 @@ class Attack:
         """
         if not self.active:
             return algorithm
+        if self.collusion:
+            return dataclasses.replace(algorithm, report=self._report(algorithm))
         flips, sends = self.kind in ("label_flip", "scale"), self.kind != "label_flip"
         if flips and problem.model.task != "classification":
             text = f"there are no classes to flip in data for {problem.model.task}; accepted: sign_flip, noise"
@@ -84,8 +96,10 @@ class Attack:
             upload, report = jax.tree.map(lie, attacked, honest)
             return out._replace(upload=upload, report=report)
 
-        report = dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
-        return dataclasses.replace(algorithm, client_update=client_update, report=report)
+        return dataclasses.replace(algorithm, client_update=client_update, report=self._report(algorithm))
+
+    def _report(self, algorithm: Algorithm) -> Report:
+        return dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
 
     def _of_update(self, key: Key, update: PyTree, axes: int = 1) -> PyTree:
         """The update or report that an attacker sends instead of its own; see `messages.payload`."""
@@ -99,7 +113,7 @@ class Attack:
             norm = lambda parts: jnp.sqrt(sum(jnp.square(p).sum() for p, a in zip(parts, attacked, strict=True) if a))
             unit = norm(leaves) / norm(sent)
             sent = [unit * leaf for leaf in sent]
-        factor = -self.strength if self.kind == "sign_flip" else self.strength
+        factor = {"sign_flip": -self.strength, "free_ride": 0.0}.get(self.kind, self.strength)
         square = lambda path: len(path) == 1 and getattr(path[0], "key", None) == "square"
         kept = [factor**2 * leaf if square(path) else leaf for path, leaf in found]
         found = [factor * new if hit else old for new, old, hit in zip(sent, kept, attacked, strict=True)]

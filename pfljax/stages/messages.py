@@ -1,14 +1,19 @@
-"""What a client sends, seen as an update: the part of an upload that attackers and compression may change."""
+"""What clients send, seen as updates: what attackers and compression may change, and a cohort's updates as one stack."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Params, PyTree
+from pfljax.contract.types import Aggregate, Algorithm, Array, Key, Params, PyTree
+from pfljax.local.problem import Problem
+
+Combine = Callable[[Key, PyTree, Array, Array], PyTree]
 
 
 def payload(update: PyTree, axes: int = 1) -> PyTree:
@@ -42,3 +47,51 @@ def absolute(algorithm: Algorithm, models: Params, update: PyTree) -> PyTree:
         return update
     start = tree.scale(algorithm.averages(models), update["weight"])
     return update | {"model": tree.add(start, update["model"])}
+
+
+def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algorithm:
+    """The algorithm whose server combines its clients' updates in its own way.
+
+    Updates then reach the server individually, as part of the clients' reports; they still count as uploaded.
+
+    Args:
+        problem: The problem of the algorithm.
+        algorithm: An algorithm that has `averages`.
+        combine: (key, updates, weights (n,), attackers (n,)) -> update, for the n stacked updates of a model; those
+            that were not sent have weight 0.
+    """
+    averages = algorithm.averages
+    assert averages is not None
+
+    def client_update(context, models, row, data):
+        out = algorithm.client_update(context, models, row, data)
+        sent = jnp.ones(context.index.shape, bool) if out.sent is None else out.sent
+        weight = jnp.where(sent, out.upload["weight"], 0)
+        model = tree.scale(out.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
+        attacker = jnp.zeros((), bool) if data.attacker is None else data.attacker
+        apart = {"update": tree.subtract(model, averages(models)), "weight": weight}
+        apart |= {"first": context.index[0], "attacker": attacker}
+        rest = {name: part for name, part in out.upload.items() if name not in ("model", "weight")}
+        return out._replace(upload=rest, report={"method": out.report, "loss": out.report["loss"], "apart": apart})
+
+    def server_update(key, state, aggregate):
+        report: Any = aggregate.report
+        apart, num = report["apart"], tree.num_rows(state.models)
+        received = apart["weight"].shape[1]
+        assert received in (1, num)  # each client trains one averaged model, or all of them in order
+        number = (apart["first"][:, None] + jnp.arange(received)).reshape(-1)
+        flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+        each, weights = jax.tree.map(flat, (apart["update"], apart["weight"]))
+        attackers = jnp.repeat(apart["attacker"], received)
+
+        def of_model(n):
+            weight = jnp.where(number == n, weights, 0)
+            return combine(jax.random.fold_in(key, n), each, weight, attackers), weight.sum(), (weight > 0).sum()
+
+        update, weight, count = problem.plan.over_rows(of_model, jnp.arange(num))
+        model = tree.scale(tree.add(update, averages(state.models)), weight)
+        upload = aggregate.upload | {"model": model, "weight": weight}
+        came = Aggregate(upload, count, apart["weight"] > 0, report["method"])
+        return algorithm.server_update(key, state, came)
+
+    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=None)

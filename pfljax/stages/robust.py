@@ -1,106 +1,108 @@
-"""Robust aggregation: alternatives to the mean of weighted models.
+"""Robust aggregation: alternatives to the mean of weighted updates, and thus of models.
 
 - "median", the median of each coordinate, and "trimmed_mean", the mean of each coordinate without its largest and
   smallest values: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal statistical
   rates" (ICML 2018).
-- "krum", the single model nearest to its neighbors: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine learning with
-  adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017).
-- "geometric_median", the point with the least weighted sum of distances to the models, by smoothed Weiszfeld steps:
+- "krum", the single update nearest to its neighbors, and "multi_krum", the mean of the n - f nearest: Blanchard, El
+  Mhamdi, Guerraoui, Stainer, "Machine learning with adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017).
+- "bulyan", n - 2 f updates that Krum chooses one by one, and for each coordinate the mean of the n - 4 f values nearest
+  to their median: El Mhamdi, Guerraoui, Rouault, "The hidden vulnerability of distributed learning in Byzantium" (ICML
+  2018).
+- "geometric_median", the point with the least weighted sum of distances to the updates, by smoothed Weiszfeld steps:
   Pillutla, Kakade, Harchaoui, "Robust aggregation for federated learning" (IEEE TSP 2022).
+- "norm_clipping", the weighted mean of updates that are no longer than the median one: Sun, Kairouz, Suresh, McMahan,
+  "Can you really backdoor federated learning?" (2019), whose bound is a constant.
+- "centered_clipping", v <- v + mean of clip(u_k - v): Karimireddy, He, Jaggi, "Learning from history for Byzantine
+  robust optimization" (ICML 2021).
+- "dnc", the mean without the updates that stand out along the direction of largest variance: Shejwalkar, Houmansadr,
+  "Manipulating the Byzantine" (NDSS 2021), Algorithm 2.
 
-Departures from the papers: "median", "trimmed_mean" and "krum" weight clients equally, whatever their n_k, as in the
-papers; "geometric_median" weights them by n_k, as RFA does. For an empty cohort, every rule returns zeros, which
+f is the assumed share of attackers times n, rounded down. Departures from the papers: All rules but "geometric_median"
+and "norm_clipping" weight clients equally, whatever their n_k. Centered clipping begins at the coordinates' median and
+clips at the median distance, where the paper begins at the last round's result and has a constant. DnC looks at all
+coordinates, not at samples of them, and removes f updates. For an empty cohort, every rule returns zeros, which
 `average` does not read.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Aggregate, Algorithm, Array, Params
-from pfljax.local.problem import Problem
+from pfljax.contract.types import Array, Params
 
-Aggregator = Literal["mean", "median", "trimmed_mean", "krum", "geometric_median"]
-WEISZFELD_STEPS = 32
+Aggregator = Literal[
+    "mean",
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "geometric_median",
+    "norm_clipping",
+    "centered_clipping",
+    "dnc",
+]
+TRIMMING = ("trimmed_mean", "krum", "multi_krum", "bulyan", "dnc")  # rules that read the share of attackers
+WEISZFELD_STEPS, TOLERANCE = 1000, 1e-5  # most steps; the last one's length, by the distance that is left
 NEAREST = 1e-6  # smallest distance that a Weiszfeld step divides by
+CLIPPING_STEPS = 5
+POWER_STEPS = 50
 
 
-def with_aggregator(problem: Problem, algorithm: Algorithm, aggregator: Aggregator, share: float) -> Algorithm:
-    """The algorithm with another aggregator instead of the mean of its clients' models.
-
-    Uploads then reach the server individually, as part of the clients' reports; they still count as uploaded.
-
-    Args:
-        problem: The problem of the algorithm.
-        algorithm: An algorithm whose uploads are weighted models.
-        aggregator: The rule.
-        share: Share of clients that the rule assumes to be attackers ("trimmed_mean" and "krum").
-
-    Raises:
-        ArgumentError: if the algorithm's server does not average models.
-    """
-    if aggregator == "mean":
-        return algorithm
-    if algorithm.averages is None:
-        raise ArgumentError("aggregator", "accepted for this method: mean; no server averages models", aggregator)
-
-    def client_update(context, models, row, data):
-        out = algorithm.client_update(context, models, row, data)
-        sent = jnp.ones(context.index.shape, bool) if out.sent is None else out.sent
-        weight = jnp.where(sent, out.upload["weight"], 0)
-        model = tree.scale(out.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
-        apart = {"model": model, "weight": weight, "first": context.index[0]}
-        rest = {name: part for name, part in out.upload.items() if name not in apart}
-        return out._replace(upload=rest, report={"method": out.report, "loss": out.report["loss"], "apart": apart})
-
-    def server_update(key, state, aggregate):
-        report: Any = aggregate.report
-        num, received = tree.num_rows(state.models), report["apart"]["weight"].shape[1]
-        assert received in (1, num)  # each client trains one averaged model, or all of them in order
-        number = report["apart"]["first"][:, None] + jnp.arange(received)
-        flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
-        models, weights = jax.tree.map(flat, (report["apart"]["model"], report["apart"]["weight"]))
-
-        def of_model(n):
-            weight = jnp.where(flat(number) == n, weights, 0)
-            return combine(aggregator, models, weight, share), weight.sum(), (weight > 0).sum()
-
-        model, weight, count = problem.plan.over_rows(of_model, jnp.arange(num))
-        upload = aggregate.upload | {"model": tree.scale(model, weight), "weight": weight}
-        came = Aggregate(upload, count, report["apart"]["weight"] > 0, report["method"])
-        return algorithm.server_update(key, state, came)
-
-    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=None)
+def check_number(aggregator: Aggregator, share: float, num: int) -> int:
+    """Returns f for n clients. Raises `ArgumentError` if a rule needs more clients."""
+    assumed = int(share * num + 1e-6)
+    least = {"krum": 2 * assumed + 3, "multi_krum": 2 * assumed + 3, "bulyan": 4 * assumed + 3}.get(aggregator, 1)
+    if num < least:
+        text = f"needs at least {least} clients a round, of whom {assumed} may attack; accepted: fewer attackers"
+        raise ArgumentError("trim", f"{text}, or more clients than {num}", share)
+    return assumed
 
 
-def combine(aggregator: Aggregator, models: Params, weight: Array, share: float) -> Params:
-    """Combines n stacked models into one; models of weight 0 do not count.
+def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float) -> Params:
+    """Combines n stacked updates into one; those of weight 0 do not count.
 
     Args:
         aggregator: The rule.
-        models: Leaves (n, ...).
+        updates: Leaves (n, ...).
         weight: (n,).
-        share: As for `with_aggregator`, below 1 / 2.
+        share: Assumed share of attackers, below 1 / 2.
     """
     counts = weight > 0
+    if aggregator == "mean":
+        return tree.mix(shares_of(weight), updates)
     num = counts.sum()
-    trimmed = jnp.floor(share * num + 1e-6).astype(jnp.int32)
+    assumed = jnp.floor(share * num + 1e-6).astype(jnp.int32)
     if aggregator == "median":
-        return median(models, counts)
+        return median(updates, counts)
     if aggregator == "trimmed_mean":
-        return mean_of_places(models, counts, trimmed, num - trimmed)
-    # No distance to a model with NaNs or infinities is defined, so it does not count.
-    usable = counts & all_finite(models)
-    models = tree.where(usable, models, jax.tree.map(jnp.zeros_like, models))
-    if aggregator == "krum":
-        return krum(models, usable, num - trimmed - 2)
-    return geometric_median(models, jnp.where(usable, weight, 0))
+        return mean_of_places(updates, counts, assumed, num - assumed)
+    # No distance to an update with NaNs or infinities is defined, so it does not count.
+    usable = counts & all_finite(updates)
+    updates = tree.where(usable, updates, jax.tree.map(jnp.zeros_like, updates))
+    if aggregator in ("krum", "multi_krum"):
+        scores = krum_scores(distances(updates, usable), usable, num - assumed - 2)
+        chosen = nearest(scores, usable, 1 if aggregator == "krum" else num - assumed)
+        return tree.mix(shares_of(chosen), updates)
+    if aggregator == "bulyan":
+        return bulyan(updates, usable, assumed)
+    if aggregator == "centered_clipping":
+        return centered_clipping(updates, usable)
+    if aggregator == "dnc":
+        return without_outliers(updates, usable, assumed)
+    rule = norm_clipping if aggregator == "norm_clipping" else geometric_median
+    return rule(updates, jnp.where(usable, weight, 0))
+
+
+def shares_of(weight: Array) -> Array:
+    """Weights (n,) divided by their sum."""
+    weight = jnp.asarray(weight, jnp.float32)
+    return weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
 
 
 def all_finite(models: Params) -> Array:
@@ -128,29 +130,110 @@ def median(models: Params, counts: Array) -> Params:
     return mean_of_places(models, counts, (num - 1) // 2, num // 2 + 1)
 
 
-def krum(models: Params, counts: Array, neighbors: Array) -> Params:
-    """The model with the least sum of squared distances to its `neighbors` nearest ones: n - f - 2, at least 1."""
-    # Attackers can move the mean but not the median so far that products of honest models round to the same values.
-    centered = jax.tree.map(jnp.subtract, models, median(models, counts))
+def distances(updates: Params, counts: Array) -> Array:
+    """(n, n) squared distances of updates; infinity to oneself and to those that do not count."""
+    # Attackers can move the mean but not the median so far that products of honest updates round to the same values.
+    centered = jax.tree.map(jnp.subtract, updates, median(updates, counts))
     products = tree.inner_products(centered, centered)
     norms = jnp.diagonal(products)
     # Distances that overflow are the largest.
-    distances = jnp.nan_to_num(norms[:, None] + norms[None, :] - 2 * products, nan=jnp.finfo(products.dtype).max)
+    found = jnp.nan_to_num(norms[:, None] + norms[None, :] - 2 * products, nan=jnp.finfo(products.dtype).max)
     others = counts[:, None] & counts[None, :] & ~jnp.eye(len(counts), dtype=bool)
-    nearest = jnp.sort(jnp.where(others, jnp.maximum(distances, 0), jnp.inf), axis=1)
-    summed = (jnp.arange(len(counts)) < jnp.maximum(neighbors, 1)) & jnp.isfinite(nearest)
-    scores = jnp.nan_to_num(jnp.where(summed, nearest, 0).sum(axis=1))
-    best = jnp.argmin(jnp.where(counts, scores, jnp.inf))
-    return jax.tree.map(lambda leaf: leaf[best], models)
+    return jnp.where(others, jnp.maximum(found, 0), jnp.inf)
 
 
-def geometric_median(models: Params, weight: Array) -> Params:
-    """The point with the least weighted sum of distances, by Weiszfeld steps from the weighted mean."""
-    part = lambda weight: weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
+def krum_scores(distances: Array, counts: Array, neighbors: Array) -> Array:
+    """(n,) sums of squared distances to the `neighbors` nearest ones: n - f - 2, at least 1."""
+    ordered = jnp.sort(jnp.where(counts[:, None] & counts[None, :], distances, jnp.inf), axis=1)
+    summed = (jnp.arange(len(counts)) < jnp.maximum(neighbors, 1)) & jnp.isfinite(ordered)
+    scores = jnp.nan_to_num(jnp.where(summed, ordered, 0).sum(axis=1))
+    return jnp.where(counts, scores, jnp.inf)
 
-    def step(_, center):
-        squares = jax.tree.map(lambda leaf, c: jnp.square(leaf - c).reshape(len(leaf), -1).sum(axis=1), models, center)
-        distance = jnp.sqrt(jnp.asarray(sum(jax.tree.leaves(squares))))
-        return tree.mix(part(weight / jnp.maximum(distance, NEAREST)), models)
 
-    return jax.lax.fori_loop(0, WEISZFELD_STEPS, step, tree.mix(part(weight), models))
+def nearest(scores: Array, counts: Array, num: Array | int) -> Array:
+    """(n,) bool: the `num` smallest scores of those that count; the first ones of equal scores."""
+    return counts & (jnp.argsort(jnp.argsort(jnp.where(counts, scores, jnp.inf))) < num)
+
+
+def bulyan(updates: Params, counts: Array, assumed: Array) -> Params:
+    """Coordinates' means of the n - 4 f values nearest to the median of n - 2 f updates that Krum chooses."""
+    between, num = distances(updates, counts), counts.sum()
+
+    def choose(step, chosen):
+        left = counts & ~chosen
+        best = nearest(krum_scores(between, left, num - step - assumed - 2), left, 1)
+        return jnp.where(step < num - 2 * assumed, chosen | best, chosen)
+
+    chosen = jax.lax.fori_loop(0, len(counts), choose, jnp.zeros_like(counts))
+    center, kept = median(updates, chosen), jnp.maximum(num - 4 * assumed, 1)
+
+    def coordinate(leaf, middle):
+        far = jnp.where(tree.per_row(chosen, leaf), jnp.abs(leaf - middle), jnp.inf)
+        near = jnp.argsort(jnp.argsort(far, axis=0), axis=0) < kept
+        return jnp.where(near & tree.per_row(chosen, leaf), leaf, 0).sum(axis=0) / kept
+
+    return jax.tree.map(coordinate, updates, center)
+
+
+def lengths(updates: Params) -> Array:
+    """(n,) Euclidean norms."""
+    squares = [jnp.square(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates)]
+    return jnp.sqrt(jnp.asarray(sum(squares)))
+
+
+def geometric_median(updates: Params, weight: Array) -> Params:
+    """The point with the least weighted sum of distances, by Weiszfeld steps from the coordinates' median."""
+    away = lambda center: lengths(jax.tree.map(jnp.subtract, updates, center))
+
+    def step(carry):
+        number, center, _ = carry
+        distance = away(center)
+        new = tree.mix(shares_of(weight / jnp.maximum(distance, NEAREST)), updates)
+        moved = jnp.sqrt(tree.squared_distance(new, center))
+        return number + 1, new, moved > TOLERANCE * jnp.min(jnp.where(weight > 0, distance, jnp.inf)) + NEAREST
+
+    begin = 0, median(updates, weight > 0), jnp.asarray(True)
+    return jax.lax.while_loop(lambda carry: carry[2] & (carry[0] < WEISZFELD_STEPS), step, begin)[1]
+
+
+def middle(values: Array, counts: Array) -> Array:
+    """() the median of the values that count."""
+    return median({"": values}, counts)[""]
+
+
+def clipped(updates: Params, counts: Array) -> Params:
+    """Updates of which none is longer than the median one."""
+    norm = lengths(updates)
+    return tree.scale(updates, jnp.minimum(1, middle(norm, counts) / jnp.maximum(norm, NEAREST)))
+
+
+def norm_clipping(updates: Params, weight: Array) -> Params:
+    """The weighted mean of clipped updates."""
+    return tree.mix(shares_of(weight), clipped(updates, weight > 0))
+
+
+def centered_clipping(updates: Params, counts: Array) -> Params:
+    """The center v that clipped differences leave where it is, nearly, from the coordinates' median."""
+
+    def step(_, v):
+        apart = clipped(jax.tree.map(jnp.subtract, updates, v), counts)
+        return tree.add(v, tree.mix(shares_of(counts), apart))
+
+    return jax.lax.fori_loop(0, CLIPPING_STEPS, step, median(updates, counts))
+
+
+def without_outliers(updates: Params, counts: Array, assumed: Array) -> Params:
+    """The mean without the f updates of largest squared projection on the centered updates' first singular vector."""
+    center = tree.mix(shares_of(counts), updates)
+    apart = tree.where(counts, jax.tree.map(jnp.subtract, updates, center), jax.tree.map(jnp.zeros_like, updates))
+    products = tree.inner_products(apart, apart)
+    products = products / jnp.maximum(jnp.abs(products).max(), jnp.finfo(jnp.float32).tiny)
+
+    def power(_, vector):
+        new = products @ vector
+        return new / jnp.maximum(jnp.linalg.norm(new), jnp.finfo(jnp.float32).tiny)
+
+    # The projections are the Gram matrix's first eigenvector, up to a factor.
+    vector = jax.lax.fori_loop(0, POWER_STEPS, power, products[jnp.argmax(jnp.diagonal(products))])
+    kept = nearest(jnp.square(vector), counts, counts.sum() - assumed)
+    return tree.mix(shares_of(kept), updates)

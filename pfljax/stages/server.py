@@ -1,11 +1,15 @@
-"""Server options for any method: client sampling and aggregation."""
+"""The server's part in any method: client sampling, aggregation, and what colluding attackers make of it."""
 
 from __future__ import annotations
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
-from pfljax.stages.robust import Aggregator, with_aggregator
+from pfljax.stages import messages
+from pfljax.stages.attacks import Attack
+from pfljax.stages.collusion import colluded
+from pfljax.stages.robust import TRIMMING, Aggregator, check_number, combine
 from pfljax.stages.sampling import Sampler, with_sampler
 
 
@@ -17,7 +21,7 @@ class Server:
         sampler: How a round's clients are sampled: "uniform", "weighted" (in proportion to n_k) or "power_of_choice"
             (largest losses among candidates drawn that way).
         candidates: d, number of clients whose losses power of choice compares; 0: twice the number that take part.
-        aggregator: How the server combines the clients' models.
+        aggregator: How the server combines the clients' updates.
         trim: Share of clients that robust aggregators assume to be attackers: a trimmed mean drops that share of values
             on each side, and Krum trusts the rest.
     """
@@ -25,15 +29,27 @@ class Server:
     sampler: Sampler = knob("uniform", flag="sampler")
     candidates: int = knob(0, at_least=0, read_with=("sampler", "power_of_choice"), flag="sampler_candidates")
     aggregator: Aggregator = knob("mean", flag="aggregator")
-    trim: float = knob(
-        0.2, at_least=0, below=0.5, read_with={"aggregator": ("trimmed_mean", "krum")}, flag="aggregator_trim"
-    )
+    trim: float = knob(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING}, flag="aggregator_trim")
 
-    def of(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with these server options.
+    def of(self, problem: Problem, algorithm: Algorithm, attack: Attack | None = None) -> Algorithm:
+        """The algorithm with these server options, and with attackers that collude, if there are any.
 
         Raises:
             ArgumentError: if the algorithm does not support them.
         """
-        sampled = with_sampler(problem, algorithm, self.sampler, self.candidates)
-        return with_aggregator(problem, sampled, self.aggregator, self.trim)
+        algorithm = with_sampler(problem, algorithm, self.sampler, self.candidates)
+        kind = attack.collusion if attack else None
+        if self.aggregator == "mean" and not kind:
+            return algorithm
+        if algorithm.averages is None:
+            name, value, left = ("attack", kind, "none, or one without collusion") if kind else ("aggregator", None, "")
+            text = f"accepted for this method: {left or 'mean'}; no server averages models or updates"
+            raise ArgumentError(name, text, value or self.aggregator)
+        check_number(self.aggregator, self.trim, problem.cohort_size)
+
+        def together(key, updates, weight, attackers):
+            if kind and attack:
+                updates = colluded(kind, attack.strength, updates, weight > 0, attackers)
+            return combine(self.aggregator, updates, weight, self.trim)
+
+        return messages.combined(problem, algorithm, together)

@@ -188,7 +188,7 @@ class Experiment:
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
         sent = self.compression.on(problem, self.attack.on(problem, tuned))
-        found = with_latecomers(problem, self.server.of(problem, sent))
+        found = with_latecomers(problem, self.server.of(problem, sent, self.attack))
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
 
     def keys(self, key: Key, secret: Key) -> Key:

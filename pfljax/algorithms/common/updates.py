@@ -39,6 +39,11 @@ def moved(solver: Solver, models: Params, update: PyTree, arrived: Array) -> Par
     return tree.where(arrived, tree.combine(tree.add(*solver.trained(models, update)), update), models)
 
 
+def from_zero(models: Params) -> Params:
+    """`Algorithm.averages` of a method that uploads updates."""
+    return jax.tree.map(jnp.zeros_like, models)
+
+
 def mean_update(aggregate: Aggregate) -> PyTree:
     """sum_k n_k u_k / sum_k n_k over the updates sent back for each of N models; zeros if there are none."""
-    return aggregation.average(jax.tree.map(jnp.zeros_like, aggregate.upload["model"]), aggregate)
+    return aggregation.average(from_zero(aggregate.upload["model"]), aggregate)

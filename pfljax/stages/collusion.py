@@ -1,0 +1,74 @@
+"""Attacks by clients that see what all others send, and send the same thing.
+
+With mean m and standard deviation s of the honest updates u_k, coordinate by coordinate, n clients and f attackers:
+
+- "alie": m - z s, with z so that enough honest updates are farther away: Phi(z) = (n - f - g) / (n - f), where
+  g = floor(n / 2 + 1) - f. Baruch, Baruch, Goldberg, "A little is enough" (NeurIPS 2019).
+- "ipm": -strength m, an inner product with the honest mean below zero. Xie, Koyejo, Gupta, "Fall of empires" (UAI 2020).
+- "min_max": m - gamma s, with the largest gamma for which no honest update is farther away than the two most distant
+  ones from each other; "min_sum": for which the sum of squared distances to the honest ones is at most the largest such
+  sum of an honest one. Shejwalkar, Houmansadr, "Manipulating the Byzantine" (NDSS 2021).
+
+Departures from the papers: ALIE's attackers estimate m and s from their own updates; here they know the honest ones.
+Both bounds on gamma are solved for, not searched. Weights are the attackers' own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.types import Array, PyTree
+from pfljax.stages.robust import distances, shares_of
+
+Collusion = Literal["alie", "ipm", "min_max", "min_sum"]
+
+
+def colluded(kind: Collusion, strength: float, updates: PyTree, counts: Array, attackers: Array) -> PyTree:
+    """The n stacked updates (n, ...) with what the attackers send.
+
+    Args:
+        kind: The attack.
+        strength: Factor of "ipm".
+        updates: Leaves (n, ...).
+        counts: (n,) bool: which updates are sent.
+        attackers: (n,) bool.
+    """
+    honest = counts & ~attackers
+    mean = tree.mix(shares_of(honest), updates)
+    if kind == "ipm":
+        crafted = tree.scale(mean, -strength)
+    else:
+        apart = jax.tree.map(jnp.subtract, updates, mean)
+        deviation = jax.tree.map(jnp.sqrt, tree.mix(shares_of(honest), jax.tree.map(jnp.square, apart)))
+        if kind == "alie":
+            factor = quantile(counts.sum(), (counts & attackers).sum())
+        else:
+            factor = farthest(kind, updates, apart, deviation, honest)
+        crafted = tree.subtract(mean, tree.scale(deviation, factor))
+    everywhere = jax.tree.map(lambda one, leaf: jnp.broadcast_to(one, leaf.shape), crafted, updates)
+    return tree.where(attackers & honest.any(), everywhere, updates)
+
+
+def quantile(num: Array, attackers: Array) -> Array:
+    """z of "alie"; 0 if the attackers are a majority."""
+    needed = jnp.floor(num / 2 + 1) - attackers
+    share = (num - attackers - needed) / jnp.maximum(num - attackers, 1)
+    return jnp.maximum(jax.scipy.special.ndtri(jnp.clip(share, 0.5, 1 - 1e-6)), 0)
+
+
+def farthest(kind: Collusion, updates: PyTree, apart: PyTree, deviation: PyTree, honest: Array) -> Array:
+    """gamma: |m - gamma s - u_k|^2 = gamma^2 |s|^2 + 2 gamma <s, u_k - m> + |u_k - m|^2 is within the bound."""
+    between = jnp.where(jnp.isfinite(found := distances(updates, honest)), found, 0)
+    square = jnp.maximum(tree.inner(deviation, deviation), jnp.finfo(jnp.float32).tiny)
+    stacked = tree.inner_products(apart, tree.stack_one(deviation))[:, 0]
+    norms = jnp.diagonal(tree.inner_products(apart, apart))
+    if kind == "min_max":
+        bound = between.max()
+        root = (jnp.sqrt(jnp.square(stacked) + square * jnp.maximum(bound - norms, 0)) - stacked) / square
+        return jnp.min(jnp.where(honest, root, jnp.inf))
+    bound, total = between.sum(axis=1).max(), jnp.where(honest, norms, 0).sum()
+    return jnp.sqrt(jnp.maximum(bound - total, 0) / (square * jnp.maximum(honest.sum(), 1)))
