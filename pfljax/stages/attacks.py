@@ -22,7 +22,7 @@ parameters, whatever the length of the update.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from pfljax.stages import messages
 from pfljax.stages.collusion import Collusion
 
 Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale", "free_ride", "alie", "ipm", "min_max", "min_sum"]
+SCALED = ("sign_flip", "noise", "scale", "ipm")  # attacks that read the strength
 ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
 
 
@@ -50,14 +51,12 @@ class Attack:
 
     kind: Kind = knob("none", flag="attack")
     attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
-    strength: float = knob(
-        4.0, above=0, read_with={"kind": ("sign_flip", "noise", "scale", "ipm")}, flag="attack_strength"
-    )
+    strength: float = knob(4.0, above=0, read_with={"kind": SCALED}, flag="attack_strength")
 
     @property
     def collusion(self) -> Collusion | None:
         """What attackers that see all updates do; None: they act alone, or nobody attacks."""
-        return self.kind if self.active and self.kind in get_args(Collusion) else None
+        return cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
 
     @property
     def active(self) -> bool:

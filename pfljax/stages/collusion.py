@@ -4,7 +4,8 @@ With mean m and standard deviation s of the honest updates u_k, coordinate by co
 
 - "alie": m - z s, with z so that enough honest updates are farther away: Phi(z) = (n - f - g) / (n - f), where
   g = floor(n / 2 + 1) - f. Baruch, Baruch, Goldberg, "A little is enough" (NeurIPS 2019).
-- "ipm": -strength m, an inner product with the honest mean below zero. Xie, Koyejo, Gupta, "Fall of empires" (UAI 2020).
+- "ipm": -strength m, whose inner product with the honest mean is negative. Xie, Koyejo, Gupta, "Fall of empires" (UAI
+  2020).
 - "min_max": m - gamma s, with the largest gamma for which no honest update is farther away than the two most distant
   ones from each other; "min_sum": for which the sum of squared distances to the honest ones is at most the largest such
   sum of an honest one. Shejwalkar, Houmansadr, "Manipulating the Byzantine" (NDSS 2021).

@@ -1,4 +1,4 @@
-"""What clients send, seen as updates: what attackers and compression may change, and a cohort's updates as one stack."""
+"""What clients send, seen as updates: what attackers and compression may change, and a cohort's as one stack."""
 
 from __future__ import annotations
 
