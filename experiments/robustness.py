@@ -33,8 +33,11 @@ from pfljax.stages.attacks import Kind
 from pfljax.stages.robust import Aggregator
 
 METHODS = ("fedavg", "local", "ditto", "federico")
-# The aggregators that a method runs with; all other methods use the mean.
-AGGREGATED = {"fedavg": typing.get_args(Aggregator), "ditto": ("mean", "median")}
+# The aggregators that a method runs with by default; all other methods use the mean.
+AGGREGATED = {
+    "fedavg": ("mean", "median", "trimmed_mean", "krum", "geometric_median"),
+    "ditto": ("mean", "median"),
+}
 
 
 class Line(NamedTuple):
@@ -58,11 +61,11 @@ def define(registry: flags.FlagValues) -> None:
     define_evaluation(registry)
     add = Group(RUNS, registry)
     attacks = typing.get_args(Kind)[1:]
-    add.several("attacks", attacks, "attacks, one panel each", attacks)
+    add.several("attacks", ["label_flip", "sign_flip", "noise", "scale"], "attacks, one panel each", attacks)
     add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
     aggregators = typing.get_args(Aggregator)
-    text = "aggregators for fedavg; ditto uses those of mean and median that are listed, or mean if none is"
-    add.several("aggregators", aggregators, text, aggregators)
+    text = "aggregators of every method; none: some for fedavg, mean and median for ditto, the mean for others"
+    add.several("aggregators", [], text, aggregators, empty=True)
     for name, value in {"num_clients": 20, "partition": "iid"}.items():
         registry.set_default(name, value)
 
@@ -121,7 +124,7 @@ def run(settings: Settings) -> None:
     settings = settings.with_defaults(names)
     if not settings.present("train_examples"):  # the preset has few examples per client, so medians are far from means
         settings = settings.replace(train_examples=0)
-    of_method = lambda name: [each for each in AGGREGATED.get(name, ()) if each in settings.aggregators] or ["mean"]
+    of_method = lambda name: settings.aggregators or AGGREGATED.get(name, ("mean",))
     lines = [Line(name, each) for name in names for each in of_method(name)]
     out, points, body = Path(settings.out), [], []
     asked = [

@@ -31,6 +31,13 @@ class Server:
     aggregator: Aggregator = knob("mean", flag="aggregator")
     trim: float = knob(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING}, flag="aggregator_trim")
 
+    def described(self, num: int) -> str:
+        """The aggregator in words, for n clients in a round."""
+        if self.aggregator not in TRIMMING:
+            return self.aggregator
+        assumed = check_number(self.aggregator, self.trim, num)
+        return f"{self.aggregator}, {assumed or 'none'} of {num} clients assumed to attack"
+
     def of(self, problem: Problem, algorithm: Algorithm, attack: Attack | None = None) -> Algorithm:
         """The algorithm with these server options, and with attackers that collude, if there are any.
 

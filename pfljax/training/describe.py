@@ -151,7 +151,7 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
     if server.sampler != "uniform":
         lines.append(("cohorts", server.sampler))
     if server.aggregator != "mean":
-        lines.append(("aggregator", server.aggregator))
+        lines.append(("aggregator", server.described(experiment.problem.cohort_size)))
     if attack.active:
         attackers = experiment.federation.attacker
         number = 0 if attackers is None else int(attackers.sum())

@@ -1,6 +1,7 @@
 """Robust aggregators against NumPy, and in rounds of methods that average."""
 
 import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from pfljax.stages import robust
 from pfljax.stages.server import Server
 
 SIZES = (2, 5, 1, 3, 4, 0, 6)
+RULES = typing.get_args(robust.Aggregator)[1:]  # without the mean
 
 
 def stacked(seed, num=7):
@@ -27,6 +29,17 @@ def flat(models):
     return np.concatenate([np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(models)], axis=1)
 
 
+def lengths(rows):
+    return np.linalg.norm(rows, axis=1)
+
+
+def scores_of(rows, cut):
+    """Krum's: the sum of squared distances to the n - f - 2 nearest others, at least to one."""
+    distances = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
+    near = max(len(rows) - cut - 2, 1)
+    return [np.sort(np.delete(row, k))[:near].sum() for k, row in enumerate(distances)]
+
+
 def by_numpy(rule, models, weight, share):
     """The rule in float64, over the models that count."""
     rows, weight = flat(models)[weight > 0], weight[weight > 0]
@@ -35,26 +48,45 @@ def by_numpy(rule, models, weight, share):
         return np.median(rows, axis=0)
     if rule == "trimmed_mean":
         return np.sort(rows, axis=0)[cut : num - cut].mean(axis=0)
-    if rule == "krum":
-        distances = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
-        scores = [np.sort(np.delete(row, k))[: num - cut - 2].sum() for k, row in enumerate(distances)]
-        return rows[np.argmin(scores)]
+    if rule in ("krum", "multi_krum"):
+        best = np.argsort(scores_of(rows, cut))
+        return rows[best[0]] if rule == "krum" else rows[best[: num - cut]].mean(axis=0)
+    if rule == "bulyan":
+        left, chosen = list(range(num)), []
+        for _ in range(num - 2 * cut):
+            chosen.append(left.pop(int(np.argmin(scores_of(rows[left], cut)))))
+        among = rows[chosen]
+        order = np.argsort(np.abs(among - np.median(among, axis=0)), axis=0)
+        return np.take_along_axis(among, order[: num - 4 * cut], axis=0).mean(axis=0)
+    clip = lambda apart: apart * np.minimum(1, np.median(lengths(apart)) / lengths(apart))[:, None]
+    if rule == "norm_clipping":
+        return np.average(clip(rows), axis=0, weights=weight)
+    if rule == "centered_clipping":
+        center = np.median(rows, axis=0)
+        for _ in range(robust.CLIPPING_STEPS):
+            center = center + clip(rows - center).mean(axis=0)
+        return center
+    if rule == "dnc":
+        apart = rows - rows.mean(axis=0)
+        outlying = (apart @ np.linalg.svd(apart)[2][0]) ** 2
+        return rows[np.argsort(outlying)[: num - cut]].mean(axis=0)
     total = lambda center: (weight * np.linalg.norm(rows - center, axis=1)).sum()
     return scipy.optimize.minimize(total, rows.mean(axis=0), method="BFGS", tol=1e-10).x
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "geometric_median"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("absent", [(), (2,), (0, 5)])
 def test_rules_agree_with_numpy(rule, absent):
     models, weight = stacked(seed=len(absent)), np.array(SIZES) + 1.0
     weight[list(absent)] = 0
-    found = robust.combine(rule, jax.tree.map(jnp.float32, models), jnp.float32(weight), 0.3)
-    expected = by_numpy(rule, models, weight, 0.3)
+    share = 0.2 if rule == "bulyan" else 0.3
+    found = robust.combine(rule, jax.tree.map(jnp.float32, models), jnp.float32(weight), share)
+    expected = by_numpy(rule, models, weight, share)
     found = flat(jax.tree.map(lambda leaf: leaf[None], found))[0]
-    np.testing.assert_allclose(found, expected, atol=2e-3 if rule == "geometric_median" else 1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-4 if rule in ("geometric_median", "dnc") else 1e-5)
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "geometric_median"])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "norm_clipping"])
 def test_what_two_of_nine_send_moves_no_rule_far(rule):
     models, far = stacked(seed=3, num=9), 100.0  # from zero, which is no answer
     spread = np.abs(flat(models)).max()
@@ -82,6 +114,31 @@ def test_the_geometric_median_leaves_out_models_that_are_not_finite(value):
     broken = models | {"a": models["a"].at[2, 0].set(value)}
     found = robust.combine("geometric_median", broken, weight, 0.2)
     toys.assert_trees_close(found, robust.combine("geometric_median", models, weight.at[2].set(0), 0.2), rtol=1e-6)
+
+
+def test_clipped_updates_are_no_longer_than_the_median_one():
+    rows = np.random.default_rng(8).normal(size=(9, 4))
+    rows[:2] *= 1e6
+    found = robust.combine("norm_clipping", {"a": jnp.float32(rows)}, jnp.ones(9), 0.2)["a"]
+    assert np.linalg.norm(found) <= np.median(lengths(rows))
+
+
+def test_the_geometric_median_converges_among_many_far_attackers():
+    """The sum of unit vectors toward all updates, weighted, is zero there."""
+    rng, attackers = np.random.default_rng(6), 9
+    rows = np.concatenate([rng.normal(size=(11, 5)), np.full((attackers, 5), 1e6) + rng.normal(size=(attackers, 5))])
+    found = np.float64(robust.combine("geometric_median", {"a": jnp.float32(rows)}, jnp.ones(20), 0.45)["a"])
+    toward = (rows - found) / lengths(rows - found)[:, None]
+    np.testing.assert_allclose(toward.sum(axis=0), 0, atol=1e-2)
+    assert np.linalg.norm(found - rows[:11].mean(axis=0)) < 5
+
+
+@pytest.mark.parametrize(("rule", "share", "least"), [("krum", 0.4, 7), ("multi_krum", 0.4, 7), ("bulyan", 0.4, 11)])
+def test_rules_that_need_more_clients_say_so(rule, share, least):
+    """Krum needs n > 2 f + 2, Bulyan n >= 4 f + 3; f is 2 of 5."""
+    problem = toys.make_problem(toys.make_federation((3,) * 5), optax.sgd(0.1))
+    with pytest.raises(ArgumentError, match=f"^trim={share}: needs at least {least} clients a round, of whom 2 may"):
+        Server(aggregator=rule, trim=share).of(problem, toys.make_algorithm("fedavg", problem))
 
 
 def problem_of(plan=None, **options):
@@ -141,7 +198,7 @@ def test_a_cohort_without_examples_leaves_the_model_as_it_is():
     federation = toys.make_federation((2, 2, 2), "regression")
     problem, clients = toys.make_problem(federation, optax.sgd(0.1)), federation.client_data
     clients = clients._replace(train=clients.train._replace(size=np.zeros(3, np.int32)))
-    for rule in ("median", "trimmed_mean", "krum", "geometric_median"):
+    for rule in ("median", "geometric_median", "centered_clipping"):
         served = Server(aggregator=rule).of(problem, toys.make_algorithm("fedavg", problem))
         states, _ = toys.train(served, problem, clients, 1)
         toys.assert_trees_close(states[1].models, states[0].models)

@@ -1,0 +1,108 @@
+"""What colluding attackers send, against NumPy, and in rounds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.optimize
+import scipy.stats
+import toys
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.stages.attacks import Attack
+from pfljax.stages.collusion import colluded
+from pfljax.stages.server import Server
+
+SIZES = (3, 5, 2, 4, 6, 3, 4, 5, 1)
+ATTACKERS = np.isin(np.arange(9), (1, 4))
+ABSENT = 6
+
+
+def by_numpy(kind, rows, honest, counts):
+    """What attackers send, in float64; gamma by bisection, as in the paper."""
+    seen = rows[honest]
+    mean, deviation = seen.mean(axis=0), seen.std(axis=0)
+    if kind == "ipm":
+        return -4.0 * mean
+    if kind == "alie":
+        num, attackers = counts.sum(), (counts & ATTACKERS).sum()
+        needed = num // 2 + 1 - attackers
+        return mean - scipy.stats.norm.ppf((num - attackers - needed) / (num - attackers)) * deviation
+    squares = ((seen[:, None] - seen[None]) ** 2).sum(axis=2)
+    of = lambda gamma: ((mean - gamma * deviation - seen) ** 2).sum(axis=1)
+    if kind == "min_max":
+        over = lambda gamma: of(gamma).max() - squares.max()
+    else:
+        over = lambda gamma: of(gamma).sum() - squares.sum(axis=1).max()
+    return mean - scipy.optimize.brentq(over, 0, 100) * deviation
+
+
+@pytest.mark.parametrize("kind", ["alie", "ipm", "min_max", "min_sum"])
+def test_what_they_send(kind):
+    rng = np.random.default_rng(0)
+    updates = {"a": rng.normal(1.0, 1.0, size=(9, 3)), "b": rng.normal(-1.0, 2.0, size=(9, 2, 2))}
+    counts = np.arange(9) != ABSENT
+    found = colluded(kind, 4.0, jax.tree.map(jnp.float32, updates), jnp.array(counts), jnp.array(ATTACKERS))
+    flat = lambda tree: np.concatenate([np.float64(leaf).reshape(9, -1) for leaf in jax.tree.leaves(tree)], axis=1)
+    rows, found = flat(updates), flat(found)
+    expected = by_numpy(kind, rows, counts & ~ATTACKERS, counts)
+    np.testing.assert_allclose(found[ATTACKERS], np.stack([expected] * 2), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found[~ATTACKERS], rows[~ATTACKERS], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddyn", "fedem"])
+def test_a_round_with_colluders_is_the_mean_with_what_they_send(name):
+    """With ipm of strength s, the mean update is (1 - p) m - p s m, for attackers' share p of the examples."""
+    federation = toys.make_federation((3,) * 5, "regression")
+    attacker = np.array([True, False, False, False, False])
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    clients, plain = federation.client_data, toys.make_algorithm(name, problem)
+    attack = Attack("ipm", attackers=0.2, strength=2.0)
+    attacked = Server().of(problem, attack.on(problem, plain), attack)
+    play = lambda algorithm, clients: toys.train(algorithm, problem, clients, 1)[0]
+    before, after = play(attacked, clients._replace(attacker=attacker))
+    # The honest clients alone: the attacker has no examples.
+    alone = clients.train._replace(size=np.where(attacker, 0, clients.train.size))
+    honest = play(plain, clients._replace(train=alone))[1]
+    if name == "feddyn":  # its server also keeps a sum of updates; its weights tell the same
+        assert not toys.same_trees(after.models, honest.models)
+        return
+    expected = jax.tree.map(lambda old, new: old + (new - old) * (0.8 - 0.2 * 2.0), before.models, honest.models)
+    toys.assert_trees_close(after.models, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_free_riders_send_what_they_received():
+    federation = toys.make_federation((3,) * 4, "regression")
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    clients, plain = federation.client_data, toys.make_algorithm("fedavg", problem)
+    everyone = clients._replace(attacker=np.ones(4, bool))
+    before, after = toys.train(Attack("free_ride").on(problem, plain), problem, everyone, 1)[0]
+    toys.assert_trees_close(after.models, before.models, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["federico", "local", "fedfomo"])
+def test_methods_without_a_mean_refuse_colluders(name):
+    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
+    attack = Attack("alie")
+    with pytest.raises(ArgumentError, match=r"^attack=alie: accepted for this method: none, or one without collusion"):
+        Server().of(problem, attack.on(problem, toys.make_algorithm(name, problem)), attack)
+
+
+@pytest.mark.parametrize("rule", ["median", "multi_krum", "dnc"])
+def test_rules_hold_against_colluders_where_the_mean_does_not(rule):
+    """Two of nine clients pull the mean to where the honest ones do not go."""
+    federation = toys.make_federation((6,) * 9, "regression")
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    clients, plain = federation.client_data._replace(attacker=ATTACKERS), toys.make_algorithm("fedavg", problem)
+    attack = Attack("ipm", attackers=0.2, strength=50.0)
+
+    def moved(server):
+        before, after = toys.train(server.of(problem, attack.on(problem, plain), attack), problem, clients, 1)[0]
+        return np.float64(after.models["Dense_0"]["kernel"] - before.models["Dense_0"]["kernel"]).ravel()
+
+    alone = clients.train._replace(size=np.where(ATTACKERS, 0, clients.train.size))
+    states = toys.train(plain, problem, clients._replace(train=alone), 1)[0]
+    honest = np.float64(states[1].models["Dense_0"]["kernel"] - states[0].models["Dense_0"]["kernel"]).ravel()
+    trim = {} if rule == "median" else {"trim": 0.23}
+    assert moved(Server()) @ honest < 0 < moved(Server(aggregator=rule, **trim)) @ honest
