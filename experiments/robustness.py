@@ -11,6 +11,7 @@ finite; it counts as guessing, 1 / C. The table shows the weight that FedeRiCo's
 from __future__ import annotations
 
 import typing
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from pfljax.cli import build, launch, sweep
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
-from pfljax.contract.errors import RunError
+from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.data.federation import draw_attackers
 from pfljax.folder import files
 from pfljax.stages.attacks import Kind
@@ -64,10 +65,26 @@ def define(registry: flags.FlagValues) -> None:
     add.several("attacks", ["label_flip", "sign_flip", "noise", "scale"], "attacks, one panel each", attacks)
     add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
     aggregators = typing.get_args(Aggregator)
-    text = "aggregators of every method; none: some for fedavg, mean and median for ditto, the mean for others"
+    text = "aggregators of every method whose server averages; none: some for fedavg, mean and median for ditto"
     add.several("aggregators", [], text, aggregators, empty=True)
     for name, value in {"num_clients": 20, "partition": "iid"}.items():
         registry.set_default(name, value)
+
+
+def aggregators_of(settings: Settings, name: str) -> Sequence[str]:
+    """The aggregators that a method runs with: the mean if its server averages nothing."""
+    if not settings.aggregators:
+        return AGGREGATED.get(name, ("mean",))
+    trial = sweep.trials(settings)[0]
+    try:
+        build.build_run(
+            settings.pinned(aggregator="median"), name, build.cached_clients(settings, trial.of_data), trial
+        )
+    except ArgumentError as error:
+        if error.argument != "aggregator":
+            raise
+        return ("mean",)
+    return settings.aggregators
 
 
 def cell_of(settings: Settings, line: Line, attack: str, share: float, out: Path) -> tuple[Settings, Path]:
@@ -124,8 +141,7 @@ def run(settings: Settings) -> None:
     settings = settings.with_defaults(names)
     if not settings.present("train_examples"):  # the preset has few examples per client, so medians are far from means
         settings = settings.replace(train_examples=0)
-    of_method = lambda name: settings.aggregators or AGGREGATED.get(name, ("mean",))
-    lines = [Line(name, each) for name in names for each in of_method(name)]
+    lines = [Line(name, each) for name in names for each in aggregators_of(settings, name)]
     out, points, body = Path(settings.out), [], []
     asked = [
         (line, *cell_of(settings, line, *place, out)) for line in lines for place in product(settings.attacks, shares)
