@@ -24,6 +24,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
+from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution, Experiment
 from pfljax.training import describe
@@ -75,6 +76,7 @@ class Run:
         server: Server | None = None,
         attack: Attack | None = None,
         compression: Compression | None = None,
+        faults: Faults | None = None,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -96,6 +98,7 @@ class Run:
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             compression: How messages are compressed. Default: not at all.
+            faults: Which clients fail, and whether results that are not finite stop the run. Default: none, and yes.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
 
@@ -107,7 +110,7 @@ class Run:
         problem = make_problem(clients, model, local, participation, execution.make_plan())
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
-        options |= {"stop": stop, "knows": knows}
+        options |= {"faults": faults or Faults(), "stop": stop, "knows": knows}
         told = options | {"participation": participation}
         config = config or describe.config(method, clients, models.module_of(model), local, told)
         clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients

@@ -216,6 +216,7 @@ def build_run(
         server=settings.make(api.Server),
         attack=settings.make(api.Attack),
         compression=settings.make(api.Compression),
+        faults=settings.make(api.Faults),
         metrics=build_metrics(settings),
         stop=settings.make(api.Patience) if settings.patience else None,
         execution=settings.make(api.Execution),

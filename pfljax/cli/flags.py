@@ -13,6 +13,7 @@ from pfljax.api import (
     Attack,
     Compression,
     Execution,
+    Faults,
     LocalTraining,
     Patience,
     Privacy,
@@ -239,7 +240,7 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
     add.listed("learning_rates", [], rates, Rates())
-    for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Compression, Patience] if scored else [])):
+    for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Compression, Faults, Patience] if scored else [])):
         add.declare(declaring)
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")

@@ -219,8 +219,9 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
     count = lambda mask: mask.sum(dtype=jnp.float32)
     taking_part = count(active.any(axis=1))
     loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
-    if attacker is not None:  # attackers' results do not count
-        loss, sizes = jnp.where(attacker, 0, loss), jnp.where(attacker, 0, sizes)
+    for left_out in (attacker, aggregate.report.get("absent")):  # their results do not count
+        if left_out is not None:
+            loss, sizes = jnp.where(left_out, 0, loss), jnp.where(left_out, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
     return Record(
         train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),

@@ -20,6 +20,7 @@ from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, Key, Mixture, Params, Prediction
 from pfljax.exchange.lifting import resolved
 from pfljax.local.problem import Problem
+from pfljax.stages import messages
 from pfljax.stages.notes import Noted, with_notes
 
 MET = 16  # most models that a client that was never in a cohort adapts to
@@ -68,7 +69,7 @@ def with_latecomers(problem: Problem, algorithm: Algorithm) -> Algorithm:
     def client_update(context, models, row, data):
         out = noted.client_update(context, models, row, data)
         rounds = row.note + (context.step == 0).astype(jnp.int32)
-        report = {"method": out.report, "loss": out.report["loss"], "client": context.client, "rounds": rounds}
+        report = messages.beside(out.report, client=context.client, rounds=rounds)
         return out._replace(client=Noted(out.client.inner, rounds), report=report)
 
     def server_update(key, state, aggregate):

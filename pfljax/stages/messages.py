@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -49,6 +49,12 @@ def absolute(algorithm: Algorithm, models: Params, update: PyTree) -> PyTree:
     return update | {"model": tree.add(start, update["model"])}
 
 
+def beside(report: Mapping[str, Any], **noted: Any) -> dict[str, Any]:
+    """A client's report with what a stage tells the server; the method's own is "method"."""
+    known = {name: report[name] for name in ("loss", "absent") if name in report}
+    return {"method": report, **known, **noted}
+
+
 def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algorithm:
     """The algorithm whose server combines its clients' updates in its own way.
 
@@ -72,7 +78,7 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         apart = {"update": tree.subtract(model, averages(models)), "weight": weight}
         apart |= {"first": context.index[0], "attacker": attacker}
         rest = {name: part for name, part in out.upload.items() if name not in ("model", "weight")}
-        return out._replace(upload=rest, report={"method": out.report, "loss": out.report["loss"], "apart": apart})
+        return out._replace(upload=rest, report=beside(out.report, apart=apart))
 
     def server_update(key, state, aggregate):
         report: Any = aggregate.report

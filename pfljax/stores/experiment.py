@@ -25,6 +25,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
+from pfljax.stages.faults import Faults
 from pfljax.stages.latecomers import with_latecomers
 from pfljax.stages.server import Server
 
@@ -102,6 +103,7 @@ class Experiment:
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
         compression: How messages are compressed.
+        faults: Which clients fail.
         knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
@@ -124,6 +126,7 @@ class Experiment:
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
     compression: Compression = dataclasses.field(default_factory=Compression)
+    faults: Faults = dataclasses.field(default_factory=Faults)
     knows: str = ""
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     stop: Callable[[Sequence[dict]], bool | str] | None = None
@@ -169,7 +172,7 @@ class Experiment:
         """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
-        return type(self.method), fixed, self.server, self.attack, self.compression, dict(self.metrics)
+        return type(self.method), fixed, self.server, self.attack, self.compression, self.faults, dict(self.metrics)
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -188,7 +191,8 @@ class Experiment:
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
         sent = self.compression.on(problem, self.attack.on(problem, tuned))
-        found = with_latecomers(problem, self.server.of(problem, sent, self.attack))
+        arrived = self.server.of(problem, self.faults.on(problem, sent), self.attack)
+        found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
 
     def keys(self, key: Key, secret: Key) -> Key:

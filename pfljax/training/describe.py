@@ -142,7 +142,7 @@ def told_once(of_parts: dict[str, str]) -> str:
 
 
 def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
-    """Returns the lines of the plan on samplers, aggregators, attacks and compression other than the defaults."""
+    """Returns the lines of the plan on what stands between clients and server, other than the defaults."""
     server, attack, sent, lines = experiment.server, experiment.attack, experiment.compression, []
     official = experiment.federation.official_test
     if official is not None:
@@ -160,4 +160,6 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
         lines.append(("compressed uploads", sent.described))
     if sent.download != "none":
         lines.append(("compressed downloads", sent.download))
+    if experiment.faults.active:
+        lines.append(("faults", experiment.faults.described))
     return lines
