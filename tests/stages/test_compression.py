@@ -157,7 +157,7 @@ def test_a_server_keeps_what_it_sends_compressed():
 WHOLE = {"sums", "models", "products"}  # of which compression may leave out nothing
 
 
-@toys.each_method(fast=("fedavg", "fedem", "federico", "scaffold"))
+@toys.each_method(fast=("fedavg",))
 def test_all_that_is_sent_is_what_is_sent_without_compression(name):
     """Or the method says why its uploads are not compressed."""
     federation = toys.make_federation((4, 3, 5, 2, 4), validation_size=3)
@@ -185,6 +185,7 @@ def test_all_that_is_sent_is_what_is_sent_without_compression(name):
             assert record.down == compressed.down and record.up < compressed.up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_runs_under_every_store_are_the_same(store):
     federation = toys.make_federation((4, 3, 5, 2, 4))

@@ -33,14 +33,15 @@ def without(clients, left_out):
 
 
 @pytest.mark.parametrize("faults", [Faults(dropout=0.5), Faults(lost=0.5)])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_server_averages_those_that_arrive(faults, seed):
     """The round's model is the one of exactly one set of clients, of as many as did not fail."""
-    clients = toys.make_federation(SIZES).client_data
+    federation = toys.make_federation(SIZES)
     states, records = played(faults, seed=seed)
-    failed = int(records[0].metrics["failed_clients"])
-    sets = list(itertools.combinations(range(len(SIZES)), failed))
-    each = [played(Faults(), clients=without(clients, list(some)), seed=seed)[0][1].models for some in sets]
+    failed, problem = int(records[0].metrics["failed_clients"]), toys.make_problem(federation, optax.sgd(0.1))
+    play = toys.trainer(toys.make_algorithm("fedavg", problem), problem, federation.client_data, 1, seed)
+    sets = itertools.combinations(range(len(SIZES)), failed)
+    each = [play(without(federation.client_data, list(some)))[0][1].models for some in sets]
     close = lambda a, b: all(np.allclose(x, y, atol=1e-6) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
     assert sum(close(states[1].models, models) for models in each) == 1
 
@@ -65,7 +66,7 @@ def test_about_the_share_fails():
     assert all(np.isfinite(record.train_loss) for record in records)
 
 
-@toys.each_method(fast=("fedavg", "scaffold", "federico", "local"))
+@toys.each_method(fast=("fedavg",))
 def test_a_client_whose_results_are_not_finite_is_left_out(name):
     """Its examples are NaN: the others' models are those of a federation in which it has no examples."""
     clients = toys.make_federation(SIZES).client_data
@@ -95,6 +96,7 @@ def test_what_is_not_finite_stops_a_run_by_default():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[-1].models))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_faults_are_the_same_under_every_store(store):
     federation = toys.make_federation(SIZES)

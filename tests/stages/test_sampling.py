@@ -84,12 +84,12 @@ def test_sizes_count_once(sampler):
     algorithm = Server(sampler).of(problem, toys.make_algorithm("fedavg", problem))
     local = toys.make_algorithm("fedavg", problem._replace(cohort_size=6))
     state = toys.start(algorithm, problem, clients)
-    after = rounds.make_round(algorithm, problem.plan, 2)(key, 0, state, clients)[0]
+    after = jax.jit(rounds.make_round(algorithm, problem.plan, 2))(key, 0, state, clients)[0]
     cohort = rounds.sample_cohort(algorithm, key, 0, state, clients, 2)
-    alone = []
+    alone, play = [], jax.jit(rounds.make_round(local, problem.plan, 6))
     for k in cohort.ids.tolist():
         only = clients._replace(train=clients.train._replace(size=np.where(np.arange(6) == k, clients.train.size, 0)))
-        alone.append(rounds.make_round(local, problem.plan, 6)(key, 0, notes.inner(state), only)[0].models)
+        alone.append(play(key, 0, notes.inner(state), only)[0].models)
     toys.assert_trees_close(after.models, jax.tree.map(lambda *leaves: sum(leaves) / 2, *alone), rtol=1e-5, atol=1e-6)
 
 
