@@ -235,7 +235,8 @@ def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Alg
         if algorithm.topology == "peers" and not algorithm.via_server:  # a client's own model stays with it
             num = tree.num_rows(update)
             found = tree.where(context.index[:num] == context.client, update, found)
-        return out._replace(upload=messages.absolute(algorithm, models, found))
+        report = messages.with_square(out.report, update, found)
+        return out._replace(upload=messages.absolute(algorithm, models, found), report=report)
 
     return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
 
@@ -256,8 +257,8 @@ def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorit
         left = tree.subtract(whole, tree.partition(sent, mask)[0])
         if out.sent is not None:
             left = tree.where(out.sent, left, row.note)
-        upload = messages.absolute(algorithm, models, sent)
-        return out._replace(client=Noted(out.client.inner, left), upload=upload)
+        upload, report = messages.absolute(algorithm, models, sent), messages.with_square(out.report, update, sent)
+        return out._replace(client=Noted(out.client.inner, left), upload=upload, report=report)
 
     return dataclasses.replace(noted, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
 

@@ -49,6 +49,15 @@ def absolute(algorithm: Algorithm, models: Params, update: PyTree) -> PyTree:
     return update | {"model": tree.add(start, update["model"])}
 
 
+def with_square(report: Mapping[str, Any], update: PyTree, sent: PyTree) -> Mapping[str, Any]:
+    """A report with the squared norm ("square"), if it has one, of what is sent in place of an update."""
+    if "square" not in report:
+        return report
+    square = lambda part: sum(jnp.square(x).sum() for x in jax.tree.leaves(tree.partition(part, payload(part))[0]))
+    before = jnp.maximum(jnp.asarray(square(update)), jnp.finfo(jnp.float32).tiny)
+    return {**report, "square": report["square"] * square(sent) / before}
+
+
 def beside(report: Mapping[str, Any], **noted: Any) -> dict[str, Any]:
     """A client's report with what a stage tells the server; the method's own is "method"."""
     known = {name: report[name] for name in ("loss", "absent") if name in report}

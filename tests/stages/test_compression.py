@@ -197,6 +197,22 @@ def test_runs_under_every_store_are_the_same(store):
     toys.assert_trees_close(outcome.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6)
 
 
+def test_fedexp_is_told_the_norms_of_what_arrives():
+    """Its server's step is the mean of |u_k|^2 by 2 |mean u|^2, at least 1; eps is negligible here."""
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    plain = toys.make_algorithm("fedexp", problem, eps=1e-8)
+    algorithm = Compression("topk:0.25", error_feedback=False).on(problem, plain)
+    states, records = toys.train(algorithm, problem, federation.client_data, 1)
+    arrived = updates_by_hand(federation, flat(states[0].models), 0.1)
+    arrived[np.abs(arrived) < np.abs(arrived).max(axis=1, keepdims=True)] = 0  # one of four entries is sent
+    mean = np.average(arrived, axis=0, weights=SIZES)
+    rate = np.average((arrived**2).sum(axis=1), weights=SIZES) / (2 * (mean**2).sum())
+    np.testing.assert_allclose(records[0].metrics["server_rate"], max(rate, 1), rtol=1e-4)
+    whole = toys.train(plain, problem, federation.client_data, 1)[1][0].metrics["server_rate"]
+    assert rate > 1 and abs(whole - rate) > 0.01
+
+
 def test_a_method_that_sends_a_share_still_does():
     half = toys.make_algorithm("fedavg", toys.make_problem(toys.make_federation(SIZES)))
     half = half.__class__(**{**vars(half), "traffic": lambda counted: counted._replace(upload=counted.upload / 2)})
