@@ -189,7 +189,11 @@ def test_a_method_may_send_fewer_bytes_than_the_engine_counts():
         output = ships_model(context, models, row, data)
         return output._replace(upload=models, report=output.report | {"loss": context.server["weights"].sum()})
 
-    halved = make(both, server=SERVER, traffic=lambda counted: type(counted)(*(part / 2 for part in counted)))
+    def halve(counted):
+        parts = {part: getattr(counted, part) / 2 for part in ("model", "upload", "report", "server")}
+        return counted._replace(**parts)
+
+    halved = make(both, server=SERVER, traffic=halve)
     assert traffic(halved) == (3 * (MODEL + 4 * K) / 2, 3 * (MODEL + MODEL) / 2)
     one_bit = make(both, server=SERVER, traffic=lambda counted: counted._replace(upload=counted.upload / 32))
     assert traffic(one_bit) == (3 * (MODEL + 4 * K), 3 * (MODEL + MODEL / 32))
