@@ -30,6 +30,7 @@ from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedexp import FedExP
+from pfljax.algorithms.fedasync import FedAsync
 from pfljax.algorithms.fedbuff import FedBuff
 from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.fedbabu import FedBABU
@@ -72,6 +73,7 @@ __all__ = [
     "FedAMP",
     "FedAdam",
     "FedAlt",
+    "FedAsync",
     "FedAvg",
     "FedAvgData",
     "FedAvgM",

@@ -7,29 +7,24 @@ Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated learning with b
     theta_(t - s_k) and trained it to theta_k;  p_k = n_k / sum_k n_k;
     theta_(t+1) <- theta_t + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
 
-The stack holds the server's last max_staleness + 1 models, newest first. s_k is drawn for each upload; it never exceeds
-max_staleness or the number of rounds played.
+The stack holds the server's last max_staleness + 1 models, newest first. With a simulated clock, arrivals follow from
+it: Algorithm 1 of the paper, see `stages.asynchrony`. Without one, s_k is drawn for each upload; it never exceeds
+max_staleness or the number of rounds played. Then slow clients are not late more often than others, and a client may be
+drawn while it would still be training.
 
-This covers stale updates and how discounts, rates and buffer sizes (S) act on them, at the cost of a FedAvg round. It
-does not model clocks. Arrivals are drawn, not simulated, so slow clients are not late more often than others, there is
-no wall time and no concurrency, and a client may be drawn while it would still be training.
-
-Departures from the paper, besides these: A buffer has updates from S distinct clients. Updates are weighted by n_k, as
-everywhere here (`mean=uniform` is the paper's). Batch statistics are averaged over the buffer, whatever their age.
+Departures from the paper: A buffer has updates from S distinct clients. Updates are weighted by n_k, as everywhere here
+(`mean=uniform` is the paper's). Batch statistics are averaged over the buffer, whatever their age.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, updates
+from pfljax.algorithms.common import aggregation, stale, updates
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, ClientOutput, Start
 from pfljax.local.problem import Problem
@@ -41,7 +36,9 @@ class FedBuff:
     """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""
 
     max_staleness: int = knob(5, at_least=0, at_most=10_000, help="most steps late; 0 with server_rate 1 is FedAvg")
-    delays: Literal["half_normal", "uniform"] = knob("half_normal", help="how delays are drawn, up to max_staleness")
+    delays: Literal["half_normal", "uniform"] = knob(
+        "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
+    )
     staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
     discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount")
     server_rate: float = knob(1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server")
@@ -49,18 +46,12 @@ class FedBuff:
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
-        newest = lambda stack: jax.tree.map(lambda leaf: leaf[:1], stack)
 
         def start(key, clients):
-            return Start((), tree.repeat(problem.init_models(key, 1), self.max_staleness + 1))
+            return Start((), stale.begin(problem.init_models(key, 1), self.max_staleness))
 
         def download(context, row, cohort):
-            if self.delays == "uniform":
-                late = jax.random.randint(context.key, (1,), 0, self.max_staleness + 1)
-            else:
-                scale = self.staleness * math.sqrt(math.pi / 2)
-                late = jnp.rint(scale * jnp.abs(jax.random.normal(context.key, (1,)))).astype(jnp.int32)
-            return jnp.minimum(late, jnp.minimum(self.max_staleness, context.round))
+            return stale.drawn(context.key, self.delays, self.staleness, self.max_staleness, context.round)
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit(context, models, kept, data.train)
@@ -73,10 +64,10 @@ class FedBuff:
             buffer = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
             mean = updates.mean_update(aggregate._replace(upload=buffer))
             update = updates.scaled(solver, mean, self.server_rate)
-            new = updates.moved(solver, newest(state.models), update, buffer["weight"] > 0)
-            models = jax.tree.map(lambda new, old: jnp.concatenate([new, old[:-1]]), new, state.models)
-            return state._replace(models=models), {"staleness": aggregate.report["late"].astype(jnp.float32).mean()}
+            new = updates.moved(solver, stale.newest(state.models), update, buffer["weight"] > 0)
+            models = stale.with_newest(state.models, new)
+            return state._replace(models=models), {"staleness": stale.mean_lateness(aggregate.report["late"])}
 
-        row = lambda key, client, models: problem.kept_optimizers(newest(models))
+        row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=None)
+        return averaging(problem, **functions, server_update=server_update, averages=None, stale=True)

@@ -17,6 +17,7 @@ from pfljax.api.tuning import search as search
 from pfljax.api.tuning import tune as tune
 from pfljax.evaluation.measures import METRICS as METRICS
 from pfljax.local import embedding as embedding
+from pfljax.local.clock import Clock as Clock
 from pfljax.local.privacy import Privacy as Privacy
 from pfljax.local.training import LocalTraining as LocalTraining
 from pfljax.models import adapters as adapters

@@ -20,6 +20,7 @@ from pfljax.evaluation import measures
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import Resume
+from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
@@ -77,6 +78,7 @@ class Run:
         attack: Attack | None = None,
         compression: Compression | None = None,
         faults: Faults | None = None,
+        clock: Clock | None = None,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -99,6 +101,7 @@ class Run:
             attack: What the attacking clients do. Default: no attack.
             compression: How messages are compressed. Default: not at all.
             faults: Which clients fail, and whether results that are not finite stop the run. Default: none, and yes.
+            clock: How long clients compute and send, for simulated seconds. Default: no time is simulated.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
 
@@ -108,10 +111,11 @@ class Run:
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         problem = make_problem(clients, model, local, participation, execution.make_plan())
+        problem = problem._replace(clock=clock)
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
         options |= {"faults": faults or Faults(), "stop": stop, "knows": knows}
-        told = options | {"participation": participation}
+        told = options | {"participation": participation} | ({"clock": clock} if clock else {})
         config = config or describe.config(method, clients, models.module_of(model), local, told)
         clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)

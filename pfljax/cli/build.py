@@ -217,6 +217,7 @@ def build_run(
         attack=settings.make(api.Attack),
         compression=settings.make(api.Compression),
         faults=settings.make(api.Faults),
+        clock=settings.make(api.Clock) if settings.clock else None,
         metrics=build_metrics(settings),
         stop=settings.make(api.Patience) if settings.patience else None,
         execution=settings.make(api.Execution),

@@ -11,6 +11,7 @@ from absl import flags
 from pfljax.api import (
     METRICS,
     Attack,
+    Clock,
     Compression,
     Execution,
     Faults,
@@ -242,6 +243,9 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add.listed("learning_rates", [], rates, Rates())
     for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Compression, Faults, Patience] if scored else [])):
         add.declare(declaring)
+    if scored:
+        add.add("clock", bool, False, "simulate how long clients compute and send; see the flags --clock_*")
+        add.declare(Clock, where={"clock": (True,)})
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")
 

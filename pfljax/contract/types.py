@@ -188,7 +188,7 @@ class ClientOutput(NamedTuple):
             other entries.
         report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
             counts as uploaded. "square" is the update's squared norm. Attackers change it, and arrays of floats.
-            "absent" () bool: the client did nothing, so its loss does not count.
+            "absent" () bool: the client did nothing, so its loss does not count. "seconds" (): its simulated time.
         sent: (J,) or (J',) bool: which contributions are sent; None: all.
         mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
     """
@@ -324,6 +324,8 @@ class Algorithm:
             parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
             factors.
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
+        stale: Whether the N models of a server are its last ones, newest first, so that an index is a number of steps
+            late, which a clock can determine.
         matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
     """
 
@@ -347,6 +349,7 @@ class Algorithm:
     averages: Callable[[Params], Params] | None = None
     sends: Literal["updates", "sums", "models", "products"] = "updates"
     traffic: Callable[[Traffic], Traffic] | None = None
+    stale: bool = False
     matmul_precision: str | None = None
 
     def __post_init__(self):

@@ -36,6 +36,7 @@ class Record(NamedTuple):
         down: () bytes that the cohort's clients received from others.
         up: () bytes that they sent.
         metrics: The method's own metrics.
+        seconds: () simulated seconds that the round takes; None without a clock.
     """
 
     train_loss: Array
@@ -43,6 +44,7 @@ class Record(NamedTuple):
     down: Array
     up: Array
     metrics: Metrics
+    seconds: Array | None = None
 
 
 COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
@@ -153,7 +155,9 @@ def make_cohort_round(
                 state, record = carry
                 state, new = exchange(step, state)
                 diverged = jnp.maximum(record.diverged, new.diverged)
-                return state, record._replace(diverged=diverged, down=record.down + new.down, up=record.up + new.up)
+                add = lambda name: jax.tree.map(jnp.add, getattr(record, name), getattr(new, name))
+                total = {name: add(name) for name in ("down", "up", "seconds")}
+                return state, record._replace(diverged=diverged, **total)
 
             state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
         return state._replace(round=number + 1), record
@@ -205,19 +209,10 @@ def _exchange(
 
 def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic) -> Record:
     """The record of an exchange; `moved` holds the bytes of its parts."""
-    ids, index, sizes = playing.cohort.ids, playing.index, playing.clients.train.size
+    ids, sizes = playing.cohort.ids, playing.clients.train.size
     if algorithm.traffic is not None:
         moved = algorithm.traffic(moved)
-    travels = jnp.ones_like(index, bool)
-    if algorithm.topology == "own":
-        travels = jnp.zeros_like(index, bool)
-    elif algorithm.topology != "shared":
-        travels = index != ids[:, None]  # also for a push: as many models arrive as are sent
-    lifted = travels | (algorithm.via_server and algorithm.topology != "own")
-    # After the first exchange, a client without a batch left no longer takes part.
-    active = aggregate.sent | (step == 0)
-    count = lambda mask: mask.sum(dtype=jnp.float32)
-    taking_part = count(active.any(axis=1))
+    down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, step == 0).num_bytes(moved)
     loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
     for left_out in (attacker, aggregate.report.get("absent")):  # their results do not count
         if left_out is not None:
@@ -226,7 +221,8 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
     return Record(
         train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
         diverged=jnp.where(diverged == none, -1, diverged),
-        down=count(travels & active) * moved.model + taking_part * moved.server,
-        up=count(lifted & aggregate.sent) * moved.upload + taking_part * moved.report,
+        down=down,
+        up=up,
         metrics={},
+        seconds=aggregate.report["seconds"].max() if "seconds" in aggregate.report else None,
     )

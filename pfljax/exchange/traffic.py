@@ -3,11 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Params, PyTree, Traffic
+from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Traffic
+
+
+class Messages(NamedTuple):
+    """What clients receive and send in an exchange, as masks.
+
+    Attributes:
+        received: (..., J) models that they receive.
+        sent: (..., J) contributions that they send.
+        active: (...) whether they take part.
+    """
+
+    received: Array
+    sent: Array
+    active: Array
+
+    def num_bytes(self, moved: Traffic) -> tuple[Array, Array]:
+        """Bytes that all of them receive and send, given those of each part."""
+        received, sent, active = (mask.sum(dtype=jnp.float32) for mask in self)
+        return received * moved.model + active * moved.server, sent * moved.upload + active * moved.report
+
+
+def messages(algorithm: Algorithm, client: Array, index: Array, sent: Array, first: Array) -> Messages:
+    """The messages of an exchange.
+
+    Args:
+        algorithm: The method.
+        client: (...) numbers of the clients.
+        index: (..., J) from `Algorithm.download`.
+        sent: (..., J) which contributions are sent.
+        first: Whether it is a round's first exchange.
+    """
+    travels = jnp.ones_like(index, bool)
+    if algorithm.topology == "own":
+        travels = jnp.zeros_like(index, bool)
+    elif algorithm.topology != "shared":
+        travels = index != client[..., None]  # also for a push: as many models arrive as are sent
+    lifted = travels | (algorithm.via_server and algorithm.topology != "own")
+    # After the first exchange, a client without a batch left no longer takes part.
+    active = sent | first
+    return Messages(travels & active, lifted & sent, jnp.any(active, axis=-1))
+
+
+def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server: float) -> Traffic:
+    """As `of_exchange`, of the models (J, ...) that one client received and of its output, as sent."""
+    upload = tree.stack_one(output.upload) if algorithm.topology == "push" else output.upload
+    arrays = [leaf for leaf in jax.tree.leaves(output.report) if leaf.ndim]
+    shapes = tree.shapes_of_rows((models, upload))
+    counted = Traffic(tree.row_bytes(models), tree.row_bytes(upload), tree.num_bytes(arrays), server, shapes)
+    return algorithm.traffic(counted) if algorithm.traffic else counted
 
 
 def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:

@@ -12,6 +12,7 @@ import numpy as np
 from pfljax.folder import files
 from pfljax.stores.experiment import Experiment
 
+COUNTS = ("down", "up", "seconds", "simulated")
 NUMBER = re.compile("[1-9][0-9]{0,8}")
 
 
@@ -29,6 +30,7 @@ class History:
         down: Bytes downloaded so far, per client.
         up: Bytes uploaded so far, per client.
         seconds: Seconds spent on rounds so far.
+        simulated: Seconds on the simulated clock so far.
     """
 
     def __init__(self, experiment: Experiment, directory: Path | None, num_rounds: int, topology: str, model: str):
@@ -37,14 +39,15 @@ class History:
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
-        counts = {"down": 0.0, "up": 0.0, "seconds": 0.0}
+        counts = dict.fromkeys(COUNTS, 0.0)
         if num_rounds and directory is not None:
             kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
-            self.rows, counts = json.loads(str(kept.pop("rows"))), json.loads(str(kept.pop("counts")))
+            self.rows, counts = json.loads(str(kept.pop("rows"))), counts | json.loads(str(kept.pop("counts")))
             for name, values in kept.items():
                 part, _, name = name.partition("/")
                 {"results": self.results, "collaboration": self.collaboration}[part][name] = list(values)
-        self.down, self.up, self.seconds = counts["down"], counts["up"], counts["seconds"]
+        self.down, self.up = counts["down"], counts["up"]
+        self.seconds, self.simulated = counts["seconds"], counts["simulated"]
 
     @property
     def last(self) -> dict:
@@ -88,7 +91,7 @@ class History:
             return
         arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
         arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
-        counts = {"down": self.down, "up": self.up, "seconds": self.seconds}  # include rounds after the last row
+        counts = {name: getattr(self, name) for name in COUNTS}  # include rounds after the last row
         texts = {"rows": files.plain(self.rows), "counts": counts}
         arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
         files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)

@@ -22,6 +22,7 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
+from pfljax.local.clock import Clock
 from pfljax.local.solver import Solver
 from pfljax.models import Model
 
@@ -60,6 +61,7 @@ class Problem(NamedTuple):
         common_init: Whether clients' own models all start from the same parameters; None: the method decides.
         keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
         learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
+        clock: How long clients take; None: no time is simulated.
     """
 
     model: Model
@@ -72,6 +74,7 @@ class Problem(NamedTuple):
     common_init: bool | None = None
     keep_optimizer: bool = False
     learning_rate: float | None = None
+    clock: Clock | None = None
 
     @property
     def rounds_of_a_client(self) -> float:

@@ -17,7 +17,7 @@ from pfljax.folder import files
 
 BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
 # Columns of metrics.jsonl that every method has, besides clients' scores.
-COMMON = ("round", "seconds", "train_loss", *BYTES, "validation_")
+COMMON = ("round", "seconds", "simulated_seconds", "train_loss", *BYTES, "validation_")
 
 
 class Score(NamedTuple):

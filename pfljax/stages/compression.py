@@ -246,7 +246,7 @@ def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorit
 
     Clients with nothing to send keep what they have.
     """
-    noted = with_notes(algorithm, lambda clients: nothing_left_out(algorithm, clients), lambda nothing: nothing)
+    noted = with_notes(algorithm, lambda clients: nothing_left_out(algorithm, clients), lambda nothing, client: nothing)
 
     def client_update(context, models, row, data):
         out = noted.client_update(context, models, row, data)

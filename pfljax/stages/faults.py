@@ -86,7 +86,8 @@ class Faults:
                 dropped = ~usable(out)
                 out = jax.lax.cond(dropped, idle, lambda: out)
             told = {"failed": failed & ~dropped, "dropped": dropped, "client": context.client}
-            report = messages.beside(out.report | {"absent": failing | dropped}, **told)
+            missing = out.report.get("absent", False) | failing | dropped
+            report = messages.beside(out.report | {"absent": missing}, **told)
             return out._replace(report=report)
 
         def server_update(key, state, aggregate):

@@ -64,7 +64,7 @@ def with_latecomers(problem: Problem, algorithm: Algorithm) -> Algorithm:
     if problem.cohort_size == problem.num_clients or algorithm.topology != "peers" or algorithm.adapt is None:
         return algorithm
     nobody = jnp.zeros((min(MET, problem.num_clients),), jnp.int32)
-    noted = with_notes(algorithm, lambda clients: Known(nobody, nobody), lambda known: jnp.zeros((), jnp.int32))
+    noted = with_notes(algorithm, lambda clients: Known(nobody, nobody), lambda known, client: jnp.zeros((), jnp.int32))
 
     def client_update(context, models, row, data):
         out = noted.client_update(context, models, row, data)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pfljax.contract.types import Algorithm, ClientContext, ClientData, First, PyTree, State
+from pfljax.contract.types import Algorithm, Array, ClientContext, ClientData, First, PyTree, State
 
 
 class Noted(NamedTuple):
@@ -34,14 +34,14 @@ def inner(state: State) -> State:
 def with_notes(
     algorithm: Algorithm,
     server: Callable[[ClientData], PyTree] = lambda clients: (),
-    row: Callable[[PyTree], PyTree] = lambda note: (),
+    row: Callable[[PyTree, Array], PyTree] = lambda note, client: (),
 ) -> Algorithm:
     """The algorithm with notes, which it leaves as they are; a stage then replaces what changes or reads them.
 
     Args:
         algorithm: Any algorithm.
         server: The stacked data of all clients -> the note beside the server's state.
-        row: That note -> the note beside a client's row.
+        row: (that note, a client's number) -> the note beside its row.
     """
 
     def start(key, clients):
@@ -50,7 +50,7 @@ def with_notes(
 
     def first_row(key, client, start):
         first = algorithm.first_row(key, client, start._replace(server=start.server.inner))
-        return First(Noted(first.row, row(start.server.note)), first.model, first.optimizer)
+        return First(Noted(first.row, row(start.server.note, client)), first.model, first.optimizer)
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(bare(context), models, row.inner, data)

@@ -48,6 +48,8 @@ def with_sampler(problem: Problem, algorithm: Algorithm, sampler: Sampler, candi
     num, size = problem.num_clients, problem.cohort_size
     if sampler == "uniform":
         return algorithm
+    if algorithm.sample is not None:
+        raise ArgumentError("sampler", "accepted with a clock that chooses the clients of a round: uniform", sampler)
     if size == num:
         raise ArgumentError("sampler", "every client is in every round; accepted with participation below 1", sampler)
     drawn = candidates or min(2 * size, num)

@@ -23,6 +23,7 @@ from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
+from pfljax.stages.asynchrony import on_clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
@@ -172,7 +173,8 @@ class Experiment:
         """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
-        return type(self.method), fixed, self.server, self.attack, self.compression, self.faults, dict(self.metrics)
+        around = self.server, self.attack, self.compression, self.problem.clock, self.faults, dict(self.metrics)
+        return type(self.method), fixed, *around
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -191,7 +193,7 @@ class Experiment:
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
         sent = self.compression.on(problem, self.attack.on(problem, tuned))
-        arrived = self.server.of(problem, self.faults.on(problem, sent), self.attack)
+        arrived = self.server.of(problem, self.faults.on(problem, on_clock(problem, sent)), self.attack)
         found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
 

@@ -160,6 +160,8 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
         lines.append(("compressed uploads", sent.described))
     if sent.download != "none":
         lines.append(("compressed downloads", sent.download))
+    if experiment.problem.clock is not None:
+        lines.append(("clock", experiment.problem.clock.described))
     if experiment.faults.active:
         lines.append(("faults", experiment.faults.described))
     return lines

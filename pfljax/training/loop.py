@@ -351,6 +351,8 @@ class Trainer:
         for each, history, record in zip(self.experiments, self.histories, parts, strict=True):
             history.down += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
             history.up += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
+            if record.seconds is not None:
+                history.simulated += float(record.seconds.sum(dtype=np.float64))
         for number, record in enumerate(parts):
             if number not in self.diverged and (record.diverged >= 0).any():
                 first = int(np.argmax(record.diverged >= 0))
@@ -391,6 +393,7 @@ class Trainer:
                 **means["test"],
                 "bytes_down": history.down,
                 "bytes_up": history.up,
+                **({"simulated_seconds": history.simulated} if each.problem.clock else {}),
                 **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
             }
             row |= {

@@ -1,0 +1,85 @@
+"""FedAsync: an asynchronous server that moves its model toward each client's, less if this one began long ago.
+
+Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019; OPT 2020), Algorithm 1 and Section 5.2.
+
+    Client k received theta_(t - s), s steps before, and minimizes f_k(theta) + rho/2 |theta - theta_(t - s)|^2;
+    theta_(t+1) <- (1 - alpha_s) theta_t + alpha_s theta_k,  alpha_s = alpha d(s), where d(s) is
+    1 (constant), (1 + s)^-a (polynomial), or 1 if s <= b, else 1 / (a (s - b) + 1) (hinge).
+
+One client a round is the paper's. It takes a simulated clock to know who comes next, see `stages.asynchrony`; without
+one, s is drawn, as in FedBuff. The stack holds the server's last max_staleness + 1 models, newest first.
+
+Departures from the paper: With S clients a round, theta_t moves by the mean of their steps, weighted by n_k. Batch
+statistics are mixed as parameters are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.algorithms.common import stale
+from pfljax.algorithms.common.averaging import averaging
+from pfljax.contract import tree
+from pfljax.contract.method import knob, method
+from pfljax.contract.types import Algorithm, ClientOutput, Start
+from pfljax.local.problem import Problem
+
+
+@method(keeps="nothing", travels="a current or stale global model down, the trained one up")
+@dataclasses.dataclass(frozen=True)
+class FedAsync:
+    """FedAsync (Xie et al., 2019): an asynchronous server that mixes each client's model into its own."""
+
+    alpha: float = knob(0.6, above=0, at_most=1, grid=(0.3, 0.6, 0.9), help="weight of a model that is not late")
+    discount: Literal["constant", "polynomial", "hinge"] = knob(
+        "polynomial", help="how the weight of a model falls with the number of steps that it is late"
+    )
+    a: float = knob(0.5, at_least=0, help="exponent of the polynomial, slope of the hinge")
+    b: int = knob(4, at_least=0, read_with=("discount", "hinge"), help="steps late for which the hinge is 1")
+    rho: float = knob(0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term")
+    max_staleness: int = knob(16, at_least=0, at_most=10_000, help="most steps late")
+    delays: Literal["half_normal", "uniform"] = knob(
+        "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
+    )
+    staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
+
+    def build(self, problem: Problem) -> Algorithm:
+        def start(key, clients):
+            return Start((), stale.begin(problem.init_models(key, 1), self.max_staleness))
+
+        def download(context, row, cohort):
+            return stale.drawn(context.key, self.delays, self.staleness, self.max_staleness, context.round)
+
+        def client_update(context, models, kept, data):
+            def objective(params, batch, start):
+                return problem.solver.mean_loss(params, batch) + self.rho / 2 * tree.squared_distance(params, start)
+
+            trained, kept, losses = problem.fit(context, models, kept, data.train, objective, models)
+            weight = jnp.broadcast_to(data.train.size.astype(jnp.float32), (1,))
+            share = weight * self.alpha * self._discounted(context.index)
+            upload = {"model": tree.scale(trained, share), "share": share, "weight": weight}
+            return ClientOutput(kept, upload, {"loss": losses[0], "late": context.index[0]}, weight > 0)
+
+        def server_update(key, state, aggregate):
+            came = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
+            scale = 1 / jnp.maximum(came["weight"], 1)
+            old = tree.scale(stale.newest(state.models), 1 - scale * came["share"])
+            models = stale.with_newest(state.models, tree.add(old, tree.scale(came["model"], scale)))
+            return state._replace(models=models), {"staleness": stale.mean_lateness(aggregate.report["late"])}
+
+        row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
+        functions = {"start": start, "row": row, "download": download, "client_update": client_update}
+        return averaging(problem, **functions, server_update=server_update, averages=None, sends="sums", stale=True)
+
+    def _discounted(self, late: jax.Array) -> jax.Array:
+        """d(s) of numbers of steps late."""
+        late = late.astype(jnp.float32)
+        if self.discount == "polynomial":
+            return (1 + late) ** -self.a
+        if self.discount == "hinge":
+            return jnp.where(late <= self.b, 1, 1 / (self.a * (late - self.b) + 1))
+        return jnp.ones_like(late)

@@ -1,0 +1,252 @@
+"""A simulated clock: how long clients compute and send, and when they are available.
+
+A client with the device k computes a gradient of a mini-batch in c_k seconds and receives and sends b_k megabits in a
+second. So a round takes it
+
+    seconds = gradients c_k + 8 bytes / (10^6 b_k).
+
+c_k and b_k are drawn for each client, or read from a file of measured devices: FedScale (Lai, Dai, Singapuram, Liu,
+Zhu, Madhyastha, Chowdhury, ICML 2022) has "computation", milliseconds of inference per example, and "communication",
+kilobits per second, by device. Its simulator counts a gradient as three inferences of each example.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Array, Key
+
+DAY = 86_400.0  # seconds
+INFERENCES = 3  # in FedScale, a gradient takes as long
+COMPUTE, BANDWIDTH, PHASE = range(3)  # uses of a device's key
+DRAWN = "constant:VALUE, lognormal:MEDIAN:SIGMA, two_class:VALUE:SHARE:FACTOR"
+TIMES = "always, daily:SHARE, or the path of a file in FedScale's layout"
+
+
+@settings
+class Clock:
+    """How long clients work, and how long the server waits for them.
+
+    Attributes:
+        compute: Seconds per gradient of a mini-batch: "constant:VALUE"; "lognormal:MEDIAN:SIGMA"; or
+            "two_class:VALUE:SHARE:FACTOR", where the share of clients is slower by the factor.
+        bandwidth: Megabits per second, in the same forms.
+        devices: A file of devices' capacities in FedScale's layout, as pickle or JSON, in place of both; client k has
+            the k-th device, and again from the first one if there are fewer. Empty: drawn.
+        availability: When clients can be in a cohort: "always"; "daily:SHARE", for that share of a day, which begins at
+            a time of their own; or a file of devices' times in FedScale's layout.
+        deadline: Seconds after which a round ends. What arrives later is lost.
+        over_selection: Share of clients that are asked in addition. A round has the first ones that are done.
+        turns: Number of clients, the first ones to finish, whose turn ends in a round while the others work on; each
+            begins again at once. For methods without a server's model. 0: a round waits for all.
+        concurrency: Number of clients at work at once, under a server that waits for nobody (FedBuff, FedAsync); 0:
+            twice as many as send their updates in a round, if there are.
+        seed: Seed for the devices; the same for all runs of a comparison.
+    """
+
+    compute: str = knob("lognormal:0.1:1", flag="clock_compute", accepted=DRAWN)
+    bandwidth: str = knob("lognormal:10:1", flag="clock_bandwidth", accepted=DRAWN)
+    devices: str = knob("", flag="clock_devices")
+    availability: str = knob("always", flag="clock_availability", accepted=TIMES)
+    deadline: float = knob(math.inf, above=0, infinite=True, flag="clock_deadline")
+    over_selection: float = knob(0.0, at_least=0, at_most=10, flag="clock_over_selection")
+    turns: int = knob(0, at_least=0, flag="clock_turns")
+    concurrency: int = knob(0, at_least=0, flag="clock_concurrency")
+    seed: int = knob(0, at_least=0, flag="clock_seed")
+
+    def __post_init__(self):
+        for name in ("compute", "bandwidth"):
+            Drawn.parsed(name, getattr(self, name))
+        if self.devices:
+            self.check_unset("devices, whose file has them", "compute", "bandwidth")
+            capacities(self.devices)
+        if self._from_file is None:
+            self._share_of_day()
+
+    @property
+    def described(self) -> str:
+        """What takes how long, in words."""
+        parts = [f"devices of {self.devices}"] if self.devices else []
+        parts = parts or [f"{self.compute} s per gradient", f"{self.bandwidth} Mbit/s"]
+        parts += [f"available {self.availability}"] * (self.availability != "always")
+        parts += [f"{self.over_selection:.0%} over-selected"] * (self.over_selection > 0)
+        parts += [f"until {self.deadline:g} s"] * math.isfinite(self.deadline)
+        return ", ".join([*parts, *[f"asynchronous, {self.turns} turns a round"] * (self.turns > 0)])
+
+    @property
+    def chooses(self) -> bool:
+        """Whether cohorts depend on the clock."""
+        return self.over_selection > 0 or self.availability != "always"
+
+    def check_unset(self, where: str, *names: str) -> None:
+        """Raises `ArgumentError` if one of these settings has another value than its default."""
+        for name in names:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value != default:
+                raise ArgumentError(name, f"accepted with {where}: {default}", value)
+
+    def _share_of_day(self) -> float:
+        kind, _, share = self.availability.partition(":")
+        if kind == "always" and not share:
+            return 1.0
+        found = _number(share) if kind == "daily" else math.nan
+        if not 0 < found <= 1:
+            raise ArgumentError("availability", f"accepted: {TIMES}", self.availability)
+        return found
+
+    @property
+    def _from_file(self) -> Times | None:
+        return times(self.availability) if Path(self.availability).is_file() else None
+
+    def seconds(self, client: Array, gradients: Array, examples: Array, num_bytes: Array) -> Array:
+        """() seconds of a client's work.
+
+        Args:
+            client: () int32, its number.
+            gradients: Number of gradients of mini-batches.
+            examples: Number of examples in a mini-batch.
+            num_bytes: Bytes that it receives and sends.
+        """
+        if self.devices:
+            found = jnp.asarray(capacities(self.devices))
+            computation, communication = found[client % len(found)]
+            each, megabits = INFERENCES * examples * computation / 1000, communication / 1000
+        else:
+            key = functools.partial(jax.random.fold_in, self._key(client))
+            each = Drawn.parsed("compute", self.compute)(key(COMPUTE), slower=1)
+            megabits = Drawn.parsed("bandwidth", self.bandwidth)(key(BANDWIDTH), slower=-1)
+        return jnp.asarray(gradients * each + 8 * num_bytes / (1e6 * megabits), jnp.float32)
+
+    def available(self, client: Array, now: Array) -> Array:
+        """() whether a client is available at a time in seconds."""
+        if (found := self._from_file) is not None:
+            device = client % len(found.period)
+            at = now % jnp.asarray(found.period)[device]
+            begins, ends = (jnp.asarray(part)[device] for part in (found.begins, found.ends))
+            return ((begins <= at) & (at <= ends)).any()
+        begin = jax.random.uniform(jax.random.fold_in(self._key(client), PHASE))
+        return (now / DAY + begin) % 1 < self._share_of_day()
+
+    def _key(self, client: Array) -> Key:
+        return jax.random.fold_in(jax.random.key(self.seed), client)
+
+
+class Drawn(NamedTuple):
+    """A distribution of a device's capacity: "constant", "lognormal" or "two_class"."""
+
+    kind: str
+    numbers: tuple[float, ...]
+
+    @classmethod
+    def parsed(cls, field: str, text: str) -> Drawn:
+        """A distribution from "KIND:NUMBER:...". Raises `ArgumentError` if it is none."""
+        kind, *given = text.split(":")
+        found = tuple(_number(part) for part in given)
+        known = {"constant": 1, "lognormal": 2, "two_class": 3}.get(kind) == len(found)
+        fits = known and all(map(math.isfinite, found)) and found[0] > 0 and min(found) >= 0
+        if not fits or (kind == "two_class" and not (found[1] <= 1 <= found[2])):
+            text_of_shares = "; a SHARE is at most 1, a FACTOR at least 1"
+            raise ArgumentError(field, f"accepted: {DRAWN}{text_of_shares if kind == 'two_class' else ''}", text)
+        return cls(kind, found)
+
+    def __call__(self, key: Key, slower: int) -> Array:
+        """() a draw; `slower` is 1 if slow devices have large values, and -1 if they have small ones."""
+        middle, *rest = self.numbers
+        if self.kind == "lognormal":
+            return middle * jnp.exp(rest[0] * jax.random.normal(key))
+        if self.kind == "two_class":
+            return jnp.where(jax.random.uniform(key) < rest[0], middle * rest[1] ** slower, middle)
+        return jnp.asarray(middle)
+
+
+class Times(NamedTuple):
+    """When devices are available, in seconds; `begins` and `ends` are filled up with infinities.
+
+    Attributes:
+        begins: (n, T) when they become available.
+        ends: (n, T) when they stop.
+        period: (n,) after which their times repeat.
+    """
+
+    begins: np.ndarray
+    ends: np.ndarray
+    period: np.ndarray
+
+
+class _Plain(pickle.Unpickler):
+    """Reads numbers, texts, lists and dicts; a file with anything else could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it has {module}.{name}, and not only numbers, lists and dicts")
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _read(field: str, path: str) -> list[dict]:
+    """The entries of a file, in the order of their ids."""
+    try:
+        with Path(path).open("rb") as file:
+            found = json.load(file) if path.endswith(".json") else _Plain(file).load()
+        entries = [found[key] for key in sorted(found, key=int)] if isinstance(found, dict) else list(found)
+        if not entries:
+            raise ValueError("it has no devices")
+        return entries
+    except Exception as error:  # a damaged pickle can raise anything
+        raise ArgumentError(
+            field, f"cannot be read: {error}; accepted: pickle or .json, devices by id", path
+        ) from error
+
+
+@functools.lru_cache(maxsize=4)
+def capacities(path: str) -> np.ndarray:
+    """(n, 2) float32: milliseconds per inference and kilobits per second of the devices in a file.
+
+    Raises:
+        ArgumentError: if the file is none of devices' capacities.
+    """
+    entries = _read("devices", path)
+    try:
+        found = np.array([(each["computation"], each["communication"]) for each in entries], np.float32)
+        if not (np.isfinite(found).all() and (found > 0).all()):
+            raise ValueError("a value is not above 0")
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"accepted: a file with a positive computation and communication of each device; {error}"
+        raise ArgumentError("devices", text, path) from error
+    return found
+
+
+@functools.lru_cache(maxsize=4)
+def times(path: str) -> Times:
+    """When the devices in a file are available.
+
+    Raises:
+        ArgumentError: if the file is none of devices' times.
+    """
+    entries = _read("availability", path)
+    try:
+        pairs = [(list(each["active"]), list(each["inactive"])) for each in entries]
+        most = max(len(begins) for begins, _ in pairs)
+        fill = lambda values: np.pad(np.array(values, np.float32), (0, most - len(values)), constant_values=np.inf)
+        if any(len(begins) != len(ends) for begins, ends in pairs):
+            raise ValueError("a device has not as many times in active as in inactive")
+        begins, ends = (np.stack([fill(pair[part]) for pair in pairs]) for part in (0, 1))
+        return Times(begins, ends, np.array([each["finish_time"] for each in entries], np.float32))
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"accepted: a file with active, inactive and finish_time of each device; {error}"
+        raise ArgumentError("availability", text, path) from error
