@@ -28,12 +28,17 @@ from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
 
-def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial]) -> dict:
-    """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds."""
+def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], target: float | None = None) -> dict:
+    """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds.
+
+    With a `target`, also the simulated seconds after which each run has reached this score; None if it never does.
+    """
     summaries = [cell.summary for cell in cells]
     of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
     rounds, curves = over_rounds([cell.rows for cell in cells], score_of(summaries[0]))
-    privacy = [summary["privacy"] for summary in summaries]
+    privacy, timed = [summary["privacy"] for summary in summaries], np.isfinite(of["simulated"].mean)
+    clock = over_rounds([cell.rows for cell in cells], "simulated_seconds")[1] if timed else None
+    sign = 1 if score_of(summaries[0]) == "accuracy" else -1
     splits = [{} if split is None else {"split": split} for _, split in trials]
     return {
         "algorithm": title,
@@ -50,10 +55,33 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial]) -> di
         "seconds_per_round": of["seconds"].mean,
         "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
         "unaccounted": (privacy[0] or {}).get("unaccounted"),
+        "simulated_mean": of["simulated"].mean,
+        "seconds_to_target": None if clock is None or target is None else times_to(target, curves, clock, sign),
         "rounds": rounds,
+        "clock_mean": None if clock is None else clock.mean(axis=0).tolist(),
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": deviation(curves).tolist(),
     }
+
+
+def times_to(target: float, curves: np.ndarray, clock: np.ndarray, sign: int) -> list[float | None]:
+    """Returns when each run was first evaluated at or beyond a score; None if it never was.
+
+    Args:
+        target: The score.
+        curves: (n, T) scores.
+        clock: (n, T) times of the evaluations.
+        sign: 1 if high scores are good, -1 if low ones are.
+    """
+    reached = sign * curves >= sign * target
+    return [float(time[np.argmax(row)]) if row.any() else None for row, time in zip(reached, clock, strict=True)]
+
+
+def times_text(times: Sequence[float | None]) -> str:
+    """Formats the times of runs that reached a score, and how many did not."""
+    never = sum(time is None for time in times)
+    found = OfRuns.of([time for time in times if time is not None]).text("{:.4g}".format)
+    return found + (f", never in {never}" if never else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +93,13 @@ class Table:
         rows: One dict per method, made by `method_row`; "seeds" contains the last row of each run's history. With
             several runs, also intervals, ranks and differences (`pfljax.evaluation.statistics.standings`).
         task: "classification" or "regression".
+        target: The score of the column of simulated seconds until it is reached; None: there is no such column.
     """
 
     title: str
     rows: list[dict]
     task: str
+    target: float | None = None
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
@@ -84,6 +114,11 @@ class Table:
         heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
         heads += ["unseen clients"] * unseen + ["epsilon"] * private
         tuned = any(row.get("tuned") for row in self.rows)
+        timed = any(np.isfinite(np.array(row.get("simulated_mean", np.nan), float)) for row in self.rows)
+        until = timed and self.target is not None
+        heads += ["simulated s"] * timed
+        if until:
+            heads.append(f"simulated s to {number(self.target)}{' %' * classification}")
         heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
         body = []
         for row, standing in zip(self.rows, standings, strict=True):
@@ -94,6 +129,8 @@ class Table:
             cells += [each.text("{:.3f}".format) for each in found]
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
+            cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
+            cells += [times_text(row["seconds_to_target"])] * until
             cells += [row.get("tuned", "") or "-"] * tuned
             body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
         return heads, body
@@ -211,9 +248,10 @@ def compare(
     say: Say | None = None,
     tracker: Tracker | None = None,
     reference: Annotated[str | None, knob(flag="reference")] = None,
+    target: Annotated[float | None, knob(flag="target")] = None,
     **options: Any,
 ) -> Table:
-    """Trains several methods on the same clients with the same seeds.
+    """Trains several methods on the same clients with the same seeds. Returns the table, which `table.plot()` draws.
 
     Args:
         methods: Methods with their knobs, or (title, method) pairs.
@@ -231,10 +269,8 @@ def compare(
         say: Called with a line whenever a method is done.
         tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
         reference: The method that the others are compared with, by paired differences with intervals and tests.
+        target: A score, such as 0.9; with a clock, the table has the simulated seconds until runs reach it.
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
-
-    Returns:
-        The table; `table.plot()` draws it.
     """
     found, seeds, say = titled(methods, reference), list(seeds), say or (lambda line: None)
     if out:
@@ -253,7 +289,7 @@ def compare(
         trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
         return study.train(runs[title], folders[title], trackers, wait=wait)
 
-    table = table_of(trained(list(found), train, say), reference)
+    table = table_of(trained(list(found), train, say), reference, target=target)
     if out:
         table.write(Path(out))
     return table
@@ -276,15 +312,20 @@ def trained(titles: Sequence[str], train: Callable[[str, bool], list[Cell | None
     return cells
 
 
-def table_of(cells: Mapping[str, Sequence[Cell]], reference: str | None, trials: Sequence[Trial] = ()) -> Table:
+def table_of(
+    cells: Mapping[str, Sequence[Cell]],
+    reference: str | None,
+    trials: Sequence[Trial] = (),
+    target: float | None = None,
+) -> Table:
     """Returns the table of methods' cells; `trials` are their seeds and splits, by default their seeds alone."""
     own = next(iter(cells.values()))
     trials, about = trials or [(cell.summary["seed"], None) for cell in own], own[0].summary
     scored, num_clients = about.get("scored_clients"), about["num_clients"]
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
     title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials)}"
-    rows = [method_row(title, each, trials) for title, each in cells.items()]
-    return Table(title, compared(rows, score_of(about), reference), about["task"])
+    rows = [method_row(title, each, trials, target) for title, each in cells.items()]
+    return Table(title, compared(rows, score_of(about), reference), about["task"], target)
 
 
 def named(trials: Sequence[Trial]) -> str:

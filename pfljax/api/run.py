@@ -82,7 +82,7 @@ class Run:
         execution: Execution | None = None,
         config: dict | None = None,
     ):
-        """Checks all arguments. Compiles nothing yet.
+        """Checks all arguments, and raises an `ArgumentError` that names what is accepted. Compiles nothing yet.
 
         Args:
             method: A method with its knobs, such as `FedeRiCo(neighbors=3)`.
@@ -101,17 +101,13 @@ class Run:
             attack: What the attacking clients do. Default: no attack.
             compression: How messages are compressed. Default: not at all.
             faults: Which clients fail, and whether results that are not finite stop the run. Default: none, and yes.
-            clock: How long clients compute and send, for simulated seconds. Default: no time is simulated.
+            clock: How long clients compute and send. Default: no time is simulated.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
-
-        Raises:
-            ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
-        problem = make_problem(clients, model, local, participation, execution.make_plan())
-        problem = problem._replace(clock=clock)
+        problem = make_problem(clients, model, local, participation, execution.make_plan())._replace(clock=clock)
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
         options |= {"faults": faults or Faults(), "stop": stop, "knows": knows}

@@ -28,7 +28,7 @@ from pfljax.contract.errors import RunError
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     define_sweep(registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare")
-    Group(RUNS, registry).declare(compare, "reference")
+    Group(RUNS, registry).declare(compare, "reference", "target")
     workers.define(registry)
     define_training(registry)
     define_data(registry)
@@ -67,7 +67,7 @@ def run(settings: Settings) -> None:
     if missing:  # with --cells
         print(f"unfinished runs of other processes: {missing}; the process that finishes last writes the table")
         return
-    table = table_of(cells, settings.reference, trials)
+    table = table_of(cells, settings.reference, trials, settings.target)
     rows = [row | sweep.chosen(settings, row["algorithm"], out / row["algorithm"]) for row in table.rows]
     table = dataclasses.replace(table, rows=rows)
     report.save(table.plot(), out / "table.png")

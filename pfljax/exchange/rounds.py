@@ -212,9 +212,11 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
     ids, sizes = playing.cohort.ids, playing.clients.train.size
     if algorithm.traffic is not None:
         moved = algorithm.traffic(moved)
-    down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, step == 0).num_bytes(moved)
+    away = aggregate.report.get("away", jnp.zeros(ids.shape, bool))
+    first = (step == 0) & ~away[:, None]
+    down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, first).num_bytes(moved)
     loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
-    for left_out in (attacker, aggregate.report.get("absent")):  # their results do not count
+    for left_out in (attacker, aggregate.report.get("absent"), away):  # their results do not count
         if left_out is not None:
             loss, sizes = jnp.where(left_out, 0, loss), jnp.where(left_out, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()

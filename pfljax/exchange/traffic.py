@@ -39,7 +39,7 @@ def messages(algorithm: Algorithm, client: Array, index: Array, sent: Array, fir
         client: (...) numbers of the clients.
         index: (..., J) from `Algorithm.download`.
         sent: (..., J) which contributions are sent.
-        first: Whether it is a round's first exchange.
+        first: (..., 1) or () whether it is a round's first exchange, in which all clients that are there take part.
     """
     travels = jnp.ones_like(index, bool)
     if algorithm.topology == "own":

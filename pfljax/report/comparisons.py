@@ -94,6 +94,9 @@ def comparison_figure(table: Sequence[Mapping]) -> Figure:
         method_points(last, of(f"test {score}, last round")),
         method_curves(over, Axis("round"), of(f"test {score}")),
     ]
+    if any(row.get("clock_mean") for row in table):
+        timed = {row["algorithm"]: (row["clock_mean"], row["curve_mean"], row["curve_std"]) for row in table}
+        panels.append(method_curves(timed, Axis("simulated seconds, mean over runs"), of(f"test {score}")))
     differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
     if differs:
         names = ("difference", "difference_low", "difference_high")

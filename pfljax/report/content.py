@@ -86,9 +86,9 @@ def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] 
     panels = {"spread": {name: pictures.scores(run, score) for name, score in run.scores.items()}}
     panels["ranking"] = {"": pictures.ranking(run, shown)}
     panels |= {f"measure-{number}": {"": panel} for number, panel in enumerate(pictures.measures(run))}
-    traffic = pictures.traffic(run)
-    if traffic is not None:
-        panels["traffic"] = {"": traffic}
+    for name, panel in {"traffic": pictures.traffic(run), "duration": pictures.duration(run)}.items():
+        if panel is not None:
+            panels[name] = {"": panel}
     if sharing is not None:
         of = np.array(colors(run.groups))[shown].tolist(), run.ids[shown], run.num_models
         blocks = {"group": run.groups[shown], "found": sharing["found"]}

@@ -64,6 +64,7 @@ def write_page(directory: Path) -> Path:
         "More figures": "".join(_picture(run, *extra) for extra in run.extras().items()),
         "Clients held out of training": sections.unseen(summary.get("unseen") or {}),
         "Traffic": sections.traffic(run.rows) + (TRAFFIC if "traffic" in data["panels"] else ""),
+        "Simulated time": sections.duration(run.rows) + (DURATION if "duration" in data["panels"] else ""),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
         "Configuration": sections.config(run.config, summary["algorithm"]),
@@ -176,6 +177,7 @@ PICKER = (
     '<button type="button" id="previous">Previous</button><button type="button" id="next">Next</button>'
 )
 TRAFFIC = plot("traffic", "Score against traffic", "When does more traffic stop paying off?")
+DURATION = plot("duration", "Score against simulated time", "How long until a score is reached?")
 CURVE = (
     "Noisy training points, and each client's personal model on its own interval. Personal models should follow the "
     "curve where a single model cannot."

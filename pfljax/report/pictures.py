@@ -45,6 +45,13 @@ def traffic(run: RunData) -> Panel | None:
     )
 
 
+def duration(run: RunData) -> Panel | None:
+    """Describes the score against the simulated seconds so far; None without a clock."""
+    if run.simulated is None:
+        return None
+    return Panel(Axis("simulated seconds"), axis_of(run.score), _mean_and_tail(run, run.score, run.simulated))
+
+
 def _mean_and_tail(run: RunData, score: Score, x: np.ndarray) -> list[Series]:
     tail = over_clients(np.nanpercentile, run.results[f"{score.name}_test"], 50 - 40 * score.sign)
     return [

@@ -60,6 +60,13 @@ class Plots(RunData):
             raise ValueError("no model was sent or received")
         return draw([panel])
 
+    def duration(self) -> Figure:
+        """Plots the score against simulated seconds."""
+        panel = pictures.duration(self)
+        if panel is None:
+            raise ValueError("the run has no clock")
+        return draw([panel])
+
     def measures(self) -> Figure:
         """Plots the method's own metrics over rounds, one panel per metric."""
         panels = pictures.measures(self)
@@ -90,4 +97,6 @@ class Plots(RunData):
             out["measures"] = self.measures()
         if self.megabytes is not None:
             out[f"traffic_against_{name}"] = self.traffic()
+        if self.simulated is not None:
+            out[f"simulated_seconds_against_{name}"] = self.duration()
         return out

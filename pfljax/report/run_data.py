@@ -61,7 +61,7 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
     Returns:
         "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the best
         round), "unseen" (that of clients who never trained), "gradients" and "megabytes" (per client and round),
-        "seconds" (per round), and the further metrics by name.
+        "seconds" (per round), "simulated" (seconds in all), and the further metrics by name.
     """
     score, rounds = score_of(summaries[0]), lambda summary: max(summary["last"]["round"], 1)
     read: dict[str, Callable[[Mapping], Any]] = {
@@ -72,6 +72,7 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
         "gradients": lambda summary: summary.get("gradients_per_round"),
         "megabytes": lambda summary: sum(summary["last"][name] for name in BYTES) / rounds(summary) / 1e6,
         "seconds": lambda summary: summary.get("seconds_per_round"),
+        "simulated": lambda summary: summary["last"].get("simulated_seconds"),
     }
     own = [name for summary in summaries for name in summary.get("metrics", ())]
     read |= {name: lambda summary, name=name: summary["last"].get(name) for name in own}
@@ -212,6 +213,12 @@ class RunData:
         """Megabytes received and sent per client up to each evaluated round; None if nothing was sent or counted."""
         sent = np.array([row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in self.rows], float) / 1e6
         return sent if len(sent) == len(self.test) and sent.any() else None
+
+    @property
+    def simulated(self) -> Float[np.ndarray, " T"] | None:
+        """Simulated seconds up to each evaluated round; None without a clock."""
+        found = np.array([row.get("simulated_seconds", np.nan) for row in self.rows], float)
+        return found if len(found) == len(self.test) and np.isfinite(found).all() else None
 
     @property
     def measured(self) -> dict[str, Float[np.ndarray, " T"]]:

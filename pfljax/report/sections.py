@@ -113,6 +113,15 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> str:
     return table(["per client", "total", "per round"], [(name, readable(n), readable(n / rounds)) for name, n in each])
 
 
+def duration(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the simulated seconds of a run."""
+    total = rows[-1].get("simulated_seconds") if rows else None
+    if total is None:
+        return ""
+    lines = [("simulated seconds", f"{total:,.4g}"), ("per round", f"{total / max(rows[-1]['round'], 1):,.4g}")]
+    return table([], lines)
+
+
 def privacy(ledger: Mapping[str, Any] | None) -> str:
     """Returns the privacy bounds of the ledger."""
     if not ledger:

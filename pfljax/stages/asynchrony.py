@@ -241,7 +241,7 @@ def with_turns(problem: Problem, algorithm: Algorithm) -> Algorithm:
         idle = lambda: absent(noted, context, models, row, data)
         out = jax.lax.cond(row.note, lambda: noted.client_update(context, models, row, data), idle)
         seconds = jnp.where(context.step == 0, context.server.note.until, 0)
-        return out._replace(report=messages.beside(out.report) | {"seconds": seconds, "absent": ~row.note})
+        return out._replace(report=messages.beside(out.report) | {"seconds": seconds, "away": ~row.note})
 
     def server_update(key, state, aggregate):
         turns = state.server.note

@@ -60,7 +60,7 @@ def with_square(report: Mapping[str, Any], update: PyTree, sent: PyTree) -> Mapp
 
 def beside(report: Mapping[str, Any], **noted: Any) -> dict[str, Any]:
     """A client's report with what a stage tells the server; the method's own is "method"."""
-    known = {name: report[name] for name in ("loss", "absent", "seconds") if name in report}
+    known = {name: report[name] for name in ("loss", "absent", "away", "seconds") if name in report}
     return {"method": report, **known, **noted}
 
 

@@ -57,14 +57,14 @@ def with_clock(problem: Problem, algorithm: Algorithm) -> Algorithm:
         train = lambda: noted.client_update(context, models, row, data)
         out = train() if always else jax.lax.cond(here, train, idle)
         moved = moved_by(algorithm, bare(context), models, row.inner, data, out)
-        each = exchange_seconds(problem, algorithm, moved, context, data.train.size)
+        each = jnp.where(here, exchange_seconds(problem, algorithm, moved, context, data.train.size), 0)
         if math.isfinite(clock.deadline):
             begun = context.step * each
             late = begun + each > clock.deadline
             lost = lambda: idle()._replace(client=out.client)
             out = jax.lax.cond(late, lost, lambda: out)
             each = jnp.clip(clock.deadline - begun, 0, each)
-        report = messages.beside(out.report) | {"seconds": each} | ({} if always else {"absent": ~here})
+        report = messages.beside(out.report) | {"seconds": each} | ({} if always else {"away": ~here})
         return out._replace(report=report)
 
     def server_update(key, state, aggregate):

@@ -219,4 +219,5 @@ class Experiment:
         """
         problem, ledger = self.problem, algorithm.ledger
         per_client = float(self.steps.mean()) * ledger.passes * max(ledger.gradients, 1)
-        return per_client * problem.cohort_size / problem.num_clients
+        turns = problem.clock.turns if problem.clock else 0
+        return per_client * (turns or problem.cohort_size) / problem.num_clients

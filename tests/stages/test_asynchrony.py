@@ -1,0 +1,171 @@
+"""Asynchronous rounds: the events of a clock against a list of them in NumPy, and what methods make of them."""
+
+import dataclasses
+import heapq
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import toys
+from quadratics import RATE, gradient, vectors
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.local.clock import Clock
+from pfljax.stages.asynchrony import AtWork, next_buffer, on_clock
+
+SIZES = (3, 5, 2, 4, 6, 3, 4)
+
+
+def drawn(key, number, num, busy):
+    """The client that begins next: the largest of uniform numbers among those that are free."""
+    scores = np.asarray(jax.random.uniform(jax.random.fold_in(key, number), (num,)))
+    return max((k for k in range(num) if k not in busy), key=lambda k: scores[k])
+
+
+def events(keys, seconds, first, size, most):
+    """Plays whole buffers with a queue of events: (ids, steps late, time) of each, and how many were discarded."""
+    queue, now, buffers = [(seconds[k], place, k, 0) for place, k in enumerate(first)], 0.0, []
+    heapq.heapify(queue)
+    for version, key in enumerate(keys):
+        buffer, draws, lost = [], 0, 0
+        while len(buffer) < size:
+            now, place, client, began = heapq.heappop(queue)
+            kept = version - began <= most
+            if kept:
+                buffer.append((client, version - began))
+            lost += not kept
+            busy = {client, *(each[2] for each in queue), *(k for k, _ in buffer)}
+            new = drawn(key, draws, len(seconds), busy)
+            draws += 1
+            # The server takes its step before the next client begins.
+            heapq.heappush(queue, (now + seconds[new], place, new, version + (len(buffer) == size and kept)))
+        buffers.append((sorted(buffer), now, lost))
+    return buffers
+
+
+@pytest.mark.parametrize(("size", "at_once", "most"), [(1, 3, 50), (3, 6, 50), (4, 8, 1), (2, 2, 0)])
+def test_buffers_are_those_of_a_queue_of_events(size, at_once, most):
+    rng, num = np.random.default_rng(size), 14
+    seconds = np.exp(1.5 * rng.normal(size=num)).astype(np.float32)
+    first = rng.permutation(num)[:at_once].astype(np.int32)
+    keys = [jax.random.key(number) for number in range(12)]
+    at_work = AtWork(jnp.array(first), jnp.array(seconds[first]), jnp.zeros(at_once, jnp.int32))
+    play, now = jax.jit(next_buffer, static_argnums=(3, 4)), 0.0
+    for key, (expected, time, lost) in zip(keys, events(keys, seconds, first, size, most), strict=True):
+        at_work, buffer = play(key, jnp.array(seconds), at_work, size, most)
+        now += float(buffer.seconds)
+        assert list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True)) == expected
+        assert now == pytest.approx(time, rel=1e-4) and int(buffer.discarded) == lost
+        assert len({*at_work.client.tolist(), *buffer.ids.tolist()}) == at_once + size
+
+
+def test_discarded_updates_are_counted():
+    """Clients that take forever are late once a buffer without them was full."""
+    seconds, first = jnp.array([1.0, 1.0, 1.0, 50.0]), jnp.array([0, 3], jnp.int32)
+    at_work, discarded = AtWork(first, seconds[first], jnp.zeros(2, jnp.int32)), 0
+    for number in range(60):
+        at_work, buffer = next_buffer(jax.random.key(number), seconds, at_work, 1, 2)
+        assert buffer.ids[0] != 3 and buffer.late.max() <= 2
+        discarded += int(buffer.discarded)
+    assert discarded >= 1
+
+
+def played(name, clock, rounds, cohort, task="regression", **knobs):
+    federation = toys.make_federation(SIZES, task)
+    problem = toys.make_problem(federation, optax.sgd(RATE), cohort=cohort)._replace(clock=clock)
+    algorithm = on_clock(problem, toys.make_algorithm(name, problem, **knobs))
+    return federation, *toys.train(algorithm, problem, federation.client_data, rounds)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "fedasync"])
+def test_servers_apply_what_arrives_by_hand(name):
+    """Each client trains the model of as many steps ago as it is late."""
+    clock, size = Clock(compute="lognormal:1:1", concurrency=4), {"fedbuff": 2, "fedasync": 1}[name]
+    knobs = {"fedbuff": {"server_rate": 0.7}, "fedasync": {"alpha": 0.8, "rho": 0.0}}[name]
+    federation, states, records = played(name, clock, 8, size, max_staleness=6, **knobs)
+    models, latest = [vectors(states[0].models)[0]], 0
+    for state, after, record in zip(states, states[1:], records, strict=False):
+        buffer = state.server.note.buffer
+        pairs = list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True))
+        assert record.seconds == buffer.seconds and record.metrics["staleness"] == np.mean(buffer.late)
+        latest, total = max(latest, *(late for _, late in pairs)), sum(SIZES[k] for k, _ in pairs)
+        step = np.zeros(4)
+        for k, late in pairs:
+            start = models[-1 - late]
+            own = start - RATE * gradient(federation, k, start)
+            toward = own - (start if name == "fedbuff" else models[-1])
+            step += SIZES[k] / total * toward * (1 + late) ** -0.5
+        models.append(models[-1] + {"fedbuff": 0.7, "fedasync": 0.8}[name] * step)
+        np.testing.assert_allclose(vectors(after.models)[0], models[-1], rtol=1e-4, atol=1e-5)
+    assert latest >= 2
+
+
+def test_slow_clients_are_late_more_often_and_send_less_often(tmp_path):
+    path = tmp_path / "devices.json"
+    entries = [{"computation": 1.0 if k < 4 else 8.0, "communication": 1e12} for k in range(7)]
+    path.write_text(json.dumps(entries))
+    _, states, _ = played("fedbuff", Clock(devices=str(path), concurrency=5), 60, 2, max_staleness=40)
+    buffers = [state.server.note.buffer for state in states]
+    ids, late = (np.concatenate([getattr(each, part) for each in buffers]) for part in ("ids", "late"))
+    assert late[ids >= 4].mean() > 2 * late[ids < 4].mean()
+    assert (ids < 4).mean() > 0.7
+
+
+def test_turns_end_in_the_order_of_the_clock(tmp_path):
+    """Turns of 2, 3, 5 and 7 seconds: those that end until each time, by hand."""
+    path = tmp_path / "devices.json"
+    path.write_text(json.dumps([{"computation": 1000 * s / 3 / 4, "communication": 1e12} for s in (2, 3, 5, 7)]))
+    federation = toys.make_federation((4, 4, 4, 4))
+    problem = toys.make_problem(federation)._replace(clock=Clock(devices=str(path), turns=2))
+    algorithm = on_clock(problem, toys.make_algorithm("local", problem))
+    states, records = toys.train(algorithm, problem, federation.client_data, 4)
+    kernels = [np.asarray(state.models["Dense_0"]["kernel"]) for state in states]
+    moved = [np.flatnonzero((a != b).any(axis=(1, 2))).tolist() for a, b in itertools.pairwise(kernels)]
+    # Ends: 2 4 6 8 ..., 3 6 9 ..., 5 10 ..., 7 14 ...: [2, 3], [4, 5], [6, 6], [7, 8].
+    assert moved == [[0, 1], [0, 2], [0, 1], [0, 3]]
+    assert np.cumsum([float(record.seconds) for record in records]).tolist() == pytest.approx([3, 5, 6, 8], rel=1e-5)
+
+
+@pytest.mark.parametrize("update", ["delta", "gradient"])
+def test_federico_at_its_own_pace_reads_models_as_they_are(update):
+    """Those whose turn does not end keep their rows; where all turns end at once, it is the synchronous method."""
+    federation = toys.make_federation(SIZES)
+    play = lambda clock: toys.train(
+        on_clock(problem._replace(clock=clock), algorithm), problem, federation.client_data, 3
+    )
+    problem = toys.make_problem(federation, batch_size=3)
+    algorithm = toys.make_algorithm("federico", problem, neighbors=2, update=update)
+    equal = Clock(compute="constant:1", bandwidth="constant:1e9", turns=len(SIZES))
+    whole, plain = play(equal), play(None)
+    toys.assert_trees_close(whole[0][1].models, plain[0][1].models, rtol=1e-5, atol=1e-6)
+    states, records = play(Clock(turns=2))
+    for before, after in itertools.pairwise(states):
+        rounds = np.asarray(after.clients.inner.rounds) - np.asarray(before.clients.inner.rounds)
+        assert rounds.tolist() == np.asarray(before.clients.note).astype(int).tolist() and rounds.sum() == 2
+    assert all(record.seconds > 0 for record in records)
+    # Two of seven clients receive and send in a round.
+    if update == "delta":
+        assert [float(record.down) for record in records] == [2 / 7 * float(plain[1][0].down)] * 3
+
+
+def test_what_means_nothing_is_refused():
+    with pytest.raises(ArgumentError, match=r"^concurrency=6: accepted for this method: 1 to 5, the 7 clients without"):
+        played("fedbuff", Clock(concurrency=6), 1, 2)
+    with pytest.raises(ArgumentError, match=r"^concurrency=0: accepted for this method: 1 to 0"):
+        played("fedbuff", Clock(), 1, 7)
+    with pytest.raises(
+        ArgumentError, match=r"^deadline=3: accepted with this method, whose server waits"
+    ):
+        played("fedasync", Clock(deadline=3), 1, 1)
+    with pytest.raises(ArgumentError, match=r"^turns=2: accepted for this method: 0; a server has its models"):
+        played("fedavg", Clock(turns=2), 1, 7)
+    with pytest.raises(ArgumentError, match=r"^turns=2: accepted with participation below 1: 0"):
+        played("local", Clock(turns=2), 1, 3)
+    with pytest.raises(ArgumentError, match=r"^turns=9: accepted: 0 to 7"):
+        played("local", Clock(turns=9), 1, 7)
+    with pytest.raises(ArgumentError, match=r"^over_selection=0.5: accepted with turns: 0"):
+        played("local", dataclasses.replace(Clock(turns=2), over_selection=0.5), 1, 7)
