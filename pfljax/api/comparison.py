@@ -115,10 +115,10 @@ class Table:
         heads += ["unseen clients"] * unseen + ["epsilon"] * private
         tuned = any(row.get("tuned") for row in self.rows)
         timed = any(np.isfinite(np.array(row.get("simulated_mean", np.nan), float)) for row in self.rows)
-        until = timed and self.target is not None
+        target = self.target if timed else None
         heads += ["simulated s"] * timed
-        if until:
-            heads.append(f"simulated s to {number(self.target)}{' %' * classification}")
+        if target is not None:
+            heads.append(f"simulated s to {number(target)}{' %' * classification}")
         heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
         body = []
         for row, standing in zip(self.rows, standings, strict=True):
@@ -130,7 +130,7 @@ class Table:
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
             cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
-            cells += [times_text(row["seconds_to_target"])] * until
+            cells += [times_text(row["seconds_to_target"])] * (target is not None)
             cells += [row.get("tuned", "") or "-"] * tuned
             body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
         return heads, body

@@ -157,9 +157,7 @@ def test_what_means_nothing_is_refused():
         played("fedbuff", Clock(concurrency=6), 1, 2)
     with pytest.raises(ArgumentError, match=r"^concurrency=0: accepted for this method: 1 to 0"):
         played("fedbuff", Clock(), 1, 7)
-    with pytest.raises(
-        ArgumentError, match=r"^deadline=3: accepted with this method, whose server waits"
-    ):
+    with pytest.raises(ArgumentError, match=r"^deadline=3: accepted with this method, whose server waits"):
         played("fedasync", Clock(deadline=3), 1, 1)
     with pytest.raises(ArgumentError, match=r"^turns=2: accepted for this method: 0; a server has its models"):
         played("fedavg", Clock(turns=2), 1, 7)
