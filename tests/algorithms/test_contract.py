@@ -293,6 +293,7 @@ WITHOUT_CHANCE = {
     "fedfomo": {"neighbors": K - 1},
     "fedfomo_average": {"neighbors": K - 1},
     "fedbuff": {"max_staleness": 0},
+    "fedasync": {"max_staleness": 0},
     "fedala": {"share": 1.0},
 }
 

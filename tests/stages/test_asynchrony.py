@@ -14,6 +14,7 @@ import toys
 from quadratics import RATE, gradient, vectors
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.exchange.plan import make_plan
 from pfljax.local.clock import Clock
 from pfljax.stages.asynchrony import AtWork, next_buffer, on_clock
 
@@ -167,3 +168,43 @@ def test_what_means_nothing_is_refused():
         played("local", Clock(turns=9), 1, 7)
     with pytest.raises(ArgumentError, match=r"^over_selection=0.5: accepted with turns: 0"):
         played("local", dataclasses.replace(Clock(turns=2), over_selection=0.5), 1, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "clock"), [("fedbuff", Clock(concurrency=3)), ("federico", Clock(turns=2))])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(name, clock, tmp_path):
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, cohort=2 if name == "fedbuff" else 7)._replace(clock=clock)
+    knobs = {"neighbors": 2} if name == "federico" else {}
+    experiment = lambda: toys.make_experiment(name, problem, federation, knobs=knobs)
+    whole = toys.run(experiment(), 6)
+    toys.run(experiment(), 3, out=tmp_path / "run")
+    resumed = toys.run(experiment(), 6, out=tmp_path / "run", resume=True)
+    assert toys.same_trees(resumed.whole_state(), whole.whole_state())
+    assert resumed.history.rows[-1]["simulated_seconds"] == whole.history.rows[-1]["simulated_seconds"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedbuff", "federico"])
+def test_asynchronous_runs_are_the_same_under_every_plan(name):
+    federation = toys.make_federation(SIZES)
+    clock = {"fedbuff": Clock(concurrency=3), "federico": Clock(turns=2)}[name]
+    problem = toys.make_problem(federation, cohort=2 if name == "fedbuff" else 7)._replace(clock=clock)
+    knobs = {"neighbors": 2} if name == "federico" else {}
+    plans = [make_plan("map", devices=1), make_plan("vmap", devices=2), make_plan("chunk", 3, devices=1)]
+    runs = [toys.run(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan), 5) for plan in plans]
+    for other in runs[1:]:
+        toys.assert_trees_close(other.whole_state().models, runs[0].whole_state().models, rtol=1e-4, atol=1e-5)
+        assert other.history.simulated == pytest.approx(runs[0].history.simulated, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_clock_is_the_same_under_every_store():
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, cohort=3)._replace(clock=Clock(deadline=1.0))
+    run = lambda store: toys.run(toys.make_experiment("ditto", problem, federation, client_store=store), 3)
+    expected = run("device")
+    for store in ("host", "disk"):
+        found = run(store)
+        toys.assert_trees_close(found.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
+        assert found.history.simulated == pytest.approx(expected.history.simulated, rel=1e-6)

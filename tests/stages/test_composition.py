@@ -7,6 +7,7 @@ import pytest
 import toys
 
 from pfljax.exchange.plan import make_plan
+from pfljax.local.clock import Clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
@@ -21,21 +22,27 @@ STAGES = {
 }
 
 
-def experiment(name, plan=("map", 0, 1), **stages):
+CLOCK = Clock(deadline=1.2, over_selection=0.2, availability="daily:0.9")
+
+
+def experiment(name, plan=("map", 0, 1), clock=None, **stages):
     federation = toys.make_federation(SIZES).with_attackers(0.25)
-    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=6)
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=6)._replace(clock=clock)
     return toys.make_experiment(name, problem, federation, plan=make_plan(*plan), **stages)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto"])
-def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, tmp_path):
-    whole = toys.run(experiment(name, **STAGES), 4).whole_state()
+@pytest.mark.parametrize("server", [STAGES["server"], Server(aggregator="dnc")], ids=["weighted", "uniform"])
+def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, server, tmp_path):
+    clock = CLOCK if server.sampler == "uniform" else Clock(deadline=1.2)
+    stages = {**STAGES, "server": server, "clock": clock}
+    whole = toys.run(experiment(name, **stages), 4).whole_state()
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(whole) if leaf.dtype == np.float32)
-    spread = toys.run(experiment(name, ("vmap", 0, 2), **STAGES), 4).whole_state()
+    spread = toys.run(experiment(name, ("vmap", 0, 2), **stages), 4).whole_state()
     toys.assert_trees_close(spread.models, whole.models, rtol=1e-4, atol=1e-5)
-    toys.run(experiment(name, **STAGES), 2, out=tmp_path / "run")
-    resumed = toys.run(experiment(name, **STAGES), 4, out=tmp_path / "run", resume=True).whole_state()
+    toys.run(experiment(name, **stages), 2, out=tmp_path / "run")
+    resumed = toys.run(experiment(name, **stages), 4, out=tmp_path / "run", resume=True).whole_state()
     assert toys.same_trees(resumed, whole)
 
 
