@@ -150,6 +150,11 @@ class Experiment:
         """The method's registered name."""
         return self.method.info.name
 
+    @property
+    def measures(self) -> list[str]:
+        """Names of all further metrics: the run's own and its attack's."""
+        return [*self.metrics, *self.attack.measures]
+
     @functools.cached_property
     def scored(self) -> np.ndarray | None:
         """The scored clients: a uniform sample drawn with the seed, sorted, int32 (n,); None: all."""

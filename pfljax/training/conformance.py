@@ -48,7 +48,7 @@ TOLERANCE = 1e-3  # of the sum of a client's weights
 # Entries of a row of metrics.jsonl, and of the tables and summaries that contain such rows.
 RESERVED = {"round", "seconds", "train_loss", "bytes_down", "bytes_up", "loss", "accuracy", "accuracy_mean"}
 RESERVED |= {"accuracy_std", "accuracy_bottom_decile", "accuracy_min", "validation_loss", "validation_accuracy"}
-RESERVED |= {"method", "seed", "selected_by"}
+RESERVED |= {"method", "seed", "selected_by", "attack_success"}
 ARRAYS = {"round", "topology", "distribution", "labels", "target", "clients"}  # of collaboration.npz
 
 
