@@ -315,6 +315,8 @@ class Algorithm:
             in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
             with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
+        root: (key, state) -> the update, leaves (N, ...), that the server makes of examples of its own; None: it has
+            none. Set by a stage.
         report: Extra entries for the plan, summary and pages.
         measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
             examples) -> (), NaN if there is nothing to measure.
@@ -344,6 +346,7 @@ class Algorithm:
     tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
+    root: Callable[[Key, State], Params] | None = None
     report: Report = Report()
     measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
     via_server: bool = False

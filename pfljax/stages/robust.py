@@ -16,6 +16,8 @@
   robust optimization" (ICML 2021).
 - "dnc", the mean without the updates that stand out along the direction of largest variance: Shejwalkar, Houmansadr,
   "Manipulating the Byzantine" (NDSS 2021), Algorithm 2.
+- "fltrust", the mean of updates as long as the server's own update, each weighted by the positive part of its cosine
+  with that: Cao, Fang, Liu, Gong, "FLTrust" (NDSS 2021), Section IV-C; see `roots`.
 
 f is the assumed share of attackers times n, rounded down. Departures from the papers: All rules but "geometric_median"
 and "norm_clipping" weight clients equally, whatever their n_k. Centered clipping begins at the coordinates' median and
@@ -46,6 +48,7 @@ Aggregator = Literal[
     "norm_clipping",
     "centered_clipping",
     "dnc",
+    "fltrust",
 ]
 TRIMMING = ("trimmed_mean", "krum", "multi_krum", "bulyan", "dnc")  # rules that read the share of attackers
 WEISZFELD_STEPS, TOLERANCE = 1000, 1e-5  # most steps; the last one's length, by the distance that is left
@@ -64,7 +67,7 @@ def check_number(aggregator: Aggregator, share: float, num: int) -> int:
     return assumed
 
 
-def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float) -> Params:
+def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float, root: Params = ()) -> Params:
     """Combines n stacked updates into one; those of weight 0 do not count.
 
     Args:
@@ -72,6 +75,7 @@ def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float
         updates: Leaves (n, ...).
         weight: (n,).
         share: Assumed share of attackers, below 1 / 2.
+        root: The server's own update, leaves (...), which "fltrust" reads.
     """
     counts = weight > 0
     if aggregator == "mean":
@@ -95,6 +99,8 @@ def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float
         return centered_clipping(updates, usable)
     if aggregator == "dnc":
         return without_outliers(updates, usable, assumed)
+    if aggregator == "fltrust":
+        return trusted(updates, usable, root)
     rule = norm_clipping if aggregator == "norm_clipping" else geometric_median
     return rule(updates, jnp.where(usable, weight, 0))
 
@@ -237,3 +243,11 @@ def without_outliers(updates: Params, counts: Array, assumed: Array) -> Params:
     vector = jax.lax.fori_loop(0, POWER_STEPS, power, products[jnp.argmax(jnp.diagonal(products))])
     kept = nearest(jnp.square(vector), counts, counts.sum() - assumed)
     return tree.mix(shares_of(kept), updates)
+
+
+def trusted(updates: Params, counts: Array, root: Params) -> Params:
+    """The mean of updates that are scaled to the root's length, by the positive part of their cosines with it."""
+    length, norms = jnp.sqrt(tree.inner(root, root)), jnp.maximum(lengths(updates), jnp.finfo(jnp.float32).tiny)
+    along = tree.inner_products(updates, tree.stack_one(root))[:, 0]
+    trust = jnp.where(counts, jnp.maximum(along, 0) / norms, 0)
+    return tree.mix(shares_of(trust) * length / norms, updates)

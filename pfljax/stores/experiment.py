@@ -195,7 +195,7 @@ class Experiment:
             method = dataclasses.replace(method, **numbers.knobs)
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
-        sent = self.compression.on(problem, self.attack.on(problem, tuned))
+        sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
         arrived = self.server.of(problem, self.faults.on(problem, sent), self.attack)
         found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
