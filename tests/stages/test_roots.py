@@ -113,5 +113,5 @@ def test_methods_that_have_no_single_mean_refuse_it(name, text):
 
 
 def test_root_examples_are_refused_without_fltrust():
-    with pytest.raises(ArgumentError, match="^root_examples=5"):
+    with pytest.raises(ArgumentError, match=r"^root_examples=5: "):
         Server(aggregator="median", root_examples=5)
