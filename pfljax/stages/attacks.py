@@ -67,8 +67,8 @@ class Attack:
         strength: Factor s of "sign_flip", "noise", "scale", "ipm" and "replacement".
         target: Class that a backdoor's trigger stands for.
         poisoned: Share of an attacker's examples that show the trigger.
-        trigger: Value of the trigger's pixels or features, on the scale of the model's inputs: that many standard
-            deviations if these are standardized. Pixels that are kept as integers get 255.
+        trigger: Value of the trigger's pixels or features, on the scale of the model's inputs: 1 is white where pixels
+            are between 0 and 1, and one standard deviation where inputs are standardized. Integers get 255.
     """
 
     kind: Kind = knob("none", flag="attack")
@@ -76,7 +76,7 @@ class Attack:
     strength: float = knob(4.0, above=0, read_with={"kind": SCALED}, flag="attack_strength")
     target: int = knob(0, at_least=0, read_with={"kind": STAMPED}, flag="attack_target")
     poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED}, flag="attack_poisoned")
-    trigger: float = knob(3.0, read_with={"kind": STAMPED}, flag="attack_trigger")
+    trigger: float = knob(1.0, read_with={"kind": STAMPED}, flag="attack_trigger")
 
     @property
     def backdoor(self) -> Trigger | None:

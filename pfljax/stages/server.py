@@ -26,7 +26,7 @@ class Server:
         trim: Share of clients that robust aggregators assume to be attackers: a trimmed mean drops that share of values
             on each side, and Krum trusts the rest.
         root_examples: Number of examples, drawn from all clients' training data, that the server trains on to know whom
-            to trust.
+            to trust; all that there are, if these are fewer.
     """
 
     sampler: Sampler = knob("uniform", flag="sampler")

@@ -126,7 +126,7 @@ def test_tokens_have_no_place_for_a_trigger():
         Attack("backdoor").on(problem._replace(model=model), toys.make_algorithm("fedavg", problem))
 
 
-@pytest.mark.parametrize("name", ["target", "poisoned", "trigger"])
-def test_other_attacks_refuse_the_settings_of_a_trigger(name):
-    with pytest.raises(ArgumentError, match=f"^{name}=1"):
-        Attack("sign_flip", **{name: 1})
+@pytest.mark.parametrize(("name", "value"), [("target", 2), ("poisoned", 0.7), ("trigger", 2.5)])
+def test_other_attacks_refuse_the_settings_of_a_trigger(name, value):
+    with pytest.raises(ArgumentError, match=f"^{name}={value}: "):
+        Attack("sign_flip", **{name: value})

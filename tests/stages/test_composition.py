@@ -19,6 +19,7 @@ STAGES = {
     "compression": Compression("topk:0.5", "quantize:6"),
     "faults": Faults(dropout=0.2, lost=0.1, broken=0.1, on_divergence="drop"),
 }
+TRUSTED = STAGES | {"server": Server(aggregator="fltrust", root_examples=6), "attack": Attack("replacement", 0.25)}
 
 
 def experiment(name, plan=("map", 0, 1), **stages):
@@ -28,14 +29,15 @@ def experiment(name, plan=("map", 0, 1), **stages):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stages", [STAGES, TRUSTED], ids=["trimmed", "trusted"])
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto"])
-def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, tmp_path):
-    whole = toys.run(experiment(name, **STAGES), 4).whole_state()
+def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stages, tmp_path):
+    whole = toys.run(experiment(name, **stages), 4).whole_state()
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(whole) if leaf.dtype == np.float32)
-    spread = toys.run(experiment(name, ("vmap", 0, 2), **STAGES), 4).whole_state()
+    spread = toys.run(experiment(name, ("vmap", 0, 2), **stages), 4).whole_state()
     toys.assert_trees_close(spread.models, whole.models, rtol=1e-4, atol=1e-5)
-    toys.run(experiment(name, **STAGES), 2, out=tmp_path / "run")
-    resumed = toys.run(experiment(name, **STAGES), 4, out=tmp_path / "run", resume=True).whole_state()
+    toys.run(experiment(name, **stages), 2, out=tmp_path / "run")
+    resumed = toys.run(experiment(name, **stages), 4, out=tmp_path / "run", resume=True).whole_state()
     assert toys.same_trees(resumed, whole)
 
 
