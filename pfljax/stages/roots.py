@@ -3,8 +3,9 @@
 Cao, Fang, Liu, Gong, "FLTrust: Byzantine-robust federated learning via trust bootstrapping" (NDSS 2021), Section IV.
 The server plays every round as a client does in its first, on a small root data set; `robust` has the rule.
 
-Departure from the paper: the server does not collect its examples. They are drawn once, uniformly, from all clients'
-training data, with their true labels; attackers' among them.
+Departures from the paper: the server does not collect its examples. They are drawn once, uniformly, from all clients'
+training data, with their true labels; attackers' among them. Where clients train for epochs, the server takes as many
+steps as a client with so many examples, not as many as the clients.
 """
 
 from __future__ import annotations

@@ -40,6 +40,25 @@ def test_the_rule_agrees_with_numpy(absent):
     np.testing.assert_allclose(flat(found, 1)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("value", [0.0, 1e20, 1e38, np.inf, -np.inf])
+def test_what_one_sends_counts_no_more_than_its_direction(value):
+    rows = np.array([[3.0, 4], [1, 0], [value, value]])
+    root, signs = np.array([2.0, 0]), np.array([[0.6, 0.8], [1, 0], [0.5**0.5, 0.5**0.5]])
+    among = signs if 0 < value < np.inf else signs[:2]
+    expected = (among[:, :1] * among * 2).sum(axis=0) / among[:, 0].sum()
+    found = robust.combine("fltrust", jnp.float32(rows), jnp.ones(3), 0.2, jnp.float32(root))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["flame", "sign_majority"])
+@pytest.mark.parametrize("value", [0.0, 1e20, 1e38, np.inf, np.nan])
+def test_neither_do_the_other_rules_fail_for_sizes(rule, value):
+    rows = np.random.default_rng(0).normal(1.0, 0.3, size=(5, 4))
+    rows[4] = value
+    found = robust.combine(rule, jnp.float32(rows), jnp.ones(5), 0.2)
+    assert (np.abs(found) < 2).all() and (np.asarray(found) > 0).all()
+
+
 def test_nobody_is_trusted_who_goes_the_other_way():
     rows = jnp.array([[-1.0, 0.0], [0.0, 2.0]])
     np.testing.assert_array_equal(robust.combine("fltrust", rows, jnp.ones(2), 0.2, jnp.array([3.0, 0.0])), [0, 0])
