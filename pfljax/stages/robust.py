@@ -261,8 +261,7 @@ def trusted(updates: Params, counts: Array, root: Params) -> Params:
     """The mean of updates that are scaled to the root's length, by the positive part of their cosines with it."""
     tiny = jnp.finfo(jnp.float32).tiny
     largest = [jnp.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in jax.tree.leaves(updates)]
-    size = jnp.maximum(jnp.stack(largest).max(axis=0), tiny)
-    updates = jax.tree.map(lambda leaf: leaf / tree.per_row(size, leaf), updates)  # whose squares are finite
+    updates = tree.scale(updates, 1 / jnp.maximum(jnp.stack(largest).max(axis=0), tiny))  # whose squares are finite
     length, norms = jnp.sqrt(tree.inner(root, root)), jnp.maximum(lengths(updates), tiny)
     along = tree.inner_products(updates, tree.stack_one(root))[:, 0]
     trust = jnp.where(counts, jnp.maximum(along, 0) / norms, 0)

@@ -106,6 +106,14 @@ def test_a_run_reports_the_attack_success_as_a_metric_of_each_client():
     assert "attack_success" not in run("label_flip").history[-1]
 
 
+def test_no_other_metric_has_its_name():
+    clients = pfl.data.digits(num_clients=4)
+    attack, metrics = pfl.Attack("backdoor"), {"attack_success": lambda outputs, y: 0.0}
+    with pytest.raises(ArgumentError, match=r"^metrics=attack_success: is the attack's own"):
+        run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), attack=attack, metrics=metrics)
+        run.train(1, progress=False)
+
+
 @pytest.mark.parametrize(
     ("task", "options", "text"),
     [
