@@ -4,10 +4,11 @@
     python -m experiments.inversion --model=cnn --channels=16,16 --noises=0.01,0.1 --compressions=topk:0.1,sign
 
 A client takes one step of SGD on one example and sends its update, through the same stages as in any run; here, from
-initial models. Whoever sees the update and knows learning rate and model has the gradient g, and looks for an image x
-whose gradient is the same: Zhu, Liu, Han, "Deep leakage from gradients" (NeurIPS 2019), with the label from the sign of
-the last bias' gradient (Zhao, Mopuri, Bilen, "iDLG", 2020), and the objective of Geiping, Bauermeister, Droege,
-Moeller, "Inverting gradients" (NeurIPS 2020), Eq. 4, minimized by Adam within the range of the pixels:
+initial models, and with noise that is drawn from the seed, so that the table repeats. Whoever sees the update and knows
+learning rate and model has the gradient g, and looks for an image x whose gradient is the same: Zhu, Liu, Han, "Deep
+leakage from gradients" (NeurIPS 2019), with the label from the sign of the last bias' gradient (Zhao, Mopuri, Bilen,
+"iDLG", 2020), and the objective of Geiping, Bauermeister, Droege, Moeller, "Inverting gradients" (NeurIPS 2020), Eq. 4,
+minimized by Adam within the range of the pixels:
 
     1 - cos(grad_theta loss(x, y), g) + variation TV(x).
 
