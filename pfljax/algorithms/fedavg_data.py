@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Ledger, Split, Start
-from pfljax.exchange.views import Joined, each, read
+from pfljax.exchange.views import Joined, each
+from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
 
 
@@ -59,16 +60,8 @@ class FedAvgData:
         def start(key, clients):
             key, draw_key = jax.random.split(key)
             models = problem.init_models(key, 1)
-            return Start(draw(draw_key, clients.train), models)
-
-        def draw(key, train: Split) -> Split:
-            """G, padded to its capacity."""
-            n_max = train.y.shape[1]
-            real = (jnp.arange(n_max) < train.size[:, None]).reshape(-1)
-            lots = jnp.where(real, jax.random.uniform(key, real.shape), -1.0)
-            places = jax.lax.top_k(lots, capacity)[1]
-            x, y = read(train[:2], (places // n_max, places % n_max))
-            return Split(x, y, jnp.rint(self.share * train.size.sum()).astype(jnp.int32))
+            size = jnp.rint(self.share * clients.train.size.sum())
+            return Start(sampled(draw_key, clients.train, capacity, size), models)
 
         traffic = lambda counted: counted._replace(server=counted.server / problem.rounds_of_a_client)
         passes = problem.solver.max_steps(problem.n_max + capacity) / problem.solver.max_steps(problem.n_max)

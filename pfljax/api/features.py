@@ -68,6 +68,8 @@ def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
     model, local = experiment.problem.model, experiment.local
     if local is None or local.augment != "none":
         return "mini-batches are augmented"
+    if experiment.attack.backdoor:
+        return "attackers stamp a trigger on inputs"
     if model.dtype != FLOAT32:
         return f"computes in {model.dtype}"
     network = behind(model.network)

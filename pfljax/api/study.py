@@ -99,7 +99,7 @@ class Study:
             wrong = damage(folder)
             summary = Cell.read(folder).summary if not wrong and (folder / SUMMARY).exists() else {}
             last = summary.get("last", {})
-            lacking = [name for name in run.experiment.metrics if last and name not in last]
+            lacking = [name for name in run.experiment.measures if last and name not in last]
             wrong = wrong or (f"it lacks the metrics {', '.join(lacking)}" if lacking else "")
             done = (last.get("round") == self.rounds or bool(summary.get("stopped"))) and not lacking
         return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong

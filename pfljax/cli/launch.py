@@ -111,7 +111,8 @@ def help_of(command: Command, settings: Settings) -> str:
     """Returns the command's --help, for the methods and data set named on the command line."""
     named = settings.values.get("algorithms") or [settings.values.get("algorithm")]
     methods = [name for name in named if name in METHODS]
-    return help.text(command.doc or "", settings.with_defaults(methods) if "dataset" in settings else settings, methods)
+    trains = "dataset" in settings and "learning_rates" in settings  # as the data sets' defaults are for
+    return help.text(command.doc or "", settings.with_defaults(methods) if trains else settings, methods)
 
 
 def line_and_code(error: Exception, settings: Settings | None) -> tuple[str, int]:

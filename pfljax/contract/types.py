@@ -316,7 +316,11 @@ class Algorithm:
             in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
             with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
+        root: (key, state) -> the update, leaves (N, ...), that the server makes of examples of its own; None: it has
+            none. Set by a stage.
         report: Extra entries for the plan, summary and pages.
+        measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
+            examples) -> (), NaN if there is nothing to measure.
         via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
         averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
             "weight": weight} next to other entries; zeros if these are updates. Another aggregator can then replace the
@@ -345,7 +349,9 @@ class Algorithm:
     tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
+    root: Callable[[Key, State], Params] | None = None
     report: Report = Report()
+    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
     via_server: bool = False
     averages: Callable[[Params], Params] | None = None
     sends: Literal["updates", "sums", "models", "products"] = "updates"

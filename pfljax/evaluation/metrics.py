@@ -33,8 +33,8 @@ def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, spl
     """Scores a client's predictions on its own examples.
 
     Returns:
-        "loss" (): the mean loss (see `Model.losses_of`); and, for classification, "accuracy" () in [0, 1]. NaN for a
-        client without examples. A sequence counts with the mean over its positions.
+        "loss" (): the mean loss (see `Model.losses_of`); for classification, "accuracy" () in [0, 1]; and the
+        algorithm's own measures. NaN for a client without examples. A sequence counts with the mean over its positions.
     """
     model = problem.model
 
@@ -46,7 +46,9 @@ def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, spl
         return total
 
     totals = sum_over_examples(sums, split)
-    return jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
+    found = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
+    of = lambda x: predict(problem, algorithm, prediction, x)
+    return found | {name: measure(of, split) for name, measure in algorithm.measures.items()}
 
 
 def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:

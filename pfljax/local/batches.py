@@ -71,6 +71,16 @@ def random_share(key: Key, split: Split, share: Array | float) -> Split:
     return Split(x, y, size)
 
 
+def sampled(key: Key, train: Split, capacity: int, size: Array) -> Split:
+    """Examples of all clients' stacked data, drawn uniformly without replacement: `size` of them, padded."""
+    n_max = train.y.shape[1]
+    real = (jnp.arange(n_max) < train.size[:, None]).reshape(-1)
+    lots = jnp.where(real, jax.random.uniform(key, real.shape), -1.0)
+    places = jax.lax.top_k(lots, capacity)[1]
+    x, y = read(train[:2], (places // n_max, places % n_max))
+    return Split(x, y, jnp.minimum(size, capacity).astype(jnp.int32))
+
+
 BLOCKS = (512, 32)  # examples at a time: large blocks, then small ones for the rest, so that padding costs little
 PROBED = 31  # examples of which the bytes are counted; few layers have sizes that it divides
 

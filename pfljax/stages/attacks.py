@@ -10,6 +10,9 @@ scalars stay honest. A squared norm of the update, named "square", is that of th
 - "noise": it sends s |d| u, with u drawn uniformly from the unit sphere.
 - "scale": it trains on labels C - 1 - y and sends s d.
 - "free_ride": it sends an update of zero.
+- "backdoor": it trains honestly on examples of which a share shows a trigger and is labelled with one class; see
+  `backdoor`. "replacement": the same, and it sends s d, where s = n / eta replaces the global model: n clients of
+  equal weight in a round, at the server's rate eta (Bagdasaryan et al., AISTATS 2020, Eq. 3).
 - "alie", "ipm", "min_max", "min_sum": all send the same; see `collusion`.
 
 "label_flip", "noise" and "scale" follow the attacks A1 to A3 of Ditto's paper (Li, Hu, Beirami, Smith, ICML 2021,
@@ -32,10 +35,25 @@ from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Array, Key, PyTree, Report
 from pfljax.local.problem import Problem
 from pfljax.stages import messages
+from pfljax.stages.backdoor import SUCCESS, Trigger
 from pfljax.stages.collusion import Collusion
 
-Kind = Literal["none", "label_flip", "sign_flip", "noise", "scale", "free_ride", "alie", "ipm", "min_max", "min_sum"]
-SCALED = ("sign_flip", "noise", "scale", "ipm")  # attacks that read the strength
+Kind = Literal[
+    "none",
+    "label_flip",
+    "sign_flip",
+    "noise",
+    "scale",
+    "free_ride",
+    "backdoor",
+    "replacement",
+    "alie",
+    "ipm",
+    "min_max",
+    "min_sum",
+]
+SCALED = ("sign_flip", "noise", "scale", "ipm", "replacement")  # attacks that read the strength
+STAMPED = ("backdoor", "replacement")  # attacks with a trigger
 ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
 
 
@@ -46,12 +64,29 @@ class Attack:
     Attributes:
         kind: What attackers do; attackers are not evaluated.
         attackers: Share of clients that attack; drawn with the run's seed.
-        strength: Factor s of "sign_flip", "noise", "scale" and "ipm".
+        strength: Factor s of "sign_flip", "noise", "scale", "ipm" and "replacement".
+        target: Class that a backdoor's trigger stands for.
+        poisoned: Share of an attacker's examples that show the trigger.
+        trigger: Value of the trigger's pixels or features, on the scale of the model's inputs: 1 is white where pixels
+            are between 0 and 1, and one standard deviation where inputs are standardized. Integers get 255.
     """
 
     kind: Kind = knob("none", flag="attack")
     attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
     strength: float = knob(4.0, above=0, read_with={"kind": SCALED}, flag="attack_strength")
+    target: int = knob(0, at_least=0, read_with={"kind": STAMPED}, flag="attack_target")
+    poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED}, flag="attack_poisoned")
+    trigger: float = knob(1.0, read_with={"kind": STAMPED}, flag="attack_trigger")
+
+    @property
+    def backdoor(self) -> Trigger | None:
+        """The trigger; None: there is none, or nobody attacks."""
+        return Trigger(self.trigger, self.target, self.poisoned) if self.active and self.kind in STAMPED else None
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Names of the metrics that `on` adds."""
+        return (SUCCESS,) if self.backdoor else ()
 
     @property
     def collusion(self) -> Collusion | None:
@@ -67,13 +102,17 @@ class Attack:
         """The algorithm with the attackers that `ClientData.attacker` marks.
 
         Raises:
-            ArgumentError: if labels are to be flipped in a regression.
+            ArgumentError: if labels are to be flipped in a regression, or examples have no place for a trigger.
         """
         if not self.active:
             return algorithm
         if self.collusion:
             return dataclasses.replace(algorithm, report=self._report(algorithm))
-        flips, sends = self.kind in ("label_flip", "scale"), self.kind != "label_flip"
+        flips, sends = self.kind in ("label_flip", "scale"), self.kind not in ("label_flip", "backdoor")
+        if (backdoor := self.backdoor) is not None:
+            self._check_trigger(problem)
+            measures = {**algorithm.measures, SUCCESS: backdoor.success}
+            algorithm = dataclasses.replace(algorithm, measures=measures)
         if flips and problem.model.task != "classification":
             text = f"there are no classes to flip in data for {problem.model.task}; accepted: sign_flip, noise"
             raise ArgumentError("attack", text, self.kind)
@@ -83,6 +122,8 @@ class Attack:
             if flips:
                 flip = lambda split: split._replace(y=Flipped(split.y, num_classes, data.attacker))
                 data = data._replace(train=flip(data.train), validation=flip(data.validation))
+            if backdoor is not None:
+                data = data._replace(train=backdoor.poisoned(data.train, data.attacker))
             out = algorithm.client_update(context, models, row, data)
             if not sends:
                 return out
@@ -96,6 +137,18 @@ class Attack:
             return out._replace(upload=upload, report=report)
 
         return dataclasses.replace(algorithm, client_update=client_update, report=self._report(algorithm))
+
+    def _check_trigger(self, problem: Problem) -> None:
+        """Raises `ArgumentError` if examples are not arrays of numbers with one class each, the target among them."""
+        model = problem.model
+        if model.task != "classification" or model.targets.ndim != 1:
+            raise ArgumentError("attack", "accepted for data without a class per example: no backdoors", self.kind)
+        leaves = jax.tree.leaves(model.example_input)
+        if len(leaves) != 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+            text = "accepted for inputs that are tokens, or several arrays: no backdoors"
+            raise ArgumentError("attack", text, self.kind)
+        if self.target >= model.output_shape[-1]:
+            raise ArgumentError("target", f"accepted: a class, 0 to {model.output_shape[-1] - 1}", self.target)
 
     def _report(self, algorithm: Algorithm) -> Report:
         return dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")

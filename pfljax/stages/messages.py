@@ -13,7 +13,7 @@ from pfljax.contract import tree
 from pfljax.contract.types import Aggregate, Algorithm, Array, Key, Params, PyTree
 from pfljax.local.problem import Problem
 
-Combine = Callable[[Key, PyTree, Array, Array], PyTree]
+Combine = Callable[[Key, PyTree, Array, Array, PyTree], PyTree]
 
 
 def payload(update: PyTree, axes: int = 1) -> PyTree:
@@ -72,8 +72,8 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
     Args:
         problem: The problem of the algorithm.
         algorithm: An algorithm that has `averages`.
-        combine: (key, updates, weights (n,), attackers (n,)) -> update, for the n stacked updates of a model; those
-            that were not sent have weight 0.
+        combine: (key, updates, weights (n,), attackers (n,), root) -> update, for the n stacked updates of a model;
+            those that were not sent have weight 0. The root is the server's own update, or ().
     """
     averages = algorithm.averages
     assert averages is not None
@@ -98,10 +98,13 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
         each, weights = jax.tree.map(flat, (apart["update"], apart["weight"]))
         attackers = jnp.repeat(apart["attacker"], received)
+        roots = algorithm.root(key, state) if algorithm.root else ()
 
         def of_model(n):
             weight = jnp.where(number == n, weights, 0)
-            return combine(jax.random.fold_in(key, n), each, weight, attackers), weight.sum(), (weight > 0).sum()
+            root = jax.tree.map(lambda leaf: leaf[n], roots)
+            update = combine(jax.random.fold_in(key, n), each, weight, attackers, root)
+            return update, weight.sum(), (weight > 0).sum()
 
         update, weight, count = problem.plan.over_rows(of_model, jnp.arange(num))
         model = tree.scale(tree.add(update, averages(state.models)), weight)

@@ -71,6 +71,8 @@ def with_notes(
             changes[name] = lambda context, *rest, fn=fn: fn(bare(context), *rest)
     if (sample := algorithm.sample) is not None:
         changes["sample"] = lambda key, state, clients: sample(key, inner(state), clients)
+    if (root := algorithm.root) is not None:
+        changes["root"] = lambda key, state: root(key, inner(state))
     used = of_row(algorithm.report.collaboration)
     return dataclasses.replace(
         algorithm,

@@ -16,11 +16,19 @@
   robust optimization" (ICML 2021).
 - "dnc", the mean without the updates that stand out along the direction of largest variance: Shejwalkar, Houmansadr,
   "Manipulating the Byzantine" (NDSS 2021), Algorithm 2.
+- "fltrust", the mean of updates as long as the server's own update, each weighted by the positive part of its cosine
+  with that: Cao, Fang, Liu, Gong, "FLTrust" (NDSS 2021), Section IV-C; see `roots`.
+- "flame", the mean of the majority of updates that point the same way, none longer than the median one: Nguyen et al.,
+  "FLAME: taming backdoors in federated learning" (USENIX Security 2022), Algorithm 1.
+- "sign_majority", in every coordinate the sign that most updates have, times their median mean absolute value:
+  Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with majority vote is communication efficient and fault
+  tolerant" (ICLR 2019).
 
 f is the assumed share of attackers times n, rounded down. Departures from the papers: All rules but "geometric_median"
 and "norm_clipping" weight clients equally, whatever their n_k. Centered clipping begins at the coordinates' median and
 clips at the median distance, where the paper begins at the last round's result and has a constant. DnC looks at all
-coordinates, not at samples of them, and removes f updates. For an empty cohort, every rule returns zeros, which
+coordinates, not at samples of them, and removes f updates. FLAME compares updates, not models, and adds no noise. A
+majority vote has a learning rate where there is the median here. For an empty cohort, every rule returns zeros, which
 `average` does not read.
 """
 
@@ -46,6 +54,9 @@ Aggregator = Literal[
     "norm_clipping",
     "centered_clipping",
     "dnc",
+    "fltrust",
+    "flame",
+    "sign_majority",
 ]
 TRIMMING = ("trimmed_mean", "krum", "multi_krum", "bulyan", "dnc")  # rules that read the share of attackers
 WEISZFELD_STEPS, TOLERANCE = 1000, 1e-5  # most steps; the last one's length, by the distance that is left
@@ -64,7 +75,7 @@ def check_number(aggregator: Aggregator, share: float, num: int) -> int:
     return assumed
 
 
-def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float) -> Params:
+def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float, root: Params = ()) -> Params:
     """Combines n stacked updates into one; those of weight 0 do not count.
 
     Args:
@@ -72,6 +83,7 @@ def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float
         updates: Leaves (n, ...).
         weight: (n,).
         share: Assumed share of attackers, below 1 / 2.
+        root: The server's own update, leaves (...), which "fltrust" reads.
     """
     counts = weight > 0
     if aggregator == "mean":
@@ -95,6 +107,12 @@ def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float
         return centered_clipping(updates, usable)
     if aggregator == "dnc":
         return without_outliers(updates, usable, assumed)
+    if aggregator == "fltrust":
+        return trusted(updates, usable, root)
+    if aggregator == "flame":
+        return tree.mix(shares_of(majority(updates, usable)), clipped(updates, usable))
+    if aggregator == "sign_majority":
+        return majority_vote(updates, usable)
     rule = norm_clipping if aggregator == "norm_clipping" else geometric_median
     return rule(updates, jnp.where(usable, weight, 0))
 
@@ -237,3 +255,41 @@ def without_outliers(updates: Params, counts: Array, assumed: Array) -> Params:
     vector = jax.lax.fori_loop(0, POWER_STEPS, power, products[jnp.argmax(jnp.diagonal(products))])
     kept = nearest(jnp.square(vector), counts, counts.sum() - assumed)
     return tree.mix(shares_of(kept), updates)
+
+
+def trusted(updates: Params, counts: Array, root: Params) -> Params:
+    """The mean of updates that are scaled to the root's length, by the positive part of their cosines with it."""
+    tiny = jnp.finfo(jnp.float32).tiny
+    largest = [jnp.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in jax.tree.leaves(updates)]
+    updates = tree.scale(updates, 1 / jnp.maximum(jnp.stack(largest).max(axis=0), tiny))  # whose squares are finite
+    length, norms = jnp.sqrt(tree.inner(root, root)), jnp.maximum(lengths(updates), tiny)
+    along = tree.inner_products(updates, tree.stack_one(root))[:, 0]
+    trust = jnp.where(counts, jnp.maximum(along, 0) / norms, 0)
+    return tree.mix(shares_of(trust) * length / norms, updates)
+
+
+def majority(updates: Params, counts: Array) -> Array:
+    """(n,) bool: the first cluster of more than half of the updates that single linkage of cosine distances makes.
+
+    It is the only cluster of HDBSCAN with a least size of floor(n / 2) + 1 and one neighbor (`min_samples`).
+    """
+    norms = jnp.maximum(lengths(updates), jnp.finfo(jnp.float32).tiny)
+    units = tree.scale(updates, 1 / norms)
+    both = counts[:, None] & counts[None, :]
+    apart = jnp.where(both, jnp.maximum(1 - tree.inner_products(units, units), 0), jnp.inf)
+    apart = jnp.where(jnp.eye(len(counts), dtype=bool) & both, 0, apart)
+    # The least threshold at which single linkage joins two updates: the longest step of the best way between them.
+    through = lambda k, joined: jnp.minimum(joined, jnp.maximum(joined[:, k, None], joined[None, k]))
+    joined = jax.lax.fori_loop(0, len(counts), through, apart)
+    least = jnp.sort(joined, axis=1)[:, counts.sum() // 2]  # of floor(n / 2) + 1 updates, oneself included
+    first = jnp.argmin(least)
+    return counts & (joined[first] <= least[first])
+
+
+def majority_vote(updates: Params, counts: Array) -> Params:
+    """The sign of the sum of signs, times the median over updates of their mean absolute value."""
+    size = sum(leaf[0].size for leaf in jax.tree.leaves(updates))
+    total = sum(jnp.abs(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates))
+    scale = jnp.where(counts.any(), middle(jnp.asarray(total) / size, counts), 0)
+    votes = tree.mix(counts.astype(jnp.float32), jax.tree.map(jnp.sign, updates))
+    return jax.tree.map(lambda leaf: scale * jnp.sign(leaf), votes)

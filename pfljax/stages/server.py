@@ -10,6 +10,7 @@ from pfljax.stages import messages
 from pfljax.stages.attacks import Attack
 from pfljax.stages.collusion import colluded
 from pfljax.stages.robust import TRIMMING, Aggregator, check_number, combine
+from pfljax.stages.roots import with_root
 from pfljax.stages.sampling import Sampler, with_sampler
 
 
@@ -24,19 +25,32 @@ class Server:
         aggregator: How the server combines the clients' updates.
         trim: Share of clients that robust aggregators assume to be attackers: a trimmed mean drops that share of values
             on each side, and Krum trusts the rest.
+        root_examples: Number of examples, drawn from all clients' training data, that the server trains on to know whom
+            to trust; all that there are, if these are fewer.
     """
 
     sampler: Sampler = knob("uniform", flag="sampler")
     candidates: int = knob(0, at_least=0, read_with=("sampler", "power_of_choice"), flag="sampler_candidates")
     aggregator: Aggregator = knob("mean", flag="aggregator")
     trim: float = knob(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING}, flag="aggregator_trim")
+    root_examples: int = knob(100, at_least=1, read_with=("aggregator", "fltrust"), flag="root_examples")
 
     def described(self, num: int) -> str:
         """The aggregator in words, for n clients in a round."""
+        if self.aggregator == "fltrust":
+            return f"fltrust, {self.root_examples} examples on the server"
         if self.aggregator not in TRIMMING:
             return self.aggregator
         assumed = check_number(self.aggregator, self.trim, num)
         return f"{self.aggregator}, {assumed or 'none'} of {num} clients assumed to attack"
+
+    def with_root(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+        """The algorithm, before other stages, whose server has examples of its own, if its aggregator needs them.
+
+        Raises:
+            ArgumentError: if the algorithm does not support it.
+        """
+        return with_root(problem, algorithm, self.root_examples) if self.aggregator == "fltrust" else algorithm
 
     def of(self, problem: Problem, algorithm: Algorithm, attack: Attack | None = None) -> Algorithm:
         """The algorithm with these server options, and with attackers that collude, if there are any.
@@ -54,9 +68,9 @@ class Server:
             raise ArgumentError(name, text, value or self.aggregator)
         check_number(self.aggregator, self.trim, problem.cohort_size)
 
-        def together(key, updates, weight, attackers):
+        def together(key, updates, weight, attackers, root):
             if kind and attack:
                 updates = colluded(kind, attack.strength, updates, weight > 0, attackers)
-            return combine(self.aggregator, updates, weight, self.trim)
+            return combine(self.aggregator, updates, weight, self.trim, root)
 
         return messages.combined(problem, algorithm, together)

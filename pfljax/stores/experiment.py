@@ -151,6 +151,11 @@ class Experiment:
         """The method's registered name."""
         return self.method.info.name
 
+    @property
+    def measures(self) -> list[str]:
+        """Names of all further metrics: the run's own and its attack's."""
+        return [*self.metrics, *self.attack.measures]
+
     @functools.cached_property
     def scored(self) -> np.ndarray | None:
         """The scored clients: a uniform sample drawn with the seed, sorted, int32 (n,); None: all."""
@@ -192,7 +197,7 @@ class Experiment:
             method = dataclasses.replace(method, **numbers.knobs)
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
-        sent = self.compression.on(problem, self.attack.on(problem, tuned))
+        sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
         arrived = self.server.of(problem, self.faults.on(problem, on_clock(problem, sent)), self.attack)
         found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found

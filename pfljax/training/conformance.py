@@ -73,19 +73,21 @@ def check(experiment: Experiment) -> None:
 
 
 def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
-    """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's own.
+    """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's or the attack's.
 
     Raises:
         ArgumentError: if one has.
     """
     problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
-    if not experiment.metrics or isinstance(plan, PythonPlan):
+    for name in experiment.metrics.keys() & {*experiment.attack.measures}:
+        raise ArgumentError("metrics", f"is the attack's own; accepted: another name, such as own_{name}", name)
+    if not experiment.measures or isinstance(plan, PythonPlan):
         return
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
     state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
     one_round = make_round(algorithm, plan, problem.cohort_size)
     record = jax.eval_shape(one_round, experiment.keys(key, key), jnp.int32(0), state, clients)[1]
-    for name in record.metrics.keys() & experiment.metrics.keys():
+    for name in record.metrics.keys() & {*experiment.measures}:
         text = f"is also a metric of {experiment.name} itself; accepted: another name, such as own_{name}"
         raise ArgumentError("metrics", text, name)
 

@@ -260,7 +260,7 @@ class Trainer:
             for out, each in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].seconds
-        if restored and not first.metrics.keys() <= self.histories[0].last.keys():
+        if restored and not set(first.measures) <= self.histories[0].last.keys():
             with announced("evaluating the models", self.say):
                 self._evaluate()
         for history in self.histories if restored else ():
@@ -397,7 +397,7 @@ class Trainer:
                 **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
             }
             row |= {
-                name: means["test"][name] for metric in each.metrics for name in (metric, f"{metric}_bottom_decile")
+                name: means["test"][name] for metric in each.measures for name in (metric, f"{metric}_bottom_decile")
             }
             lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (sizes["test"] > 0))
             if len(lost):  # after the last update, whose loss no round has recorded, or from the start
@@ -413,7 +413,7 @@ class Trainer:
             validated = means.get("validation", {})
             row |= {
                 f"validation_{name}": validated[name]
-                for name in ("loss", "accuracy", *each.metrics)
+                for name in ("loss", "accuracy", *each.measures)
                 if name in validated
             }
             history.add(row, scores, collaboration)

@@ -116,7 +116,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "parameters": experiment.problem.model.num_parameters,
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
-        "metrics": list(experiment.metrics),
+        "metrics": experiment.measures,
         "scored": algorithm.report.scored,
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],

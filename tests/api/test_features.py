@@ -116,11 +116,13 @@ class Dropped(nn.Module):
         (lambda: vit("last", Dropped()), {}, "random numbers, such as for dropout"),
         (vit, {"dtype": "bfloat16"}, "computes in bfloat16"),
         (vit, {"augment": "crop_flip"}, "mini-batches are augmented"),
+        (vit, {"attack": pfl.Attack("backdoor", attackers=0.3)}, "attackers stamp a trigger on inputs"),
     ],
 )
 def test_the_plan_says_why_they_are_not_cached(model, local, why):
+    attack = local.pop("attack", None)
     local = pfl.LocalTraining(optax.sgd(0.1), **local)
     lines = []
-    pfl.Run(pfl.Local(), images(), model(), local).train(1, say=lines.append, progress=False)
+    pfl.Run(pfl.Local(), images(), model(), local, attack=attack).train(1, say=lines.append, progress=False)
     line = next(line for line in lines if line.split()[0] == "features")
     assert "computed in every step: " in line and why in line

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.cluster
 import scipy.optimize
+import sklearn.cluster
 import toys
 
 from pfljax.contract.errors import ArgumentError
@@ -18,6 +20,7 @@ from pfljax.stages.server import Server
 
 SIZES = (2, 5, 1, 3, 4, 0, 6)
 RULES = typing.get_args(robust.Aggregator)[1:]  # without the mean
+RULES = [rule for rule in RULES if rule != "fltrust"]  # which has a root: test_roots
 
 
 def stacked(seed, num=7):
@@ -70,6 +73,15 @@ def by_numpy(rule, models, weight, share):
         apart = rows - rows.mean(axis=0)
         outlying = (apart @ np.linalg.svd(apart)[2][0]) ** 2
         return rows[np.argsort(outlying)[: num - cut]].mean(axis=0)
+    if rule == "flame":
+        unit = rows / lengths(rows)[:, None]
+        apart = np.maximum(1 - unit @ unit.T, 0)
+        np.fill_diagonal(apart, 0)
+        options = {"min_cluster_size": num // 2 + 1, "min_samples": 1, "allow_single_cluster": True, "copy": True}
+        chosen = sklearn.cluster.HDBSCAN(metric="precomputed", **options).fit(apart).labels_ == 0
+        return clip(rows)[chosen].mean(axis=0)
+    if rule == "sign_majority":
+        return np.median(np.abs(rows).mean(axis=1)) * np.sign(np.sign(rows).sum(axis=0))
     total = lambda center: (weight * np.linalg.norm(rows - center, axis=1)).sum()
     return scipy.optimize.minimize(total, rows.mean(axis=0), method="BFGS", tol=1e-10).x
 
@@ -206,3 +218,25 @@ def test_a_cohort_without_examples_leaves_the_model_as_it_is():
 
 def test_the_server_is_a_value():
     assert Server() == Server() and dataclasses.replace(Server(), candidates=0) == Server("uniform")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_flame_keeps_the_first_cluster_of_more_than_half(seed):
+    """The smallest part of SciPy's tree of single linkage that has more than half of the updates, of any length."""
+    rng = np.random.default_rng(seed)
+    num = 8 + seed
+    rows = np.repeat([[1.0, 0, 0, 0], [0, 1.0, 0, 0]], [6, num - 6], axis=0) + 0.3 * rng.normal(size=(num, 4))
+    rows *= rng.uniform(0.1, 10, size=(num, 1))
+    joins = scipy.cluster.hierarchy.linkage(rows, "single", "cosine")
+    parts = {k: {k} for k in range(num)}
+    for number, (a, b, *_) in enumerate(joins):
+        parts[num + number] = parts[int(a)] | parts[int(b)]
+    expected = next(part for part in parts.values() if len(part) > num // 2)
+    found = robust.majority({"a": jnp.float32(rows)}, jnp.ones(num, bool))
+    assert set(np.flatnonzero(found)) == expected and len(expected) < num
+
+
+def test_a_vote_counts_signs_and_not_sizes():
+    rows = jnp.array([[1.0, -2, 0, 1], [3.0, 2, 0, -1], [-900.0, 4, 1, 0], [7.0, 7, 7, 7]])
+    found = robust.combine("sign_majority", rows, jnp.array([1.0, 5, 2, 0]), 0.2)
+    np.testing.assert_array_equal(found, [1.5, 1.5, 1.5, 0])  # of 1, 1.5 and 226.25
