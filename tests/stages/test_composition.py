@@ -21,8 +21,8 @@ STAGES = {
     "faults": Faults(dropout=0.2, lost=0.1, broken=0.1, on_divergence="drop"),
 }
 TRUSTED = STAGES | {"server": Server(aggregator="fltrust", root_examples=6), "attack": Attack("replacement", 0.25)}
-STAGES["clock"] = Clock(deadline=1.2)
-TRUSTED["clock"] = Clock(deadline=1.2, over_selection=0.2, availability="daily:0.9")
+STAGES["clock"] = Clock(deadline=0.3)
+TRUSTED["clock"] = Clock(deadline=0.3, over_selection=0.2, availability="daily:0.9")
 
 
 def experiment(name, plan=("map", 0, 1), clock=None, **stages):

@@ -1,5 +1,7 @@
 """Clients in host memory: the same figures as on the devices, at a cost of S and not of K."""
 
+import gc
+
 import jax
 import optax
 import pytest
@@ -70,6 +72,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     for module in (host_store, serving):
         monkeypatch.setattr(module, "place", noting)
     for num_clients in (20, 80):
+        gc.collect()  # what other tests left in cycles
         placed, before = [], sum(leaf.nbytes for leaf in jax.live_arrays())
         experiment = make_experiment("federico", (3,) * num_clients, candidates=6)
         shards = experiment.federation.client_data
@@ -77,6 +80,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
         state, _, _ = found.segment(jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards)
         evaluate = STORES["host"].make_evaluation([experiment], found, ONE)
         evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test})
+        gc.collect()
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
         del state
         needs.append((found.memory.total, max(placed)))
