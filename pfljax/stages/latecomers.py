@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, Array, Key, Mixture, Params, Prediction
@@ -63,7 +64,7 @@ def with_latecomers(problem: Problem, algorithm: Algorithm) -> Algorithm:
     """
     if problem.cohort_size == problem.num_clients or algorithm.topology != "peers" or algorithm.adapt is None:
         return algorithm
-    nobody = jnp.zeros((min(MET, problem.num_clients),), jnp.int32)
+    nobody = np.zeros((min(MET, problem.num_clients),), np.int32)
     noted = with_notes(algorithm, lambda clients: Known(nobody, nobody), lambda known, client: jnp.zeros((), jnp.int32))
 
     def client_update(context, models, row, data):
