@@ -4,6 +4,7 @@ from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
 from pfljax.api import (
     Attack,
+    ClientPrivacy,
     Collaboration,
     Compression,
     Evaluation,
@@ -62,6 +63,7 @@ __all__ = [
     "ClientContext",
     "ClientData",
     "ClientOutput",
+    "ClientPrivacy",
     "Cohort",
     "Collaboration",
     "Compression",

@@ -27,13 +27,14 @@ from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
+EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
+
 
 def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial]) -> dict:
     """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds."""
     summaries = [cell.summary for cell in cells]
     of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
     rounds, curves = over_rounds([cell.rows for cell in cells], score_of(summaries[0]))
-    privacy = [summary["privacy"] for summary in summaries]
     splits = [{} if split is None else {"split": split} for _, split in trials]
     return {
         "algorithm": title,
@@ -48,8 +49,7 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial]) -> di
         **terms.entries(summaries),
         "megabytes_per_round": of["megabytes"].mean,
         "seconds_per_round": of["seconds"].mean,
-        "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
-        "unaccounted": (privacy[0] or {}).get("unaccounted"),
+        **epsilons([summary["privacy"] or {} for summary in summaries]),
         "rounds": rounds,
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": deviation(curves).tolist(),
@@ -76,13 +76,13 @@ class Table:
         classification = self.task == "classification"
         number = number_of(classification)
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
-        private = any(row["epsilon"] for row in self.rows)
+        private = {name: kind for name, kind in EPSILONS.items() if any(row.get(name) for row in self.rows)}
         head, best = ("test accuracy, %", "best round, %") if classification else ("test loss", "best round")
         more, standings = columns(self.rows, number)
         heads = ["method", head, *more, best]
         own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
         heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
-        heads += ["unseen clients"] * unseen + ["epsilon"] * private
+        heads += ["unseen clients"] * unseen + [name.replace("_", " ") for name in private]
         tuned = any(row.get("tuned") for row in self.rows)
         heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
         body = []
@@ -93,7 +93,7 @@ class Table:
             found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
             cells += [each.text("{:.3f}".format) for each in found]
             cells += [number(row["unseen_mean"])] * unseen
-            cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
+            cells += [epsilon_text(row.get(n) or [0.0]) + "*" * bool(row.get(kind)) for n, kind in private.items()]
             cells += [row.get("tuned", "") or "-"] * tuned
             body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
         return heads, body
@@ -161,6 +161,15 @@ def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]],
     files.write_json(out / "table.json", files.plain(rows))
     reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
     return report.write_comparison(out / "report.html", [out], title, reference)
+
+
+def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
+    """Returns a row's epsilons of the runs, by example and by client, and what these do not cover; None: no privacy."""
+    entries: dict[str, Any] = {}
+    for (name, omitted), of in zip(EPSILONS.items(), (ledgers, [each.get("of_clients", {}) for each in ledgers])):
+        entries[name] = [each["epsilon"] for each in of] if "epsilon" in of[0] else None
+        entries[omitted] = of[0].get("unaccounted")
+    return entries
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:

@@ -23,6 +23,7 @@ from pfljax.folder.folders import Resume
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
+from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
@@ -77,6 +78,7 @@ class Run:
         attack: Attack | None = None,
         compression: Compression | None = None,
         faults: Faults | None = None,
+        client_privacy: ClientPrivacy | None = None,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -99,6 +101,7 @@ class Run:
             attack: What the attacking clients do. Default: no attack.
             compression: How messages are compressed. Default: not at all.
             faults: Which clients fail, and whether results that are not finite stop the run. Default: none, and yes.
+            client_privacy: Clipping and noise for clients' whole updates. Default: neither.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
 
@@ -108,9 +111,11 @@ class Run:
         local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         problem = make_problem(clients, model, local, participation, execution.make_plan())
+        client_privacy = client_privacy or ClientPrivacy()
+        problem = client_privacy.seated(problem, participation)
         options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
-        options |= {"faults": faults or Faults(), "stop": stop, "knows": knows}
+        options |= {"faults": faults or Faults(), "client_privacy": client_privacy, "stop": stop, "knows": knows}
         told = options | {"participation": participation}
         config = config or describe.config(method, clients, models.module_of(model), local, told)
         clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients

@@ -217,6 +217,7 @@ def build_run(
         attack=settings.make(api.Attack),
         compression=settings.make(api.Compression),
         faults=settings.make(api.Faults),
+        client_privacy=settings.make(api.ClientPrivacy),
         metrics=build_metrics(settings),
         stop=settings.make(api.Patience) if settings.patience else None,
         execution=settings.make(api.Execution),

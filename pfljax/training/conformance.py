@@ -66,10 +66,11 @@ def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
     """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's own.
 
     Raises:
-        ArgumentError: if one has.
+        ArgumentError: if one has, or if a stage finds what it does not support in what clients send.
     """
     problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
-    if not experiment.metrics or isinstance(plan, PythonPlan):
+    checked = experiment.metrics or experiment.client_privacy.active or experiment.server.secure_aggregation
+    if not checked or isinstance(plan, PythonPlan):
         return
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
     state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)

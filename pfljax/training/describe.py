@@ -162,4 +162,11 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
         lines.append(("compressed downloads", sent.download))
     if experiment.faults.active:
         lines.append(("faults", experiment.faults.described))
+    if experiment.client_privacy.active:
+        lines.append(("client privacy", experiment.client_privacy.described))
+    if (chance := experiment.problem.chance) is not None:
+        size = experiment.problem.cohort_size
+        lines.append(("cohorts", f"each client takes part with probability {chance:g}; at most {size} in a round"))
+    if server.secure_aggregation:
+        lines.append(("secure aggregation", "the server sees sums only"))
     return lines

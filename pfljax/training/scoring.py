@@ -17,6 +17,7 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import participations
 from pfljax.folder.history import History
 from pfljax.local import privacy
+from pfljax.stages import client_privacy
 from pfljax.stores import memory, serving, stacks
 from pfljax.stores.compiled import Compiled, Jitted
 from pfljax.stores.experiment import Experiment
@@ -69,24 +70,57 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
     """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the rounds.
 
-    If the method chooses its cohorts, every client is counted in every cohort, which gives an upper bound.
+    Entries at the top are those of clients' examples; "of_clients" are those of whole clients.
+    """
+    found = of_examples(experiment, algorithm, key, rounds)
+    if experiment.client_privacy.active:
+        found["of_clients"] = of_clients(experiment, key, rounds)
+    return found or None
+
+
+def of_clients(experiment: Experiment, key: Key, rounds: int) -> dict:
+    """Returns the client-level ledger."""
+    setting, omitted = experiment.client_privacy, [client_privacy.LOGGED]
+    if experiment.federation.scaling is not None:
+        omitted.append(privacy.BY_SCALING)
+    if setting.noise_seed is not None:
+        omitted.append(privacy.BY_SEED)
+    epsilon = client_privacy.epsilons(setting, experiment.problem, key, rounds)
+    numbers = ("noise_multiplier", "clip_norm", "delta")
+    return {
+        **{name: getattr(setting, name) for name in ("mechanism", *numbers)},
+        "participation": experiment.problem.chance,
+        "epsilon": finite(epsilon.max()),
+        "unaccounted": "; ".join(omitted),
+        "epsilon_per_client": [finite(value) for value in epsilon],
+    }
+
+
+def finite(value: float) -> float | None:
+    """The value, or None if it is infinite; JSON has no infinity."""
+    return float(value) if math.isfinite(value) else None
+
+
+def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict:
+    """Returns the ledger of clients' examples; {} if local training is not private.
+
+    If the method or clients' chances determine the cohorts, every client is counted in every cohort, an upper bound.
     """
     problem, train = experiment.problem, experiment.federation.train
     solver, ledger = problem.solver, algorithm.ledger
     if experiment.federation.scaling is not None:
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
-        return None
+        return {}
     n_max = train.y.shape[1]
-    if algorithm.sample is None:
+    if algorithm.sample is None and algorithm.takes_part is None:
         taken = participations(key, problem.num_clients, problem.cohort_size, rounds)
     else:
         taken = np.full(problem.num_clients, rounds)
     steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(int)
     epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
-    finite = lambda value: float(value) if math.isfinite(value) else None  # JSON has no infinity
     if solver.privacy.noise_seed is not None:
-        ledger = ledger.beside("the noise, which whoever knows its seed can subtract")
+        ledger = ledger.beside(privacy.BY_SEED)
     return {
         **{name: finite(getattr(solver.privacy, name)) for name in ("noise_multiplier", "clip_norm", "delta")},
         "epsilon": finite(epsilon.max()),
