@@ -166,7 +166,8 @@ def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]],
 def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
     """Returns a row's epsilons of the runs, by example and by client, and what these do not cover; None: no privacy."""
     entries: dict[str, Any] = {}
-    for (name, omitted), of in zip(EPSILONS.items(), (ledgers, [each.get("of_clients", {}) for each in ledgers])):
+    of_both = (ledgers, [each.get("of_clients", {}) for each in ledgers])
+    for (name, omitted), of in zip(EPSILONS.items(), of_both, strict=True):
         entries[name] = [each["epsilon"] for each in of] if "epsilon" in of[0] else None
         entries[omitted] = of[0].get("unaccounted")
     return entries

@@ -108,20 +108,16 @@ class Run:
         Raises:
             ArgumentError: if an argument is not accepted; the message names it and what is accepted.
         """
-        local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
+        local, execution = local or LocalTraining(), execution or Execution()
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
-        problem = make_problem(clients, model, local, participation, execution.make_plan())
-        client_privacy = client_privacy or ClientPrivacy()
-        problem = client_privacy.seated(problem, participation)
-        options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
-        options |= {"faults": faults or Faults(), "client_privacy": client_privacy, "stop": stop, "knows": knows}
-        told = options | {"participation": participation}
-        config = config or describe.config(method, clients, models.module_of(model), local, told)
-        clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
+        told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
+        told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
+        config = config or describe.config(method, clients, models.module_of(model), local, participation, told)
+        clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
-        options |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
-        found = Experiment(method, problem, clients, local, unseen=unseen, metrics=metrics, **options)
+        told |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
+        found = Experiment(method, problem, clients, local, unseen=unseen, metrics=metrics, **told)
         self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
 
     @property
@@ -185,6 +181,13 @@ def check_method(method: Any, argument: str = "method") -> Any:
     return method
 
 
+def filled(*stages: Any) -> dict[str, Any]:
+    """Returns what stands between clients and server, by name; defaults replace None."""
+    kinds = {"server": Server, "attack": Attack, "compression": Compression, "faults": Faults}
+    kinds["client_privacy"] = ClientPrivacy
+    return {name: part or kinds[name]() for name, part in zip(kinds, stages, strict=True)}
+
+
 def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
     """Returns the clients of each seed; see `compare`."""
     found = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
@@ -195,12 +198,17 @@ def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Seque
 
 
 def make_problem(
-    clients: Federation, model: Any, local: LocalTraining, participation: float, plan: ExecutionPlan
+    clients: Federation,
+    model: Any,
+    local: LocalTraining,
+    participation: float,
+    plan: ExecutionPlan,
+    client_privacy: ClientPrivacy | None = None,
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
     built = models.build(model, clients.inputs, clients.task, clients.num_classes, **options)
-    return Problem(
+    problem = Problem(
         built,
         local.bind(built),
         plan,
@@ -212,6 +220,7 @@ def make_problem(
         keep_optimizer=local.keep_optimizer,
         learning_rate=local.learning_rate,
     )
+    return (client_privacy or ClientPrivacy()).seated(problem, participation)
 
 
 def start(

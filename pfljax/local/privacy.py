@@ -124,6 +124,11 @@ BY_SEED = "the noise, which whoever knows its seed can subtract"
 BY_SCALING = "the mean and standard deviation of all clients' features, which scale them"
 
 
+def finite(value: float) -> float | None:
+    """The value, or None if it is infinite; JSON has no infinity."""
+    return float(value) if math.isfinite(value) else None
+
+
 def accountant(sigma: float, step: float) -> Any:
     """How epsilon is computed: from privacy loss distributions (PLD), or moments (RDP) where these are too wide.
 

@@ -129,8 +129,8 @@ def privacy(ledger: Mapping[str, Any] | None) -> str:
     }
     out = table(["", *parts], [[name, *map(told, parts.values())] for name, told in lines.items()])
     covers = {
-        "of examples": "The bound of examples covers the gradients of local training and treats mini-batches as Poisson "
-        "samples. ",
+        "of examples": "The bound of examples covers the gradients of local training and treats mini-batches as "
+        "Poisson samples. ",
         "of whole clients": "The bound of whole clients covers the sums of updates, and thus the global model. ",
     }
     for name, part in parts.items():

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -34,7 +35,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Aggregate, Algorithm, Array, Key, Params, PyTree
 from pfljax.exchange.rounds import cohort_of
-from pfljax.local.privacy import BY_LOSS, accountant
+from pfljax.local.privacy import BY_LOSS, BY_SEED, accountant, finite
 from pfljax.local.problem import Problem
 from pfljax.stages import messages
 from pfljax.stages.faults import absent
@@ -128,6 +129,18 @@ class ClientPrivacy:
             raise ArgumentError("count_noise", text, deviation)
         return left**-0.5, deviation
 
+    def ledger(self, problem: Problem, key: Key, rounds: int, omitted: Sequence[str] = ()) -> dict:
+        """The ledger after R rounds; `omitted` is what else others learn of clients. See `epsilons`."""
+        found = epsilons(self, problem, key, rounds)
+        told = [*omitted, LOGGED] + [BY_SEED] * (self.noise_seed is not None)
+        return {
+            **{name: getattr(self, name) for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")},
+            "participation": problem.chance,
+            "epsilon": finite(found.max()),
+            "unaccounted": "; ".join(told),
+            "epsilon_per_client": [finite(value) for value in found],
+        }
+
     def _check(self, problem: Problem, algorithm: Algorithm) -> None:
         refusals = {
             "no server adds updates of one model": algorithm.topology != "shared" or algorithm.averages is None,
@@ -165,7 +178,7 @@ def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> 
     noted, matrices = with_notes(algorithm), library.matrix_factorization.streaming_matrix
     deviation, of_count = privacy.noise_of_updates(expected)
     matrix = noise_tree(matrices) if privacy.mechanism == "tree" else matrices.identity()
-    takes_part = lambda key: jax.random.uniform(jax.random.fold_in(key, COIN)) < chance
+    takes_part = lambda key: jax.random.uniform(jax.random.fold_in(key, COIN)) < (1 if chance is None else chance)
 
     def start(key, clients):
         begun = noted.start(key, clients)

@@ -157,9 +157,7 @@ class Trainer:
         self.resumed = 0
         self.diverged: dict[int, str] = {}  # number of the run -> reason
         self.keys = [jax.random.key(each.seed) for each in experiments]
-        self.secrets = [
-            secret_key(each.noise_seeds, key) for each, key in zip(experiments, self.keys, strict=True)
-        ]
+        self.secrets = [secret_key(each.noise_seeds, key) for each, key in zip(experiments, self.keys, strict=True)]
         self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()  # they share the state until further rounds
         self.done = self.saved = 0
         self.stopped = ""  # why the run stopped before its last round

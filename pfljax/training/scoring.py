@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import numpy as np
@@ -17,7 +16,6 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import participations
 from pfljax.folder.history import History
 from pfljax.local import privacy
-from pfljax.stages import client_privacy
 from pfljax.stores import memory, serving, stacks
 from pfljax.stores.compiled import Compiled, Jitted
 from pfljax.stores.experiment import Experiment
@@ -72,33 +70,11 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
 
     Entries at the top are those of clients' examples; "of_clients" are those of whole clients.
     """
-    found = of_examples(experiment, algorithm, key, rounds)
-    if experiment.client_privacy.active:
-        found["of_clients"] = of_clients(experiment, key, rounds)
+    found, client_privacy = of_examples(experiment, algorithm, key, rounds), experiment.client_privacy
+    if client_privacy.active:
+        omitted = () if experiment.federation.scaling is None else (privacy.BY_SCALING,)
+        found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
     return found or None
-
-
-def of_clients(experiment: Experiment, key: Key, rounds: int) -> dict:
-    """Returns the client-level ledger."""
-    setting, omitted = experiment.client_privacy, [client_privacy.LOGGED]
-    if experiment.federation.scaling is not None:
-        omitted.append(privacy.BY_SCALING)
-    if setting.noise_seed is not None:
-        omitted.append(privacy.BY_SEED)
-    epsilon = client_privacy.epsilons(setting, experiment.problem, key, rounds)
-    numbers = ("noise_multiplier", "clip_norm", "delta")
-    return {
-        **{name: getattr(setting, name) for name in ("mechanism", *numbers)},
-        "participation": experiment.problem.chance,
-        "epsilon": finite(epsilon.max()),
-        "unaccounted": "; ".join(omitted),
-        "epsilon_per_client": [finite(value) for value in epsilon],
-    }
-
-
-def finite(value: float) -> float | None:
-    """The value, or None if it is infinite; JSON has no infinity."""
-    return float(value) if math.isfinite(value) else None
 
 
 def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict:
@@ -107,7 +83,7 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
     If the method or clients' chances determine the cohorts, every client is counted in every cohort, an upper bound.
     """
     problem, train = experiment.problem, experiment.federation.train
-    solver, ledger = problem.solver, algorithm.ledger
+    solver, ledger, finite = problem.solver, algorithm.ledger, privacy.finite
     if experiment.federation.scaling is not None:
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:

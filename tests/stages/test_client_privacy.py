@@ -153,7 +153,8 @@ def test_epsilon_is_dp_accounting_s():
     everyone = epsilons(privacy, problem._replace(cohort_size=1000), key, 4)
     # Four rounds of everyone are one with half the noise, for which there is a closed form.
     assert everyone[0] == pytest.approx(dp_accounting.get_epsilon_gaussian(0.55, 1e-6), rel=0.01)
-    assert math.isinf(epsilons(ClientPrivacy(0.0, 1.0), problem, key, 1)[0]) and not epsilons(privacy, problem, key, 0)[0]
+    assert math.isinf(epsilons(ClientPrivacy(0.0, 1.0), problem, key, 1)[0])
+    assert not epsilons(privacy, problem, key, 0).any()
     few = problem._replace(cohort_size=25, chance=0.02)  # too few places: their overflow is more than delta
     assert math.isinf(epsilons(privacy, few, key, 200)[0])
 
@@ -222,7 +223,11 @@ def test_what_noise_does_not_cover_is_refused(name, fields, why):
         ("fedpac", {}, "secure_aggregation=True: accepted for this method: False; its server reads each client's"),
         ("local", {}, "secure_aggregation=True: accepted for this method: False; no server adds what clients send"),
         ("fedavg", {"aggregator": "krum", "trim": 0.0}, "aggregator=krum: accepted with secure_aggregation: mean"),
-        ("fedavg", {"sampler": "power_of_choice"}, "sampler=power_of_choice: accepted with secure_aggregation: uniform"),
+        (
+            "fedavg",
+            {"sampler": "power_of_choice"},
+            "sampler=power_of_choice: accepted with secure_aggregation: uniform",
+        ),
     ],
 )
 def test_what_needs_single_messages_is_refused_under_secure_aggregation(name, fields, why):
@@ -306,7 +311,7 @@ def test_the_stage_is_the_same_under_every_store(store):
 @pytest.mark.slow
 def test_all_stages_together():
     stages = {"compression": Compression("topk:0.5"), "faults": Faults(0.1, 0.1, 0.2, "drop")}
-    stages["attack"] = Attack("scaling", attackers=0.4)
+    stages["attack"] = Attack("scale", attackers=0.4)
     federation = FEDERATION.with_attackers(0.4)
     made = experiment(chance=0.6, federation=federation, server=Server(secure_aggregation=True), **stages)
     models = toys.run(made, 4).whole_state().models
