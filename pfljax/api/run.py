@@ -90,7 +90,7 @@ class Run:
             model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
-            participation: Fraction of clients that take part in a round.
+            participation: Fraction of clients that take part in a round; with `client_privacy`, each one's chance.
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.

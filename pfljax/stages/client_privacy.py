@@ -34,6 +34,7 @@ from pfljax.contract import optional, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Aggregate, Algorithm, Array, Key, Params, PyTree
+from pfljax.exchange import traffic
 from pfljax.exchange.rounds import cohort_of
 from pfljax.local.privacy import BY_LOSS, BY_SEED, accountant, finite
 from pfljax.local.problem import Problem
@@ -181,6 +182,9 @@ def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> 
     takes_part = lambda key: jax.random.uniform(jax.random.fold_in(key, COIN)) < (1 if chance is None else chance)
 
     def start(key, clients):
+        if traffic.bytes_read(lambda clients, key: algorithm.start(key, clients), clients, key):
+            text = "accepted for this method: none; its server begins with what clients' data or their sizes tell"
+            raise ArgumentError("client_privacy", text)
         begun = noted.start(key, clients)
         note = Note(jnp.float32(privacy.clip_norm), matrix.init_multiply(averages(begun.models)))
         return begun._replace(server=begun.server._replace(note=note))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm
@@ -61,7 +63,7 @@ class Server:
         if noised or self.secure_aggregation:
             self._check_sums("client_privacy" if noised else "secure_aggregation", noised, kind)
         if self.secure_aggregation:
-            algorithm = summed(algorithm)
+            algorithm = summed(problem, algorithm)
         algorithm = with_sampler(problem, algorithm, self.sampler, self.candidates)
         if self.aggregator == "mean" and not kind:
             return algorithm
@@ -90,7 +92,7 @@ class Server:
             raise ArgumentError("attack", text, collusion)
 
 
-def summed(algorithm: Algorithm) -> Algorithm:
+def summed(problem: Problem, algorithm: Algorithm) -> Algorithm:
     """The algorithm, which must need nothing but sums of what clients send.
 
     A client's loss is the simulator's own, and its update's squared norm ("square") is added up, too.
@@ -102,10 +104,18 @@ def summed(algorithm: Algorithm) -> Algorithm:
     if algorithm.topology != "shared" or algorithm.sends == "models":
         raise ArgumentError(name, f"{refused}no server adds what clients send", True)
 
+    def start(key, clients):
+        begun = algorithm.start(key, clients)
+        if any(leaf.shape[0] == problem.num_clients > 1 for leaf in jax.tree.leaves(begun.models)):
+            raise ArgumentError(
+                name, f"{refused}its server has a model for each client, to which only that one adds", True
+            )
+        return begun
+
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
         if single := [part for part in messages.reported(out.report) if part != "square"]:
             raise ArgumentError(name, f"{refused}its server reads each client's {', '.join(single)}", True)
         return out
 
-    return dataclasses.replace(algorithm, client_update=client_update)
+    return dataclasses.replace(algorithm, start=start, client_update=client_update)

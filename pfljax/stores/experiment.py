@@ -176,7 +176,7 @@ class Experiment:
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
         around = (self.server, self.attack, self.compression, self.faults, self.client_privacy)
-        return type(self.method), fixed, *around, dict(self.metrics)
+        return type(self.method), fixed, *around, self.problem.chance, dict(self.metrics)
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.

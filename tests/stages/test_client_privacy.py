@@ -200,9 +200,10 @@ def experiment(privacy=NOISY, name="fedavg", chance=0.5, federation=FEDERATION, 
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        ("scaffold", {}, "client_privacy: accepted for this method: none; it also sends control"),
+        ("scaffold", {}, "client_privacy: accepted for this method: none; its server begins with what clients' data"),
         ("fedexp", {}, "client_privacy: accepted for this method: none; it also sends square"),
         ("ifca", {}, "client_privacy: accepted for this method: none; its server reads clients' losses"),
+        ("fednova", {}, "client_privacy: accepted for this method: none; it also sends way"),
         ("local", {}, "client_privacy: accepted for this method: none; no server adds updates of one model"),
         ("fedavg_data", {}, "client_privacy: accepted for this method: none; its clients share examples"),
         ("fedbn", {}, "client_privacy: accepted for this method: none; a model with batch statistics"),
@@ -222,6 +223,7 @@ def test_what_noise_does_not_cover_is_refused(name, fields, why):
     [
         ("fedpac", {}, "secure_aggregation=True: accepted for this method: False; its server reads each client's"),
         ("local", {}, "secure_aggregation=True: accepted for this method: False; no server adds what clients send"),
+        ("pfedhn", {}, "secure_aggregation=True: accepted for this method: False; its server has a model for each"),
         ("fedavg", {"aggregator": "krum", "trim": 0.0}, "aggregator=krum: accepted with secure_aggregation: mean"),
         (
             "fedavg",
