@@ -12,6 +12,7 @@ import optax
 import pytest
 import toys
 
+from pfljax.api import comparison
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, known_cohort
@@ -318,3 +319,15 @@ def test_all_stages_together():
     made = experiment(chance=0.6, federation=federation, server=Server(secure_aggregation=True), **stages)
     models = toys.run(made, 4).whole_state().models
     assert np.isfinite(vector(models)).all()
+
+
+def test_tables_have_both_epsilons():
+    ledgers = [{"of_clients": {"epsilon": value, "unaccounted": "logs"}} for value in (2.0, None)]
+    found = comparison.epsilons(ledgers)
+    assert found == {
+        "epsilon": None,
+        "unaccounted": None,
+        "client_epsilon": [2.0, None],
+        "client_unaccounted": "logs",
+    }
+    assert set(comparison.epsilons([{}, {}]).values()) == {None}
