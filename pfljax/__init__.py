@@ -4,6 +4,7 @@ from pfljax import algorithms, data, models
 from pfljax.algorithms import *  # noqa: F403
 from pfljax.api import (
     Attack,
+    ClientPrivacy,
     Clock,
     Collaboration,
     Compression,
@@ -63,6 +64,7 @@ __all__ = [
     "ClientContext",
     "ClientData",
     "ClientOutput",
+    "ClientPrivacy",
     "Clock",
     "Cohort",
     "Collaboration",

@@ -23,6 +23,7 @@ from pfljax.local.training import LocalTraining as LocalTraining
 from pfljax.models import adapters as adapters
 from pfljax.models import weights as weights
 from pfljax.stages.attacks import Attack as Attack
+from pfljax.stages.client_privacy import ClientPrivacy as ClientPrivacy
 from pfljax.stages.compression import Compression as Compression
 from pfljax.stages.faults import Faults as Faults
 from pfljax.stages.server import Server as Server

@@ -27,6 +27,8 @@ from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
+EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
+
 
 def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], target: float | None = None) -> dict:
     """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds.
@@ -36,7 +38,7 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     summaries = [cell.summary for cell in cells]
     of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
     rounds, curves = over_rounds([cell.rows for cell in cells], score_of(summaries[0]))
-    privacy, timed = [summary["privacy"] for summary in summaries], np.isfinite(of["simulated"].mean)
+    timed = np.isfinite(of["simulated"].mean)
     clock = over_rounds([cell.rows for cell in cells], "simulated_seconds")[1] if timed else None
     sign = 1 if score_of(summaries[0]) == "accuracy" else -1
     splits = [{} if split is None else {"split": split} for _, split in trials]
@@ -53,10 +55,9 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
         **terms.entries(summaries),
         "megabytes_per_round": of["megabytes"].mean,
         "seconds_per_round": of["seconds"].mean,
-        "epsilon": [each["epsilon"] for each in privacy] if privacy[0] else None,
-        "unaccounted": (privacy[0] or {}).get("unaccounted"),
         "simulated_mean": of["simulated"].mean,
         "seconds_to_target": None if clock is None or target is None else times_to(target, curves, clock, sign),
+        **epsilons([summary["privacy"] or {} for summary in summaries]),
         "rounds": rounds,
         "clock_mean": None if clock is None else clock.mean(axis=0).tolist(),
         "curve_mean": curves.mean(axis=0).tolist(),
@@ -106,13 +107,13 @@ class Table:
         classification = self.task == "classification"
         number = number_of(classification)
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
-        private = any(row["epsilon"] for row in self.rows)
+        private = {name: kind for name, kind in EPSILONS.items() if any(row.get(name) for row in self.rows)}
         head, best = ("test accuracy, %", "best round, %") if classification else ("test loss", "best round")
         more, standings = columns(self.rows, number)
         heads = ["method", head, *more, best]
         own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
         heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
-        heads += ["unseen clients"] * unseen + ["epsilon"] * private
+        heads += ["unseen clients"] * unseen + [name.replace("_", " ") for name in private]
         tuned = any(row.get("tuned") for row in self.rows)
         timed = any(np.isfinite(np.array(row.get("simulated_mean", np.nan), float)) for row in self.rows)
         target = self.target if timed else None
@@ -128,7 +129,7 @@ class Table:
             found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
             cells += [each.text("{:.3f}".format) for each in found]
             cells += [number(row["unseen_mean"])] * unseen
-            cells += [epsilon_text(row["epsilon"] or [0.0]) + "*" * bool(row["unaccounted"])] * private
+            cells += [epsilon_text(row.get(n) or [0.0]) + "*" * bool(row.get(kind)) for n, kind in private.items()]
             cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
             cells += [times_text(row["seconds_to_target"])] * (target is not None)
             cells += [row.get("tuned", "") or "-"] * tuned
@@ -198,6 +199,16 @@ def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]],
     files.write_json(out / "table.json", files.plain(rows))
     reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
     return report.write_comparison(out / "report.html", [out], title, reference)
+
+
+def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
+    """Returns a row's epsilons of the runs, by example and by client, and what these do not cover; None: no privacy."""
+    entries: dict[str, Any] = {}
+    of_both = (ledgers, [each.get("of_clients", {}) for each in ledgers])
+    for (name, omitted), of in zip(EPSILONS.items(), of_both, strict=True):
+        entries[name] = [each["epsilon"] for each in of] if "epsilon" in of[0] else None
+        entries[omitted] = of[0].get("unaccounted")
+    return entries
 
 
 def epsilon_text(values: Sequence[float | None]) -> str:

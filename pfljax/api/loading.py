@@ -21,8 +21,8 @@ from pfljax.stores.experiment import Execution
 from pfljax.training.loop import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command, whose flags it reads
-OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients", "server", "attack")
-OPTIONS += ("compression", "faults", "clock")
+OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients")
+OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock")
 
 
 @checked()

@@ -24,6 +24,7 @@ from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.attacks import Attack
+from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
@@ -79,6 +80,7 @@ class Run:
         compression: Compression | None = None,
         faults: Faults | None = None,
         clock: Clock | None = None,
+        client_privacy: ClientPrivacy | None = None,
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -90,7 +92,7 @@ class Run:
             model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
-            participation: Fraction of clients that take part in a round.
+            participation: Fraction of clients that take part in a round; with `client_privacy`, each one's chance.
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
@@ -102,21 +104,21 @@ class Run:
             compression: How messages are compressed. Default: not at all.
             faults: Which clients fail, and whether results that are not finite stop the run. Default: none, and yes.
             clock: How long clients compute and send. Default: no time is simulated.
+            client_privacy: Clipping and noise for clients' whole updates. Default: neither.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
         """
-        local, execution, attack = local or LocalTraining(), execution or Execution(), attack or Attack()
+        local, execution = local or LocalTraining(), execution or Execution()
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
-        problem = make_problem(clients, model, local, participation, execution.make_plan())._replace(clock=clock)
-        options: dict[str, Any] = {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
-        options |= {"server": server or Server(), "attack": attack, "compression": compression or Compression()}
-        options |= {"faults": faults or Faults(), "stop": stop, "knows": knows}
-        told = options | {"participation": participation} | ({"clock": clock} if clock else {})
-        config = config or describe.config(method, clients, models.module_of(model), local, told)
-        clients = clients.with_attackers(attack.attackers, seed) if attack.active else clients
+        told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
+        told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
+        problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
+        config = config or describe.config(method, clients, models.module_of(model), local, participation, told | timed)
+        clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
-        options |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
-        found = Experiment(method, problem, clients, local, unseen=unseen, metrics=metrics, **options)
+        told |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
+        found = Experiment(method, problem, clients, local, unseen=unseen, metrics=metrics, **told)
         self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
 
     @property
@@ -180,6 +182,13 @@ def check_method(method: Any, argument: str = "method") -> Any:
     return method
 
 
+def filled(*stages: Any) -> dict[str, Any]:
+    """Returns what stands between clients and server, by name; defaults replace None."""
+    kinds = {"server": Server, "attack": Attack, "compression": Compression, "faults": Faults}
+    kinds["client_privacy"] = ClientPrivacy
+    return {name: part or kinds[name]() for name, part in zip(kinds, stages, strict=True)}
+
+
 def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
     """Returns the clients of each seed; see `compare`."""
     found = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
@@ -190,12 +199,17 @@ def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Seque
 
 
 def make_problem(
-    clients: Federation, model: Any, local: LocalTraining, participation: float, plan: ExecutionPlan
+    clients: Federation,
+    model: Any,
+    local: LocalTraining,
+    participation: float,
+    plan: ExecutionPlan,
+    client_privacy: ClientPrivacy | None = None,
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
     built = models.build(model, clients.inputs, clients.task, clients.num_classes, **options)
-    return Problem(
+    problem = Problem(
         built,
         local.bind(built),
         plan,
@@ -207,6 +221,7 @@ def make_problem(
         keep_optimizer=local.keep_optimizer,
         learning_rate=local.learning_rate,
     )
+    return (client_privacy or ClientPrivacy()).seated(problem, participation)
 
 
 def start(

@@ -54,8 +54,8 @@ class Simulation:
         Args:
             method, clients, model, local: As in `Run`.
             rounds: Number of rounds that are planned, which some methods' schedules read.
-            options: `participation`, `server`, `attack`, `compression`, `faults`, `clock` and `execution` of `Run`;
-                clients are stored on the devices.
+            options: `participation`, `server`, `attack`, `compression`, `faults`, `client_privacy`, `clock` and
+                `execution` of `Run`; clients are stored on the devices.
 
         Raises:
             ArgumentError: see `Run`.

@@ -218,6 +218,7 @@ def build_run(
         compression=settings.make(api.Compression),
         faults=settings.make(api.Faults),
         clock=settings.make(api.Clock) if settings.clock else None,
+        client_privacy=settings.make(api.ClientPrivacy),
         metrics=build_metrics(settings),
         stop=settings.make(api.Patience) if settings.patience else None,
         execution=settings.make(api.Execution),

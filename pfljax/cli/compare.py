@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import flags
 
 from pfljax import report
-from pfljax.api.comparison import check_reference, compare, table_of, trained
+from pfljax.api.comparison import EPSILONS, check_reference, compare, table_of, trained
 from pfljax.api.study import Cell
 from pfljax.cli import build, sweep, workers
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
@@ -73,8 +73,9 @@ def run(settings: Settings) -> None:
     report.save(table.plot(), out / "table.png")
     sweep.write_table(table.title, *table.columns(), rows, out, "table.png")
     for row in rows:
-        if row["unaccounted"]:
-            print(f"* {row['algorithm']}: epsilon does not include {row['unaccounted']}")
+        for name, omitted in EPSILONS.items():
+            if row[omitted]:
+                print(f"* {row['algorithm']}: {name.replace('_', ' ')} does not include {row[omitted]}")
     if failed:
         raise RunError(f"not in the table: {'; '.join(f'{name}: {error}' for name, error in failed.items())}")
 

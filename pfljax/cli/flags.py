@@ -11,6 +11,7 @@ from absl import flags
 from pfljax.api import (
     METRICS,
     Attack,
+    ClientPrivacy,
     Clock,
     Compression,
     Execution,
@@ -241,7 +242,8 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
     add.listed("learning_rates", [], rates, Rates())
-    for declaring in (Optimizer, Run, Privacy, *([Server, Attack, Compression, Faults, Patience] if scored else [])):
+    around = [Server, Attack, Compression, Faults, ClientPrivacy, Patience] if scored else []
+    for declaring in (Optimizer, Run, Privacy, *around):
         add.declare(declaring)
     if scored:
         add.add("clock", bool, False, "simulate how long clients compute and send; see the flags --clock_*")

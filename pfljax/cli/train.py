@@ -96,9 +96,10 @@ def show(summary: dict) -> None:
         ]
         for label, row in (("last", last), (f"best by {best['selected_by'].replace('_', ' ')}", best))
     ]
-    if privacy:
-        heads.append(f"epsilon at delta {privacy['delta']:g}")
-        body = [[*body[0], epsilon_text([privacy["epsilon"]])], [*body[1], ""]]
+    for kind, ledger in (("epsilon", privacy or {}), ("client epsilon", (privacy or {}).get("of_clients", {}))):
+        if "epsilon" in ledger:
+            heads.append(f"{kind} at delta {ledger['delta']:g}")
+            body = [[*body[0], epsilon_text([ledger["epsilon"]])], [*body[1], ""]]
     sweep.print_table(f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", heads, body)
 
 

@@ -310,6 +310,9 @@ class Algorithm:
             on it.
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
+        takes_part: (a client's key for a round) -> () bool: whether it takes part, whatever the others do (Poisson
+            sampling). A cohort holds those who do, as far as it has places; in the others are clients whose report has
+            "idle". None: all of the cohort do.
         tune: (context, prediction, data) -> Prediction: applied to what `predict` or `adapt` returned, with its models
             and weights filled in; None: nothing.
         fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predict` and `adapt` fine-tune for that long
@@ -346,6 +349,7 @@ class Algorithm:
     apply: Callable[[Params, PyTree, Array], Array] | None = None
     adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None
     sample: Callable[[Key, State, ClientData], Array] | None = None
+    takes_part: Callable[[Key], Array] | None = None
     tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1

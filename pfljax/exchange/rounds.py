@@ -78,16 +78,25 @@ def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
     return draw_cohort(_key(key, COHORT, number), num_clients, size)
 
 
+def known_cohort(algorithm: Algorithm, key: Key, number: Array, num_clients: int, size: int) -> Cohort:
+    """The cohort of a round if it depends on keys only: uniform, or those who choose to take part, and others."""
+    if algorithm.takes_part is None or size == num_clients:
+        return cohort_of(key, number, num_clients, size)
+    work, takes_part = _key(key, WORK, number), algorithm.takes_part
+    comes = jax.vmap(lambda client: takes_part(jax.random.fold_in(work, client)))(jnp.arange(num_clients))
+    return Cohort(jnp.sort(jax.lax.top_k(comes.astype(jnp.int32), size)[1]).astype(jnp.int32))
+
+
 def sample_cohort(
     algorithm: Algorithm, key: Key, number: Array, state: State, clients: ClientData, size: int
 ) -> Cohort:
-    """The cohort of a round: uniform, or chosen by the method from all K clients' state and data.
+    """The cohort of a round: as `known_cohort`, or chosen by the method from all K clients' state and data.
 
     Raises:
         ValueError: if a method does not choose exactly S clients.
     """
     if algorithm.sample is None:
-        return cohort_of(key, number, tree.num_rows(clients), size)
+        return known_cohort(algorithm, key, number, tree.num_rows(clients), size)
     ids = algorithm.sample(_key(key, SAMPLE, number), state._replace(round=number), clients)
     if ids.shape != (size,):
         raise ValueError(f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort")
@@ -226,5 +235,5 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
         down=down,
         up=up,
         metrics={},
-        seconds=aggregate.report["seconds"].max() if "seconds" in aggregate.report else None,
+        seconds=jnp.where(away, 0, aggregate.report["seconds"]).max() if "seconds" in aggregate.report else None,
     )

@@ -6,9 +6,11 @@ Each client draws its own noise from its key, which follows from the run's `secr
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,16 +53,19 @@ class Privacy:
         return self.noise_multiplier > 0 or math.isfinite(self.clip_norm)
 
 
-def secret_key(privacy: Privacy, key: Key) -> Key:
+def secret_key(seeds: Sequence[int | None], key: Key) -> Key:
     """Returns the key from which a run draws everything but its initial state and its cohorts.
 
     Without noise it is `key`, which follows from the run's seed. That seed is public: noise drawn from it could be
     subtracted. So it is a new secret with noise, the same on all processes: resumed runs never repeat earlier noise.
+
+    Args:
+        seeds: The `noise_seed` of each mechanism with noise; the secret is new if one of them is None.
+        key: Key that follows from the run's seed.
     """
-    if not privacy.noise_multiplier:
-        return key
-    if privacy.noise_seed is not None:
-        return jax.random.fold_in(key, privacy.noise_seed)
+    known = [seed for seed in seeds if seed is not None]
+    if len(known) == len(seeds):
+        return functools.reduce(jax.random.fold_in, known, key)
     like = jax.random.key_data(key)
     drawn = np.frombuffer(secrets.token_bytes(like.nbytes), like.dtype).reshape(like.shape)
     return jax.random.wrap_key_data(processes.from_first(drawn), impl=jax.random.key_impl(key))
@@ -114,7 +119,27 @@ def private_mean(
 
 
 BY_LOSS = "training losses, which weight or select models, examples or clients"  # `Ledger.unaccounted`
+LEAST_NOISE = 0.1  # noise multiplier from which on losses are few enough for a grid
+BY_SEED = "the noise, which whoever knows its seed can subtract"
 BY_SCALING = "the mean and standard deviation of all clients' features, which scale them"
+
+
+def finite(value: float) -> float | None:
+    """The value, or None if it is infinite; JSON has no infinity."""
+    return float(value) if math.isfinite(value) else None
+
+
+def accountant(sigma: float, step: float) -> Any:
+    """How epsilon is computed: from privacy loss distributions (PLD), or moments (RDP) where these are too wide.
+
+    Args:
+        sigma: Noise multiplier; losses grow as it falls, and their grid with them.
+        step: Of the grid of losses, which are rounded up, at noise multipliers of 1 or more.
+    """
+    accounting = optional.load("jax_privacy.accounting", "privacy")
+    if sigma < LEAST_NOISE:
+        return accounting.RdpAccountantConfig()
+    return accounting.PldAccountantConfig(value_discretization_interval=step * max(1.0, sigma**-2))
 
 
 def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1):
@@ -136,19 +161,20 @@ def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.n
     if not privacy.noise_multiplier or not gradients:
         return np.where(steps > 0, np.inf, 0.0)
     accounting = optional.load("jax_privacy.accounting", "privacy")
-    accountant = accounting.DpsgdTrainingAccountant(accounting.RdpAccountantConfig())
+    sigma = privacy.noise_multiplier / math.sqrt(gradients)
+    training = accounting.DpsgdTrainingAccountant(accountant(sigma, 1e-3))
     pairs, inverse = np.unique(np.stack([num_examples, steps]), axis=1, return_inverse=True)
 
     def spent(size: int, count: int) -> float:
         if not size or not count:
             return 0.0
         parameters = accounting.DpParams(
-            noise_multipliers=privacy.noise_multiplier / math.sqrt(gradients),
+            noise_multipliers=sigma,
             num_samples=size,
             delta=privacy.delta,
             batch_size=min(batch_size, size),
         )
-        return float(accountant.compute_epsilon(count, parameters))
+        return float(training.compute_epsilon(count, parameters))
 
     with optional.quiet():  # the accountant warns about each order that it skips by design
         return np.array([spent(int(size), int(count)) for size, count in pairs.T])[inverse.reshape(-1)]

@@ -62,6 +62,8 @@ class Problem(NamedTuple):
         keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
         learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
         clock: How long clients take; None: no time is simulated.
+        chance: Probability with which each client takes part in a round, independently of others; a cohort then has
+            `cohort_size` places, of which others stay empty. None: a cohort always has S clients.
     """
 
     model: Model
@@ -75,11 +77,17 @@ class Problem(NamedTuple):
     keep_optimizer: bool = False
     learning_rate: float | None = None
     clock: Clock | None = None
+    chance: float | None = None
+
+    @property
+    def expected_clients(self) -> float:
+        """Mean number of clients that take part in a round."""
+        return self.cohort_size if self.chance is None else self.chance * self.num_clients
 
     @property
     def rounds_of_a_client(self) -> float:
         """Average number of rounds in which a client takes part in a run, at least 1."""
-        return max(self.rounds * self.cohort_size / self.num_clients, 1)
+        return max(self.rounds * self.expected_clients / self.num_clients, 1)
 
     def init_model(self, key: Key, number: Array, *, common: bool = True) -> Params:
         """Initial model `number`, such as a client's own; depends only on the key and the number.

@@ -123,10 +123,10 @@ def _clients(run: Plots, data: Mapping[str, Any]) -> str:
     more: dict[str, dict[int, Any]] = {}
     if data["sharing"] is not None:
         more["found group"] = dict(zip(data["clients"].tolist(), data["sharing"]["found"].tolist(), strict=True))
-    ledger = run.summary.get("privacy")
-    if ledger:
-        own = ledger["epsilon_per_client"]
-        more["epsilon"] = {k: sections.bound(own[k]) for k in data["clients"].tolist() if k < len(own)}
+    ledger = run.summary.get("privacy") or {}
+    for name, part in (("epsilon", ledger), ("client epsilon", ledger.get("of_clients", {}))):
+        if own := part.get("epsilon_per_client"):
+            more[name] = {k: sections.bound(own[k]) for k in data["clients"].tolist() if k < len(own)}
     rows = [run.client_rows[k] for k in data["clients"].tolist() if k in run.client_rows]
     table = sections.clients(rows, more, pickable=True)
     ask = "Are the worst clients in the same group?" if run.has_groups else "Which clients are the worst?"

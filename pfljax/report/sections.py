@@ -123,22 +123,34 @@ def duration(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def privacy(ledger: Mapping[str, Any] | None) -> str:
-    """Returns the privacy bounds of the ledger."""
-    if not ledger:
+    """Returns the privacy bounds of the ledger, of examples and of whole clients."""
+    ledger = ledger or {}
+    parts = {"of examples": ledger, "of whole clients": ledger.get("of_clients", {})}
+    parts = {name: part for name, part in parts.items() if "epsilon" in part}
+    if not parts:
         return ""
-    own = [math.inf if value is None else value for value in ledger["epsilon_per_client"]]
-    lines = [
-        ("noise multiplier", f"{ledger['noise_multiplier']:g}"),
-        ("clipping norm", f"{ledger['clip_norm']:g}"),
-        ("delta", f"{ledger['delta']:g}"),
-        ("epsilon, maximum over clients", bound(max(own))),
-        ("epsilon, median over clients", bound(float(np.median(own)))),
-    ]
-    omitted = ledger.get("unaccounted")
-    return table([], lines) + paragraph(
-        "The bound covers the gradients of local training and treats mini-batches as Poisson samples. "
-        + (f"Not included: {omitted}." if omitted else "")
-    )
+    lines = {
+        "noise multiplier": lambda part: f"{part['noise_multiplier']:g}",
+        "clipping norm": lambda part: f"{part['clip_norm']:g}",
+        "delta": lambda part: f"{part['delta']:g}",
+        "epsilon, maximum over clients": lambda part: bound(max(losses(part))),
+        "epsilon, median over clients": lambda part: bound(float(np.median(losses(part)))),
+    }
+    out = table(["", *parts], [[name, *map(told, parts.values())] for name, told in lines.items()])
+    covers = {
+        "of examples": "The bound of examples covers the gradients of local training and treats mini-batches as "
+        "Poisson samples. ",
+        "of whole clients": "The bound of whole clients covers the sums of updates, and thus the global model. ",
+    }
+    for name, part in parts.items():
+        omitted = part.get("unaccounted")
+        out += paragraph(covers[name] + (f"Not included: {omitted}." if omitted else ""))
+    return out
+
+
+def losses(part: Mapping[str, Any]) -> list[float]:
+    """Each client's epsilon; infinite if there is no bound."""
+    return [math.inf if value is None else value for value in part["epsilon_per_client"]]
 
 
 def bound(epsilon: float | None) -> str:

@@ -58,6 +58,13 @@ def with_square(report: Mapping[str, Any], update: PyTree, sent: PyTree) -> Mapp
     return {**report, "square": report["square"] * square(sent) / before}
 
 
+def reported(report: Mapping[str, Any]) -> list[str]:
+    """Names of what the method itself reports besides a client's loss, whatever stages have added."""
+    while "method" in report:
+        report = report["method"]
+    return [name for name in report if name not in ("loss", "absent")]
+
+
 def beside(report: Mapping[str, Any], **noted: Any) -> dict[str, Any]:
     """A client's report with what a stage tells the server; the method's own is "method"."""
     known = {name: report[name] for name in ("loss", "absent", "away", "seconds") if name in report}

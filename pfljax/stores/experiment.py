@@ -25,6 +25,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.stages.asynchrony import on_clock
 from pfljax.stages.attacks import Attack
+from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.latecomers import with_latecomers
@@ -105,6 +106,7 @@ class Experiment:
         attack: What the attacking clients do. The federation determines which clients attack.
         compression: How messages are compressed.
         faults: Which clients fail.
+        client_privacy: Clipping and noise for clients' whole updates.
         knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
@@ -128,6 +130,7 @@ class Experiment:
     attack: Attack = dataclasses.field(default_factory=Attack)
     compression: Compression = dataclasses.field(default_factory=Compression)
     faults: Faults = dataclasses.field(default_factory=Faults)
+    client_privacy: ClientPrivacy = dataclasses.field(default_factory=ClientPrivacy)
     knows: str = ""
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     stop: Callable[[Sequence[dict]], bool | str] | None = None
@@ -178,8 +181,8 @@ class Experiment:
         """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
         knobs = dataclasses.asdict(self.method)
         fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
-        around = self.server, self.attack, self.compression, self.problem.clock, self.faults, dict(self.metrics)
-        return type(self.method), fixed, *around
+        around = self.server, self.attack, self.compression, self.faults, self.client_privacy, self.problem.clock
+        return type(self.method), fixed, *around, self.problem.chance, dict(self.metrics)
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -198,13 +201,20 @@ class Experiment:
 
         tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
         sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
-        arrived = self.server.of(problem, self.faults.on(problem, on_clock(problem, sent)), self.attack)
+        covered = self.client_privacy.on(problem, self.faults.on(problem, on_clock(problem, sent)))
+        arrived = self.server.of(problem, covered, self.attack, self.client_privacy.active)
         found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
 
     def keys(self, key: Key, secret: Key) -> Key:
         """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""
-        return jnp.stack([key, secret]) if self.problem.solver.privacy.noise_multiplier else key
+        return jnp.stack([key, secret]) if self.noise_seeds else key
+
+    @property
+    def noise_seeds(self) -> list[int | None]:
+        """The `noise_seed` of each mechanism with private noise."""
+        of_both = (self.problem.solver.privacy, self.client_privacy)
+        return [each.noise_seed for each in of_both if each.noise_multiplier]
 
     def with_rounds(self, rounds: int) -> Experiment:
         """Returns the same run with another number of rounds."""
@@ -225,4 +235,4 @@ class Experiment:
         problem, ledger = self.problem, algorithm.ledger
         per_client = float(self.steps.mean()) * ledger.passes * max(ledger.gradients, 1)
         turns = problem.clock.turns if problem.clock else 0
-        return per_client * (turns or problem.cohort_size) / problem.num_clients
+        return per_client * (turns or problem.expected_clients) / problem.num_clients

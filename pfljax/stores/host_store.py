@@ -28,7 +28,7 @@ from pfljax.exchange import lifting
 from pfljax.exchange.lifting import join_state, split_state
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import cohort_of, make_cohort_round
+from pfljax.exchange.rounds import known_cohort, make_cohort_round
 from pfljax.stores import memory, stacks
 from pfljax.stores.compiled import Compiled, Jitted, Lowered, Saving, shaped, state_shardings
 from pfljax.stores.experiment import OWN, Experiment
@@ -164,7 +164,7 @@ class Segment:
 
     def __init__(self, algorithm: Algorithm, plan: ExecutionPlan, compiled: Callable, num_clients: int, size: int):
         self.algorithm, self.plan, self.compiled, self.size = algorithm, plan, compiled, size
-        self.draw = jax.jit(lambda key, number: cohort_of(key, number, num_clients, size).ids)
+        self.draw = jax.jit(lambda key, number: known_cohort(algorithm, key, number, num_clients, size).ids)
 
     def fetch(self, key: Key, number: int, rows: State, clients: ClientData) -> Ahead:
         """Fetches a round's cohort."""

@@ -76,12 +76,13 @@ def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
     """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's or the attack's.
 
     Raises:
-        ArgumentError: if one has.
+        ArgumentError: if one has, or if a stage finds what it does not support in what clients send.
     """
     problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
     for name in experiment.metrics.keys() & {*experiment.attack.measures}:
         raise ArgumentError("metrics", f"is the attack's own; accepted: another name, such as own_{name}", name)
-    if not experiment.measures or isinstance(plan, PythonPlan):
+    checked = experiment.measures or experiment.client_privacy.active or experiment.server.secure_aggregation
+    if not checked or isinstance(plan, PythonPlan):
         return
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
     state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)

@@ -37,8 +37,11 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
     return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
 
 
-def config(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
+def config(
+    method: Any, clients: Federation, model: Any, local: LocalTraining, participation: float, options: dict
+) -> dict:
     """Returns "settings", and "parts": what the run can be made again from, without what cannot be recorded."""
+    options = options | {"participation": participation}
     of_local = {f"local.{name}": value for name, value in recorded.fields(local).items()}
     parts = recorded.recordable({"method": method, "model": model, **of_local, **options})
     parts |= {"clients": clients.origin} if clients.origin else {}
@@ -164,4 +167,11 @@ def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
         lines.append(("clock", experiment.problem.clock.described))
     if experiment.faults.active:
         lines.append(("faults", experiment.faults.described))
+    if experiment.client_privacy.active:
+        lines.append(("client privacy", experiment.client_privacy.described))
+    if (chance := experiment.problem.chance) is not None:
+        size = experiment.problem.cohort_size
+        lines.append(("cohorts", f"each client takes part with probability {chance:g}; at most {size} in a round"))
+    if server.secure_aggregation:
+        lines.append(("secure aggregation", "the server sees sums only"))
     return lines

@@ -157,9 +157,7 @@ class Trainer:
         self.resumed = 0
         self.diverged: dict[int, str] = {}  # number of the run -> reason
         self.keys = [jax.random.key(each.seed) for each in experiments]
-        self.secrets = [
-            secret_key(each.problem.solver.privacy, key) for each, key in zip(experiments, self.keys, strict=True)
-        ]
+        self.secrets = [secret_key(each.noise_seeds, key) for each, key in zip(experiments, self.keys, strict=True)]
         self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()  # they share the state until further rounds
         self.done = self.saved = 0
         self.stopped = ""  # why the run stopped before its last round
@@ -462,7 +460,7 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     state = store_of(experiment).read_saved(experiment, read, clients)
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])
     history = History(experiment, out, done, topology, summary["scored"])
-    key = make_key(experiment, key, secret_key(experiment.problem.solver.privacy, key), 2, done)
+    key = make_key(experiment, key, secret_key(experiment.noise_seeds, key), 2, done)
     return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
 
 
@@ -471,7 +469,7 @@ def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: 
     known, hidden = (jax.random.fold_in(each, purpose) for each in (key, secret))
     if purpose == 1:
         return experiment.keys(known, hidden)
-    if purpose == 2 and experiment.problem.solver.privacy.noise_multiplier:
+    if purpose == 2 and experiment.noise_seeds:
         return jax.random.fold_in(hidden, done)
     return hidden if purpose else known
 

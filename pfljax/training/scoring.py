@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import numpy as np
@@ -69,24 +68,35 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
     """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the rounds.
 
-    If the method chooses its cohorts, every client is counted in every cohort, which gives an upper bound.
+    Entries at the top are those of clients' examples; "of_clients" are those of whole clients.
+    """
+    found, client_privacy = of_examples(experiment, algorithm, key, rounds), experiment.client_privacy
+    if client_privacy.active:
+        omitted = () if experiment.federation.scaling is None else (privacy.BY_SCALING,)
+        found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
+    return found or None
+
+
+def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict:
+    """Returns the ledger of clients' examples; {} if local training is not private.
+
+    If the method or clients' chances determine the cohorts, every client is counted in every cohort, an upper bound.
     """
     problem, train = experiment.problem, experiment.federation.train
-    solver, ledger = problem.solver, algorithm.ledger
+    solver, ledger, finite = problem.solver, algorithm.ledger, privacy.finite
     if experiment.federation.scaling is not None:
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
-        return None
+        return {}
     n_max = train.y.shape[1]
-    if algorithm.sample is None:
+    if algorithm.sample is None and algorithm.takes_part is None:
         taken = participations(key, problem.num_clients, problem.cohort_size, rounds)
     else:
         taken = np.full(problem.num_clients, rounds)
     steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(int)
     epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
-    finite = lambda value: float(value) if math.isfinite(value) else None  # JSON has no infinity
     if solver.privacy.noise_seed is not None:
-        ledger = ledger.beside("the noise, which whoever knows its seed can subtract")
+        ledger = ledger.beside(privacy.BY_SEED)
     return {
         **{name: finite(getattr(solver.privacy, name)) for name in ("noise_multiplier", "clip_norm", "delta")},
         "epsilon": finite(epsilon.max()),

@@ -22,7 +22,7 @@ from run_folders import K, T, make_run
 from pfljax import report
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.report import content, draw, picture, pictures
+from pfljax.report import content, draw, picture, pictures, sections
 
 
 def readable(page):
@@ -148,6 +148,18 @@ def test_the_privacy_ledger_is_on_the_page(undrawn, tmp_path, epsilon, shown):
     text = report.write(tmp_path).read_text()
     section = text.split("<h2>Privacy</h2>")[1].split("<h2>")[0]
     assert "1.25" in section and "1e-05" in section and shown in section and "Not included: secrets." in section
+    assert "whole clients" not in section
+
+
+def test_epsilons_of_clients_stand_beside_those_of_examples(undrawn, tmp_path):
+    part = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": 3.21, "unaccounted": None}
+    part |= {"epsilon_per_client": [3.21] * K}
+    other = part | {"epsilon": 7.65, "epsilon_per_client": [7.65] * K, "unaccounted": "logs"}
+    make_run(tmp_path, privacy=part | {"of_clients": other})
+    section = report.write(tmp_path).read_text().split("<h2>Privacy</h2>")[1].split("<h2>")[0]
+    assert "<td>3.21</td><td>7.65</td>" in section and "Not included: logs." in section
+    only = sections.privacy({"of_clients": other})
+    assert "of whole clients" in only and "of examples" not in only
 
 
 def test_weights_are_put_where_they_belong_and_add_up():

@@ -1,0 +1,319 @@
+"""Client-level differential privacy: what a server learns hardly depends on whether a client takes part at all.
+
+- "gaussian", DP-FedAvg: McMahan, Ramage, Talwar, Zhang, "Learning differentially private recurrent language models"
+  (ICLR 2018), Algorithm 1. Each client takes part with probability q, independently (Poisson sampling), and
+  theta <- theta + (sum_k clip_S(theta_k - theta) + N(0, (z S)^2)) / (q K): equal weights, and a fixed denominator.
+- An adaptive norm: Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping"
+  (NeurIPS 2021), Algorithm 1. S <- S exp(-eta (b - gamma)), where b is the share of updates within S with noise
+  sigma_b on its sum. The updates' noise is z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2), so that both cost z.
+- "tree", DP-FTRL: Kairouz, McMahan, Song, Thakkar, Thakurta, Xu, "Practical and private (deep) learning without
+  sampling or shuffling" (ICML 2021), Algorithm 1. Sums over all rounds so far have the noise of a binary tree. Cohorts
+  are the usual ones, of one size, and public; it is exact how often each client was in them.
+
+Clients clip last, after attacks and compression, what is finite of what they send; so the bound holds whatever happened
+before. A method's own server step (momentum, Adam) follows on the noised mean.
+
+Departures from the papers: S bounds the whole update, not each layer. Cohorts under Poisson sampling have at most as
+many places as are exceeded with a probability below `OVERFLOW`, which is taken from delta. The tree has no restarts and
+sums the complete nodes without Honaker's estimate; "taking part" is the adjacency that replaces an update by zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.special
+
+from pfljax.contract import optional, tree
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
+from pfljax.contract.types import Aggregate, Algorithm, Array, Key, Params, PyTree
+from pfljax.exchange import traffic
+from pfljax.exchange.rounds import cohort_of
+from pfljax.local.privacy import BY_LOSS, BY_SEED, accountant, finite
+from pfljax.local.problem import Problem
+from pfljax.stages import messages
+from pfljax.stages.faults import absent
+from pfljax.stages.notes import Noted, with_notes
+
+COIN = 0xC014  # folded into a client's key for a round to draw whether it takes part
+NOISE = 0x9015E  # folded into the server's key for a round to draw the noise
+OVERFLOW = 1e-10  # largest probability that more clients want to take part in a round than have a place
+LEVELS = 16  # of the tree, which covers fewer than 2^LEVELS rounds
+LOGGED = "training losses, scores and counts of clients, which only the simulator logs"
+NOISY = {"noise_multiplier": ()}
+ADAPTIVE = {"adaptive_quantile": ()}
+
+
+@settings
+class ClientPrivacy:
+    """Clipping and noise for clients' whole updates; needs jax-privacy, of pip install 'pfljax[privacy]'.
+
+    Attributes:
+        noise_multiplier: z, the standard deviation of the noise on the sum of updates, divided by the clipping norm.
+        clip_norm: S, the largest norm of a client's update (L2, over all parameters), at first if it is adaptive; inf
+            disables clipping and needs zero noise.
+        mechanism: Noise that is independent in every round, and clients who each take part with probability
+            `participation` ("gaussian"); or the noise of a tree over rounds, for any cohorts ("tree").
+        adaptive_quantile: gamma, the share of updates that the norm moves towards leaving unclipped; 0: a fixed norm.
+        clip_rate: eta, the rate at which the norm moves.
+        count_noise: sigma_b, the noise on the number of unclipped updates; 0: a twentieth of the expected clients.
+        delta: The delta at which epsilon is reported.
+        noise_seed: For tests only: a seed for the noise and for who takes part; see `Privacy`.
+    """
+
+    noise_multiplier: float = knob(0.0, at_least=0, flag="client_dp_noise_multiplier")
+    clip_norm: float = knob(math.inf, above=0, infinite=True, flag="client_dp_clip_norm")
+    mechanism: Literal["gaussian", "tree"] = knob("gaussian", read_with=NOISY, flag="client_dp_mechanism")
+    adaptive_quantile: float = knob(0.0, at_least=0, below=1, flag="client_dp_adaptive_quantile")
+    clip_rate: float = knob(0.2, above=0, read_with=ADAPTIVE, flag="client_dp_clip_rate")
+    count_noise: float = knob(0.0, at_least=0, read_with=ADAPTIVE, flag="client_dp_count_noise")
+    delta: float = knob(1e-5, above=0, below=1, read_with=NOISY, flag="client_dp_delta")
+    noise_seed: int | None = knob(None, at_least=0, read_with=NOISY, flag="client_dp_noise_seed")
+
+    def __post_init__(self):
+        if not math.isfinite(self.clip_norm):
+            for name in ("noise_multiplier", "adaptive_quantile"):
+                if value := getattr(self, name):
+                    raise ArgumentError(name, "needs a finite clip_norm, such as 1", value)
+        if self.mechanism == "tree" and self.adaptive_quantile:
+            raise ArgumentError("adaptive_quantile", "accepted with mechanism=tree: 0", self.adaptive_quantile)
+        if self.active:
+            optional.load("jax_privacy", "privacy")
+
+    @property
+    def active(self) -> bool:
+        """Whether updates are clipped."""
+        return math.isfinite(self.clip_norm)
+
+    @property
+    def described(self) -> str:
+        """Noise and norm, in words."""
+        norm = f"{self.clip_norm:g}" + f", then at quantile {self.adaptive_quantile:g}" * bool(self.adaptive_quantile)
+        return f"{self.mechanism}, noise multiplier {self.noise_multiplier:g}, updates clipped to {norm}"
+
+    def seated(self, problem: Problem, share: float) -> Problem:
+        """The problem with Poisson cohorts: a static number of places for clients who take part with this chance."""
+        if not self.active or self.mechanism == "tree" or share == 1:
+            return problem
+        return problem._replace(cohort_size=places(problem.num_clients, share), chance=share)
+
+    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+        """The algorithm with clipped updates and noise.
+
+        Raises:
+            ArgumentError: if its server does more than to add updates of one model.
+        """
+        if not self.active:
+            return algorithm
+        self._check(problem, algorithm)
+        return _private(self, problem, algorithm)
+
+    def noise_of_updates(self, expected: float) -> tuple[float, float]:
+        """The noise multiplier of the updates, and the noise on the number of unclipped ones, for m expected clients.
+
+        Raises:
+            ArgumentError: if the number needs more noise.
+        """
+        if not self.adaptive_quantile or not self.noise_multiplier:
+            return self.noise_multiplier, 0.0
+        deviation = self.count_noise or expected / 20
+        left = self.noise_multiplier**-2 - (2 * deviation) ** -2
+        if left <= 0:
+            text = f"accepted: above {self.noise_multiplier / 2:g}, half the noise multiplier"
+            raise ArgumentError("count_noise", text, deviation)
+        return left**-0.5, deviation
+
+    def ledger(self, problem: Problem, key: Key, rounds: int, omitted: Sequence[str] = ()) -> dict:
+        """The ledger after R rounds; `omitted` is what else others learn of clients. See `epsilons`."""
+        found = epsilons(self, problem, key, rounds)
+        told = [*omitted, LOGGED] + [BY_SEED] * (self.noise_seed is not None)
+        return {
+            **{name: getattr(self, name) for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")},
+            "participation": problem.chance,
+            "epsilon": finite(found.max()),
+            "unaccounted": "; ".join(told),
+            "epsilon_per_client": [finite(value) for value in found],
+        }
+
+    def _check(self, problem: Problem, algorithm: Algorithm) -> None:
+        refusals = {
+            "no server adds updates of one model": algorithm.topology != "shared" or algorithm.averages is None,
+            f"it sends {algorithm.sends}, not updates": algorithm.sends != "updates",
+            "its clients share examples": algorithm.ledger.gradients == 0,
+            "its server reads clients' losses": BY_LOSS in algorithm.ledger.unaccounted,
+            "its clients send several updates in a round": algorithm.exchanges > 1,
+            "its server chooses who takes part": algorithm.sample is not None,
+            "a model with batch statistics sends these, too": problem.solver.statistics is not None,
+        }
+        for why, holds in refusals.items():
+            if holds:
+                raise ArgumentError("client_privacy", f"accepted for this method: none; {why}")
+        if self.mechanism == "tree" and problem.rounds >= 2**LEVELS:
+            raise ArgumentError("mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism)
+        self.noise_of_updates(problem.expected_clients)
+
+
+class Note(NamedTuple):
+    """What the server keeps beside the method's state.
+
+    Attributes:
+        norm: () S.
+        noise: State of the noise; for a tree, the last node of every level, which must stay as secret as the noise.
+    """
+
+    norm: Array
+    noise: PyTree
+
+
+def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> Algorithm:
+    library: Any = optional.load("jax_privacy", "privacy")
+    averages, expected, chance = algorithm.averages, problem.expected_clients, problem.chance
+    assert averages is not None
+    noted, matrices = with_notes(algorithm), library.matrix_factorization.streaming_matrix
+    deviation, of_count = privacy.noise_of_updates(expected)
+    matrix = noise_tree(matrices) if privacy.mechanism == "tree" else matrices.identity()
+    takes_part = lambda key: jax.random.uniform(jax.random.fold_in(key, COIN)) < (1 if chance is None else chance)
+
+    def start(key, clients):
+        if traffic.bytes_read(lambda clients, key: algorithm.start(key, clients), clients, key):
+            text = "accepted for this method: none; its server begins with what clients' data or their sizes tell"
+            raise ArgumentError("client_privacy", text)
+        begun = noted.start(key, clients)
+        note = Note(jnp.float32(privacy.clip_norm), matrix.init_multiply(averages(begun.models)))
+        return begun._replace(server=begun.server._replace(note=note))
+
+    def client_update(context, models, row, data):
+        train = lambda: noted.client_update(context, models, row, data)
+        idle = jnp.zeros((), bool) if chance is None else ~takes_part(context.key)
+        stay = lambda: absent(noted, context, models, row, data)
+        out = train() if chance is None else jax.lax.cond(idle, stay, train)
+        check_sent(models, out.upload, out.report)
+        weight, norm = out.upload["weight"], context.server.note.norm
+        sent = ~idle & (weight > 0) & (True if out.sent is None else out.sent)
+        update = messages.relative(algorithm, models, out.upload)["model"]
+        clipped, length = library.clipping.clip_pytree(tree.scale(update, 1 / jnp.where(weight > 0, weight, 1)), norm)
+        upload = {"model": tree.scale(clipped, sent)}
+        if privacy.adaptive_quantile:
+            upload["within"] = jnp.where(sent, (length <= norm) - 0.5, 0.0)
+        report = jax.tree.map(lambda leaf: leaf & ~idle if leaf.dtype == bool else leaf, out.report)
+        report = messages.beside({**report, "absent": report.get("absent", False) | idle}, away=idle)
+        return out._replace(upload=upload, report=report, sent=sent)
+
+    def server_update(key, state, aggregate):
+        (norm, noise), report = state.server.note, aggregate.report
+        noise_key, count_key = jax.random.split(jax.random.fold_in(key, NOISE))
+        total, models = aggregate.upload["model"], averages(state.models)
+        if deviation:
+            privatizer = library.noise_addition.matrix_factorization_privatizer
+            total, (_, noise) = privatizer(matrix, stddev=deviation * norm, prng_key=noise_key).update(
+                total, (noise_key, noise)
+            )
+        upload = {"model": tree.add(tree.scale(models, expected), total), "weight": jnp.full((1,), expected)}
+        # What the method's server sees tells nothing of who took part.
+        count, sent = jnp.full_like(aggregate.count, round(expected)), jnp.ones_like(aggregate.sent)
+        inner = {name: part for name, part in report["method"].items() if name != "absent"}
+        state, metrics = noted.server_update(key, state, Aggregate(upload, count, sent, inner))
+        metrics = metrics | {"clients_in_round": (~report["away"]).sum(), "clip_norm": norm}
+        if privacy.adaptive_quantile:
+            within = aggregate.upload["within"][0] + of_count * jax.random.normal(count_key)
+            apart = within / expected + 0.5 - privacy.adaptive_quantile
+            norm = norm * jnp.exp(-privacy.clip_rate * apart)
+        return state._replace(server=Noted(state.server.inner, Note(norm, noise))), metrics
+
+    changes: dict[str, Any] = {"start": start, "client_update": client_update, "server_update": server_update}
+    changes |= {"averages": None, "takes_part": None if chance is None else takes_part}
+    return dataclasses.replace(noted, **changes)
+
+
+def check_sent(models: Params, upload: PyTree, report: PyTree) -> None:
+    """Raises `ArgumentError` unless a client sends one model with its weight and reports no more than its loss."""
+    more = [*messages.reported(report), *(name for name in upload if name not in ("model", "weight"))]
+    why = f"it also sends {', '.join(more)}" if more else "it has several models" * (tree.num_rows(models) > 1)
+    if why:
+        raise ArgumentError("client_privacy", f"accepted for this method: none; {why}")
+
+
+def noise_tree(library: Any) -> Any:
+    """The noise of DP-FTRL's tree, as it is added in each round, from independent noise: C^-1 of A = B C.
+
+    Row t of C adds up rounds t - 2^l + 1 to t, a node, where 2^l divides t. The sum of the first t rounds is that of
+    one node for each bit of t; from t - 1 to t, the nodes below level l go and one at level l comes.
+    """
+
+    def init(like):
+        return jnp.zeros((LEVELS, *like.shape), like.dtype), jnp.ones((), jnp.int32)
+
+    def following(node, state):
+        nodes, number = state
+        level = jax.lax.population_count((number & -number) - 1)
+        below = tree.per_row(jnp.arange(LEVELS) < level, nodes)
+        added = node - jnp.where(below, nodes, 0).sum(axis=0)
+        return added, (jnp.where(below, 0, nodes).at[level].set(node), number + 1)
+
+    return library.StreamingMatrix.from_array_implementation(init, following)
+
+
+def tree_sensitivity(problem: Problem, key: Key, rounds: int) -> np.ndarray:
+    """(K,) the norm of C u_k, where u_k (R,) is 1 in the rounds whose cohort client k is in; see `noise_tree`."""
+    draw = jax.jit(lambda number: cohort_of(key, number, problem.num_clients, problem.cohort_size).ids)
+    counts, squares = np.zeros((LEVELS, problem.num_clients)), np.zeros(problem.num_clients)
+    for number in range(1, rounds + 1):
+        counts[:, np.asarray(draw(number - 1))] += 1
+        level = (number & -number).bit_length() - 1
+        squares += counts[level] ** 2
+        counts[: level + 1] = 0
+    return np.sqrt(squares)
+
+
+def places(num_clients: int, chance: float) -> int:
+    """The fewest places that are exceeded in a round with a probability below `OVERFLOW`."""
+    fits = overflow(num_clients, chance, np.arange(1, num_clients)) < OVERFLOW
+    return 1 + int(np.argmax(np.append(fits, True)))
+
+
+def overflow(num_clients: int, chance: float, size: Array | int) -> np.ndarray:
+    """The probability that others leave no place to a client: that at least `size` of K - 1 take part."""
+    return np.asarray(scipy.special.bdtrc(size - 1, num_clients - 1, chance)) * (np.asarray(size) < num_clients)
+
+
+def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) -> np.ndarray:
+    """The ledger: each client's epsilon at `privacy.delta` for what the server has learned in all rounds.
+
+    Whether all places are taken depends on the other clients only; given that they are not, a client takes part with
+    its own chance. So delta for the noise is what the probability of the opposite, in any round, leaves.
+
+    Args:
+        privacy: Noise and delta.
+        problem: K, and how many clients take part in a round.
+        key: Key of the rounds, from which public cohorts follow.
+        rounds: R.
+
+    Returns:
+        (K,) epsilon: 0 for a client that was in no round; infinite without noise.
+    """
+    num, chance, noise = problem.num_clients, problem.chance, privacy.noise_multiplier
+    if not noise or not rounds:
+        return np.full(num, np.inf if rounds else 0.0)
+    if privacy.mechanism == "tree":
+        lengths, client = np.unique(tree_sensitivity(problem, key, rounds), return_inverse=True)
+        bound = lambda length: epsilon(noise / length, 1.0, 1, privacy.delta) if length else 0.0
+        return np.array([bound(length) for length in lengths.tolist()])[client]
+    full = rounds * float(overflow(num, chance, problem.cohort_size)) if chance is not None else 0.0
+    return np.full(num, epsilon(noise, 1.0 if chance is None else chance, rounds, privacy.delta - full))
+
+
+def epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
+    """The epsilon of Gaussian noise on Poisson samples."""
+    if delta <= 0:
+        return math.inf
+    library: Any = optional.load("dp_accounting", "privacy")
+    event = library.PoissonSampledDpEvent(chance, library.GaussianDpEvent(noise))
+    with optional.quiet():
+        return float(accountant(noise, 1e-4).create_accountant().compose(event, rounds).get_epsilon(delta))
