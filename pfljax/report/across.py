@@ -29,6 +29,7 @@ MAX_ROUNDS = 300  # per curve
 SCORES = ("score", "decile")  # measures of clients' scores
 COSTS = {"megabytes": terms.MEGABYTES, "seconds": "seconds per round", "gradients": terms.GRADIENTS}
 AGAINST = {"rounds": "rounds", "megabytes": "MB received and sent per client", "seconds": "seconds of training"}
+AGAINST |= {"simulated": "simulated seconds"}
 POINTS = "One point per run, a line at the mean. Click a point for its page."
 BAND = (
     "Mean over runs; the band is one sample deviation over runs if there are several. Click a method in the legend to "
@@ -131,7 +132,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
         "Methods": _table(methods, names, score, standing) + _warnings(runs),
         "Differences": _differences(panels["differences"], standing, score),
         "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
-        "Curves": controls(choice("against", "Against", AGAINST, "over")) + curves,
+        "Curves": controls(choice("against", "Against", against(methods), "over")) + curves,
         "Download": downloads(DOWNLOADS),
     }
     lead = f"{len(methods)} methods, {len(found)} runs"
@@ -176,10 +177,17 @@ def _standings(methods: Sequence[Method], score: Score, reference: str) -> dict[
     return found
 
 
+def against(methods: Sequence[Method]) -> dict[str, str]:
+    """Returns what all methods' curves can be drawn against, by name; simulated time takes a clock."""
+    return {name: label for name, label in AGAINST.items() if all(name in method.curves for method in methods)}
+
+
 def _curves(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
     entry = lambda name: over_rounds([run.rows for run in runs], name)
     rounds, score = entry(runs[0].score.name)
     curves = {"rounds": np.tile(rounds, (len(runs), 1)), "score": score, "seconds": np.nan_to_num(entry("seconds")[1])}
+    if np.isfinite(clock := entry("simulated_seconds")[1]).all():
+        curves["simulated"] = clock
     curves["megabytes"] = np.sum([np.nan_to_num(entry(name)[1]) for name in BYTES], axis=0) / 1e6
     return {name: values[:, evenly(len(rounds), MAX_ROUNDS)] for name, values in curves.items()}
 
@@ -192,7 +200,7 @@ def _panels(
     for name, label in names.items():
         axis = Axis(label, percent=score.percent and name in SCORES)
         dots[name] = plain(method_points({method.title: method.measures[name] for method in methods}, axis, links))
-    for name, label in AGAINST.items():
+    for name, label in against(methods).items():
         mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in methods}
         curves = {title: (x, values.mean(axis=0), statistics.deviation(values)) for title, (x, values) in mean.items()}
         over[name] = plain(method_curves(curves, Axis(label), axis_of(score)))
