@@ -131,7 +131,8 @@ class Table:
             cells += [number(row["unseen_mean"])] * unseen
             cells += [epsilon_text(row.get(n) or [0.0]) + "*" * bool(row.get(kind)) for n, kind in private.items()]
             cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
-            cells += [times_text(row["seconds_to_target"])] * (target is not None)
+            if target is not None:
+                cells.append(times_text(row["seconds_to_target"]))
             cells += [row.get("tuned", "") or "-"] * tuned
             body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
         return heads, body
