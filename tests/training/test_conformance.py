@@ -342,7 +342,7 @@ def test_a_broken_method_is_refused_in_a_line_that_names_the_field(how, clients)
 
 @pytest.mark.parametrize("store", ["device", "host", "disk"])
 def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
-    result = train(Odd(), clients, rounds=2, store=store, out=tmp_path / "run")
+    result = train(Odd(), clients, rounds=2, store=store, out=tmp_path / "run", clock=pfl.Clock())
     rows = files.read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("drift") for row in rows] == [None, 1.0, 1.0] and np.isfinite(result.loss)
     assert rows[-1].keys() - {"drift"} <= conformance.RESERVED  # what a metric must not be called
