@@ -112,6 +112,8 @@ def with_arrivals(problem: Problem, algorithm: Algorithm) -> Algorithm:
     clock, num, size = problem.clock, problem.num_clients, problem.cohort_size
     assert clock is not None
     at_once = clock.concurrency or min(2 * size, num - size)
+    if num == size:
+        raise ArgumentError("participation", "accepted for this method with a clock: below 1, so that others go on", 1)
     if not 1 <= at_once <= num - size:
         text = f"accepted for this method: 1 to {num - size}, the {num} clients without the {size} of a round"
         raise ArgumentError("concurrency", text, clock.concurrency)

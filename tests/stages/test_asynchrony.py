@@ -156,7 +156,7 @@ def test_federico_at_its_own_pace_reads_models_as_they_are(update):
 def test_what_means_nothing_is_refused():
     with pytest.raises(ArgumentError, match=r"^concurrency=6: accepted for this method: 1 to 5, the 7 clients without"):
         played("fedbuff", Clock(concurrency=6), 1, 2)
-    with pytest.raises(ArgumentError, match=r"^concurrency=0: accepted for this method: 1 to 0"):
+    with pytest.raises(ArgumentError, match=r"^participation=1: accepted for this method with a clock: below 1"):
         played("fedbuff", Clock(), 1, 7)
     with pytest.raises(ArgumentError, match=r"^deadline=3: accepted with this method, whose server waits"):
         played("fedasync", Clock(deadline=3), 1, 1)

@@ -131,7 +131,7 @@ def test_by_default_nothing_is_timed_and_nothing_changes():
 
 @toys.each_method(fast=("fedavg", "pfedmb"))
 def test_every_method_is_timed_and_does_what_it_does_without_a_clock(name):
-    options = toys.network(name)
+    options = toys.network(name) | ({"cohort": 2} if name in ("fedbuff", "fedasync") else {})
     found, records = played(name, Clock(), rounds=2, **options)
     expected = played(name, None, rounds=2, **options)[0]
     if name not in ("fedbuff", "fedasync"):
