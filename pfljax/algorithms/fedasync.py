@@ -38,14 +38,21 @@ class FedAsync:
     discount: Literal["constant", "polynomial", "hinge"] = knob(
         "polynomial", help="how the weight of a model falls with the number of steps that it is late"
     )
-    a: float = knob(0.5, at_least=0, help="exponent of the polynomial, slope of the hinge")
+    a: float = knob(
+        0.5,
+        at_least=0,
+        read_with={"discount": ("polynomial", "hinge")},
+        help="exponent of the polynomial, slope of the hinge",
+    )
     b: int = knob(4, at_least=0, read_with=("discount", "hinge"), help="steps late for which the hinge is 1")
     rho: float = knob(0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term")
     max_staleness: int = knob(16, at_least=0, at_most=10_000, help="most steps late")
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
-    staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
+    staleness: float = knob(
+        2.0, at_least=0, help="mean of the half-normal before rounding and clipping; not with a clock"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         def start(key, clients):

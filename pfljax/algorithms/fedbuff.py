@@ -39,7 +39,9 @@ class FedBuff:
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
-    staleness: float = knob(2.0, at_least=0, help="mean of the half-normal before rounding and clipping; 0: no delays")
+    staleness: float = knob(
+        2.0, at_least=0, help="mean of the half-normal before rounding and clipping; not with a clock"
+    )
     discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount")
     server_rate: float = knob(1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server")
     mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")

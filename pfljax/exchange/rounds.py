@@ -31,7 +31,7 @@ class Record(NamedTuple):
     """Logged values of a round.
 
     Attributes:
-        train_loss: () mean over the cohort, weighted by n_k.
+        train_loss: () mean over the cohort, weighted by n_k; NaN if no client counts.
         diverged: () int32, a client with a loss that is not finite, or -1.
         down: () bytes that the cohort's clients received from others.
         up: () bytes that they sent.
@@ -230,10 +230,10 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
             loss, sizes = jnp.where(left_out, 0, loss), jnp.where(left_out, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
     return Record(
-        train_loss=jnp.sum(loss * sizes) / jnp.maximum(sizes.sum(), 1),
+        train_loss=jnp.sum(loss * sizes) / sizes.sum(),
         diverged=jnp.where(diverged == none, -1, diverged),
         down=down,
         up=up,
         metrics={},
-        seconds=jnp.where(away, 0, aggregate.report["seconds"]).max() if "seconds" in aggregate.report else None,
+        seconds=traffic.seconds_of(aggregate.report) if "seconds" in aggregate.report else None,
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,13 @@ def messages(algorithm: Algorithm, client: Array, index: Array, sent: Array, fir
     # After the first exchange, a client without a batch left no longer takes part.
     active = sent | first
     return Messages(travels & active, lifted & sent, jnp.any(active, axis=-1))
+
+
+def seconds_of(report: Mapping[str, Any]) -> Array:
+    """() simulated seconds of an exchange: those of the slowest client that is there; if none is, of the wait."""
+    away = report.get("away", jnp.zeros(report["seconds"].shape, bool))
+    there = jnp.where(away & ~away.all(), 0, report["seconds"])
+    return there.max()
 
 
 def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server: float) -> Traffic:

@@ -48,8 +48,9 @@ class Clock:
             a time of their own; or a file of devices' times in FedScale's layout.
         deadline: Seconds after which a round ends. What arrives later is lost.
         over_selection: Share of clients that are asked in addition. A round has the first ones that are done.
-        turns: Number of clients, the first ones to finish, whose turn ends in a round while the others work on; each
-            begins again at once. For methods without a server's model. 0: a round waits for all.
+        turns: Most clients, the first ones to finish, whose turn ends in a round while the others work on; each
+            begins again at once, and ends one turn a round. For methods without a server's model. 0: a round waits for
+            all.
         concurrency: Number of clients at work at once, under a server that waits for nobody (FedBuff, FedAsync); 0:
             twice as many as send their updates in a round, if there are.
         seed: Seed for the devices; the same for all runs of a comparison.
@@ -82,7 +83,8 @@ class Clock:
         parts += [f"available {self.availability}"] * (self.availability != "always")
         parts += [f"{self.over_selection:.0%} over-selected"] * (self.over_selection > 0)
         parts += [f"until {self.deadline:g} s"] * math.isfinite(self.deadline)
-        return ", ".join([*parts, *[f"asynchronous, {self.turns} turns a round"] * (self.turns > 0)])
+        parts += [f"at most {self.turns} turns a round"] * (self.turns > 0)
+        return ", ".join([*parts, *[f"{self.concurrency} clients at work"] * (self.concurrency > 0)])
 
     @property
     def chooses(self) -> bool:
@@ -246,7 +248,12 @@ def times(path: str) -> Times:
         if any(len(begins) != len(ends) for begins, ends in pairs):
             raise ValueError("a device has not as many times in active as in inactive")
         begins, ends = (np.stack([fill(pair[part]) for pair in pairs]) for part in (0, 1))
-        return Times(begins, ends, np.array([each["finish_time"] for each in entries], np.float32))
+        period = np.array([each["finish_time"] for each in entries], np.float32)
+        if period.ndim != 1 or not (np.isfinite(period).all() and (period > 0).all()):
+            raise ValueError("a finish_time is not above 0")
+        if np.isnan(begins).any() or not (begins < np.minimum(ends, period[:, None])).any():
+            raise ValueError("no device is ever available")
+        return Times(begins, ends, period)
     except (KeyError, TypeError, ValueError) as error:
         text = f"accepted: a file with active, inactive and finish_time of each device; {error}"
         raise ArgumentError("availability", text, path) from error

@@ -6,12 +6,12 @@ round is one buffer of updates, and its cohort are the clients that sent them. T
 AISTATS 2022, Algorithm 1), and FedAsync with S = 1 (Xie, Koyejo, Gupta, 2019, Algorithm 1).
 
 Without a server's model, each client takes its turns at its own pace: a round is the time in which the next few turns
-end. Those clients do then what a round of the method asks for, with the others' models as they are at that time, which
-some of the others last changed long ago.
+end, fewer if a client would otherwise end two. Those clients do then what a round of the method asks for, with the
+others' models as they are at that time, which some of the others last changed long ago.
 
 Departures from the papers: Those at work and in the buffer are different clients; the next one is drawn uniformly among
-the rest. Updates more than max_staleness steps late are discarded. A turn reads others' models when it ends, not when
-it begins.
+the rest. Updates more than max_staleness steps late are discarded, and do not count as traffic. A client that fails
+(`stages.faults`) has a place in the buffer. A turn reads others' models when it ends, not when it begins.
 """
 
 from __future__ import annotations
@@ -232,10 +232,11 @@ def with_turns(problem: Problem, algorithm: Algorithm) -> Algorithm:
 
     def begin(clients):
         seconds, _ = seconds_of_all(problem, algorithm, clients)
-        return Turns(seconds, seconds, following(seconds), jnp.zeros((), jnp.int32))
+        return Turns(seconds, seconds, following(seconds, seconds), jnp.zeros((), jnp.int32))
 
-    def following(left):
-        return jnp.sort(left)[clock.turns - 1]
+    def following(left, seconds):
+        most = jnp.minimum(jnp.sort(left)[clock.turns - 1], (left + seconds).min())
+        return jnp.where(left <= most, left, 0).max()
 
     noted = with_notes(algorithm, begin, lambda turns, client: turns.left[client] <= turns.until)
 
@@ -251,7 +252,7 @@ def with_turns(problem: Problem, algorithm: Algorithm) -> Algorithm:
         last = turns.exchange == algorithm.exchanges - 1
         left = turns.left - turns.until
         left = jnp.where(turns.left <= turns.until, left + turns.seconds, left)
-        ended = Turns(turns.seconds, left, following(left), jnp.zeros_like(turns.exchange))
+        ended = Turns(turns.seconds, left, following(left, turns.seconds), jnp.zeros_like(turns.exchange))
         going_on = turns._replace(exchange=turns.exchange + 1)
         turns = jax.tree.map(lambda a, b: jnp.where(last, a, b), ended, going_on)
         clients = Noted(state.clients.inner, turns.left <= turns.until)

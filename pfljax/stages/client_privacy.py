@@ -46,7 +46,7 @@ COIN = 0xC014  # folded into a client's key for a round to draw whether it takes
 NOISE = 0x9015E  # folded into the server's key for a round to draw the noise
 OVERFLOW = 1e-10  # largest probability that more clients want to take part in a round than have a place
 LEVELS = 16  # of the tree, which covers fewer than 2^LEVELS rounds
-LOGGED = "training losses, scores and counts of clients, which only the simulator logs"
+LOGGED = "losses, scores, counts and numbers of clients, traffic and simulated seconds, which only the simulator logs"
 NOISY = {"noise_multiplier": ()}
 ADAPTIVE = {"adaptive_quantile": ()}
 

@@ -277,11 +277,12 @@ def nothing_left_out(algorithm: Algorithm, clients: ClientData) -> PyTree:
         context = ClientContext(key, client, client, index, begun.server, client)
         if algorithm.download is not None and algorithm.topology == "shared":
             index = algorithm.download(context, row, Cohort(client[None]))
-        if algorithm.topology != "shared" or len(index) != len(context.index):
+        if algorithm.topology != "shared" or (len(index) != len(context.index) and not algorithm.stale):
             text = "accepted for this method, whose clients do not all contribute to the same models: False"
             raise ArgumentError("error_feedback", text, True)
-        out = algorithm.client_update(context, begun.models, row, view(clients, client))
-        update = messages.relative(algorithm, begun.models, out.upload)
+        models = tree.take(begun.models, index) if algorithm.stale else begun.models
+        out = algorithm.client_update(context._replace(index=index), models, row, view(clients, client))
+        update = messages.relative(algorithm, models, out.upload)
         return tree.partition(update, messages.payload(update))[0]
 
     shapes = jax.eval_shape(one, jax.random.key(0), clients)

@@ -9,7 +9,7 @@ anew for every client and round, a share of the cohort
 
 What is not finite stops a run, or is left out: with on_divergence="drop", a client whose upload or report is not
 finite, or whose next row has NaNs, plays as one that fails before it trains. Clients that fail have still received
-their models.
+their models. What they send in vain takes its time on a clock, and does not count as traffic.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Faults:
             idle = lambda: absent(algorithm, context, models, row, data)
             train = lambda: algorithm.client_update(context, models, row, data)
             out = jax.lax.cond(failing, idle, train) if self.dropout else train()
+            taken = out.report  # what is lost or dropped later has taken its time
             if self.lost:
                 out = jax.lax.cond(losing, idle, lambda: out)._replace(client=out.client)
             failed = failing | losing
@@ -86,7 +87,8 @@ class Faults:
                 dropped = ~usable(out)
                 out = jax.lax.cond(dropped, idle, lambda: out)
             told = {"failed": failed & ~dropped, "dropped": dropped, "client": context.client}
-            missing = out.report.get("absent", False) | failing | dropped
+            missing = out.report.get("absent", False) | failed | dropped
+            told |= {"seconds": seconds} if (seconds := taken.get("seconds")) is not None else {}
             report = messages.beside(out.report | {"absent": missing}, **told)
             return out._replace(report=report)
 

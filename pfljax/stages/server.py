@@ -101,8 +101,8 @@ class Server:
         if self.sampler == "power_of_choice" or (noised and self.sampler != "uniform"):
             needs = "single losses" if self.sampler == "power_of_choice" else "weights"
             raise ArgumentError("sampler", f"accepted with {cause}: uniform; this one needs {needs}", self.sampler)
-        if noised and collusion:
-            text = f"accepted with {cause}: one without collusion; noise does not cover what colluders know of others"
+        if collusion:
+            text = f"accepted with {cause}: one without collusion; colluders know what others send"
             raise ArgumentError("attack", text, collusion)
 
 

@@ -5,14 +5,16 @@ over-selection, the server asks more clients than it needs and goes on with the 
 federated learning at scale" (MLSys 2019).
 
 Departures from the paper: Clients that are asked in addition leave no trace: their traffic is not counted, and their
-rows stay as they are. A client that is late keeps what it has learned. Whoever is available when a round begins also
-finishes it.
+rows stay as they are. A client that is late keeps what it has learned; its upload does not count as traffic. Whoever is
+available when a round begins also finishes it. If nobody is, nothing happens in that round, which takes a minute. What
+a server computes takes no time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +40,8 @@ from pfljax.stages import messages
 from pfljax.stages.faults import absent
 from pfljax.stages.notes import bare, inner, with_notes
 
+WAIT = 60.0  # seconds that a server waits if no client is available
+
 
 def with_clock(problem: Problem, algorithm: Algorithm) -> Algorithm:
     """The algorithm whose rounds take the time that the problem's clock says.
@@ -47,37 +51,38 @@ def with_clock(problem: Problem, algorithm: Algorithm) -> Algorithm:
     """
     clock = problem.clock
     assert clock is not None
-    check(clock, algorithm)
+    check(clock, problem, algorithm)
     always = clock.availability == "always"
-    noted = with_notes(algorithm, lambda clients: jnp.zeros(()))
+    noted = with_notes(algorithm, lambda clients: Elapsed(jnp.zeros(()), jnp.zeros(())))
 
     def client_update(context, models, row, data):
-        here = always or clock.available(context.client, context.server.note)
+        here = always or clock.available(context.client, context.server.note.total)
         idle = lambda: absent(noted, context, models, row, data)
         train = lambda: noted.client_update(context, models, row, data)
         out = train() if always else jax.lax.cond(here, train, idle)
         moved = moved_by(algorithm, bare(context), models, row.inner, data, out)
-        each = jnp.where(here, exchange_seconds(problem, algorithm, moved, context, data.train.size), 0)
+        each = jnp.where(here, exchange_seconds(problem, algorithm, moved, context, data.train.size), WAIT)
+        begun, told = jnp.where(context.step == 0, 0, context.server.note.of_round), {}
         if math.isfinite(clock.deadline):
-            begun = context.step * each
             late = begun + each > clock.deadline
             lost = lambda: idle()._replace(client=out.client)
             out = jax.lax.cond(late, lost, lambda: out)
-            each = jnp.clip(clock.deadline - begun, 0, each)
-        report = messages.beside(out.report) | {"seconds": each} | ({} if always else {"away": ~here})
-        return out._replace(report=report)
+            each, told = jnp.minimum(each, jnp.maximum(clock.deadline - begun, 0)), {"absent": late}
+        told |= {} if always else {"away": ~here}
+        return out._replace(report=messages.beside(out.report, begun=begun, seconds=each, **told))
 
     def server_update(key, state, aggregate):
         report = aggregate.report
         state, metrics = noted.server_update(key, state, aggregate._replace(report=report["method"]))
-        server = state.server._replace(note=state.server.note + report["seconds"].max())
-        return state._replace(server=server), metrics
+        spent = traffic.seconds_of(report)
+        note = Elapsed(state.server.note.total + spent, report["begun"][0] + spent)
+        return state._replace(server=state.server._replace(note=note)), metrics
 
     def sample(key, state, clients):
         """The fastest of those that are asked; those that are not available come last."""
         ids = jnp.arange(problem.num_clients, dtype=jnp.int32)
-        here = problem.plan.over_rows(lambda client: clock.available(client, state.server.note), ids)
-        asked = min(math.ceil(problem.cohort_size * (1 + clock.over_selection)), problem.num_clients)
+        here = problem.plan.over_rows(lambda client: clock.available(client, state.server.note.total), ids)
+        asked = min(math.ceil(problem.cohort_size * (1 + clock.over_selection) - 1e-6), problem.num_clients)
         ids = jax.lax.top_k(jax.random.uniform(key, here.shape) + here, asked)[1].astype(jnp.int32)
         seconds = round_seconds(problem, algorithm, inner(state), clients, ids)
         first = jax.lax.top_k(-jnp.where(here[ids], seconds, jnp.inf), problem.cohort_size)[1]
@@ -87,8 +92,22 @@ def with_clock(problem: Problem, algorithm: Algorithm) -> Algorithm:
     return dataclasses.replace(noted, client_update=client_update, server_update=server_update, **chosen)
 
 
-def check(clock: Clock, algorithm: Algorithm) -> None:
+class Elapsed(NamedTuple):
+    """Simulated seconds so far.
+
+    Attributes:
+        total: () since the run began.
+        of_round: () since the round began.
+    """
+
+    total: Array
+    of_round: Array
+
+
+def check(clock: Clock, problem: Problem, algorithm: Algorithm) -> None:
     """Raises `ArgumentError` if the algorithm cannot do what the clock says."""
+    if clock.over_selection and problem.cohort_size == problem.num_clients:
+        raise ArgumentError("over_selection", "accepted with all clients in every round: 0", clock.over_selection)
     if math.isfinite(clock.deadline) and algorithm.topology in ("own", "push"):
         why = (
             "clients mix what all their neighbors send" if algorithm.topology == "push" else "no client sends anything"

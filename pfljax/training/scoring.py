@@ -110,7 +110,8 @@ def best_row(rows: list[dict]) -> dict:
     name, better = "train_loss", min
     if "validation_loss" in rows[-1]:
         name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
-    return better(rows, key=lambda row: row[name]) | {"selected_by": name}
+    known = [row for row in rows if row[name] is not None and np.isfinite(row[name])]
+    return better(known or rows[-1:], key=lambda row: row[name]) | {"selected_by": name}
 
 
 def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:

@@ -21,8 +21,9 @@ def weight(late, discount):
 def test_by_hand(discount, rho):
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
-    knobs = {"max_staleness": 2, "discount": discount, "a": 0.7, "rho": rho, "alpha": 0.6}
+    knobs = {"max_staleness": 2, "discount": discount, "rho": rho, "alpha": 0.6}
     knobs |= {"b": 1} if discount == "hinge" else {}
+    knobs |= {"a": 0.7} if discount != "constant" else {}
     algorithm = toys.scripted(toys.make_algorithm("fedasync", problem, **knobs), LATE[..., None])
     states, records = toys.train(algorithm, problem, federation.client_data, len(LATE))
     models = [vectors(states[0].models)[0]]

@@ -242,3 +242,15 @@ def test_bad_compression_is_refused(method, options, message):
     problem = toys.make_problem(toys.make_federation(SIZES))
     with pytest.raises(ArgumentError, match=message):
         Compression(**options).on(problem, toys.make_algorithm(method, problem))
+
+
+def test_error_feedback_corrects_updates_of_stale_models():
+    """FedBuff's clients contribute to one model, however old the one that they received is."""
+    federation = toys.make_federation((4, 3, 5))
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    algorithm = toys.make_algorithm("fedbuff", problem, staleness=0.0)
+    states, _ = toys.train(Compression("topk:0.25").on(problem, algorithm), problem, federation.client_data, 2)
+    fedavg = Compression("topk:0.25").on(problem, toys.make_algorithm("fedavg", problem))
+    expected = toys.train(fedavg, problem, federation.client_data, 2)[0]
+    kernel = lambda state: np.asarray(state.models["Dense_0"]["kernel"])[:1]
+    np.testing.assert_allclose(kernel(states[-1]), kernel(expected[-1]), rtol=1e-5, atol=1e-6)

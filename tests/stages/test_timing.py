@@ -1,6 +1,7 @@
 """Simulated seconds of synchronous rounds: by hand, with deadlines, over-selection and clients that are not there."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -119,6 +120,33 @@ def test_clients_that_are_not_there_are_left_alone(tmp_path):
     assert all(record.seconds == pytest.approx(2 * 2 * 3) for record in records)
 
 
+def test_a_server_waits_until_somebody_is_there(tmp_path):
+    """Everyone is available from second 130 on, so after three rounds of a minute in which nothing happens."""
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps([{"active": [130.0], "inactive": [1e6], "finish_time": 1e6}]))
+    states, records = played("fedavg", dataclasses.replace(COMPUTING, availability=str(path)), rounds=4)
+    assert [float(record.seconds) for record in records] == pytest.approx([60, 60, 60, 6])
+    same = [toys.same_trees(a.models, b.models) for a, b in itertools.pairwise(states)]
+    assert same == [True, True, True, False]
+    assert [bool(np.isnan(record.train_loss)) for record in records] == same
+    assert [float(record.down + record.up) > 0 for record in records] == [False, False, False, True]
+
+
+def test_a_deadline_holds_for_all_exchanges_together(tmp_path):
+    """FedeRiCo's clients wait for each other after each mini-batch: for 27 seconds, 9, and 4 of the last 6."""
+    clock = Clock(devices=devices(tmp_path, [1.0, 2.0, 9.0, 3.0, 1.5]), deadline=40.0)
+    assert played("federico", clock)[1][0].seconds == pytest.approx(40, rel=1e-4)
+    whole = dataclasses.replace(clock, deadline=1000.0)
+    assert played("federico", whole)[1][0].seconds == pytest.approx(27 + 9 + 6, rel=1e-4)
+
+
+def test_what_is_lost_has_taken_its_time():
+    """All uploads are lost, or all are not finite and dropped: the losses do not count, the time does."""
+    for faults in (Faults(lost=0.999), Faults(broken=0.999, on_divergence="drop")):
+        record = played("fedavg", SENDING, stage=faults.on)[1][0]
+        assert record.seconds == pytest.approx(2 * BYTES + 4, rel=1e-3) and np.isnan(record.train_loss)
+
+
 def test_by_default_nothing_is_timed_and_nothing_changes():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation)
@@ -154,5 +182,7 @@ def test_what_means_nothing_is_refused():
         played("dfedem", Clock(availability="daily:0.5"))
     with pytest.raises(ArgumentError, match=r"^sampler=weighted: accepted with a clock that chooses the clients"):
         played("fedavg", Clock(over_selection=0.5), cohort=2, stage=Server("weighted").of)
+    with pytest.raises(ArgumentError, match=r"^over_selection=0.5: accepted with all clients in every round: 0"):
+        played("fedavg", Clock(over_selection=0.5))
     with pytest.raises(ArgumentError, match=r"^concurrency=2: accepted for this method: 0; its server waits"):
         played("fedavg", Clock(concurrency=2))
