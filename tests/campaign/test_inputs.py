@@ -30,7 +30,7 @@ LISTED = {
     int: (LISTS | {"-1", "nan", "inf", "abc", "2.5", HUGE, "²", "1,x"}, {"0", "2147483647"}),
     float: (LISTS | {"nan", "inf", "abc", "1e400", "²", "1,x"}, {"-1", "0", HUGE}),
 }
-INFINITE = {"dp_clip_norm", "federico.effective_examples"}  # which may be infinite
+INFINITE = {"dp_clip_norm", "client_dp_clip_norm", "clock_deadline", "federico.effective_examples"}  # which may be infinite
 WITH = {  # flags under which another is read
     "lr_decay": "--lr_schedule=exponential",
     "momentum": "--optimizer=sgd",
@@ -80,7 +80,7 @@ def cases(name):
         for flag in found:
             never, perhaps = values_of(flag)
             method = [f"--algorithm={group}"] if group in METHODS else []
-            others = WITH.get(flag.name, "").split()
+            others = WITH.get(flag.name, "--clock" * flag.name.startswith("clock_")).split()
             others = others if all(other.partition("=")[0].strip("-") in registry for other in others) else []
             for value in sorted(never | perhaps) if flag.name not in LEFT_OUT else ():
                 infinite = flag.name in INFINITE and value in ("inf", "1e400")
