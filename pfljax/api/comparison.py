@@ -18,15 +18,17 @@ from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob
+from pfljax.evaluation import gains
 from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
-from pfljax.report.run_data import measures, number_of, over_rounds, score_of
+from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
+MAX_GAINS = 500  # of single clients, kept in a row
 EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
 
 
@@ -39,8 +41,11 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
     rounds, curves = over_rounds([cell.rows for cell in cells], score_of(summaries[0]))
     timed = np.isfinite(of["simulated"].mean)
-    clock = over_rounds([cell.rows for cell in cells], "simulated_seconds")[1] if timed else None
+    entry = lambda name: over_rounds([cell.rows for cell in cells], name)[1]
+    clock = entry("simulated_seconds") if timed else None
+    traffic = np.sum([np.nan_to_num(entry(name)) for name in BYTES], axis=0) / 1e6
     sign = 1 if score_of(summaries[0]) == "accuracy" else -1
+    late = gains.trend(rounds, curves)
     splits = [{} if split is None else {"split": split} for _, split in trials]
     return {
         "algorithm": title,
@@ -58,7 +63,10 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
         "simulated_mean": of["simulated"].mean,
         "seconds_to_target": None if clock is None or target is None else times_to(target, curves, clock, sign),
         **epsilons([summary["privacy"] or {} for summary in summaries]),
+        "trend": late.verdict(sign),
+        "late_change": late.change,
         "rounds": rounds,
+        "megabytes_curve": traffic.mean(axis=0).tolist(),
         "clock_mean": None if clock is None else clock.mean(axis=0).tolist(),
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": deviation(curves).tolist(),
@@ -108,9 +116,12 @@ class Table:
         number = number_of(classification)
         unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
         private = {name: kind for name, kind in EPSILONS.items() if any(row.get(name) for row in self.rows)}
-        head, best = ("test accuracy, %", "best round, %") if classification else ("test loss", "best round")
+        percent = ", %" * classification
+        validated = any(np.isfinite(row["best_mean"]) for row in self.rows)
         more, standings = columns(self.rows, number)
-        heads = ["method", head, *more, best]
+        heads = ["method", "test accuracy, %" if classification else "test loss", *more]
+        helped = any(row.get("clients_compared") for row in self.rows)
+        heads += list(terms.EFFECTS) * helped + [f"best round by validation{percent}"] * validated
         own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
         heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
         heads += ["unseen clients"] * unseen + [name.replace("_", " ") for name in private]
@@ -119,13 +130,14 @@ class Table:
         target = self.target if timed else None
         heads += ["simulated s"] * timed
         if target is not None:
-            heads.append(f"simulated s to {number(target)}{' %' * classification}")
+            heads.append(f"simulated s to {number(target)}{percent[1:]}")
         heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
         body = []
         for row, standing in zip(self.rows, standings, strict=True):
             score = OfRuns(row["accuracy_mean"], row["accuracy_std"], row["runs"])
             cells = [row["algorithm"], score.text(number), *standing]
-            cells += [number(row["best_mean"])] + [number(row["bottom_decile_mean"])] * classification
+            cells += terms.effects(row, number) * helped + [number(row["best_mean"])] * validated
+            cells += [number(row["bottom_decile_mean"])] * classification
             found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
             cells += [each.text("{:.3f}".format) for each in found]
             cells += [number(row["unseen_mean"])] * unseen
@@ -177,6 +189,24 @@ class Table:
         """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
         return report.comparison_figure(self.rows)
 
+    def to_latex(self) -> str:
+        """Returns the table as LaTeX, for the package booktabs."""
+        return latex(self.title, *self.columns())
+
+    @checked()
+    def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
+        """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
+
+        The figures are scores.pdf, and scores over rounds, megabytes and, with a clock, simulated seconds. With a
+        reference, also differences.pdf and, for each other method, clients-METHOD.pdf: what single clients gain.
+
+        Args:
+            folder: The folder.
+            width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
+        """
+        files.check_writable(Path(folder))
+        return report.paper_figures(self.rows, Path(folder), width)
+
     def write(self, out: Path) -> None:
         """Writes table.md, .csv, .json, .tex and .png to a folder, and report.html, which links to each run's page."""
         report.save(self.plot(), out / "table.png")
@@ -189,14 +219,21 @@ def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in LaTeX."""
+    escaped = lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
+    head, *lines = [" & ".join(map(escaped, line)) + r" \\" for line in (heads, *body)]
+    start = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+    return "\n".join(
+        [f"% {title}", start, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
+    )
+
+
 def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
     """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
-    escaped = lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
-    latex = [" & ".join(map(escaped, line)) + r" \\" for line in (heads, *body)]
-    latex = [rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}", r"\toprule", latex[0], r"\midrule", *latex[1:]]
     files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), title, *terms.notes(rows)]) + "\n")
     files.write_csv(out / "table.csv", [heads, *body])
-    files.write_text(out / "table.tex", "\n".join([f"% {title}", *latex, r"\bottomrule", r"\end{tabular}", ""]))
+    files.write_text(out / "table.tex", latex(title, heads, body))
     files.write_json(out / "table.json", files.plain(rows))
     reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
     return report.write_comparison(out / "report.html", [out], title, reference)
@@ -337,7 +374,29 @@ def table_of(
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
     title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials)}"
     rows = [method_row(title, each, trials, target) for title, each in cells.items()]
-    return Table(title, compared(rows, score_of(about), reference), about["task"], target)
+    rows = compared(rows, score_of(about), reference)
+    if reference is not None:
+        rows = [row | effect_of(cells[row["algorithm"]], cells[reference], trials) for row in rows]
+    return Table(title, rows, about["task"], target)
+
+
+def effect_of(own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]) -> dict[str, Any]:
+    """Returns a row's entries on single clients' gains over the reference; {} for the reference itself."""
+    if own is others:
+        return {}
+    score = score_of(own[0].summary)
+    scores = lambda cells: [np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells]
+    before, after = gains.pairs(*(dict(zip(trials, scores(cells), strict=True)) for cells in (own, others))).T
+    gained = np.sort((after - before) * (1 if score == "accuracy" else -1))[::-1]
+    effect = gains.Effect.of(gained)
+    shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
+    return {
+        "clients_helped": effect.helped,
+        "clients_hurt": effect.hurt,
+        "clients_worst": effect.worst,
+        "clients_compared": effect.clients,
+        "client_gains": shown,
+    }
 
 
 def named(trials: Sequence[Trial]) -> str:

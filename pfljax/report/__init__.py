@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfljax.report.across import is_run, runs_below, write_comparison
-    from pfljax.report.comparisons import comparison_figure, scaling_figure, slope
+    from pfljax.report.comparisons import comparison_figure, paper_figures, scaling_figure, slope
     from pfljax.report.draw import save
     from pfljax.report.page import write, write_page
     from pfljax.report.plots import Plots
 
 _MODULES = {
     "across": ("is_run", "runs_below", "write_comparison"),
-    "comparisons": ("comparison_figure", "scaling_figure", "slope"),
+    "comparisons": ("comparison_figure", "paper_figures", "scaling_figure", "slope"),
     "draw": ("save",),
     "page": ("write", "write_page"),
     "plots": ("Plots",),
@@ -25,6 +25,7 @@ __all__ = [
     "Plots",
     "comparison_figure",
     "is_run",
+    "paper_figures",
     "runs_below",
     "save",
     "scaling_figure",

@@ -12,15 +12,15 @@ from urllib.parse import quote
 import numpy as np
 
 from pfljax.contract import processes
-from pfljax.evaluation import statistics
+from pfljax.evaluation import collaboration, gains, statistics
 from pfljax.folder import files
 from pfljax.report import terms
-from pfljax.report.comparisons import difference_points, method_curves, method_points
+from pfljax.report.comparisons import client_gains, client_pairs, difference_points, method_curves, method_points
 from pfljax.report.markup import Raw, cells, choice, controls, document, downloads, paragraph, plot, table, text
 from pfljax.report.page import NAME, write_page
 from pfljax.report.picture import Axis, plain
-from pfljax.report.pictures import axis_of, evenly
-from pfljax.report.run_data import BYTES, RunData, Score, measures, number_of, over_rounds
+from pfljax.report.pictures import axis_of
+from pfljax.report.run_data import BYTES, RunData, Score, evenly, measures, number_of, over_rounds
 
 TRIAL = re.compile(r"(?:split-(\d+)-)?seed-(\d+)$")  # names of the folders of one method's runs
 DEPTH = 3  # OUT/GROUP/METHOD/seed-N
@@ -37,6 +37,17 @@ BAND = (
 )
 PAIRED = "Means of the paired differences, with 95 % intervals. Positive: the score is higher than the other's."
 TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better."
+MAX_POINTS = 1000  # clients of a panel
+HELPED = (
+    "Each client of each run counts once. Helped and hurt: shares of those whose score is better or worse than with "
+    "{reference}. Cosines are of clients' weights, within and across true groups, means over runs."
+)
+GAINS = "What single clients gain over {reference}, from the largest gain to the smallest."
+PAIRS = "Each point is a client of a run: its scores with {reference} and with the method, equal on the dashed line."
+LATE = (
+    "The trend is that of the last quarter of the rounds: lines are fitted to each run's scores, and the 95 % interval "
+    "of their mean change excludes 0, or there is no trend. Curves of few evaluations have none."
+)
 DOWNLOADS = {"runs": "Runs (CSV)", "curves": "Curves (CSV)"}
 
 
@@ -72,6 +83,11 @@ class Method(NamedTuple):
         return self.title.rpartition("/")[2]
 
     @property
+    def of_clients(self) -> dict[statistics.Trial, np.ndarray]:
+        """Clients' last scores (K,) by trial."""
+        return {trial: run.test[-1] for trial, run in zip(self.trials, self.runs, strict=True)}
+
+    @property
     def scores(self) -> dict[statistics.Trial, float]:
         """Scores by trial."""
         return dict(zip(self.trials, self.measures["score"].tolist(), strict=True))
@@ -101,7 +117,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
         page: The file to write.
         folders: Folders of runs, or folders that contain runs.
         title: The page's heading; by default, it names the data set.
-        reference: The method that the others are compared with; by default the best.
+        reference: The method that the others are compared with; by default local, if it is there, or the best.
 
     Returns:
         Path of the page; None if there are no runs.
@@ -123,7 +139,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
     own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
     names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | own | COSTS
     texts = {link: f"{m.title}, {name}" for m in methods for link, name in zip(m.links, m.names, strict=True)}
-    reference = reference or methods[0].name
+    reference = reference or next((m.name for m in methods if m.name == "local"), methods[0].name)
     standing, panels = _standings(methods, score, reference), _panels(methods, names, score, reference)
     data = {"panels": panels, "texts": texts, "csv": _csv(methods, names, score)}
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
@@ -131,6 +147,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
     parts = {
         "Methods": _table(methods, names, score, standing) + _warnings(runs),
         "Differences": _differences(panels["differences"], standing, score),
+        "Clients": _clients(methods, panels, score, reference),
         "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
         "Curves": controls(choice("against", "Against", against(methods), "over")) + curves,
         "Download": downloads(DOWNLOADS),
@@ -204,11 +221,11 @@ def _panels(
         mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in methods}
         curves = {title: (x, values.mean(axis=0), statistics.deviation(values)) for title, (x, values) in mean.items()}
         over[name] = plain(method_curves(curves, Axis(label), axis_of(score)))
-    return {"dots": dots, "over": over, "differences": _of_pairs(methods, score, reference)}
+    return {"dots": dots, "over": over} | _of_pairs(methods, score, reference) | _of_clients(methods, score, reference)
 
 
 def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
-    """Returns the panels of differences by the method that the others of its group are compared with.
+    """Returns the panels of "differences" by the method that the others of its group are compared with.
 
     `reference` comes first. Panels without intervals are left out.
     """
@@ -220,7 +237,31 @@ def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[s
         label = f"{score.label} minus {to.title}'s" + ", percentage points" * score.percent
         if known:
             found[to.title] = plain(difference_points(known, Axis(label)))
-    return found
+    return {"differences": found}
+
+
+def _of_clients(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
+    """Returns the panels of single clients' "gains" over their group's reference, and of "pairs" of both scores."""
+    bars, points = {}, {}
+    for method, to, pairs in _compared(methods, reference):
+        shown = pairs[np.argsort(score.sign * (pairs[:, 0] - pairs[:, 1]), kind="stable")]
+        shown = shown[evenly(len(shown), MAX_POINTS)]
+        axis = lambda label: Axis(label, percent=score.percent)
+        gained = score.sign * (shown[:, 1] - shown[:, 0])
+        bars[method.title] = plain(client_gains(gained, axis(f"{method.title}'s gain, {score.label}")))
+        names = (f"{score.label}, {title}" for title in (to.title, method.title))
+        points[method.title] = plain(client_pairs(shown, *map(axis, names)))
+    return {"gains": bars, "pairs": points}
+
+
+def _compared(methods: Sequence[Method], reference: str) -> Iterable[tuple[Method, Method, np.ndarray]]:
+    """Yields each method that has clients in common with the reference of its group, that, and both scores (n, 2)."""
+    of_group = {method.group: method for method in methods if method.name == reference}
+    for method in methods:
+        to = of_group.get(method.group, method)
+        pairs = gains.pairs(method.of_clients, to.of_clients)
+        if to is not method and len(pairs):
+            yield method, to, pairs
 
 
 def _csv(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, list]:
@@ -247,11 +288,13 @@ def _table(
         links = zip(method.links, method.names, strict=True)
         addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
         first, *rest = (_mean(name, method.measures[name], score) for name in names)
+        late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
         knows = method.runs[0].summary.get("knows") or "-"
-        body.append([method.title, first, *own, *rest, knows, Raw(addresses)])
-    heads = ["method", head, *more, *heads, terms.KNOWS, "runs"]
+        body.append([method.title, first, *own, late.verdict(score.sign), *rest, knows, Raw(addresses)])
+    heads = ["method", head, *more, "trend", *heads, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
-    return table(heads, body, "sortable", caption) + paragraph(statistics.told([*standing.values()]))
+    said = f"{statistics.told([*standing.values()])} {LATE}"
+    return table(heads, body, "sortable", caption) + paragraph(said.strip())
 
 
 def _differences(panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, Any]], score: Score) -> str:
@@ -265,6 +308,34 @@ def _differences(panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, 
     height = f"{max(12, 6 + 2 * len(standing))}rem"
     drawn = options + plot("differences", "Paired differences of the methods", PAIRED, height)
     return drawn + (table(["method", *heads], lines, "sortable", TESTED) if lines else "")
+
+
+def _clients(methods: Sequence[Method], panels: Mapping[str, Any], score: Score, reference: str) -> str:
+    """Returns the table of who is helped and who is hurt, and the plots of single clients; "" without a comparison."""
+    number, body = number_of(score.percent), []
+    share = lambda value: f"{100 * value:.0f} %"
+    for method, _, pairs in _compared(methods, reference):
+        effect = gains.Effect.of(score.sign * (pairs[:, 1] - pairs[:, 0]))
+        far = [share(effect.far)] * score.percent
+        signed = [statistics.signed_text(value, number) for value in (effect.median, effect.worst)]
+        body.append([method.title, share(effect.helped), share(effect.hurt), *far, *signed, *_cosines(method)])
+    if not body:
+        return ""
+    heads = ["method", "helped", "hurt", *["lose over 5 points"] * score.percent, "median gain", "worst client"]
+    heads += ["cosine within groups", "across"]
+    options = controls(choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs"))
+    bars = plot("gains", "Gains of single clients", GAINS.format(reference=reference))
+    points = plot("pairs", "Scores of single clients with two methods", PAIRS.format(reference=reference))
+    return table(heads, body, "sortable", HELPED.format(reference=reference)) + options + bars + points
+
+
+def _cosines(method: Method) -> list[str]:
+    """Returns the mean cosines of clients' weights within and across true groups; "-" without either."""
+    told = [run for run in method.runs if run.chooses and run.knows_groups and run.has_groups]
+    if len(told) < len(method.runs):
+        return ["-", "-"]
+    used = [(run.used["index"][-1], run.used["weights"][-1], run.distribution) for run in told]
+    return [f"{value:.2f}" for value in np.mean([collaboration.sharing(*each) for each in used], axis=0)]
 
 
 def _mean(name: str, values: np.ndarray, score: Score) -> str:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
-from pfljax.report.draw import draw
+from pfljax.report.draw import draw, save
 from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Panel, Series, colors
+
+HELPED, HURT = PALETTE[:2]
+# Pictures of scores over what has been spent: the entry of a row, and the axis.
+OVER = {
+    "rounds": ("rounds", "round"),
+    "megabytes": ("megabytes_curve", "MB received and sent per client"),
+    "simulated_seconds": ("clock_mean", "simulated seconds, mean over runs"),
+}
+PAPER = {"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7}
+PAPER |= {"pdf.fonttype": 42, "lines.markersize": 3}  # fonts that journals accept
 
 
 def method_points(values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None) -> Panel:
@@ -50,6 +62,34 @@ def difference_points(values: Mapping[str, tuple[float, float, float]], axis: Ax
     return Panel(axis, _listed(values), series)
 
 
+def client_gains(gains: Float[np.ndarray, " n"], axis: Axis) -> Panel:
+    """Describes single clients' gains as bars, from the largest to the smallest: those who are helped, and hurt.
+
+    Args:
+        gains: Gains in descending order; positive is better.
+        axis: The axis of the gains.
+    """
+    n = max(len(gains), 1)
+    edges, heights = np.repeat(np.arange(len(gains) + 1) / n, 2)[1:-1], np.repeat(gains, 2)
+    zero = np.zeros(len(heights))
+    series = [
+        Series(edges, np.maximum(heights, 0), "helped", "band", zero, HELPED),
+        Series(edges, np.minimum(heights, 0), "hurt", "band", zero, HURT),
+        Series(edges, heights, color=GRAY, width=1),
+    ]
+    return Panel(Axis("share of the clients of all runs", percent=True, limits=(0, 1)), axis, series)
+
+
+def client_pairs(pairs: Float[np.ndarray, "n 2"], x: Axis, y: Axis) -> Panel:
+    """Describes single clients' scores with two methods as points, and equal scores as a dashed line."""
+    ends = np.array([np.min(pairs, initial=np.inf), np.max(pairs, initial=-np.inf)]) if len(pairs) else np.zeros(2)
+    series = [
+        Series(ends, ends, color=GRAY, dash="dash"),
+        Series(pairs[:, 0], pairs[:, 1], "", "points", color=HELPED, symbol="circle", size=4),
+    ]
+    return Panel(x, y, series)
+
+
 def _listed(names: Iterable[str]) -> Axis:
     """Returns the axis of methods from top to bottom."""
     ticks = [(float(place), name if len(name) <= 24 else f"…{name[-23:]}") for place, name in enumerate(names)]
@@ -83,29 +123,66 @@ def method_curves(
 def comparison_figure(table: Sequence[Mapping]) -> Figure:
     """Plots methods' final scores, one point per seed, and scores over rounds, with deviations over runs.
 
-    With a reference, also the differences to it.
+    With a clock, also scores over simulated seconds; with a reference, also the differences to it.
+    """
+    shown = comparison_panels(table)
+    panels = [shown[name] for name in ("scores", "rounds", "simulated_seconds", "differences") if name in shown]
+    return draw(panels, (6 * len(panels), max(4.2, 0.6 + 0.26 * len(table))))
+
+
+def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
+    """Returns the pictures of a table by name: "scores", and scores over "rounds", "megabytes", "simulated_seconds".
+
+    With a reference, also "differences" to it and, for each other method, "clients-METHOD": single clients' gains.
     """
     score = "accuracy" if "accuracy" in table[0]["seeds"][0] else "loss"
     scale, unit = (100, ", percentage points") if score == "accuracy" else (1, "")
-    last = {row["algorithm"]: [seed.get(score) for seed in row["seeds"]] for row in table}
-    over = {row["algorithm"]: (row["rounds"], row["curve_mean"], row["curve_std"]) for row in table}
     of = lambda label: Axis(label, percent=score == "accuracy")
-    panels = [
-        method_points(last, of(f"test {score}, last round")),
-        method_curves(over, Axis("round"), of(f"test {score}")),
-    ]
-    if any(row.get("clock_mean") for row in table):
-        timed = {row["algorithm"]: (row["clock_mean"], row["curve_mean"], row["curve_std"]) for row in table}
-        panels.append(method_curves(timed, Axis("simulated seconds, mean over runs"), of(f"test {score}")))
+    last = {row["algorithm"]: [seed.get(score) for seed in row["seeds"]] for row in table}
+    panels = {"scores": method_points(last, of(f"test {score}, last round"))}
+    for name, (key, label) in OVER.items():
+        values = [row.get(key) for row in table]
+        if None not in values and np.any(np.concatenate([np.zeros(1), *values])):
+            over = {row["algorithm"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
+            panels[name] = method_curves(over, Axis(label), of(f"test {score}"))
     differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
     if differs:
         names = ("difference", "difference_low", "difference_high")
         values = {row["algorithm"]: tuple(scale * row[name] for name in names) for row in differs}
-        panels.append(difference_points(values, Axis(f"test {score} minus {differs[0]['reference']}'s{unit}")))
-    return draw(panels, (6 * len(panels), max(4.2, 0.6 + 0.26 * len(table))))
+        label = f"test {score} minus {differs[0]['reference']}'s{unit}"
+        panels["differences"] = difference_points(values, Axis(label))
+    for row in [row for row in table if row.get("client_gains")]:
+        label = f"gain over {row['reference']}, test {score}"
+        panels[f"clients-{row['algorithm']}"] = client_gains(np.array(row["client_gains"]), of(label))
+    return panels
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
+def paper_figures(table: Sequence[Mapping], folder: Path, width: float = 3.3) -> list[Path]:
+    """Writes each of `comparison_panels` as NAME.pdf and NAME.png, at the width of a paper's column.
+
+    Args:
+        table: The table's rows.
+        folder: The folder, which is made if it is missing.
+        width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
+
+    Returns:
+        Paths of the files.
+    """
+    import matplotlib  # heavy
+
+    paths = []
+    for name, panel in comparison_panels(table).items():
+        listed = panel.y.ticks is not None  # a row for each method
+        height = 0.5 + 0.2 * len(panel.y.ticks or ()) if listed else 0.75 * width
+        with matplotlib.rc_context(PAPER):
+            figure = draw([panel], (width, max(height, 1.2)))
+            for kind in ("pdf", "png"):
+                paths.append(folder / f"{name}.{kind}")
+                save(figure, paths[-1])
+    return paths
+
+
+def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float | None:
     """Returns the exponent a of the power law y = b x^a, fitted by least squares in log-log; None for a single x."""
     if len(set(x)) < 2:
         return None

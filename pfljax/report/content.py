@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from pfljax.evaluation import collaboration
 from pfljax.report import markup, pictures
 from pfljax.report.picture import SYMBOLS, colors, plain, rounded
-from pfljax.report.run_data import RunData, over_clients
+from pfljax.report.run_data import RunData, evenly, over_clients
 
 MAX_CLIENTS = 1000  # clients with their own values on a page
 MAX_ROUNDS = 40  # rounds with a matrix
@@ -64,12 +64,12 @@ def _shown_clients(run: RunData) -> Int[np.ndarray, " n"]:
     num, limit = run.test.shape[1], MAX_CLIENTS
     if run.chooses:  # leaves room for at least two rounds of models and weights
         limit = min(limit, max(2, MAX_NUMBERS // (4 * run.used["index"].shape[2])))
-    return np.sort(pictures.worst_first(run, np.arange(num))[pictures.evenly(num, limit)])
+    return np.sort(pictures.worst_first(run, np.arange(num))[evenly(num, limit)])
 
 
 def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, " t"]:
     """Selects two or more of `num` evaluated rounds, at most `most`, and adds a note if some are left out."""
-    times = pictures.evenly(num, max(2, most))
+    times = evenly(num, max(2, most))
     if len(times) < num:
         notes.append(f"{len(times)} of {num} evaluated rounds {what} are shown.")
     return times

@@ -40,8 +40,11 @@ def to_png(figure: Figure) -> bytes:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the figure to a temporary file and renames it."""
-    files.write_atomically(path, lambda file: file.write(to_png(figure)))
+    """Writes the figure to a temporary file and renames it. It is a PDF if the name ends in .pdf, else a PNG."""
+    if path.suffix == ".pdf":
+        files.write_atomically(path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None}))
+    else:
+        files.write_atomically(path, lambda file: file.write(to_png(figure)))
 
 
 def draw(

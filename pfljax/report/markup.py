@@ -84,10 +84,10 @@ def plot(name: str, label: str, caption: str = "", height: str = "22rem") -> Raw
     return Raw(f"<figure><div {attributes}></div>{told}</figure>")
 
 
-def choice(name: str, label: str, options: Mapping[str, str], plot: str = "") -> Raw:
-    """Returns a labeled drop-down list; `options` are labels by value. It chooses the panel of a `plot`, if named."""
+def choice(name: str, label: str, options: Mapping[str, str], *plots: str) -> Raw:
+    """Returns a labeled drop-down list; `options` are labels by value. It chooses the panels of plots, if named."""
     entries = "".join(f'<option value="{text(value)}">{text(word)}</option>' for value, word in options.items())
-    of = f' data-plot="{plot}"' if plot else ""
+    of = f' data-plot="{" ".join(plots)}"' if plots else ""
     return Raw(f'<label for="{name}">{text(label)} <select id="{name}"{of}>{entries}</select></label>')
 
 

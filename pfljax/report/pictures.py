@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from pfljax.evaluation import collaboration
 from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Heat, Panel, Series, colors
-from pfljax.report.run_data import RunData, Score, over_clients
+from pfljax.report.run_data import RunData, Score, evenly, over_clients
 
 MAX_PANELS = 16
 MAX_ROWS = 500  # rows of a figure's matrix; with more clients, several share a row
@@ -164,11 +164,6 @@ def spread(groups: Int[np.ndarray, " K"], most: int) -> Int[np.ndarray, " n"]:
     """Returns up to `most` clients, ordered by group and spread over all groups."""
     by_group = np.argsort(groups, kind="stable")
     return by_group[evenly(len(by_group), most)]
-
-
-def evenly(num: int, most: int) -> Int[np.ndarray, " n"]:
-    """Returns at most `most` of `num` places, evenly spaced, with the first and the last."""
-    return np.unique(np.linspace(0, num - 1, min(num, most)).round().astype(int))
 
 
 def weights(run: RunData) -> list[Panel]:

@@ -52,6 +52,16 @@ def number_of(percent: bool) -> Callable[[float], str]:
     return (lambda value: f"{100 * value:.1f}") if percent else (lambda value: f"{value:.4f}")
 
 
+def evenly(num: int, most: int) -> Int[np.ndarray, " n"]:
+    """Returns at most `most` of `num` places, evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, num - 1, min(num, most)).round().astype(int))
+
+
+def validated(summary: Mapping[str, Any]) -> bool:
+    """Whether the run's best round was chosen on validation examples."""
+    return str((summary.get("best") or {}).get("selected_by", "")).startswith("validation")
+
+
 def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " n"]]:
     """Returns what a comparison says of runs after their last rounds; NaN if unknown.
 
@@ -59,15 +69,16 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
         summaries: The contents of the runs' summary.json.
 
     Returns:
-        "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the best
-        round), "unseen" (that of clients who never trained), "gradients" and "megabytes" (per client and round),
-        "seconds" (per round), "simulated" (seconds in all), and the further metrics by name.
+        "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the round
+        that is best on validation examples, if there are any), "unseen" (that of clients who never trained),
+        "gradients" and "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and the
+        further metrics by name.
     """
     score, rounds = score_of(summaries[0]), lambda summary: max(summary["last"]["round"], 1)
     read: dict[str, Callable[[Mapping], Any]] = {
         "score": lambda summary: summary["last"].get(score),
         "decile": lambda summary: summary["last"].get("accuracy_bottom_decile"),
-        "best": lambda summary: (summary.get("best") or {}).get(score),
+        "best": lambda summary: summary["best"].get(score) if validated(summary) else None,
         "unseen": lambda summary: (summary.get("unseen") or {}).get(score),
         "gradients": lambda summary: summary.get("gradients_per_round"),
         "megabytes": lambda summary: sum(summary["last"][name] for name in BYTES) / rounds(summary) / 1e6,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pfljax.evaluation import statistics
+from pfljax.evaluation import gains, statistics
 
 KNOWS, GRADIENTS, MEGABYTES = "knows", "budget: gradients", "budget: MB"
 HEADS = (KNOWS, GRADIENTS, MEGABYTES)
 BUDGET = (
     "Budget: gradients of mini-batches that a client computes in a round of training, and megabytes that it receives "
     "and sends; means over all clients and rounds."
+)
+EFFECTS = ("clients helped / hurt, %", "worst client")
+HELPED = (
+    "Clients helped or hurt: shares of the clients of all runs whose score is better or worse than with {reference}; "
+    "worst client: the smallest gain of one."
+)
+RISING = (
+    "Still improving in the last quarter of the rounds: {names} (lines are fitted to each run's scores, and the 95 % "
+    "interval of their mean change excludes 0). More rounds may change the order."
 )
 EDGE = " (edge)"
 AT_EDGE = f"{EDGE.strip()}: the best value is the least or largest of those tried; others beyond it may do better."
@@ -28,6 +37,14 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return [row["knows"] or "-", f"{row['gradients_per_round']:,.4g}", f"{row['megabytes_per_round']:.3g}"]
 
 
+def effects(row: Mapping[str, Any], number: Callable[[float], str]) -> list[str]:
+    """Returns the cells under `EFFECTS`; `number` formats a score."""
+    if not row.get("clients_compared"):
+        return ["-"] * len(EFFECTS)
+    shares = f"{100 * row['clients_helped']:.0f} / {100 * row['clients_hurt']:.0f}"
+    return [shares, statistics.signed_text(row["clients_worst"], number)]
+
+
 def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     """Describes chosen values, by name, and marks those at the edge of the values tried."""
     number = lambda value: f"{value:g}" if isinstance(value, float) else str(value)
@@ -38,6 +55,10 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that explain a table's intervals, budgets and marks."""
     found = [statistics.told(rows)]
+    reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
+    found += [HELPED.format(reference=reference)] * bool(reference)
+    rising = [f"{row['algorithm']}" for row in rows if row.get("trend") == gains.IMPROVING]
+    found += [RISING.format(names=", ".join(rising))] * bool(rising)
     found += [BUDGET] * any("gradients_per_round" in row for row in rows)
     found += [AT_EDGE] * any(row.get("at_edge") for row in rows)
     return [note for note in found if note]

@@ -106,11 +106,14 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
 
 
 def best_row(rows: list[dict]) -> dict:
-    """Returns the row of the round that is best by validation score, or by training loss without validation."""
+    """Returns the row of the round that is best by validation score, or by training loss without validation.
+
+    The initial models take no part if there are others.
+    """
     name, better = "train_loss", min
     if "validation_loss" in rows[-1]:
         name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
-    known = [row for row in rows if row[name] is not None and np.isfinite(row[name])]
+    known = [row for row in rows if row["round"] and row[name] is not None and np.isfinite(row[name])]
     return better(known or rows[-1:], key=lambda row: row[name]) | {"selected_by": name}
 
 

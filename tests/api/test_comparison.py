@@ -1,9 +1,13 @@
-"""Tables of comparisons: what a clock adds to them."""
+"""Tables of comparisons: columns, figures, and what a clock adds to them."""
 
 import numpy as np
+import optax
+import pytest
 
-from pfljax import Clock, FedAvg, compare, data
+from pfljax import Clock, FedAvg, Local, LocalTraining, Run, compare, data
 from pfljax.api.comparison import times_text, times_to
+from pfljax.contract.errors import ArgumentError
+from pfljax.folder import files
 from pfljax.models import MLP
 
 
@@ -26,3 +30,41 @@ def test_a_clock_adds_columns():
         assert [len(line) for line in body] == [len(found)]
         heads.append({head for head in found if "simulated" in head})
     assert heads == [{"simulated s", "simulated s to 0.0 %"}, set()]
+
+
+def test_a_reference_says_which_clients_are_helped_and_a_table_makes_figures_for_a_paper(tmp_path):
+    """Accuracies by client and run, paired by hand; the files are those of the table's contents."""
+    clients = data.digits(num_clients=4, train_examples=10, test_examples=10)
+    options = {"rounds": 4, "eval_every": 1, "seeds": (0, 1), "out": tmp_path / "runs"}
+    table = compare([Local(), FedAvg()], clients, MLP(hidden=()), reference="local", **options)
+    last = lambda name: np.stack([read_accuracies(tmp_path / "runs" / name / f"seed-{seed}") for seed in (0, 1)])
+    gains = last("fedavg") - last("local")
+    reference, row = table.rows
+    assert "clients_helped" not in reference and row["clients_compared"] == 8
+    assert (row["clients_helped"], row["clients_hurt"]) == ((gains > 1e-9).mean(), (gains < -1e-9).mean())
+    np.testing.assert_allclose(row["client_gains"], np.sort(gains.ravel())[::-1])
+    heads, (_, cells) = table.columns()
+    shares = f"{100 * row['clients_helped']:.0f} / {100 * row['clients_hurt']:.0f}"
+    assert cells[heads.index("clients helped / hurt, %")] == shares and "best round by validation, %" not in heads
+    names = {"scores", "rounds", "megabytes", "differences", "clients-fedavg"}
+    paths = table.figures(tmp_path / "paper")
+    assert {path.name for path in paths} == {f"{name}.{kind}" for name in names for kind in ("pdf", "png")}
+    assert all(path.read_bytes().startswith((b"%PDF", b"\x89PNG")) for path in paths)
+    assert table.to_latex() == (tmp_path / "runs" / "table.tex").read_text()
+    with pytest.raises(ArgumentError, match="width=0"):
+        table.figures(tmp_path, width=0)
+
+
+def read_accuracies(folder):
+    """The accuracies of clients in a run's last round."""
+    return files.read_npz(folder / "results.npz")["accuracy_test"][-1]
+
+
+def test_the_best_round_is_shown_if_validation_chose_it_and_is_never_the_first():
+    """Nothing is learned at rate 0: all rounds have the score of the initial models, and round 1 is the best."""
+    clients = data.digits(num_clients=4, train_examples=10, test_examples=4, validation_fraction=0.2)
+    local = LocalTraining(optax.sgd(0.0))
+    (row,) = (table := compare([FedAvg()], clients, MLP(hidden=()), local, rounds=2, eval_every=1)).rows
+    assert "best round by validation, %" in table.columns()[0] and row["best_mean"] == row["accuracy_mean"]
+    result = Run(FedAvg(), clients, MLP(hidden=()), local).train(rounds=2, eval_every=1)
+    assert result.summary["best"]["round"] == 1 and result.summary["best"]["selected_by"] == "validation_accuracy"

@@ -411,12 +411,12 @@ def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]]
     # Means 60 % with a sample deviation of 10 sqrt(2) %, and 90 % of a single run; (2 + 1) MB in 30 rounds. With two
     # runs, Student's interval reaches 12.706 deviations / sqrt(2).
-    assert [row[:7] for row in rows[:3]] == [
-        ["best", "90.0", "-", "-", "90.0", "0.1", "0.01"],
-        ["a&lt;b", "60.0 ± 14.1 (2)", "[-67.1, 187.1]", "1", "60.0 ± 14.1 (2)", "0.1", "0.01"],
-        ["c", "40.0 ± 0.0 (2)", "[40.0, 40.0]", "1", "40.0 ± 0.0 (2)", "0.1", "0.01"],
+    assert [row[:8] for row in rows[:3]] == [
+        ["best", "90.0", "-", "-", "-", "90.0", "0.1", "0.01"],
+        ["a&lt;b", "60.0 ± 14.1 (2)", "[-67.1, 187.1]", "1", "no trend", "60.0 ± 14.1 (2)", "0.1", "0.01"],
+        ["c", "40.0 ± 0.0 (2)", "[40.0, 40.0]", "1", "no trend", "40.0 ± 0.0 (2)", "0.1", "0.01"],
     ]
-    assert [row[7:9] for row in rows[:3]] == [["12.5", "a lot"]] * 3
+    assert [row[8:10] for row in rows[:3]] == [["12.5", "a lot"]] * 3
     links = [urllib.parse.unquote(html.unescape(link)) for link in re.findall(r'href="([^"#]*/[^"]*)"', text)]
     assert links[:3] == ["best/seed-0/report.html", "a<b/seed-0/report.html", "a<b/seed-1/report.html"]
     assert all((tmp_path / "out" / link).exists() for link in links) and "<i>" not in text
@@ -448,6 +448,28 @@ def test_a_page_shows_paired_differences_with_intervals_within_each_group(tmp_pa
     np.testing.assert_allclose([*line["x"], *point["x"]], [30 - 127.06, 30 + 127.06, 30], rtol=1e-3)
     assert panels["one/local"]["x"]["label"] == "test accuracy minus one/local's, percentage points"
     np.testing.assert_allclose(panels["one/fedavg"]["series"][2]["x"], [-30])
+
+
+def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
+    """In each of two runs, the method's four clients gain 0.3, 0.1, 0 and -0.2 over local's 0.5."""
+    for name, gained in (("local", [0, 0, 0, 0]), ("fedavg", [0.1, -0.2, 0.3, 0])):
+        for seed in (0, 1):
+            folder = tmp_path / name / f"seed-{seed}"
+            folder.mkdir(parents=True)
+            make_run(folder, level=0.5, optional=False)
+            results = files.read_npz(folder / "results.npz")
+            results["accuracy_test"] = np.tile(0.5 + np.array(gained), (3, 1))
+            files.write_npz(folder / "results.npz", results)
+    page = report.write_comparison(tmp_path / "report.html", [tmp_path])
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", readable(page))]
+    assert ["fedavg", "50 %", "25 %", "25 %", "+5.0", "-20.0", "-", "-"] in rows
+    panels = packed(page)["panels"]
+    assert [list(panels[name]) for name in ("gains", "pairs")] == [["fedavg"]] * 2
+    line, points = panels["gains"]["fedavg"]["series"][2], panels["pairs"]["fedavg"]["series"][1]
+    np.testing.assert_allclose(line["y"][::2], [0.3, 0.3, 0.1, 0.1, 0, 0, -0.2, -0.2], atol=1e-9)
+    np.testing.assert_allclose(line["x"], np.repeat(np.arange(9) / 8, 2)[1:-1])
+    np.testing.assert_allclose([points["x"], points["y"]], [[0.5] * 8, 0.5 + np.array(line["y"][::2])], rtol=1e-4)
+    assert 'data-plot="gains pairs"' in page.read_text()
 
 
 def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_differ(tmp_path):

@@ -206,7 +206,7 @@ const page = (() => {
   function startPanels(panels) {
     // panels: by plot and by choice; a plot with one panel has the choice ""
     for (const [id, choices] of Object.entries(panels)) {
-      const list = document.querySelector(`select[data-plot="${id}"]`);
+      const list = document.querySelector(`select[data-plot~="${id}"]`);
       if (!plots.has(id)) plot(id, () => drawn(choices[list ? list.value : ""]));
       if (list) list.addEventListener("change", () => draw(id));
     }

@@ -1,0 +1,104 @@
+"""Who gains and who is hurt: single clients' scores with one method instead of another; and trends at the end.
+
+A method may raise the mean and hurt some clients. Each client of each run that both methods have counts once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from pfljax.evaluation.statistics import EQUAL, Trial, interval
+
+FAR = 0.05  # a loss of accuracy that is counted separately, as a fraction
+LATE = 0.25  # the share of the rounds in which a trend is looked for
+FEWEST = 3  # evaluations that a trend is fitted to
+
+IMPROVING, WORSE, NEITHER = "still improving", "getting worse", "no trend"  # verdicts
+
+ClientScores = Mapping[Trial, np.ndarray]  # of one method, (K,) by run
+
+
+class Effect(NamedTuple):
+    """What clients gain with a method, compared with a reference; NaN without clients.
+
+    Attributes:
+        helped: Share of the clients whose score is better than with the reference.
+        hurt: Share of those whose score is worse.
+        far: Share of those who lose more than `FAR`, which is 5 points of accuracy.
+        worst: The smallest gain; negative if a client loses.
+        median: The median gain.
+        clients: Number of clients, added up over runs.
+    """
+
+    helped: float
+    hurt: float
+    far: float
+    worst: float
+    median: float
+    clients: int
+
+    @classmethod
+    def of(cls, gains: Float[np.ndarray, " n"]) -> Effect:
+        """Summarizes gains (n,), one per client and run."""
+        if not len(gains):
+            return cls(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+        shares = (float(found.mean()) for found in (gains > EQUAL, gains < -EQUAL, gains < -FAR - EQUAL))
+        return cls(*shares, float(gains.min()), float(np.median(gains)), len(gains))
+
+
+class Trend(NamedTuple):
+    """How much a method's mean score changes in the last quarter of its rounds.
+
+    Attributes:
+        change: The change along the fitted lines, mean over runs; NaN with fewer than `FEWEST` evaluations.
+        low: Lower end of its 95 % interval; NaN for fewer than two runs.
+        high: Upper end.
+    """
+
+    change: float
+    low: float
+    high: float
+
+    def verdict(self, sign: int = 1) -> str:
+        """Returns `IMPROVING` or `WORSE`, if the interval says so, else `NEITHER`; "-" if there is no interval.
+
+        Args:
+            sign: 1 if high scores are good, -1 if low ones are.
+        """
+        if math.isnan(self.low):
+            return "-"
+        if self.low <= EQUAL and self.high >= -EQUAL:
+            return NEITHER
+        return IMPROVING if sign * self.change > 0 else WORSE
+
+
+def pairs(own: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"]:
+    """Returns the scores of the clients of all runs that two methods have in common: the other's, and the method's own.
+
+    Clients without test examples are left out, and runs that scored different numbers of clients.
+    """
+    common = [trial for trial in own if trial in others and own[trial].shape == others[trial].shape]
+    found = [np.stack([others[trial], own[trial]], axis=1) for trial in common]
+    joined = np.concatenate([np.empty((0, 2)), *found])
+    return joined[np.isfinite(joined).all(axis=1)]
+
+
+def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:
+    """Fits a line to each run's scores in the last quarter of the rounds, at least the last three evaluations.
+
+    Args:
+        rounds: The evaluated rounds (T,).
+        curves: Scores in these rounds.
+    """
+    at = np.asarray(rounds, float)
+    if len(at) < FEWEST or not np.isfinite(curves[:, -FEWEST:]).all():
+        return Trend(math.nan, math.nan, math.nan)
+    late = np.arange(len(at)) >= min(len(at) - FEWEST, int(np.searchsorted(at, at[0] + (1 - LATE) * (at[-1] - at[0]))))
+    slopes = np.polyfit(at[late], curves[:, late].T, 1)[0]
+    changes = slopes * (at[late][-1] - at[late][0])
+    return Trend(float(changes.mean()), *interval(changes))

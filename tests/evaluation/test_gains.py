@@ -1,0 +1,45 @@
+"""Who gains and who is hurt, and trends at the end: values worked out by hand."""
+
+import numpy as np
+import pytest
+
+from pfljax.evaluation.gains import Effect, Trend, pairs, trend
+
+
+def test_clients_of_common_runs_are_paired_and_those_without_a_score_are_left_out():
+    own = {(0, None): np.array([0.5, 0.9, np.nan]), (1, None): np.array([0.1, 0.2, 0.3]), (2, None): np.ones(3)}
+    others = {(1, None): np.array([0.3, 0.2, 0.1]), (0, None): np.array([0.4, 1.0, 0.7]), (3, None): np.ones(3)}
+    found = pairs(own, others)
+    np.testing.assert_array_equal(found, [[0.4, 0.5], [1.0, 0.9], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3]])
+    assert pairs(own, {(0, None): np.ones(2)}).shape == (0, 2)
+
+
+def test_shares_of_clients_that_are_helped_and_hurt():
+    """Of five gains two are positive, two negative, and one loses more than five points; exactly five are not more."""
+    effect = Effect.of(np.array([0.2, 0.0, -0.05, 0.1, -0.3]))
+    assert effect == Effect(0.4, 0.4, 0.2, -0.3, 0.0, 5)
+    assert np.isnan(Effect.of(np.empty(0))[:5]).all() and Effect.of(np.empty(0)).clients == 0
+
+
+def test_a_trend_is_the_change_along_lines_fitted_to_the_last_quarter():
+    """Rounds 0 to 40: the last quarter is 30 to 40. There, runs change by 0.01 and 0.03 per round, before by much."""
+    rounds = list(range(0, 41, 5))
+    steep = np.concatenate([np.linspace(5, 0, 6), [0.0, 0.05, 0.10]])
+    steeper = np.concatenate([np.linspace(-3, 0, 6), [0.0, 0.15, 0.30]])
+    found = trend(rounds, np.stack([steep, steeper]))
+    # Mean (0.1 + 0.3) / 2; Student's interval of two values: 12.706 times half their distance.
+    np.testing.assert_allclose(found, [0.2, 0.2 - 12.7062 * 0.1, 0.2 + 12.7062 * 0.1], rtol=1e-4)
+    assert found.verdict() == "no trend"
+
+
+def test_a_trend_needs_three_evaluations_and_uses_the_last_three_if_the_quarter_has_fewer():
+    assert np.isnan(trend([0, 10], np.zeros((4, 2)))).all()
+    assert np.isnan(trend([0, 5, 10], np.array([[0.1, 0.2, np.nan]]))).all()
+    single = trend([0, 5, 10], np.array([[0.1, 0.2, 0.3]]))
+    assert single.change == pytest.approx(0.2) and np.isnan(single.low) and single.verdict() == "-"
+
+
+def test_the_verdict_follows_the_interval_and_the_direction_in_which_scores_are_good():
+    assert Trend(0.2, 0.1, 0.3).verdict() == Trend(-0.2, -0.3, -0.1).verdict(-1) == "still improving"
+    assert Trend(-0.2, -0.3, -0.1).verdict() == Trend(0.2, 0.1, 0.3).verdict(-1) == "getting worse"
+    assert Trend(0.0, -0.1, 0.1).verdict() == "no trend"
