@@ -43,12 +43,13 @@ class Effect(NamedTuple):
     clients: int
 
     @classmethod
-    def of(cls, gains: Float[np.ndarray, " n"]) -> Effect:
+    def of(cls, gains: np.ndarray) -> Effect:
         """Summarizes gains (n,), one per client and run."""
         if not len(gains):
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
-        shares = (float(found.mean()) for found in (gains > EQUAL, gains < -EQUAL, gains < -FAR - EQUAL))
-        return cls(*shares, float(gains.min()), float(np.median(gains)), len(gains))
+        share = lambda found: float(found.mean())
+        hurt, far = share(gains < -EQUAL), share(gains < -FAR - EQUAL)
+        return cls(share(gains > EQUAL), hurt, far, float(gains.min()), float(np.median(gains)), len(gains))
 
 
 class Trend(NamedTuple):

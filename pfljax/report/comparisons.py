@@ -22,7 +22,7 @@ OVER = {
     "megabytes": ("megabytes_curve", "MB received and sent per client"),
     "simulated_seconds": ("clock_mean", "simulated seconds, mean over runs"),
 }
-PAPER = {"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7}
+PAPER: dict[Any, Any] = {"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7}
 PAPER |= {"pdf.fonttype": 42, "lines.markersize": 3}  # fonts that journals accept
 
 
@@ -141,8 +141,8 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
     last = {row["algorithm"]: [seed.get(score) for seed in row["seeds"]] for row in table}
     panels = {"scores": method_points(last, of(f"test {score}, last round"))}
     for name, (key, label) in OVER.items():
-        values = [row.get(key) for row in table]
-        if None not in values and np.any(np.concatenate([np.zeros(1), *values])):
+        spent = [row.get(key) for row in table]
+        if all(spent) and any(map(np.any, spent)):
             over = {row["algorithm"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
             panels[name] = method_curves(over, Axis(label), of(f"test {score}"))
     differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
