@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mkdocs.structure.files import File
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
 NAMES = "alpha beta gamma delta epsilon eta theta lambda mu pi phi sigma tau omega Delta Theta Omega Pi"
@@ -23,6 +24,7 @@ GREEK = NAMES.split(" ")
 LETTERS = dict(zip(GREEK, "αβγδεηθλμπφστωΔΘΩΠ", strict=True))
 SYMBOLS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠"}
 LINK = re.compile(r"(?<=\]\()([^)#:\s]+)((?:#[^)\s]*)?)(?=\))")
+SHIM = "https://unpkg.com/iframe-worker/shim"  # which the theme would fetch to search from a folder
 FILLED = 95  # a docstring's line of so many characters goes on in the next
 
 
@@ -232,3 +234,13 @@ def on_page_markdown(markdown, page, config, files):
     made = {address: folder for address, _, folder in PAGES.values()}
     address = page.file.src_uri
     return relink(markdown, made.get(address, os.path.dirname(f"docs/{address}")), address)
+
+
+def on_post_page(output, page, config):
+    """Searches with our own script, so that nothing is fetched when a page is read."""
+    return output.replace(SHIM, get_relative_url("assets/search.js", page.url))
+
+
+def on_post_template(output_content, template_name, config):
+    """The same for pages without a source, such as 404.html, which stand at the root."""
+    return output_content.replace(SHIM, "assets/search.js")

@@ -22,7 +22,13 @@ OVER = {
     "megabytes": ("megabytes_curve", "MB received and sent per client"),
     "simulated_seconds": ("clock_mean", "simulated seconds, mean over runs"),
 }
-PAPER: dict[Any, Any] = {"font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7}
+PAPER: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+}
 PAPER |= {"pdf.fonttype": 42, "lines.markersize": 3}  # fonts that journals accept
 
 
