@@ -17,6 +17,7 @@ EXTRA_OF = {  # package -> the extra that installs it
     "jax_privacy": "privacy",
     "libtpu": "tpu-target",
     "pandas": "pandas",
+    "pyarrow": "tables",
     "safetensors": "weights",
     "submitit": "cluster",
     "tensorboardX": "tensorboard",

@@ -5,19 +5,26 @@ from collections.abc import Callable
 from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.builtin import digits, sine, synthetic
 from pfljax.data.sources.files import npz
+from pfljax.data.sources.kinds import KINDS, has_tests, kind_of, read
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
 from pfljax.data.sources.source import PAD_TOKEN, Source
+from pfljax.data.sources.tables import table
 
 __all__ = [
+    "KINDS",
     "PAD_TOKEN",
     "SOURCES",
     "Source",
     "digits",
+    "has_tests",
+    "kind_of",
     "make_source",
     "npz",
+    "read",
     "sine",
     "synthetic",
+    "table",
     "text",
     "tfds",
 ]
@@ -26,7 +33,6 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "digits": digits,
     "sine": sine,
     "synthetic": synthetic,
-    "npz": npz,
-    "text": text,
+    **{name: kind.read for name, kind in KINDS.items()},
     "tfds": tfds,
 }
