@@ -6,6 +6,7 @@ from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.builtin import digits, sine, synthetic
 from pfljax.data.sources.files import npz
 from pfljax.data.sources.kinds import KINDS, has_tests, kind_of, read
+from pfljax.data.sources.leaf import leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
 from pfljax.data.sources.source import PAD_TOKEN, Source
@@ -19,6 +20,7 @@ __all__ = [
     "digits",
     "has_tests",
     "kind_of",
+    "leaf",
     "make_source",
     "npz",
     "read",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
+
+import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
@@ -15,6 +18,7 @@ from pfljax.data.sources.source import Fraction, Source, Standardize, generator,
 
 FileTask = Annotated[TaskName, knob(flag="task")]
 Names = str | Sequence[str]  # a list, or separated by commas
+Shape = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_shape")]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
@@ -89,3 +93,11 @@ def of_file(
 def names_in(text: Names) -> list[str]:
     """The names in a list, or in a text with commas."""
     return [name.strip() for name in text.split(",") if name.strip()] if isinstance(text, str) else list(text)
+
+
+def shaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Gives examples (n, *features) a shape; () keeps theirs."""
+    size = math.prod(x.shape[1:])
+    if shape and math.prod(shape) != size:
+        raise ArgumentError("shape", f"examples have {size} numbers; accepted: a shape of as many", tuple(shape))
+    return x.reshape(len(x), *shape) if shape else x

@@ -10,6 +10,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
 from pfljax.contract.reading import names_of
 from pfljax.data.sources.files import npz
+from pfljax.data.sources.leaf import LEAF, leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.source import Source
 from pfljax.data.sources.tables import table
@@ -40,6 +41,7 @@ KINDS = {
     "text": Kind(text, "a .txt file", _ends(".txt"), lambda path: True),
     "csv": Kind(table, "a .csv file", _ends(".csv")),
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
+    "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
 }
 
 

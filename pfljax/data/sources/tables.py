@@ -13,13 +13,13 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
+from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import FileTask, Names, names_in, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
 CALLED = {"x": "features", "y": "label", "is_test": "test"}
 PARTS = ("train", "test")  # what a column may say instead of False and True
-TOKENS = 255  # different uint8 tokens besides padding, which is 0
 
 Label = Annotated[Names, knob(flag="label_column")]
 Client = Annotated[str, knob(flag="client_column")]
@@ -100,7 +100,10 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     if columns.text:
         if columns.features:
             raise ArgumentError("features", "not accepted with a text column", columns.features)
-        return found | {"x": tokens(column("text", columns.text), columns.text, file)}
+        texts = column("text", columns.text)
+        if texts.dtype.kind not in "OTU" or not isinstance(texts[0], str):
+            raise ArgumentError("text", "accepted: a column of text", columns.text)
+        return found | {"x": tokens(texts.tolist(), file)}
     taken = {*names_in(columns.label), columns.client, columns.test}
     wanted = names_in(columns.features)
     numbers = {name: column("features", name) for name in wanted or names if wanted or name not in taken}
@@ -113,19 +116,6 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     kept = [values for name, values in numbers.items() if name not in other]
     pixels = all(values.dtype == np.uint8 for values in kept)
     return found | {"x": np.stack(kept, axis=1).astype(np.uint8 if pixels else np.float64)}
-
-
-def tokens(texts: np.ndarray, name: str, file: str) -> np.ndarray:
-    """Texts (n,) as characters, uint8 (n, length of the longest): numbers from 1 in sorted order, and 0 as padding."""
-    if texts.dtype.kind not in "OTU" or not all(isinstance(text, str) for text in texts):
-        raise ArgumentError("text", "accepted: a column of text", name)
-    longest = max(map(len, texts))
-    check_memory(16 * len(texts) * longest, file)
-    codes = np.array(texts.tolist(), f"U{max(longest, 1)}").view(np.uint32).reshape(len(texts), -1)
-    letters, numbers = np.unique(codes, return_inverse=True)
-    if len(letters) - (letters[0] == 0) > TOKENS:
-        raise ArgumentError("file", f"{name} has {len(letters)} different characters; accepted: at most {TOKENS}", file)
-    return (numbers.reshape(codes.shape) + (letters[0] != 0)).astype(np.uint8)
 
 
 def _read(file: str) -> Any:

@@ -30,7 +30,7 @@ def test_an_npz_file_is_read_as_by_its_own_function(tmp_path):
     assert sources.has_tests("npz", file) and not sources.has_tests("csv", file) and sources.has_tests("csv", file, "t")
     with pytest.raises(ArgumentError, match=r"^label=y: not accepted for npz; accepted: file, seed, fraction, standar"):
         data.read(file, label="y")
-    with pytest.raises(ArgumentError, match="^lable=y: unknown argument; did you mean label"):
+    with pytest.raises(ArgumentError, match=r"^lable=y: unknown argument; did you mean label"):
         data.read(file, lable="y")
-    with pytest.raises(ArgumentError, match="^kind=nzp: accepted: file, npz"):
+    with pytest.raises(ArgumentError, match=r"^kind=nzp: accepted: file, npz"):
         data.read(file, kind="nzp")
