@@ -11,6 +11,7 @@ from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
 from pfljax.data.sources.source import PAD_TOKEN, Source
 from pfljax.data.sources.tables import table
+from pfljax.data.sources.tff import tff
 
 __all__ = [
     "KINDS",
@@ -29,6 +30,7 @@ __all__ = [
     "table",
     "text",
     "tfds",
+    "tff",
 ]
 
 SOURCES: dict[str, Callable[..., Source]] = {

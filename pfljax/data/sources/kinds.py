@@ -14,6 +14,7 @@ from pfljax.data.sources.leaf import LEAF, leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.source import Source
 from pfljax.data.sources.tables import table
+from pfljax.data.sources.tff import has_test_part, tff
 
 
 class Kind(NamedTuple):
@@ -42,6 +43,8 @@ KINDS = {
     "csv": Kind(table, "a .csv file", _ends(".csv")),
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
+    "hdf5": Kind(tff, "a .h5 file", _ends(".h5", ".hdf5"), has_test_part),
+    "sqlite": Kind(tff, "a .sqlite file", _ends(".sqlite", ".db"), has_test_part),
 }
 
 
