@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.builtin import digits, sine, synthetic
+from pfljax.data.sources.federated import tff
 from pfljax.data.sources.files import npz
+from pfljax.data.sources.folders import images
 from pfljax.data.sources.kinds import KINDS, has_tests, kind_of, read
-from pfljax.data.sources.leaf import leaf
+from pfljax.data.sources.leaf_files import leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
 from pfljax.data.sources.source import PAD_TOKEN, Source
 from pfljax.data.sources.tables import table
-from pfljax.data.sources.tff import tff
 
 __all__ = [
     "KINDS",
@@ -20,6 +21,7 @@ __all__ = [
     "Source",
     "digits",
     "has_tests",
+    "images",
     "kind_of",
     "leaf",
     "make_source",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,12 +10,12 @@ from typing import Any, NamedTuple
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
 from pfljax.contract.reading import names_of
+from pfljax.data.sources import federated, folders
 from pfljax.data.sources.files import npz
-from pfljax.data.sources.leaf import LEAF, leaf
+from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.source import Source
 from pfljax.data.sources.tables import table
-from pfljax.data.sources.tff import has_test_part, tff
 
 
 class Kind(NamedTuple):
@@ -43,8 +44,9 @@ KINDS = {
     "csv": Kind(table, "a .csv file", _ends(".csv")),
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
-    "hdf5": Kind(tff, "a .h5 file", _ends(".h5", ".hdf5"), has_test_part),
-    "sqlite": Kind(tff, "a .sqlite file", _ends(".sqlite", ".db"), has_test_part),
+    "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
+    "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
+    "images": Kind(folders.images, folders.IMAGES, pathlib.Path.is_dir, folders.has_test_part),
 }
 
 
@@ -54,8 +56,9 @@ def kind_of(file: str | pathlib.Path) -> str:
     Raises:
         ArgumentError: if it is of no kind.
     """
-    path = pathlib.Path(file)
-    found = next((name for name, kind in KINDS.items() if kind.fits(path)), None)
+    path, found = pathlib.Path(file), None
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the path contains a null byte
+        found = next((name for name, kind in KINDS.items() if kind.fits(path)), None)
     if found is None:
         looks = ", ".join(dict.fromkeys(kind.looks for kind in KINDS.values()))
         raise ArgumentError("file", f"is of no known kind; accepted: {looks}", str(file))
@@ -64,7 +67,10 @@ def kind_of(file: str | pathlib.Path) -> str:
 
 def has_tests(kind: str, file: str | pathlib.Path, test: str = "") -> bool:
     """Whether a file has official test examples, which the column `test` may mark."""
-    return bool(test) or KINDS[kind].tested(pathlib.Path(file))
+    try:
+        return bool(test) or KINDS[kind].tested(pathlib.Path(file))
+    except (OSError, ValueError):  # what reads the file raises the error
+        return False
 
 
 def read(file: str | pathlib.Path, kind: str = "file", **options: Any) -> Source:
