@@ -13,6 +13,7 @@ from pfljax.contract.errors import ArgumentError
 EXTRA_OF = {  # package -> the extra that installs it
     "PIL": "images",
     "cvxpy": "mixing",
+    "datasets": "huggingface",
     "dp_accounting": "privacy",
     "h5py": "hdf5",
     "jax_cuda12_plugin": "gpu-target",

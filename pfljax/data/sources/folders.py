@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import pathlib
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 
@@ -21,13 +23,15 @@ IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and
 PARTS = ("train", "test")
 GRAY = {"1", "L"}  # modes of images that have one channel
 DEEP = {"I", "F"}  # how modes begin that have more than 8 bits
+Size = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_size")]
+Open = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 
 
 @checked()
 def images(
     file: Annotated[str | pathlib.Path, knob(accepted=IMAGES, help=IMAGES, flag="data_file")],
     *,
-    size: Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_size")] = (),
+    size: Size = (),
     seed: Seed = 0,
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
@@ -45,17 +49,23 @@ def images(
     Raises:
         ArgumentError: if the folder or an image is not accepted.
     """
-    if len(size) not in (0, 2):
-        raise ArgumentError("size", "accepted: rows and columns", tuple(size))
+    check_size(size)
     file = str(file)
     paths, names, tests = _found(pathlib.Path(file))
     pillow = optional.load("PIL.Image", "file", file)
-    arrays = {"x": _read(pillow, paths, tuple(size)), "y": np.array([name[-1] for name in names])}
+    files = {str(path): functools.partial(opened, str(path)) for path in paths}
+    arrays = {"x": read_images(pillow, files, tuple(size)), "y": np.array([name[-1] for name in names])}
     if len(names[0]) == 2:
         arrays["client"] = np.array([name[0] for name in names])
     if any(tests):
         arrays["is_test"] = np.array(tests)
     return of_file(arrays, file, seed=seed, fraction=fraction, standardize=standardize)
+
+
+def check_size(size: Sequence[int]) -> None:
+    """Raises `ArgumentError` for a size that is not one of images."""
+    if len(size) not in (0, 2):
+        raise ArgumentError("size", "accepted: rows and columns", tuple(size))
 
 
 def has_test_part(path: pathlib.Path) -> bool:
@@ -92,25 +102,32 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             yield each
 
 
-def _read(pillow: Any, paths: Sequence[pathlib.Path], size: tuple[int, ...]) -> np.ndarray:
-    """The images, uint8 (n, rows, columns, 1 or 3)."""
-    with _image(pillow, paths[0]) as first:
-        shape = size or first.size[::-1]
+def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -> np.ndarray:
+    """The images in files, uint8 (n, rows, columns, 1 or 3).
+
+    Args:
+        pillow: Pillow's module `PIL.Image`.
+        files: What opens each file, by its name for messages.
+        size: See `images`.
+    """
+    first = next(iter(files))
+    with _image(pillow, first, files[first]) as image:
+        shape = size or image.size[::-1]
     gray = True
-    for path in paths:
-        with _image(pillow, path) as image:
+    for name, open_file in files.items():
+        with _image(pillow, name, open_file) as image:
             gray &= image.mode in GRAY
             if image.mode[0] in DEEP:
-                raise ArgumentError("file", f"has mode {image.mode}; accepted: 8 bits per channel", str(path))
+                raise ArgumentError("file", f"has mode {image.mode}; accepted: 8 bits per channel", name)
             if not size and image.size[::-1] != shape:
-                sizes = [f"{height} x {width}" for height, width in (image.size[::-1], shape)]
-                text = f"has {sizes[0]} pixels, but {paths[0]} has {sizes[1]}"
-                raise ArgumentError("file", f"{text}; accepted: images of one size, or a size for all", str(path))
-    full = (len(paths), *shape, 1 if gray else 3)
-    check_memory(int(np.prod(full)), str(paths[0].parent))
+                sizes = [f"{rows} x {columns}" for rows, columns in (image.size[::-1], shape)]
+                text = f"has {sizes[0]} pixels, but {first} has {sizes[1]}"
+                raise ArgumentError("file", f"{text}; accepted: images of one size, or a size for all", name)
+    full = (len(files), *shape, 1 if gray else 3)
+    check_memory(math.prod(full), first)
     x = np.empty(full, np.uint8)
-    for row, path in zip(x, paths, strict=True):
-        with _image(pillow, path) as image:
+    for row, (name, open_file) in zip(x, files.items(), strict=True):
+        with _image(pillow, name, open_file) as image:
             image = image.convert("L" if gray else "RGB")
             image = image.resize(shape[::-1], pillow.Resampling.BILINEAR) if image.size != shape[::-1] else image
             row[:] = np.asarray(image).reshape(row.shape)
@@ -118,9 +135,9 @@ def _read(pillow: Any, paths: Sequence[pathlib.Path], size: tuple[int, ...]) -> 
 
 
 @contextlib.contextmanager
-def _image(pillow: Any, path: pathlib.Path) -> Iterator[Any]:
+def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
     """An open image."""
-    with opened(str(path)) as stream:
+    with open_file() as stream:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # of images that are suspiciously large
@@ -129,4 +146,4 @@ def _image(pillow: Any, path: pathlib.Path) -> Iterator[Any]:
         except ArgumentError:
             raise
         except Exception as error:  # a damaged image can make Pillow raise anything
-            raise ArgumentError("file", "is damaged, or no image that Pillow reads", str(path)) from error
+            raise ArgumentError("file", "is damaged, or no image that Pillow reads", name) from error

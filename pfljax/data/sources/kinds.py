@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
 from pfljax.contract.reading import names_of
-from pfljax.data.sources import federated, folders
+from pfljax.data.sources import federated, folders, saved
 from pfljax.data.sources.files import npz
 from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
@@ -38,11 +38,12 @@ def _ends(*suffixes: str) -> Callable[[pathlib.Path], bool]:
     return lambda path: path.suffix.lower() in suffixes
 
 
-KINDS = {
+KINDS = {  # the first that a path looks like is what it is
     "npz": Kind(npz, "a .npz file", _ends(".npz"), lambda path: "is_test" in names_of(str(path))),
     "text": Kind(text, "a .txt file", _ends(".txt"), lambda path: True),
     "csv": Kind(table, "a .csv file", _ends(".csv")),
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
+    "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
     "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
     "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),

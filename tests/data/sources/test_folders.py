@@ -105,7 +105,7 @@ def test_other_folders_are_refused_in_a_line(tmp_path, monkeypatch):
         with pytest.raises(ArgumentError, match=f"^file=.*{path}: {said}") as caught:
             sources.images(tmp_path / path.split("/")[0])
         assert "\n" not in str(caught.value)
-    with pytest.raises(ArgumentError, match="^file=.*nowhere: cannot be read .No such file"):
+    with pytest.raises(ArgumentError, match=r"^file=.*nowhere: cannot be read .No such file"):
         sources.images(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ArgumentError, match=r"^file=.*: needs Pillow: pip install 'pfljax\[images\]'"):
