@@ -64,11 +64,13 @@ def huggingface(
         image = next((name for name, kind in whole.features.items() if _is_image(kind)), "")
     try:
         table = optional.load("pyarrow", "file", file).concat_tables([part.data.table for part in parts.values()])
+        table.validate(full=True)
         x = np.concatenate([_pixels(part, image, file, tuple(size)) for part in parts.values()]) if image else None
-    except ValueError as error:  # parts of several shapes
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError("file", f"has parts that differ ({error})", file) from error
+    except ArgumentError:
+        raise
+    except Exception as error:  # damaged files can make pyarrow raise anything
+        told = str(error).partition("\n")[0]
+        raise ArgumentError("file", f"is damaged, or has parts that differ ({told})", file) from error
     arrays = arrays_of(table, file, Columns(label, client, features, text), x)
     if len(parts) > 1:
         arrays["is_test"] = np.repeat([part == PARTS[1] for part in parts], list(map(len, parts.values())))

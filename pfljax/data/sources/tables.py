@@ -129,10 +129,14 @@ def _read(file: str) -> Any:
                 whole = parquet.ParquetFile(stream)
                 groups = range(whole.metadata.num_row_groups)
                 check_memory(sum(whole.metadata.row_group(number).total_byte_size for number in groups), file)
-                return whole.read()
-            stream.seek(0)
-            # A column's type is that of its values in the first block, which is all of them.
-            return csv.read_csv(stream, csv.ReadOptions(use_threads=False, block_size=min(size + 1, MOST)))
+                table = whole.read()
+            else:
+                stream.seek(0)
+                # A column's type is that of its values in the first block, which is all of them.
+                table = csv.read_csv(stream, csv.ReadOptions(use_threads=False, block_size=min(size + 1, MOST)))
+            if not table.column_names:  # which are decoded here
+                raise ValueError("no columns")
+            return table
         except ArgumentError:
             raise
         except Exception as error:  # a damaged file can make pyarrow raise anything
