@@ -12,13 +12,12 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import opened
 from pfljax.data.sources import hdf5, sqlite
-from pfljax.data.sources.files import FileTask, Shape, of_file, shaped
+from pfljax.data.sources.files import PARTS, FileTask, Shape, of_file, shaped
 from pfljax.data.sources.plays import Stride, halves, next_characters
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 TFF = "a file with a federated data set of TensorFlow Federated or FedJAX"
 READERS = {b"\x89HDF": hdf5.clients, b"SQLi": sqlite.clients}  # by a file's first bytes
-PARTS = ("train", "test")
 PIXELS, OTHERS, LABELS, COARSE, SPOKEN = ("pixels", "image"), ("x",), ("label", "y"), "coarse_label", "snippets"
 SHAPES = {28 * 28: (28, 28), 32 * 32 * 3: (32, 32, 3)}  # of EMNIST and CIFAR-100, which SQLite files store as lists
 Clients = list[tuple[bool, str, Mapping[str, np.ndarray]]]  # whether they are for testing; the client; its arrays

@@ -17,6 +17,7 @@ from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 
 FileTask = Annotated[TaskName, knob(flag="task")]
+PARTS = ("train", "test")  # names of files, folders and marks of official parts
 Names = str | Sequence[str]  # a list, or separated by commas
 Shape = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_shape")]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"

@@ -16,11 +16,10 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.files import of_file
+from pfljax.data.sources.files import PARTS, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
-PARTS = ("train", "test")
 GRAY = {"1", "L"}  # modes of images that have one channel
 DEEP = {"I", "F"}  # how modes begin that have more than 8 bits
 Size = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_size")]

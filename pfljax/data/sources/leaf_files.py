@@ -15,11 +15,10 @@ from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.arrays import IGNORED
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import FileTask, Shape, of_file, shaped
+from pfljax.data.sources.files import PARTS, FileTask, Shape, of_file, shaped
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 LEAF = "a LEAF folder with JSON files in train and test"
-PARTS = ("train", "test")
 ACCEPTED = "numbers of one length, or texts of one length with the next character as y"
 
 

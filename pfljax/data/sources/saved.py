@@ -14,13 +14,12 @@ import numpy as np
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
-from pfljax.data.sources.files import FileTask, names_in, of_file
+from pfljax.data.sources.files import PARTS, FileTask, names_in, of_file
 from pfljax.data.sources.folders import Size, check_size, read_images
 from pfljax.data.sources.source import Fraction, Source, Standardize
-from pfljax.data.sources.tables import CALLED, Client, Columns, Features, Label, Text, arrays_of
+from pfljax.data.sources.tables import CALLED, Client, Columns, Features, Label, Text, arrays_of, check_column
 
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
-PARTS = ("train", "test")
 
 
 @checked()
@@ -113,9 +112,7 @@ def _is_image(kind: Any) -> bool:
 
 def _pixels(part: Any, name: str, file: str, size: Sequence[int]) -> np.ndarray:
     """The images or arrays (n, ...) in a column of a data set."""
-    if name not in part.features:
-        text = f"{pathlib.Path(file).name} has no such column; accepted: {', '.join(part.features)}"
-        raise ArgumentError("image", text, name)
+    check_column("image", name, list(part.features), file)
     if type(part.features[name]).__name__ == "Image":
         cells = [cell or {} for cell in part.data.table.column(name).to_pylist()]
         missing = next((row for row, cell in enumerate(cells) if not cell.get("bytes")), None)

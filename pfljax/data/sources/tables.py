@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -14,12 +15,11 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import FileTask, Names, names_in, of_file
+from pfljax.data.sources.files import PARTS, FileTask, Names, names_in, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
 CALLED = {"x": "features", "y": "label", "is_test": "test"}
-PARTS = ("train", "test")  # what a column may say instead of False and True
 
 Label = Annotated[Names, knob(flag="label_column")]
 Client = Annotated[str, knob(flag="client_column")]
@@ -84,9 +84,7 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
         raise ArgumentError("file", "has no rows" if len({*names}) == len(names) else "has two columns of a name", file)
 
     def column(argument: str, name: str) -> np.ndarray:
-        if name not in names:
-            text = f"{pathlib.Path(file).name} has no such column; accepted: {', '.join(names)}"
-            raise ArgumentError(argument, text, name)
+        check_column(argument, name, names, file)
         return _values(table.column(name), name, file)
 
     labels = [column("label", name) for name in names_in(columns.label)]
@@ -116,6 +114,13 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     kept = [values for name, values in numbers.items() if name not in other]
     pixels = all(values.dtype == np.uint8 for values in kept)
     return found | {"x": np.stack(kept, axis=1).astype(np.uint8 if pixels else np.float64)}
+
+
+def check_column(argument: str, name: str, names: Sequence[str], file: str) -> None:
+    """Raises `ArgumentError` unless a column that an argument names is among the columns of a file."""
+    if name not in names:
+        text = f"{pathlib.Path(file).name} has no such column; accepted: {', '.join(names)}"
+        raise ArgumentError(argument, text, name)
 
 
 def _read(file: str) -> Any:
