@@ -18,7 +18,7 @@ from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.cli.parsing import Declared
 from pfljax.contract import own_files, reading
 from pfljax.contract.errors import ArgumentError, shown
-from pfljax.contract.fields import Conditions, fields_of, holds, with_words
+from pfljax.contract.fields import Conditions, fields_of, holds, item_type, plain, value_type, with_words
 from pfljax.contract.method import METHODS
 from pfljax.data.sources import KINDS, has_tests, kind_of
 from pfljax.folder import files
@@ -159,7 +159,8 @@ class Settings:
         for name, field in known.items():
             flag = prefix + field.flag
             if field.flag and flag in self and self.reads(flag):
-                values[name] = self[flag]
+                kind = plain(item_type(value_type(field.hint)))[0]
+                values[name] = [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
         return declaring(**values | {name: value for name, value in given.items() if name in known})
 
     def check_out(self) -> None:

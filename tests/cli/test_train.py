@@ -1,5 +1,6 @@
 """The entry point train: mistakes are one line, and a run leaves what it should."""
 
+import json
 import sys
 import warnings
 
@@ -228,3 +229,16 @@ def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
     assert one_line(call(train.COMMAND, *words, "--text_stride=2", code=2)).startswith("--text_stride: does not apply")
     line = one_line(call(train.COMMAND, *words, "--label_column=lab", code=2))
     assert line == "--label_column=lab: own.csv has no such column; accepted: size, label, who, part"
+
+
+def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
+    """Two users with four lists of six numbers each."""
+    (tmp_path / "leaf" / "train").mkdir(parents=True)
+    users = {user: {"x": [[i + 0.5] * 6 for i in range(4)], "y": [0, 1, 0, 1]} for user in "ab"}
+    content = {"users": [*users], "num_samples": [4, 4], "user_data": users}
+    (tmp_path / "leaf" / "train" / "all.json").write_text(json.dumps(content))
+    words = ["--dataset=file", "--data_file=leaf", "--algorithm=local", "--rounds=1", "--hidden=4"]
+    printed = call(train.COMMAND, *words, "--image_shape=2,3", f"--out={tmp_path}/r")
+    assert printed.splitlines()[0].startswith("local on leaf, natural: 2 clients")
+    line = one_line(call(train.COMMAND, *words, "--image_shape=2,2", code=2))
+    assert line == "--image_shape=2,2: examples have 6 numbers; accepted: a shape of as many"

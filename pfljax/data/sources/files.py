@@ -100,5 +100,7 @@ def shaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Gives examples (n, *features) a shape; () keeps theirs."""
     size = math.prod(x.shape[1:])
     if shape and math.prod(shape) != size:
-        raise ArgumentError("shape", f"examples have {size} numbers; accepted: a shape of as many", tuple(shape))
+        raise ArgumentError(
+            "shape", f"examples have {size} numbers; accepted: a shape of as many", ",".join(map(str, shape))
+        )
     return x.reshape(len(x), *shape) if shape else x

@@ -64,7 +64,7 @@ def images(
 def check_size(size: Sequence[int]) -> None:
     """Raises `ArgumentError` for a size that is not one of images."""
     if len(size) not in (0, 2):
-        raise ArgumentError("size", "accepted: rows and columns", tuple(size))
+        raise ArgumentError("size", "accepted: rows and columns", ",".join(map(str, size)))
 
 
 def has_test_part(path: pathlib.Path) -> bool:

@@ -121,5 +121,5 @@ def _pixels(part: Any, name: str, file: str, size: Sequence[int]) -> np.ndarray:
         files = {f"{file}, row {row}": functools.partial(io.BytesIO, cell["bytes"]) for row, cell in enumerate(cells)}
         return read_images(optional.load("PIL.Image", "file", file), files, tuple(size))
     if size:
-        raise ArgumentError("size", "accepted with a column of images", tuple(size))
+        raise ArgumentError("size", "accepted with a column of images", ",".join(map(str, size)))
     return np.asarray(part.with_format("numpy")[name][:])

@@ -76,7 +76,7 @@ def test_a_size_resizes_images_of_any_size(tmp_path):
     x = sources.images(tmp_path, size=(2, 3), standardize=False).x
     assert x.shape == (2, 2, 3, 3)
     np.testing.assert_allclose(x[1], 200 / 255, rtol=1e-6)  # of one color, whatever the filter
-    with pytest.raises(ArgumentError, match=r"^size=\(2,\): accepted: rows and columns"):
+    with pytest.raises(ArgumentError, match=r"^size=2: accepted: rows and columns"):
         sources.images(tmp_path, size=(2,))
 
 

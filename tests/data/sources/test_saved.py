@@ -97,7 +97,7 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
         (tmp_path / "holes", {}, r"file=.*holes: has no image in column image, row 0"),
         (animals, {"label": "lab"}, "label=lab: animals has no such column; accepted: image, label, who"),
         (animals, {"image": "pic"}, "image=pic: animals has no such column; accepted: image, label, who"),
-        (animals, {"size": (3,)}, r"size=\(3,\): accepted: rows and columns"),
+        (animals, {"size": (3,)}, r"size=3: accepted: rows and columns"),
     ]
     for path, options, said in cases:
         with pytest.raises(ArgumentError, match=f"^{said}") as caught:

@@ -193,7 +193,7 @@ def test_other_files_are_refused_in_a_line(tmp_path):
         with pytest.raises(ArgumentError, match=f"^file=.*{name}: {said}") as caught:
             data.read(tmp_path / name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ArgumentError, match=r"^shape=\(9, 9\): examples have 784 numbers"):
+    with pytest.raises(ArgumentError, match=r"^shape=9,9: examples have 784 numbers"):
         write_tff(tmp_path / "emnist.sqlite", DIGITS)
         sources.tff(tmp_path / "emnist.sqlite", shape=(9, 9))
 
