@@ -85,9 +85,9 @@ def read(file: str | pathlib.Path, kind: str = "file", **options: Any) -> Source
     Raises:
         ArgumentError: if the path is of no kind, or for an argument that its kind does not have.
     """
-    make = KINDS[kind_of(file) if kind == "file" else kind].read
+    kind = kind_of(file) if kind == "file" else kind
+    make = KINDS[kind].read
     known = fields_of(make)
     for name in options.keys() - known.keys():
-        text = f"not accepted for {kind_of(file) if kind == 'file' else kind}; accepted: {', '.join(known)}"
-        raise ArgumentError(name, text, options[name])
+        raise ArgumentError(name, f"not accepted for {kind}; accepted: {', '.join(known)}", options[name])
     return make(file, **options)
