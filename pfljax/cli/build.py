@@ -77,7 +77,7 @@ def build_source(settings: Settings, seed: int) -> sources.Source:
     kind, _, member = settings.dataset.partition(":")
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
         known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
-        raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}")
+        raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}, file")
     num_clients = settings.num_clients or DEFAULT_CLIENTS
     return settings.make(sources.SOURCES[kind], seed=seed, num_clients=num_clients, name=member)
 

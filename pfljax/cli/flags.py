@@ -48,7 +48,8 @@ class Data:
     """Which data, for how many clients.
 
     Attributes:
-        dataset: digits, sine, synthetic, npz or text (with --data_file), or tfds:NAME (with --data_dir).
+        dataset: digits, sine, synthetic, tfds:NAME (with --data_dir), or the kind of a --data_file: npz, text, csv,
+            parquet, leaf, hdf5, sqlite, images or huggingface; file: the kind that its path looks like.
         partition: How examples are dealt to clients; auto is natural if the data name clients, otherwise label_groups
             (iid for regression).
         num_clients: Number of clients K; 0: all clients of a natural partition, otherwise 16.

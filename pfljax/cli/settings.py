@@ -18,8 +18,9 @@ from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.cli.parsing import Declared
 from pfljax.contract import own_files, reading
 from pfljax.contract.errors import ArgumentError, shown
-from pfljax.contract.fields import Conditions, fields_of, holds, with_words
+from pfljax.contract.fields import Conditions, fields_of, holds, item_type, plain, value_type, with_words
 from pfljax.contract.method import METHODS
+from pfljax.data.sources import KINDS, has_tests, kind_of
 from pfljax.folder import files
 
 PRESETS = Path(__file__).parent / "presets"
@@ -108,8 +109,8 @@ class Settings:
         """Returns the settings with the defaults for the data set, its partition and the run's methods.
 
         Applies the first preset that exists: DATASET-PARTITION.flags, DATASET-validated.flags if a method needs
-        validation examples, or DATASET.flags. An npz file with is_test is tested on these examples unless
-        --test_fraction is given.
+        validation examples, or DATASET.flags. Clients are tested on a file's official test examples, if it has them,
+        unless --test_fraction is given.
         """
         validated = any(METHODS[name].info.validates for name in methods)
         kinds = [f"{self.dataset}-{kind}" for kind in (self.partition, *(["validated"] if validated else []))]
@@ -118,8 +119,9 @@ class Settings:
         found = dataclasses.replace(self.with_preset(path), defaults=path.name) if path else self
         if validated:
             found = found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given())
-        if self.dataset == "npz" and self.data_file and not self.present("test_fraction"):
-            found = found.replace({"official_test": "is_test" in reading.names_of(self.data_file)} | found._given())
+        if self.dataset in KINDS and self.data_file and not self.present("test_fraction"):
+            test = self.test_column if self.reads("test_column") else ""
+            found = found.replace({"official_test": has_tests(self.dataset, self.data_file, test)} | found._given())
         return found
 
     def _given(self) -> dict[str, Any]:
@@ -157,7 +159,8 @@ class Settings:
         for name, field in known.items():
             flag = prefix + field.flag
             if field.flag and flag in self and self.reads(flag):
-                values[name] = self[flag]
+                kind = plain(item_type(value_type(field.hint)))[0]
+                values[name] = [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
         return declaring(**values | {name: value for name, value in given.items() if name in known})
 
     def check_out(self) -> None:
@@ -204,6 +207,8 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     own = _own_methods(words)
     registry = read(define, words)
     values: dict[str, Any] = {name: registry[name].value for name in registry}
+    if values.get("dataset") == "file":
+        values["dataset"] = _kind_of(values["data_file"])
     registered = lambda name: own.get(name, name)
     if "algorithm" in values:
         values["algorithm"] = registered(values["algorithm"])
@@ -253,6 +258,16 @@ def _own_methods(words: Sequence[str]) -> dict[str, str]:
             except ArgumentError as error:
                 raise FlagError(error.line(f"--{flag}")) from error
     return own
+
+
+def _kind_of(file: str | None) -> str:
+    """Returns the kind of the user's file, which is the data set's name."""
+    if not file:
+        raise FlagError.of("dataset", "accepted with --data_file", "file")
+    try:
+        return kind_of(file)
+    except ArgumentError as error:
+        raise FlagError(error.line("--data_file")) from error
 
 
 def accepted(flag: flags.Flag) -> str:

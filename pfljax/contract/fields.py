@@ -208,7 +208,7 @@ def checked(
             further = {n: field for each in options for n, field in fields_of(each).items() if n not in without}
             for name in kwargs:
                 if name not in known and name not in further:
-                    accepted = nearest(name, [*known, *further])
+                    accepted = nearest(name, {**known, **further})
                     raise ArgumentError(name, f"unknown argument; {accepted}", kwargs[name], owner=owner)
             try:
                 bound = signature.bind(*args, **kwargs)

@@ -11,17 +11,23 @@ from typing import Any
 from pfljax.contract.errors import ArgumentError
 
 EXTRA_OF = {  # package -> the extra that installs it
+    "PIL": "images",
     "cvxpy": "mixing",
+    "datasets": "huggingface",
     "dp_accounting": "privacy",
+    "h5py": "hdf5",
     "jax_cuda12_plugin": "gpu-target",
     "jax_privacy": "privacy",
     "libtpu": "tpu-target",
     "pandas": "pandas",
+    "pyarrow": "tables",
     "safetensors": "weights",
     "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
 }
+
+NAME_OF = {"PIL": "Pillow"}  # package -> what installs it, if it has another name
 
 
 @contextlib.contextmanager
@@ -51,5 +57,5 @@ def load(name: str, argument: str, value: object = None) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        text = f"needs {package.replace('_', '-')}: pip install 'pfljax[{EXTRA_OF[package]}]'"
+        text = f"needs {NAME_OF.get(package, package.replace('_', '-'))}: pip install 'pfljax[{EXTRA_OF[package]}]'"
         raise ArgumentError(argument, text, value) from error

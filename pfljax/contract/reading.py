@@ -57,7 +57,7 @@ def read_text(file: str, argument: str = "file") -> str:
         ArgumentError: see `opened`; also if the file is not UTF-8 text or does not fit in memory.
     """
     with opened(file, argument) as stream:
-        _check_memory(os.fstat(stream.fileno()).st_size, file, argument)
+        check_memory(os.fstat(stream.fileno()).st_size, file, argument)
         content = stream.read()
     try:
         return content.decode("utf-8")
@@ -72,7 +72,7 @@ def read_npy(file: str, argument: str = "file") -> np.ndarray:
         ArgumentError: see `opened`; also if the file is not an array of a plain dtype, or does not fit in memory.
     """
     with opened(file, argument) as stream:
-        _check_memory(os.fstat(stream.fileno()).st_size, file, argument)
+        check_memory(os.fstat(stream.fileno()).st_size, file, argument)
         try:
             return _array(stream)
         except Exception as error:  # a damaged header can make NumPy raise anything
@@ -110,7 +110,7 @@ def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> di
                     hint = f"did you mean {near[0]}? " if near else ""
                     text = f"has an unknown array {unknown[0]}; {hint}accepted: {', '.join([*needed, *others])}"
                     raise ArgumentError("file", text, file)
-                _check_memory(sum(member.file_size for member in members.values()), file)
+                check_memory(sum(member.file_size for member in members.values()), file)
                 found = {}
                 for name, member in members.items():
                     with archive.open(member) as content:
@@ -132,7 +132,8 @@ def names_of(file: str) -> list[str]:
         return []
 
 
-def _check_memory(num_bytes: int, file: str, argument: str = "file") -> None:
+def check_memory(num_bytes: int, file: str, argument: str = "file") -> None:
+    """Raises `ArgumentError` if a file needs more memory than is free."""
     free = free_memory()
     if num_bytes > free:
         raise ArgumentError(argument, f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free", file)

@@ -1,7 +1,7 @@
 """Data: a `Federation` is made from a source of examples, a partition among clients and splits within clients."""
 
 from pfljax.data import partitions, sources
-from pfljax.data.datasets import digits, npz, sine, synthetic, text, tfds
+from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
 from pfljax.data.splits import Splits
 from pfljax.data.statistics import describe, digest, heterogeneity, inverse_frequency_weights
@@ -22,6 +22,7 @@ __all__ = [
     "pad_alike",
     "partitions",
     "random_pixels",
+    "read",
     "shuffle_targets",
     "sine",
     "sources",

@@ -8,26 +8,32 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 from pfljax.contract import recorded
-from pfljax.contract.fields import NumClients, Seed, checked, knob
+from pfljax.contract.fields import NumClients, Seed, checked, fields_of, knob
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
 from pfljax.data.partitions import Choice
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.builtin import SyntheticLabels
+from pfljax.data.sources.kinds import KINDS
 from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
 
 P = ParamSpec("P")
 
 
-def data_set(make: Callable[P, Federation]) -> Callable[P, Federation]:
-    """Checks a function's arguments; its federations remember the call, if all arguments can be recorded."""
-    make = checked(options=[Splits])(make)
+def data_set(make: Callable[P, Federation], further: Sequence[Callable] = ()) -> Callable[P, Federation]:
+    """Checks a function's arguments; its federations remember the call, if all arguments can be recorded.
+
+    Args:
+        make: The function.
+        further: What declares its further options, besides `Splits`.
+    """
+    make = checked(options=[*further, Splits])(make)
 
     @functools.wraps(make)
     def called(*args: P.args, **options: P.kwargs) -> Federation:
@@ -169,9 +175,46 @@ def npz(
     """
     tasks: Any = {"task": task, "ignored_index": ignored_index}
     source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, **tasks)
-    official = source.is_test is not None and "test_fraction" not in options
-    splits = make_splits(splits, options, official_test=official)
+    splits = make_splits(splits, options, official_test=_tested(source, options))
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+@functools.partial(data_set, further=[kind.read for kind in KINDS.values()])
+def read(
+    file: str | Path,
+    num_clients: NumClients | None = None,
+    partition: Choice | None = None,
+    *,
+    kind: Annotated[str, knob(choices=("file", *KINDS))] = "file",
+    seed: Seed = 0,
+    splits: Splits | None = None,
+    **options: Any,
+) -> Federation:
+    """Examples from a file or folder of any kind that pfljax reads: a table, images, LEAF and others.
+
+    Examples that the file marks as official test examples are the clients' test examples, unless `official_test=False`
+    or a `test_fraction` is given.
+
+    Args:
+        file: Path of the file or folder.
+        num_clients: K; None: all clients in the file, or 16 if it names none.
+        partition: Partition of the examples among clients; None: natural if the file names clients, otherwise two label
+            groups (random for regression).
+        kind: What it is; "file": what the path looks like.
+        seed: Random seed.
+        splits: Splits of each client's examples.
+        **options: Arguments of the kind's function in `pfljax.data.sources`, such as `label` and `client` for tables,
+            and fields of `Splits` that override those of `splits`.
+    """
+    own = {name: options.pop(name) for name in options.keys() - fields_of(Splits).keys()}
+    source = sources.read(file, kind, seed=seed, **own)
+    splits = make_splits(splits, options, official_test=_tested(source, options))
+    return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+def _tested(source: sources.Source, options: dict[str, Any]) -> bool:
+    """Whether clients are tested on the official test examples, unless told otherwise."""
+    return source.is_test is not None and "test_fraction" not in options
 
 
 @data_set
@@ -237,4 +280,4 @@ def tfds(
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-MAKERS = {make.__name__: make for make in (digits, sine, synthetic, npz, text, tfds)}
+MAKERS = {make.__name__: make for make in (digits, sine, synthetic, npz, read, text, tfds)}

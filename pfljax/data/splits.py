@@ -25,8 +25,8 @@ class Splits:
             has no validation examples. On the command line, 0.2 if a method needs them, otherwise 0.25 while tuning.
         train_examples: Cap on a client's training part, validation included; 0: no cap.
         test_examples: Cap on a client's test part; 0: no cap (synthetic: 5,000).
-        official_test: Whether the source's own test examples are the clients' test examples. True for an npz file with
-            is_test, unless test_fraction is given.
+        official_test: Whether the source's own test examples are the clients' test examples. True for a file that
+            has some, unless test_fraction is given.
         replacement: Whether clients share examples: each client draws `train_examples` training examples, and test
             examples in proportion, from its own label distribution; fewer if its pools have fewer, and none twice.
         targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.

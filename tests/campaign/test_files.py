@@ -17,6 +17,10 @@ FLAGS = {
     "npz, compare": (compare, "--dataset=npz --algorithms=local --data_file=", "npz"),
     "npz, scaling": (scaling, "--num_clients=4 --devices=1 --data_file=", "npz"),
     "text": (train, "--dataset=text --data_file=", "txt"),
+    **{
+        kind: (train, f"--dataset={kind} --data_file=", kind)
+        for kind in ("csv", "parquet", "huggingface", "leaf", "hdf5", "sqlite", "images")
+    },
     "edges": (train, "--algorithm=dfedem --dfedem.graph=file --dfedem.edge_file=", "txt"),
     "matrix": (train, "--algorithm=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "csv"),
     "array": (train, "--algorithm=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "npy"),

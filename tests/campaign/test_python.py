@@ -41,7 +41,7 @@ DECLARED = {
     **{f"partitions.{each.__name__}": (each, each) for each in pfl.partitions.PARTITIONS.values()},
     **{
         f"data.{name}": (getattr(pfl.data, name),) * 2
-        for name in ("digits", "sine", "synthetic", "npz", "text", "tfds")
+        for name in ("digits", "sine", "synthetic", "npz", "read", "text", "tfds")
     },
     **{f"sources.{name}": (source, source) for name, source in sources.SOURCES.items()},
     **{name: (method, method) for name, method in METHODS.items()},

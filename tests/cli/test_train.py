@@ -1,5 +1,6 @@
 """The entry point train: mistakes are one line, and a run leaves what it should."""
 
+import json
 import sys
 import warnings
 
@@ -212,3 +213,32 @@ def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
 def test_the_command_itself_ends_with_one_line(process):
     line = one_line(process("train", "--federico.epsilon=2", code=2))
     assert "--federico.epsilon=2" in line
+
+
+def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
+    """A table whose column marks the last of each client's five examples; its flags are not those of other kinds."""
+    pytest.importorskip("pyarrow")
+    rows = [f"{i},{i % 2},{'abc'[i // 5]},{'test' if i % 5 == 4 else 'train'}" for i in range(15)]
+    (tmp_path / "own.csv").write_text("\n".join(["size,label,who,part", *rows]))
+    words = ["--dataset=file", "--data_file=own.csv", "--client_column=who", "--test_column=part", "--hidden=4"]
+    printed = call(train.COMMAND, *words, "--algorithm=local", "--rounds=1", f"--out={tmp_path}/r")
+    assert printed.splitlines()[0].startswith("local on own, natural: 3 clients")
+    config = files.read_json(tmp_path / "r" / "config.json")
+    assert config["flags"]["dataset"] == "csv" and config["flags"]["official_test"] is True
+    assert [row["n_test"] for row in files.read_json(tmp_path / "r" / "summary.json")["per_client"]] == [1] * 3
+    assert one_line(call(train.COMMAND, *words, "--text_stride=2", code=2)).startswith("--text_stride: does not apply")
+    line = one_line(call(train.COMMAND, *words, "--label_column=lab", code=2))
+    assert line == "--label_column=lab: own.csv has no such column; accepted: size, label, who, part"
+
+
+def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
+    """Two users with four lists of six numbers each."""
+    (tmp_path / "leaf" / "train").mkdir(parents=True)
+    users = {user: {"x": [[i + 0.5] * 6 for i in range(4)], "y": [0, 1, 0, 1]} for user in "ab"}
+    content = {"users": [*users], "num_samples": [4, 4], "user_data": users}
+    (tmp_path / "leaf" / "train" / "all.json").write_text(json.dumps(content))
+    words = ["--dataset=file", "--data_file=leaf", "--algorithm=local", "--rounds=1", "--hidden=4"]
+    printed = call(train.COMMAND, *words, "--image_shape=2,3", f"--out={tmp_path}/r")
+    assert printed.splitlines()[0].startswith("local on leaf, natural: 2 clients")
+    line = one_line(call(train.COMMAND, *words, "--image_shape=2,2", code=2))
+    assert line == "--image_shape=2,2: examples have 6 numbers; accepted: a shape of as many"

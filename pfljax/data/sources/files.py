@@ -1,9 +1,14 @@
-"""Users' own npz files."""
+"""Users' own npz files, and what all kinds of files share."""
 
 from __future__ import annotations
 
+import math
 import pathlib
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any
+
+import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
@@ -11,6 +16,10 @@ from pfljax.contract.reading import read_npz
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 
+FileTask = Annotated[TaskName, knob(flag="task")]
+PARTS = ("train", "test")  # names of files, folders and marks of official parts
+Names = str | Sequence[str]  # a list, or separated by commas
+Shape = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_shape")]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
@@ -22,7 +31,7 @@ def npz(
     seed: Seed = 0,
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
-    task: Annotated[TaskName, knob(flag="task")] = "auto",
+    task: FileTask = "auto",
     ignored_index: Annotated[int | None, knob(at_least=-(2**31), at_most=2**31 - 1, flag="ignored_index")] = None,
 ) -> Source:
     """Reads the examples of an npz file.
@@ -47,12 +56,51 @@ def npz(
     clients = "client" if "client" in arrays else "writer"
     if clients in arrays:
         arrays["client"] = arrays.pop(clients)
-    rows = subsample(generator(seed, "load"), arrays["x"].shape[0] if arrays["x"].ndim else 0, fraction)
+    options: Any = {"task": task, "ignored_index": ignored_index, "standardize": standardize}
+    return of_file(arrays, file, seed=seed, fraction=fraction, called={"client": clients}, **options)
+
+
+def of_file(
+    arrays: Mapping[str, Any],
+    file: str,
+    *,
+    seed: int,
+    fraction: float,
+    called: Mapping[str, str] = MappingProxyType({}),
+    **options: Any,
+) -> Source:
+    """Makes a `Source` of what was read from a file.
+
+    Args:
+        arrays: See `make_source`.
+        file: Path of the file or folder.
+        seed: Seed for the subsample.
+        fraction: Fraction of the examples to keep.
+        called: What the file calls an array, for messages, if it has another name.
+        **options: Arguments of `make_source`.
+
+    Raises:
+        ArgumentError: if the content is not accepted.
+    """
+    rows = subsample(generator(seed, "load"), len(arrays["x"]) if arrays["x"].ndim else 0, fraction)
     try:
-        tasks: Any = {"task": task, "ignored_index": ignored_index}
-        return make_source(arrays, rows, **tasks, standardize=standardize, name=pathlib.Path(file).stem)
+        return make_source(arrays, rows, **options, name=pathlib.Path(file).stem)
     except ArgumentError as error:
         if error.argument not in ARRAYS:
             raise
-        name = clients if error.argument == "client" else error.argument
-        raise ArgumentError("file", f"{name} {error.text}", file) from error
+        raise ArgumentError("file", f"{called.get(error.argument, error.argument)} {error.text}", file) from error
+
+
+def names_in(text: Names) -> list[str]:
+    """The names in a list, or in a text with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()] if isinstance(text, str) else list(text)
+
+
+def shaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Gives examples (n, *features) a shape; () keeps theirs."""
+    size = math.prod(x.shape[1:])
+    if shape and math.prod(shape) != size:
+        raise ArgumentError(
+            "shape", f"examples have {size} numbers; accepted: a shape of as many", ",".join(map(str, shape))
+        )
+    return x.reshape(len(x), *shape) if shape else x

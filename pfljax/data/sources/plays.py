@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -13,6 +14,7 @@ from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
 
+Stride = Annotated[int, knob(at_least=1, flag="text_stride")]
 PLAY = "a text file with a play in lines of NAME: and what NAME says"
 TEXT_WINDOW = 80  # number of characters in an example
 LEAST_WINDOWS = 8  # minimum number of windows in each part of a role's text, if it has enough characters
@@ -23,7 +25,7 @@ TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the firs
 def text(
     file: Annotated[str | pathlib.Path, knob(accepted=PLAY, help=PLAY, flag="data_file")],
     *,
-    stride: Annotated[int, knob(at_least=1, flag="text_stride")] = 1,
+    stride: Stride = 1,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
 ) -> Source:
@@ -42,7 +44,18 @@ def text(
         ArgumentError: if file, stride or fraction is not accepted.
     """
     file = str(file)
-    roles = _roles(file)
+    roles = {name: halves(lines) for name, lines in _spoken(file).items()}
+    return next_characters(roles, file, stride=stride, seed=seed, fraction=fraction)
+
+
+def next_characters(
+    roles: Mapping[str, tuple[str, str]], file: str, *, stride: int, seed: int, fraction: float
+) -> Source:
+    """The windows of each role's training and test text; the arguments are those of `text`. Leaves out short roles."""
+    # With a single character, there is nothing to predict.
+    roles = {name: parts for name, parts in roles.items() if min(map(len, parts)) > 1}
+    if not roles:
+        raise ArgumentError("file", "no role has two lines, one for training and one for testing", file)
     letters = sorted(set("\n".join(part for parts in roles.values() for part in parts)))
     if len(letters) >= PAD_TOKEN:
         raise ArgumentError("file", f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}", file)
@@ -71,8 +84,14 @@ def text(
     )
 
 
-def _roles(file: str) -> dict[str, tuple[str, str]]:
-    """Returns the training and test text of each role with at least two lines, in order of first appearance."""
+def halves(lines: Sequence[str]) -> tuple[str, str]:
+    """A role's lines to train on, as one text, and those to test on."""
+    cut = min(max(1, int(TEXT_TRAIN * len(lines))), len(lines) - 1)
+    return "\n".join(lines[:cut]), "\n".join(lines[cut:])
+
+
+def _spoken(file: str) -> dict[str, list[str]]:
+    """Returns the lines of each role, in order of first appearance."""
     content = read_text(file)
     spoken: dict[str, list[str]] = {}
     speaker = None
@@ -88,15 +107,7 @@ def _roles(file: str) -> dict[str, tuple[str, str]]:
             '"NAME:" followed by the lines that NAME speaks'
         )
         raise ArgumentError("file", f"has no roles; accepted: {accepted}", file)
-    roles = {}
-    for name, lines in spoken.items():
-        cut = min(max(1, int(TEXT_TRAIN * len(lines))), len(lines) - 1)
-        parts = "\n".join(lines[:cut]), "\n".join(lines[cut:])
-        if min(map(len, parts)) > 1:  # with a single character, there is nothing to predict
-            roles[name] = parts
-    if not roles:
-        raise ArgumentError("file", "no role has two lines, one for training and one for testing", file)
-    return roles
+    return spoken
 
 
 def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:

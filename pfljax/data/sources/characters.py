@@ -1,0 +1,33 @@
+"""Texts as numbers of their characters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.reading import check_memory
+
+MOST = 255  # different characters: one token of uint8 is padding
+
+
+def tokens(texts: Sequence[str], file: str) -> np.ndarray:
+    """Returns texts (n,) as uint8 (n, length of the longest): characters from 1 in sorted order, and 0 as padding.
+
+    Args:
+        texts: The texts.
+        file: Where they are from, for messages.
+
+    Raises:
+        ArgumentError: if they have too many different characters, or need too much memory.
+    """
+    letters = sorted(set().union(*texts) - {"\0"})
+    if len(letters) > MOST:
+        raise ArgumentError("file", f"has {len(letters)} different characters; accepted: at most {MOST}", file)
+    longest = max(1, *map(len, texts))
+    check_memory(5 * len(texts) * longest, file)
+    number = np.zeros(sys.maxunicode + 1, np.uint8)
+    number[[ord(letter) for letter in letters]] = np.arange(1, len(letters) + 1)
+    return number[np.array(texts, f"U{longest}").view(np.uint32).reshape(len(texts), longest)]

@@ -1,0 +1,93 @@
+"""The kinds of files that hold users' own data, and which of them a path is."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import fields_of
+from pfljax.contract.reading import names_of
+from pfljax.data.sources import federated, folders, saved
+from pfljax.data.sources.files import npz
+from pfljax.data.sources.leaf_files import LEAF, leaf
+from pfljax.data.sources.plays import text
+from pfljax.data.sources.source import Source
+from pfljax.data.sources.tables import table
+
+
+class Kind(NamedTuple):
+    """A kind of file or folder.
+
+    Attributes:
+        read: Reads it.
+        looks: What a path of this kind looks like, in words.
+        fits: Whether a path looks like it.
+        tested: Whether the file at a path has official test examples, apart from those that a column marks.
+    """
+
+    read: Callable[..., Source]
+    looks: str
+    fits: Callable[[pathlib.Path], bool]
+    tested: Callable[[pathlib.Path], bool] = lambda path: False
+
+
+def _ends(*suffixes: str) -> Callable[[pathlib.Path], bool]:
+    return lambda path: path.suffix.lower() in suffixes
+
+
+KINDS = {  # the first that a path looks like is what it is
+    "npz": Kind(npz, "a .npz file", _ends(".npz"), lambda path: "is_test" in names_of(str(path))),
+    "text": Kind(text, "a .txt file", _ends(".txt"), lambda path: True),
+    "csv": Kind(table, "a .csv file", _ends(".csv")),
+    "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
+    "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
+    "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
+    "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
+    "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
+    "images": Kind(folders.images, folders.IMAGES, pathlib.Path.is_dir, folders.has_test_part),
+}
+
+
+def kind_of(file: str | pathlib.Path) -> str:
+    """The kind of a file or folder, by its path.
+
+    Raises:
+        ArgumentError: if it is of no kind.
+    """
+    path, found = pathlib.Path(file), None
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the path contains a null byte
+        found = next((name for name, kind in KINDS.items() if kind.fits(path)), None)
+    if found is None:
+        looks = ", ".join(dict.fromkeys(kind.looks for kind in KINDS.values()))
+        raise ArgumentError("file", f"is of no known kind; accepted: {looks}", str(file))
+    return found
+
+
+def has_tests(kind: str, file: str | pathlib.Path, test: str = "") -> bool:
+    """Whether a file has official test examples, which the column `test` may mark."""
+    try:
+        return bool(test) or KINDS[kind].tested(pathlib.Path(file))
+    except (OSError, ValueError):  # what reads the file raises the error
+        return False
+
+
+def read(file: str | pathlib.Path, kind: str = "file", **options: Any) -> Source:
+    """Reads a file or folder of any kind.
+
+    Args:
+        file: Its path.
+        kind: A name in `KINDS`; "file": what the path looks like.
+        **options: Arguments of what reads this kind.
+
+    Raises:
+        ArgumentError: if the path is of no kind, or for an argument that its kind does not have.
+    """
+    kind = kind_of(file) if kind == "file" else kind
+    make = KINDS[kind].read
+    known = fields_of(make)
+    for name in options.keys() - known.keys():
+        raise ArgumentError(name, f"not accepted for {kind}; accepted: {', '.join(known)}", options[name])
+    return make(file, **options)

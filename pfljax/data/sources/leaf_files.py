@@ -1,0 +1,107 @@
+"""Data sets in LEAF's layout (Caldas et al., 2018): JSON files with the examples of each user."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import numpy as np
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import Seed, checked, knob
+from pfljax.contract.reading import read_text
+from pfljax.data.sources.arrays import IGNORED
+from pfljax.data.sources.characters import tokens
+from pfljax.data.sources.files import PARTS, FileTask, Shape, of_file, shaped
+from pfljax.data.sources.source import Fraction, Source, Standardize
+
+LEAF = "a LEAF folder with JSON files in train and test"
+ACCEPTED = "numbers of one length, or texts of one length with the next character as y"
+
+
+@checked()
+def leaf(
+    file: Annotated[str | pathlib.Path, knob(accepted=LEAF, help=LEAF, flag="data_file")],
+    *,
+    shape: Shape = (),
+    seed: Seed = 0,
+    fraction: Fraction = 1.0,
+    standardize: Standardize = True,
+    task: FileTask = "auto",
+) -> Source:
+    """Reads a data set that LEAF has prepared, such as FEMNIST or Shakespeare; its users are the clients.
+
+    Where examples are texts, the model reads a character at each place and predicts the one after the last.
+
+    Args:
+        file: Folder with train, and test for the official test examples; both contain JSON files.
+        shape: Shape of an example that the files store as a list of numbers, such as 28,28; empty: the list's.
+        seed: Seed for the subsample.
+        fraction: Fraction of the examples to keep, sampled uniformly.
+        standardize: See `npz`.
+        task: See `npz`.
+
+    Raises:
+        ArgumentError: if a file or shape is not accepted.
+    """
+    file, found = str(file), []
+    for part in PARTS:
+        for path in sorted(pathlib.Path(file).glob(f"{part}/*.json")):
+            found += [(user, x, y, part == PARTS[1]) for user, x, y in _users(str(path))]
+    if not found or all(row[3] for row in found):
+        raise ArgumentError("file", f"has no examples in {PARTS[0]}/*.json; accepted: {LEAF}", file)
+    users, xs, ys, tests = zip(*found, strict=True)
+    kinds, shapes = {x.dtype.kind for x in xs}, {x.shape[1:] for x in xs}
+    if len(kinds) > 1 or len(shapes) > 1:
+        raise ArgumentError("file", f"has examples of several kinds or lengths; accepted: {ACCEPTED}", file)
+    sizes = list(map(len, ys))
+    arrays = {"x": np.concatenate(xs), "y": np.concatenate(ys), "client": np.repeat(users, sizes)}
+    if any(tests):
+        arrays["is_test"] = np.repeat(tests, sizes)
+    options: Any = {"seed": seed, "fraction": fraction, "task": task}
+    if kinds == {"U"}:
+        arrays |= _sequences(arrays["x"], arrays["y"], file)
+        return dataclasses.replace(of_file(arrays, file, **options, images=False), tokens=True)
+    arrays["x"] = shaped(arrays["x"], shape)
+    return of_file(arrays, file, **options, standardize=standardize)
+
+
+def _users(file: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The users in a JSON file with their examples x (n, *features) or texts (n,), and y (n,)."""
+    try:
+        content = json.loads(read_text(file))
+        users = [(user, content["user_data"][user]) for user in content["users"]]
+        users = [(str(user), data["x"], data["y"]) for user, data in users if data["y"] or data["x"]]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        text = (
+            f"is not a JSON file with users and user_data, and x and y of each user ({type(error).__name__}: {error})"
+        )
+        raise ArgumentError("file", text, file) from error
+    for user, given, targets in users:
+        try:
+            x, y = np.array(given), np.array(targets)
+        except (ValueError, OverflowError):  # lists of several lengths
+            x = y = np.array(None)
+        if x.dtype.kind in "biuf":
+            x = x.astype(np.float32)
+        if len(x.shape) == 0 or x.dtype.kind not in "fU" or (x.dtype.kind == "U" and (x.ndim > 1 or y.dtype != "<U1")):
+            text = f"x of {user} is neither {ACCEPTED.replace(' or ', ' nor ')}"
+            raise ArgumentError("file", text, file)
+        if y.shape[:1] != x.shape[:1]:
+            raise ArgumentError("file", f"has {len(x)} x but {y.size} y of {user}; accepted: as many", file)
+        yield user, x, y
+
+
+def _sequences(x: np.ndarray, y: np.ndarray, file: str) -> dict[str, Any]:
+    """Tokens x (n, T) and y (n, T) of texts (n,) and their next characters (n,): y is ignored but at the last place."""
+    if len({*map(len, x.tolist())}) > 1:
+        raise ArgumentError("file", f"has texts of several lengths; accepted: {ACCEPTED}", file)
+    numbers = tokens(np.char.add(x, y).tolist(), file) - 1  # no text is padded
+    targets = np.full((len(x), numbers.shape[1] - 1), IGNORED, np.int16)
+    targets[:, -1] = numbers[:, -1]
+    return {"x": numbers[:, :-1], "y": targets}
