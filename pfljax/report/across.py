@@ -117,7 +117,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
         page: The file to write.
         folders: Folders of runs, or folders that contain runs.
         title: The page's heading; by default, it names the data set.
-        reference: The method that the others are compared with; by default local, if it is there, or the best.
+        reference: The method that the others are compared with; by default one whose clients send nothing, or the best.
 
     Returns:
         Path of the page; None if there are no runs.
@@ -139,7 +139,8 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
     own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
     names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | own | COSTS
     texts = {link: f"{m.title}, {name}" for m in methods for link, name in zip(m.links, m.names, strict=True)}
-    reference = reference or next((m.name for m in methods if m.name == "local"), methods[0].name)
+    alone = [method.name for method in methods if not method.measures["megabytes"].any()]
+    reference = reference or next(iter(alone), methods[0].name)
     standing, panels = _standings(methods, score, reference), _panels(methods, names, score, reference)
     data = {"panels": panels, "texts": texts, "csv": _csv(methods, names, score)}
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
