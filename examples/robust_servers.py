@@ -11,7 +11,7 @@ import optax
 import pfljax as pfl
 
 RULES = ("mean", "median", "geometric_median")
-SHARES = (0.0, 0.2, 0.4)
+SHARES = (0.0, 0.15, 0.3)
 
 
 def main(rounds: int = 60, figure: str = "robust_servers.png") -> dict[str, list[float]]:
@@ -21,7 +21,7 @@ def main(rounds: int = 60, figure: str = "robust_servers.png") -> dict[str, list
     found: dict[str, list[float]] = {}
     for rule in RULES:
         for share in SHARES:
-            attack = pfl.Attack("sign_flip", attackers=share) if share else None
+            attack = pfl.Attack("sign_flip", attackers=share, strength=3) if share else None
             run = pfl.Run(pfl.FedAvg(), clients, model, local, server=pfl.Server(aggregator=rule), attack=attack)
             found.setdefault(rule, []).append(run.train(rounds=rounds, eval_every=rounds).accuracy)
         print(rule, [f"{100 * accuracy:.1f} %" for accuracy in found[rule]])
