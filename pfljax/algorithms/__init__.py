@@ -16,6 +16,7 @@ from pfljax.algorithms.afl import AFL
 from pfljax.algorithms.fedper import FedPer
 from pfljax.algorithms.ditto import Ditto
 from pfljax.algorithms.apfl import APFL
+from pfljax.algorithms.fml import FML
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
 from pfljax.algorithms.ifca import IFCA, HypCluster
@@ -60,6 +61,7 @@ __all__ = [
     "AFL",
     "APFL",
     "APPLE",
+    "FML",
     "IFCA",
     "L2SGD",
     "MOCHA",

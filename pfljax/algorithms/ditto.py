@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.beside import Row
+from pfljax.algorithms.common.beside import Row, first_row
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Ledger, Prediction
@@ -38,9 +38,6 @@ class Ditto:
         def near(w):
             return lambda params, batch: problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
 
-        def row(key, client, models):
-            return Row(problem.own_model(key, client), problem.kept_optimizers(models))
-
         def train(context, models, row, data):
             trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
             own, loss = row.own.fit(problem, context, data.train, near(tree.first(models)))
@@ -53,7 +50,7 @@ class Ditto:
         return averaging(
             problem,
             train=train,
-            row=row,
+            row=first_row(problem),
             own=lambda row: row.own.model,
             adapt=adapt,
             ledger=Ledger(gradients=2),
