@@ -17,6 +17,7 @@ from pfljax.algorithms.fedper import FedPer
 from pfljax.algorithms.ditto import Ditto
 from pfljax.algorithms.apfl import APFL
 from pfljax.algorithms.fml import FML
+from pfljax.algorithms.fedkd import FedKD
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
 from pfljax.algorithms.ifca import IFCA, HypCluster
@@ -90,6 +91,7 @@ __all__ = [
     "FedFomo",
     "FedFomoAverage",
     "FedIT",
+    "FedKD",
     "FedNova",
     "FedPAC",
     "FedPer",
