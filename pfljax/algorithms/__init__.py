@@ -20,6 +20,7 @@ from pfljax.algorithms.fml import FML
 from pfljax.algorithms.fedkd import FedKD
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
+from pfljax.algorithms.pfedgraph import PFedGraph
 from pfljax.algorithms.ifca import IFCA, HypCluster
 from pfljax.algorithms.pfedmb import PFedMB
 from pfljax.algorithms.mocha import MOCHA
@@ -109,6 +110,7 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "PFedGraph",
     "PFedHN",
     "PFedMB",
     "PFedMe",
