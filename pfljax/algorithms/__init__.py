@@ -21,6 +21,7 @@ from pfljax.algorithms.fedkd import FedKD
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
 from pfljax.algorithms.pfedgraph import PFedGraph
+from pfljax.algorithms.fedcac import FedCAC
 from pfljax.algorithms.ifca import IFCA, HypCluster
 from pfljax.algorithms.pfedmb import PFedMB
 from pfljax.algorithms.mocha import MOCHA
@@ -85,6 +86,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedCAC",
     "FedDPA",
     "FedDyn",
     "FedEM",
