@@ -41,6 +41,7 @@ from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
 from pfljax.algorithms.fedpac import FedPAC
+from pfljax.algorithms.fedas import FedAS
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
@@ -76,6 +77,7 @@ __all__ = [
     "FFALoRA",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdam",
     "FedAlt",
     "FedAsync",
