@@ -63,7 +63,7 @@ def test_rounds_by_hand(cohort):
             weights.append(fisher(own[k], x, y))
         seen |= set(ids)
         theta = mean([own[k][BODY] for k in ids], weights)
-        toys.assert_trees_close(row(states[number + 1].models, 0)[BODY], theta, rtol=2e-4, atol=2e-5)
+        toys.assert_trees_close(row(states[number + 1].models, 0)[BODY], theta, rtol=1e-5, atol=1e-5)
         for k in range(4):
             assert_row_close(states[number + 1].clients.model, own[k], k)
     assert moved > 0.01 and np.ptp(weights) > 0.1

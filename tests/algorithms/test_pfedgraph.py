@@ -63,13 +63,13 @@ def test_rounds_by_hand():
                 own[k] = w - RATE * (gradient(federation, k, w) - 0.8 * turn)
         weights = graph(own - initial, SHARES, 0.6)
         received = weights @ own
-        np.testing.assert_allclose(states[number + 1].server.graph, weights, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(states[number + 1].models), received, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(states[number + 1].server.graph, weights, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(vectors(states[number + 1].models), received, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(
             records[number].metrics["weight_of_others"], 1 - np.diagonal(weights).mean(), rtol=1e-4
         )
     assert 0 < (weights == 0).sum() < 12  # some clients collaborate, others do not
-    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-5, atol=1e-5)
     assert records[0].down == 4 * 4 * 4 and records[0].up == 4 * 4 * (4 + 1)  # and n_k
 
 
@@ -83,7 +83,7 @@ def test_limits_of_alpha(alpha, wanted):
         models = np.tile(start, (4, 1))
     else:
         models = [descend(federation, k, start, 4) for k in range(4)]
-    np.testing.assert_allclose(vectors(states[-1].models), models, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(states[-1].models), models, rtol=1e-5, atol=1e-5)
 
 
 def test_the_graph_is_the_cohort_s():
@@ -97,9 +97,9 @@ def test_the_graph_is_the_cohort_s():
     shares = np.array(SIZES)[here] / np.array(SIZES)[here].sum()
     weights = np.eye(4)
     weights[np.ix_(here, here)] = graph(trained[here] - initial[here], shares, 2.0)
-    np.testing.assert_allclose(after.server.graph, weights, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(after.server.graph, weights, rtol=1e-5, atol=1e-5)
     received = np.where(np.isin(np.arange(4), here)[:, None], weights @ trained, initial)
-    np.testing.assert_allclose(vectors(after.models), received, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(vectors(after.models), received, rtol=1e-5, atol=1e-5)
 
 
 def test_newcomers_train_from_the_mean():
@@ -111,4 +111,4 @@ def test_newcomers_train_from_the_mean():
     found = vectors(toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data).models)[:, 0]
     start = vectors(state.models).mean(axis=0)
     wanted = [descend(newcomers, k, start, 2) for k in range(2)]
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
