@@ -28,9 +28,13 @@ def softmax(outputs):
 
 
 def gradient(params, x, y, shift=0.0, pull=0.0):
-    """The gradient of the mean cross entropy of logits + shift; `pull` (n, F) is added to that of the features."""
+    """The gradient of the mean cross entropy of logits + shift; `pull` (n, F) is added to that of the features.
+
+    `y` (n,) are classes, or (n, C) their probabilities.
+    """
     n, hidden = len(y), features(params, x)
-    slope = (softmax(logits(params, x) + shift) - np.eye(params[HEAD]["bias"].size)[y]) / n
+    targets = y if y.ndim == 2 else np.eye(params[HEAD]["bias"].size)[y]
+    slope = (softmax(logits(params, x) + shift) - targets) / n
     below = (slope @ params[HEAD]["kernel"].T + pull) * (hidden > 0)
     dense = lambda inputs, slope: {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
     return {BODY: dense(x, below), HEAD: dense(hidden, slope)}

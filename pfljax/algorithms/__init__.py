@@ -16,8 +16,12 @@ from pfljax.algorithms.afl import AFL
 from pfljax.algorithms.fedper import FedPer
 from pfljax.algorithms.ditto import Ditto
 from pfljax.algorithms.apfl import APFL
+from pfljax.algorithms.fml import FML
+from pfljax.algorithms.fedkd import FedKD
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
+from pfljax.algorithms.pfedgraph import PFedGraph
+from pfljax.algorithms.fedcac import FedCAC
 from pfljax.algorithms.ifca import IFCA, HypCluster
 from pfljax.algorithms.pfedmb import PFedMB
 from pfljax.algorithms.mocha import MOCHA
@@ -37,6 +41,7 @@ from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
 from pfljax.algorithms.fedpac import FedPAC
+from pfljax.algorithms.fedas import FedAS
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
@@ -60,6 +65,7 @@ __all__ = [
     "AFL",
     "APFL",
     "APPLE",
+    "FML",
     "IFCA",
     "L2SGD",
     "MOCHA",
@@ -71,6 +77,7 @@ __all__ = [
     "FFALoRA",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdam",
     "FedAlt",
     "FedAsync",
@@ -81,6 +88,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedCAC",
     "FedDPA",
     "FedDyn",
     "FedEM",
@@ -88,6 +96,7 @@ __all__ = [
     "FedFomo",
     "FedFomoAverage",
     "FedIT",
+    "FedKD",
     "FedNova",
     "FedPAC",
     "FedPer",
@@ -105,6 +114,7 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "PFedGraph",
     "PFedHN",
     "PFedMB",
     "PFedMe",

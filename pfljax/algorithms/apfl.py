@@ -68,7 +68,7 @@ class APFL:
             return loss, beside.Pair(w_slope, tree.scale(slope, alpha)), memory
 
         def row(key, client, models):
-            pair = beside.Row(problem.own_model(key, client), problem.kept_optimizers(models))
+            pair = beside.first_row(problem)(key, client, models)
             return Row(pair, jnp.asarray(self.alpha, jnp.float32))
 
         def train(context, models, row, data):

@@ -6,6 +6,8 @@ Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through perso
     its own v_k takes local steps on l_k(v_k) + lambda / 2 |v_k - w|^2, w as received;
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with v_k.
 
+On adapters of a frozen model, this is PerAda (Xie, Huang, Chen, Yu, Xiao, CVPR 2024) without its server's distillation.
+
 Departures from the paper: Both models see the data in the same order and for equally long. The mean is weighted by n_k.
 Newcomers train a model from w, regularized toward it, for as many rounds as the run has.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.beside import Row
+from pfljax.algorithms.common.beside import Row, first_row
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Ledger, Prediction
@@ -38,9 +40,6 @@ class Ditto:
         def near(w):
             return lambda params, batch: problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
 
-        def row(key, client, models):
-            return Row(problem.own_model(key, client), problem.kept_optimizers(models))
-
         def train(context, models, row, data):
             trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
             own, loss = row.own.fit(problem, context, data.train, near(tree.first(models)))
@@ -53,7 +52,7 @@ class Ditto:
         return averaging(
             problem,
             train=train,
-            row=row,
+            row=first_row(problem),
             own=lambda row: row.own.model,
             adapt=adapt,
             ledger=Ledger(gradients=2),

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.beside import Row
+from pfljax.algorithms.common.beside import Row, first_row
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Ledger, Params, Prediction, Report
@@ -50,9 +50,6 @@ class FedDPA:
 
         def beside(w):
             return lambda v, batch: problem.solver.mean_loss(both(w, v, 0.5), batch.of_model(1))
-
-        def row(key, client, models):
-            return Row(problem.own_model(key, client), problem.kept_optimizers(models))
 
         def train(context, models, row, data):
             own, loss = row.own.fit(problem, context, data.train, beside(tree.first(models)))
@@ -81,7 +78,7 @@ class FedDPA:
             v = problem.alone(context, w, data, rounds=problem.rounds, objective=beside(w))
             return Prediction(inputs=compared(context, v, data))
 
-        functions = {"train": train, "row": row, "predict": predict, "adapt": adapt, "apply": apply}
+        functions = {"train": train, "row": first_row(problem), "predict": predict, "adapt": adapt, "apply": apply}
         ledger = Ledger(gradients=2, unaccounted="the stored examples that a client predicts with")
         report = Report(scored="the global and each client's own adapter, mixed for each input")
         return averaging(problem, **functions, ledger=ledger, report=report)

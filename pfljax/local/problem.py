@@ -234,9 +234,18 @@ class Problem(NamedTuple):
 
         return jax.lax.fori_loop(0, rounds, one_round, (start, self.solver.optimizer.init(start)))[0]
 
-    def newcomer(self, context: ClientContext, models: Params, data: ClientData) -> Prediction:
-        """As `Algorithm.adapt`: a client trains alone, from an initial model, for as many rounds as the run has."""
+    def newcomer(
+        self,
+        context: ClientContext,
+        models: Params,
+        data: ClientData,
+        objective: Callable[[Params, Batch], Array] | None = None,
+    ) -> Prediction:
+        """As `Algorithm.adapt`: a client trains alone, from an initial model, for as many rounds as the run has.
+
+        `objective` is as in `alone`.
+        """
         init_key, train_key = jax.random.split(context.key)
         start = self.model.init(init_key)
-        trained = self.alone(context._replace(key=train_key), start, data, rounds=self.rounds)
+        trained = self.alone(context._replace(key=train_key), start, data, rounds=self.rounds, objective=objective)
         return Prediction.one(trained)

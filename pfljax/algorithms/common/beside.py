@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import optax
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientContext, Params, PyTree, Split
+from pfljax.contract.types import Array, ClientContext, Key, Params, PyTree, Split
 from pfljax.local.problem import OwnModel, Problem
 
 
@@ -24,6 +24,11 @@ class Pair(NamedTuple):
 
     shared: PyTree
     own: PyTree
+
+
+def first_row(problem: Problem) -> Callable[[Key, Array, Params], Row]:
+    """The `row` argument of `averaging`: a client begins with an initial model of its own."""
+    return lambda key, client, models: Row(problem.own_model(key, client), problem.kept_optimizers(models))
 
 
 def descend(
