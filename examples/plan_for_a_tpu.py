@@ -1,7 +1,7 @@
 """Plan a run for a TPU that is not here: does it fit, with which plan, and for how long do I need it?
 
-    pip install -e '.[tpu-target]'
-    python examples/plan_for_a_tpu.py
+pip install -e '.[tpu-target]'
+python examples/plan_for_a_tpu.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Clients' privacy: DP-FedAvg with several noise multipliers, and the epsilon that each client is promised.
 
-    pip install -e '.[privacy]'
-    python examples/private_clients.py
+pip install -e '.[privacy]'
+python examples/private_clients.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Resume a run, load it later, and export a client's model as plain Flax.
 
-    python examples/resume_and_load.py
+python examples/resume_and_load.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Robust servers: attackers flip signs, and the server takes the mean, the median or the geometric median.
 
-    python examples/robust_servers.py
+python examples/robust_servers.py
 """
 
 from __future__ import annotations

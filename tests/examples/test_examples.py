@@ -29,6 +29,50 @@ def test_examples_learn(name, least):
 
 
 @pytest.mark.slow
+def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = load("paper_comparison").main(rounds=20, seeds=2)
+    assert {row["algorithm"] for row in table.rows} == {"local", "fedavg", "ditto", "fedem", "federico"}
+    assert (tmp_path / "runs/paper/figures/clients-federico.pdf").exists()
+    assert (tmp_path / "runs/paper/report.html").exists()
+
+
+@pytest.mark.slow
+def test_adapters_send_less_than_the_network():
+    table = load("adapters").main(rounds=6)
+    sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
+    assert sent["local"] == 0 < sent["fedsa_lora"] < sent["fedit"] < sent["federico"]
+
+
+@pytest.mark.slow
+def test_the_mean_gives_in_to_attackers_and_medians_do_not(tmp_path):
+    found = load("robust_servers").main(rounds=40, figure=str(tmp_path / "figure.png"))
+    assert found["mean"][-1] < 0.3 < min(found["median"][-1], found["geometric_median"][-1])
+    assert (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.slow
+def test_more_noise_promises_more():
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    (_, none), (_, some), (_, more) = load("private_clients").main(rounds=4, num_clients=20)
+    assert none is None and some > more > 0
+
+
+@pytest.mark.slow
+def test_studies_resume_load_and_share_their_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("resume_and_load").main(rounds=20).accuracy > 0.4  # chance is 0.1 to 0.2
+    assert load("a_million_clients").main(num_clients=600, cohort=20, rounds=2).accuracy > 0.05
+    assert sorted(load("sweep_over_workers").main(rounds=2)) == [0.03, 0.1, 0.3]
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_tpu():
+    pytest.importorskip("libtpu", reason="needs the extra tpu-target")
+    assert load("plan_for_a_tpu").main(num_clients=8).recommended
+
+
+@pytest.mark.slow
 def test_metrics_of_one_s_own_are_in_the_table():
     table = load("own_metric").main()
     heads, body = table.columns()
