@@ -28,6 +28,7 @@ from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
+from pfljax.algorithms.fedntd import FedNTD
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.fedasync import FedAsync
@@ -88,6 +89,7 @@ __all__ = [
     "FedFomo",
     "FedFomoAverage",
     "FedIT",
+    "FedNTD",
     "FedNova",
     "FedPAC",
     "FedPer",
