@@ -29,6 +29,7 @@ from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedntd import FedNTD
+from pfljax.algorithms.fedlc import FedLC
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.fedasync import FedAsync
@@ -89,6 +90,7 @@ __all__ = [
     "FedFomo",
     "FedFomoAverage",
     "FedIT",
+    "FedLC",
     "FedNTD",
     "FedNova",
     "FedPAC",

@@ -42,7 +42,7 @@ def test_knobs_that_do_not_fit_the_problem(name, knobs, said):
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        *itertools.product(["fedrod", "fedntd"], ["regression"]),
+        *itertools.product(["fedrod", "fedntd", "fedlc"], ["regression"]),
         *itertools.product(["fedpac", "fedproto", "knn_per"], ["regression", "sequences"]),
     ],
 )
