@@ -30,6 +30,7 @@ from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedntd import FedNTD
 from pfljax.algorithms.fedlc import FedLC
+from pfljax.algorithms.fedsam import FedSAM
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.fedasync import FedAsync
@@ -100,6 +101,7 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "FedSALoRA",
+    "FedSAM",
     "FedSim",
     "FedeRiCo",
     "FedeRiCoCentralized",
