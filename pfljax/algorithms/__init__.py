@@ -39,6 +39,7 @@ from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
+from pfljax.algorithms.feddbe import FedDBE
 from pfljax.algorithms.fedpac import FedPAC
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
@@ -84,6 +85,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedBuff",
+    "FedDBE",
     "FedDPA",
     "FedDyn",
     "FedEM",
