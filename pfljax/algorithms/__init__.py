@@ -32,6 +32,7 @@ from pfljax.algorithms.fedntd import FedNTD
 from pfljax.algorithms.fedlc import FedLC
 from pfljax.algorithms.fedsam import FedSAM
 from pfljax.algorithms.fedproto import FedProto
+from pfljax.algorithms.fedgh import FedGH
 from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.fedasync import FedAsync
 from pfljax.algorithms.fedbuff import FedBuff
@@ -92,6 +93,7 @@ __all__ = [
     "FedExP",
     "FedFomo",
     "FedFomoAverage",
+    "FedGH",
     "FedIT",
     "FedLC",
     "FedNTD",
