@@ -5,6 +5,7 @@ from pfljax.algorithms.local import Local
 from pfljax.algorithms.fedavg import FedAvg
 from pfljax.algorithms.fedavg_plus import FedAvgPlus
 from pfljax.algorithms.fedavg_data import FedAvgData
+from pfljax.algorithms.ccvr import CCVR
 from pfljax.algorithms.fedprox import FedProx
 from pfljax.algorithms.lg_fedavg import LGFedAvg
 from pfljax.algorithms.per_fedavg import PerFedAvg
@@ -65,6 +66,7 @@ __all__ = [
     "AFL",
     "APFL",
     "APPLE",
+    "CCVR",
     "IFCA",
     "L2SGD",
     "MOCHA",
