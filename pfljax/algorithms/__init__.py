@@ -31,7 +31,7 @@ from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
 from pfljax.algorithms.fedntd import FedNTD
 from pfljax.algorithms.fedlc import FedLC
-from pfljax.algorithms.fedsam import FedSAM
+from pfljax.algorithms.fedsam import FedSAM, MoFedSAM
 from pfljax.algorithms.fedproto import FedProto
 from pfljax.algorithms.fedgh import FedGH
 from pfljax.algorithms.fedexp import FedExP
@@ -117,6 +117,7 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "MoFedSAM",
     "PFedHN",
     "PFedMB",
     "PFedMe",
