@@ -43,6 +43,7 @@ from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
 from pfljax.algorithms.feddbe import FedDBE
 from pfljax.algorithms.fedpac import FedPAC
+from pfljax.algorithms.gpfl import GPFL
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
@@ -67,6 +68,7 @@ __all__ = [
     "APFL",
     "APPLE",
     "CCVR",
+    "GPFL",
     "IFCA",
     "L2SGD",
     "MOCHA",

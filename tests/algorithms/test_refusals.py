@@ -43,7 +43,9 @@ def test_knobs_that_do_not_fit_the_problem(name, knobs, said):
     ("name", "task"),
     [
         *itertools.product(["fedrod", "fedntd", "fedlc"], ["regression"]),
-        *itertools.product(["fedpac", "fedproto", "feddbe", "fedgh", "ccvr", "knn_per"], ["regression", "sequences"]),
+        *itertools.product(
+            ["fedpac", "fedproto", "feddbe", "fedgh", "ccvr", "gpfl", "knn_per"], ["regression", "sequences"]
+        ),
     ],
 )
 def test_tasks_without_one_class_to_an_example(name, task):
