@@ -52,10 +52,7 @@ class FedDBE:
     def build(self, problem: Problem) -> Algorithm:
         model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "feddbe", places=False)
         none = jnp.zeros(classes.num_features(problem))
-
-        def shift(params, own):
-            """h(z + b) - h(z), the same for all z."""
-            return model.head(params, own[None]) - model.head(params, none[None])
+        shift = lambda params, own: model.head(params, own[None]) - model.head(params, none[None])  # h(z + b) - h(z)
 
         def loss(pair, x, y, *key):
             return solver.loss(pair.shared, x, y, *key, shift=shift(pair.shared, pair.own))

@@ -19,17 +19,18 @@ as many rounds as the run has.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfljax.algorithms.common import beside, classes, heads
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Key, Ledger, Params, Prediction, Report, Start
+from pfljax.contract.types import Algorithm, Array, Key, Ledger, Params, Prediction, PyTree, Report, Split, Start
 from pfljax.local.problem import OwnModel, Problem
-from pfljax.models.losses import cross_entropy
 
 ADDED = "conditional"  # the branch of E and V beside the model's own
 EPSILON = 1e-5  # of the layer normalization, as in PyTorch
@@ -48,37 +49,16 @@ class GPFL:
         model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "gpfl", places=False)
         width = classes.num_features(problem)
 
-        def whole(shared, head):
-            return tree.combine(head, {name: part for name, part in shared.items() if name != ADDED})
-
-        def personal(embeddings, train):
-            share = classes.counts(train, num_classes) / jnp.maximum(train.size, 1)
-            return share @ embeddings
-
-        def classified(shared, head, context, x, y, *key):
-            """CE(h(V(z, e)), y), by a shift of the network's own logits, and the features z."""
-            params = whole(shared, head)
-            z = model.features(params, x, *key)
-            logits = model.head(params, valve(shared[ADDED], z, context))
-            return solver.loss(params, x, y, *key, shift=logits - model.apply(params, x, *key)), z
-
         def train(context, models, row, data):
             received = tree.first(models)[ADDED]["embeddings"]
-            generic, own = received.mean(axis=0), personal(received, data.train)
+            loss = objective(problem, received, personal(received, data.train), self.strength)
 
-            def loss(pair, x, y, *key):
-                added = pair.shared[ADDED]
-                value, z = classified(pair.shared, pair.own, own, x, y, *key)
-                z = valve(added, z, generic)
-                cosine = (z / length(z)) @ (added["embeddings"] / length(added["embeddings"])).T
-                return value + cross_entropy(cosine, y) + self.strength * length(z - received[y])[..., 0]
-
-            def objective(pair, batch):
+            def decayed(pair, batch):
                 decay = self.mu / 2 * tree.inner(pair.shared[ADDED], pair.shared[ADDED])
                 return solver.with_loss(loss).mean_loss(pair, batch.of_model(0)) + decay
 
             def gradient(pair, memory, batch):
-                return *jax.value_and_grad(objective)(pair, batch(0)), memory
+                return *jax.value_and_grad(decayed)(pair, batch(0)), memory
 
             models, row, value, _ = beside.descend(problem, context, models, row, data.train, gradient)
             return models, row, value[None]
@@ -104,7 +84,7 @@ class GPFL:
             init_key, train_key = jax.random.split(context.key)
             shared, head = tree.first(models), heads.head_of(problem, model.init(init_key))
             own = personal(shared[ADDED]["embeddings"], data.train)
-            alone = solver.with_loss(lambda head, *example: classified(shared, head, own, *example)[0])
+            alone = solver.with_loss(lambda head, *example: classified(problem, shared, head, own, *example)[0])
             context = context._replace(key=train_key)
             head = problem.alone(context, head, data, rounds=problem.rounds, objective=alone.mean_loss)
             return predicting(models, head, data)
@@ -120,6 +100,45 @@ class GPFL:
             ledger=Ledger(gradients=1, unaccounted="a client's class counts, which personalize its features"),
             report=Report("each client's own head on its personalized features"),
         )
+
+
+def whole(shared: Params, head: Params) -> Params:
+    """The network's parameters, of what is shared and a head."""
+    return tree.combine(head, {name: part for name, part in shared.items() if name != ADDED})
+
+
+def personal(embeddings: Array, train: Split) -> Array:
+    """e_k (F,), the mean of the embeddings of a client's classes, by their shares."""
+    return classes.counts(train, len(embeddings)) / jnp.maximum(train.size, 1) @ embeddings
+
+
+def classified(problem: Problem, shared: Params, head: Params, context: Array, x: PyTree, y: Array, *key: Key) -> tuple:
+    """CE(h(V(z, e)), y) of each example, by a shift of the network's own logits, and the features z."""
+    params, model = whole(shared, head), problem.model
+    z = model.features(params, x, *key)
+    logits = model.head(params, valve(shared[ADDED], z, context))
+    return problem.solver.loss(params, x, y, *key, shift=logits - model.apply(params, x, *key)), z
+
+
+def objective(problem: Problem, received: Array, own: Array, strength: Array | float) -> Callable[..., Array]:
+    """The loss of each example, without the weight decay: a function of a `Pair`, x, y and perhaps a key.
+
+    Args:
+        problem: The problem of the method.
+        received: E (C, F).
+        own: e_k (F,).
+        strength: lambda.
+    """
+
+    def loss(pair, x, y, *key):
+        added = pair.shared[ADDED]
+        value, z = classified(problem, pair.shared, pair.own, own, x, y, *key)
+        z = valve(added, z, received.mean(axis=0))
+        cosine = (z / length(z)) @ (added["embeddings"] / length(added["embeddings"])).T
+        category = optax.losses.softmax_cross_entropy_with_integer_labels(cosine, y)
+        return value + category + strength * length(z - received[y])[..., 0]
+
+    return loss
 
 
 def initial(key: Key, num_classes: int, width: int) -> Params:

@@ -9,7 +9,6 @@ import optax
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Params, PyTree
 from pfljax.local.problem import Problem
-from pfljax.models.losses import cross_entropy
 
 
 def head_of(problem: Problem, params: Params) -> Params:
@@ -35,7 +34,8 @@ def fit(
     rest = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), problem.model.network.shapes)
 
     def loss(head):
-        losses = cross_entropy(problem.model.head(tree.combine(head, rest), z), y)
+        logits = problem.model.head(tree.combine(head, rest), z)
+        losses = optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
         return jnp.where(real, losses, 0).sum() / jnp.maximum(real.sum(), 1)
 
     def step(_, carry):
