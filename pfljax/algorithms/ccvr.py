@@ -80,5 +80,24 @@ def gaussians(sums: PyTree) -> tuple[Array, Array, Array]:
 def drawn(key: Key, gaussians: tuple[Array, Array, Array], num: int) -> tuple[Array, Array]:
     """`num` virtual features of each class, (C num, F), and whether their class has examples, (C num,) bool."""
     mean, covariance, count = gaussians
-    z = jax.random.multivariate_normal(key, mean, covariance, (num, len(mean)), method="svd")
-    return jnp.swapaxes(z, 0, 1).reshape(-1, mean.shape[-1]), jnp.repeat(count > 0, num)
+    noise = jax.random.normal(key, (len(mean), num, mean.shape[-1]))
+    z = mean[:, None] + noise @ square_root(covariance)
+    return z.reshape(-1, mean.shape[-1]), jnp.repeat(count > 0, num)
+
+
+def square_root(covariance: Array) -> Array:
+    """The symmetric square roots of covariances (C, F, F), by the Newton-Schulz iteration.
+
+    Decompositions by LAPACK hang in a round's program for several CPU devices. Eigenvalues below about 1e-5 of the
+    trace come out too small.
+    """
+    trace = jnp.maximum(jnp.trace(covariance, axis1=1, axis2=2), jnp.finfo(jnp.float32).tiny)
+    eye = jnp.eye(covariance.shape[-1])
+
+    def step(_, carry):
+        root, inverse = carry
+        change = (3 * eye - inverse @ root) / 2
+        return root @ change, change @ inverse
+
+    start = tree.scale(covariance, 1 / trace), jnp.broadcast_to(eye, covariance.shape)
+    return tree.scale(jax.lax.fori_loop(0, 15, step, start)[0], jnp.sqrt(trace))

@@ -7,7 +7,7 @@ import numpy as np
 import toys
 from networks import BODY, HEAD, RATE, examples, features, row, softmax
 
-from pfljax.algorithms.ccvr import drawn, gaussians
+from pfljax.algorithms.ccvr import drawn, gaussians, square_root
 from pfljax.algorithms.common import classes
 
 SIZES, CLASSES, WIDTH = (9, 5, 0, 8, 1), 3, 6
@@ -33,6 +33,16 @@ def test_the_gaussians_are_those_of_all_examples():
     for c in range(CLASSES):
         np.testing.assert_allclose(mean[c], z[y == c].mean(axis=0), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(covariance[c], np.cov(z[y == c].T), rtol=1e-5, atol=1e-5)
+
+
+def test_square_roots_of_covariances():
+    """Of full and of lower rank, and of 0."""
+    factor = np.random.default_rng(2).normal(size=(3, 6, 6))
+    factor[1, :, 3:], factor[2] = 0, 0
+    covariance = factor @ factor.transpose(0, 2, 1)
+    root = np.asarray(square_root(jnp.float32(covariance)))
+    np.testing.assert_allclose(root @ root.transpose(0, 2, 1), covariance, atol=0.01)
+    assert np.abs(covariance[:2]).max() > 1
 
 
 def test_draws_have_the_mean_and_covariance_of_their_class():

@@ -43,4 +43,5 @@ def fit(
         updates, state = problem.solver.optimizer.update(jax.grad(loss)(head), state, head, round_number=number)
         return optax.apply_updates(head, updates), state
 
-    return jax.lax.fori_loop(0, jnp.where(real.any(), steps, 0), step, (head, optimizer))
+    trained = jax.lax.fori_loop(0, steps, step, (head, optimizer))
+    return jax.tree.map(lambda new, old: jnp.where(real.any(), new, old), trained, (head, optimizer))
