@@ -27,14 +27,15 @@ def softmax(outputs):
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def gradient(params, x, y, shift=0.0, pull=0.0):
-    """The gradient of the mean cross entropy of logits + shift; `pull` (n, F) is added to that of the features.
+def gradient(params, x, y, shift=0.0, pull=0.0, push=0.0):
+    """The gradient of the mean cross entropy of logits + shift.
 
-    `y` (n,) are classes, or (n, C) their probabilities.
+    `y` (n,) are classes, or (n, C) their probabilities. `pull` (n, F) is added to the gradient in the features, and
+    `push` (n, C) to that in the logits.
     """
     n, hidden = len(y), features(params, x)
     targets = y if y.ndim == 2 else np.eye(params[HEAD]["bias"].size)[y]
-    slope = (softmax(logits(params, x) + shift) - targets) / n
+    slope = (softmax(logits(params, x) + shift) - targets) / n + push
     below = (slope @ params[HEAD]["kernel"].T + pull) * (hidden > 0)
     dense = lambda inputs, slope: {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
     return {BODY: dense(x, below), HEAD: dense(hidden, slope)}

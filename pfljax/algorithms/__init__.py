@@ -5,6 +5,7 @@ from pfljax.algorithms.local import Local
 from pfljax.algorithms.fedavg import FedAvg
 from pfljax.algorithms.fedavg_plus import FedAvgPlus
 from pfljax.algorithms.fedavg_data import FedAvgData
+from pfljax.algorithms.ccvr import CCVR
 from pfljax.algorithms.fedprox import FedProx
 from pfljax.algorithms.lg_fedavg import LGFedAvg
 from pfljax.algorithms.per_fedavg import PerFedAvg
@@ -32,7 +33,11 @@ from pfljax.algorithms.fedem import DFedEM, FedEM
 from pfljax.algorithms.feddyn import FedDyn
 from pfljax.algorithms.fednova import FedNova
 from pfljax.algorithms.moon import MOON
+from pfljax.algorithms.fedntd import FedNTD
+from pfljax.algorithms.fedlc import FedLC
+from pfljax.algorithms.fedsam import FedSAM, MoFedSAM
 from pfljax.algorithms.fedproto import FedProto
+from pfljax.algorithms.fedgh import FedGH
 from pfljax.algorithms.fedexp import FedExP
 from pfljax.algorithms.fedasync import FedAsync
 from pfljax.algorithms.fedbuff import FedBuff
@@ -40,8 +45,10 @@ from pfljax.algorithms.fedrep import FedRep
 from pfljax.algorithms.fedbabu import FedBABU
 from pfljax.algorithms.fedbn import FedBN
 from pfljax.algorithms.fedrod import FedRoD
+from pfljax.algorithms.feddbe import FedDBE
 from pfljax.algorithms.fedpac import FedPAC
 from pfljax.algorithms.fedas import FedAS
+from pfljax.algorithms.gpfl import GPFL
 from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
@@ -65,7 +72,9 @@ __all__ = [
     "AFL",
     "APFL",
     "APPLE",
+    "CCVR",
     "FML",
+    "GPFL",
     "IFCA",
     "L2SGD",
     "MOCHA",
@@ -89,14 +98,18 @@ __all__ = [
     "FedBN",
     "FedBuff",
     "FedCAC",
+    "FedDBE",
     "FedDPA",
     "FedDyn",
     "FedEM",
     "FedExP",
     "FedFomo",
     "FedFomoAverage",
+    "FedGH",
     "FedIT",
     "FedKD",
+    "FedLC",
+    "FedNTD",
     "FedNova",
     "FedPAC",
     "FedPer",
@@ -105,6 +118,7 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "FedSALoRA",
+    "FedSAM",
     "FedSim",
     "FedeRiCo",
     "FedeRiCoCentralized",
@@ -114,6 +128,7 @@ __all__ = [
     "KNNPer",
     "LGFedAvg",
     "Local",
+    "MoFedSAM",
     "PFedGraph",
     "PFedHN",
     "PFedMB",

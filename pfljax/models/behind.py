@@ -160,6 +160,9 @@ class Behind(Network):
     def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
         return self._after(lambda params, x: last_dense(self.whole, params, x, key), params, x)
 
+    def head(self, params: Params, features: Array) -> Array:
+        return self.whole.head(params, features)
+
     @property
     def called(self) -> dict[Path, bool]:
         return self.whole.called

@@ -134,6 +134,9 @@ class AdaptedNetwork(Network):
             raise ArgumentError("model", "with prompts has no features")
         return adapted(self.base.dense, self._whole(params), x, key)
 
+    def head(self, params: Params, features: Array) -> Array:
+        return adapted(self.base.head, self._whole(params), features)
+
     @functools.cached_property
     def called(self) -> dict[Path, bool]:
         return self.base.called

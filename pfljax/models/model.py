@@ -129,6 +129,10 @@ class Model:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
         return self._features(self.network.held, self._held(params), self.converted(x), key)
 
+    def head(self, params: Params, features: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
+        """The outputs, as of `apply`, for `features`: what the last dense layer and all after it compute."""
+        return self._values(self._head(self.network.held, self._held(params), features))
+
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the outputs for the example input: (B, C), (B, T, C) or (B,)."""
@@ -246,6 +250,7 @@ class Model:
     _start = functools.cached_property(lambda self: rewritten(self._initial))
     _compute = functools.cached_property(lambda self: self._computed(self.network.forward))
     _features = functools.cached_property(lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0]))
+    _head = functools.cached_property(lambda self: self._computed(self.network.head))
 
     def _initial(self, frozen: PyTree, key: Key) -> Params:
         with given(self.network, frozen):
@@ -268,10 +273,12 @@ class Model:
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self.network.held, self._held(params), self.converted(x), key)
+        return self._values(outputs), written
+
+    def _values(self, outputs: Array) -> Array:
+        """The outputs, without an axis of one where a regression has one value."""
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
-        if single and self.target_shape in (None, outputs.shape[1:-1]):
-            outputs = outputs[..., 0]
-        return outputs, written
+        return outputs[..., 0] if single and self.target_shape in (None, outputs.shape[1:-1]) else outputs
 
     def converted(self, x: PyTree) -> PyTree:
         """The inputs, with floats in place of integers where the network takes floats."""

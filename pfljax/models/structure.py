@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import traverse_util
 from jax.interpreters import partial_eval
 
@@ -112,6 +114,22 @@ class Network:
         if not calls:
             raise ArgumentError("model", "has no dense layer, so it has no features")
         return [(call.args[0], call.returned) for call in calls]
+
+    def head(self, params: Params, features: Array) -> Array:
+        """The outputs in inference mode if the last dense layer receives these features (B, F)."""
+        number, last = itertools.count(1), self.num_dense
+
+        def around(path, kind, fn, args, kwargs):
+            replaced = is_flax(kind, DENSE) and next(number) == last
+            return fn(features, *args[1:], **kwargs) if replaced else fn(*args, **kwargs)
+
+        x = jax.tree.map(lambda leaf: jnp.zeros((len(features), *leaf.shape[1:]), leaf.dtype), self.example)
+        return self.forward(params, x, None, around)[0]
+
+    @functools.cached_property
+    def num_dense(self) -> int:
+        """Number of calls of dense layers in a forward pass."""
+        return len(jax.eval_shape(lambda params, x: self.dense(params, x, None), self.shapes, self.example))
 
     @functools.cached_property
     def stochastic(self) -> bool:

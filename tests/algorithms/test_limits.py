@@ -24,6 +24,7 @@ def scored_of(name, sizes=SIZES, knobs=None):
     ("name", "off", "sizes"),
     [
         ("fedprox", {"mu": 0.0}, SIZES),
+        ("fedsam", {"rho": 0.0}, SIZES),
         ("fedavg_data", {"share": 0.0}, SIZES),
         ("lg_fedavg", {"shared_layers": 1}, SIZES),
         ("per_fedavg", {"alpha": 0.0}, SIZES),

@@ -42,8 +42,10 @@ def test_knobs_that_do_not_fit_the_problem(name, knobs, said):
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        *itertools.product(["fedrod", "fml", "fedkd"], ["regression"]),
-        *itertools.product(["fedpac", "fedproto", "knn_per", "fedas"], ["regression", "sequences"]),
+        *itertools.product(["fedrod", "fml", "fedkd", "fedntd", "fedlc"], ["regression"]),
+        *itertools.product(
+            ["fedpac", "fedproto", "feddbe", "fedgh", "ccvr", "gpfl", "knn_per", "fedas"], ["regression", "sequences"]
+        ),
     ],
 )
 def test_tasks_without_one_class_to_an_example(name, task):

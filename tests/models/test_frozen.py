@@ -108,6 +108,7 @@ def test_nnx_lora_and_a_trained_head():
     kernel = np.asarray(module.hidden.kernel[...]) + hidden["kernel_lora_a"] @ hidden["kernel_lora_b"]
     expected = np.maximum(x @ kernel + np.asarray(module.hidden.bias[...]), 0) @ head["kernel"] + head["bias"]
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.head(params, model.features(params, x)), expected, rtol=1e-4, atol=1e-5)
     start = model.init(jax.random.key(0))
     np.testing.assert_array_equal(start["head"]["kernel"], module.head.kernel[...])  # its frozen value
     np.testing.assert_allclose(model.apply(start, x), module(x), rtol=1e-5, atol=1e-5)  # B begins at 0

@@ -203,6 +203,7 @@ def test_the_last_layer_makes_the_outputs_of_the_features(name, shape):
     x = rng.normal(size=(3, *shape)).astype(np.float32)
     outputs = model.features(params, x) @ params[last]["kernel"] + params[last]["bias"]
     np.testing.assert_allclose(outputs, model.apply(params, x), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(model.head(params, model.features(params, x)), outputs, rtol=1e-5, atol=1e-5)
 
 
 def test_an_embedding_is_the_last_hidden_layer_before_its_relu():

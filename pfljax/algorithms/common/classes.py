@@ -60,17 +60,21 @@ def label_code(problem: Problem, split: Split) -> Array:
     return jnp.minimum(-(found * logs).sum() / jnp.maximum(num, 1), math.log(len(found)))
 
 
-def feature_sums(problem: Problem, params: Params, split: Split, num_classes: int) -> dict[str, Array]:
+def feature_sums(
+    problem: Problem, params: Params, split: Split, num_classes: int, *, products: bool = False
+) -> dict[str, Array]:
     """Features of a client's examples: per-class "sums" (C, F) and "counts" (C,), and "squares" (), summed over norms.
 
-    These are inference features: without dropout, with running statistics.
+    With `products`, also the per-class sums of their outer products, (C, F, F). These are inference features: without
+    dropout, with running statistics.
     """
 
     def of_block(x, y, mask):
         x, y = masked(x, y, mask)
         labels = jax.nn.one_hot(y, num_classes) * mask[:, None]
         features = jnp.where(mask[:, None], problem.model.features(params, x), 0)
-        return {"sums": labels.T @ features, "counts": labels.sum(axis=0), "squares": jnp.square(features).sum()}
+        found = {"sums": labels.T @ features, "counts": labels.sum(axis=0), "squares": jnp.square(features).sum()}
+        return found | ({"products": jnp.einsum("bc,bf,bg->cfg", labels, features, features)} if products else {})
 
     return sum_over_examples(of_block, split)
 
