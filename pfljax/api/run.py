@@ -209,6 +209,8 @@ def make_problem(
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
     built = models.build(model, clients.inputs, clients.task, clients.num_classes, **options)
+    if (late := clients.late_scaling) is not None:
+        built = dataclasses.replace(built, scaling=(late.mean, late.std))
     problem = Problem(
         built,
         local.bind(built),

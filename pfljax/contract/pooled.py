@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfljax.contract.mapped import release
+
 Array = jax.Array | np.ndarray
 
 
@@ -22,7 +24,8 @@ class Pooled:
     or slice of clients is again `Pooled` and copies no examples; any other index reads examples.
 
     Attributes:
-        pool: (P, *features). On the devices its last row is zeros, so that index -1 needs no mask.
+        pool: (P, *features), which may be a memory map. On the devices its last row is zeros, so that index -1 needs no
+            mask.
         index: (K, n_max) int32; -1 is padding.
         spread: Whether the pool is spread over the devices. Each device then holds the rows that its own clients need,
             an equal number per device, and the index counts rows over all devices.
@@ -70,6 +73,7 @@ class Pooled:
         if not isinstance(self.pool, np.ndarray):
             return self.pool.at[index].get(mode="promise_in_bounds")
         found = np.take(self.pool, index, axis=0)  # copies, even for a single example
+        release(self.pool)
         if np.min(index, initial=0) < 0:
             found[np.less(index, 0)] = 0
         return found

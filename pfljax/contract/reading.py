@@ -79,6 +79,20 @@ def read_npy(file: str, argument: str = "file") -> np.ndarray:
             raise ArgumentError(argument, "is not an npy file with a plain array (numpy.save)", file) from error
 
 
+def map_npy(file: str, argument: str = "file") -> np.ndarray:
+    """The array in an npy file as a read-only memory map.
+
+    Raises:
+        ArgumentError: see `opened`; also if the file is not an array of numbers.
+    """
+    with opened(file, argument):
+        pass
+    try:
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header can make NumPy raise anything
+        raise ArgumentError(argument, "is not an npy file with an array of numbers (numpy.save)", file) from error
+
+
 def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """Reads arrays of an npz file. Returns them by name.
 

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
+from pfljax.contract.mapped import mapping
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import ClientData, PyTree, Split, Task
 from pfljax.data import partitions
@@ -80,6 +81,15 @@ class Federation:
         floats = lambda leaf: leaf.dtype == np.uint8 and not self.tokens
         one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], np.float32 if floats(leaf) else leaf.dtype)
         return jax.tree.map(one, self.train.x, is_leaf=is_pooled)
+
+    @property
+    def late_scaling(self) -> Scaling | None:
+        """How a model scales x, which is kept as pixels (uint8); None: it was scaled before, or is not."""
+        scaled = lambda mean, x: mean is not None and x.dtype == np.uint8
+        late = self.scaling is not None and jax.tree.map(
+            scaled, self.scaling.mean, self.train.x, is_leaf=lambda leaf: leaf is None or is_pooled(leaf)
+        )
+        return self.scaling if any(jax.tree.leaves(late)) else None
 
     @property
     def client_data(self) -> ClientData:
@@ -289,10 +299,10 @@ def pack(
 def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[PyTree, np.ndarray], np.ndarray]:
     """Pools of x and y for examples `ids`, and the position of each example in them.
 
-    These are the source's own arrays, unless less than half of the source is used.
+    These are the source's own arrays, unless less than half of the source is used and it is in memory.
     """
     used = np.bincount(ids, minlength=len(source.y)) > 0
-    if 2 * used.sum() >= len(used):
+    if 2 * used.sum() >= len(used) or any(mapping(leaf) for leaf in jax.tree.leaves(source.x)):
         return (source.x, source.y), np.arange(len(used))
     return jax.tree.map(lambda leaf: leaf[used], (source.x, source.y)), np.cumsum(used) - 1
 

@@ -10,10 +10,12 @@ import jax
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.mapped import release
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Examples
 from pfljax.data.federation import Federation
 
+BLOCK = 1024  # rows that are read at a time
 _digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary()
 
 
@@ -52,11 +54,21 @@ def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, n
     if is_pooled(examples):
         pool = examples.pool
         if id(pool) not in tables:
-            tables[id(pool)] = np.array([_code(row) for row in pool], np.uint64)
+            tables[id(pool)] = _codes_of_rows(pool)
         return tables[id(pool)][examples.index[real, place]]
     if examples.ndim == 2:  # one number per example
         return _mixed(examples[real, place].astype(np.float64).view(np.uint64))
     return np.array([_code(row) for row in examples[real, place]], np.uint64)
+
+
+def _codes_of_rows(pool: np.ndarray) -> np.ndarray:
+    """(n,) uint64 codes of the rows; gives back the pages of a memory map, block by block."""
+    found = np.empty(len(pool), np.uint64)
+    for start in range(0, len(pool), BLOCK):
+        part = slice(start, start + BLOCK)
+        found[part] = [_code(row) for row in pool[part]]
+        release(pool)
+    return found
 
 
 def _code(row: np.ndarray) -> int:

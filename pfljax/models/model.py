@@ -56,6 +56,8 @@ class Model:
             `pfl.adapters.lora(rank=8)`, one or several.
         frozen_dtype: What frozen parameters are kept in: "bfloat16" or "float32".
         behind: The network behind its frozen layers, if the inputs are the features there. Set when a run is created.
+        scaling: Mean and standard deviation of inputs that are integers, such as pixels, where the network takes
+            floats. Set when a run is created.
     """
 
     module: Any
@@ -68,6 +70,7 @@ class Model:
     trainable: Any = ()
     frozen_dtype: str = "bfloat16"
     behind: Behind | None = None
+    scaling: tuple[PyTree, PyTree] | None = None
 
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
@@ -281,9 +284,14 @@ class Model:
         return outputs[..., 0] if single and self.target_shape in (None, outputs.shape[1:-1]) else outputs
 
     def converted(self, x: PyTree) -> PyTree:
-        """The inputs, with floats in place of integers where the network takes floats."""
-        floats = lambda like, leaf: jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)
-        return jax.tree.map(lambda n, x: x.astype(n.dtype) if floats(n, x) else x, self.example_input, x)
+        """The inputs, with floats in place of integers where the network takes floats, scaled if the model does so."""
+
+        def one(like, leaf, mean=None, std=None):
+            if not (jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)):
+                return leaf
+            return leaf.astype(like.dtype) if mean is None else ((leaf - mean) / std).astype(like.dtype)
+
+        return jax.tree.map(one, self.example_input, x, *(self.scaling or ()))
 
     def _held(self, params: Params) -> Params:
         """The parameters with gradients to the statistics stopped, since `change` provides those."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.builtin import digits, sine, synthetic
 from pfljax.data.sources.federated import tff
-from pfljax.data.sources.files import npz
+from pfljax.data.sources.files import npy, npz
 from pfljax.data.sources.folders import images
 from pfljax.data.sources.kinds import KINDS, has_tests, kind_of, read
 from pfljax.data.sources.leaf_files import leaf
@@ -27,6 +27,7 @@ __all__ = [
     "kind_of",
     "leaf",
     "make_source",
+    "npy",
     "npz",
     "read",
     "sine",

@@ -10,10 +10,12 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST
+from pfljax.contract.mapped import mapping, release
 from pfljax.contract.types import PyTree, Task
 from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
+SAMPLE = 10_000  # rows of a memory map that its mean and deviation are measured on
 LARGEST = np.finfo(np.float32).max
 TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
@@ -219,7 +221,8 @@ def _features(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Converts one array of examples (n, *features), rows (n,) of their data set.
 
-    Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32.
+    Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32. Pixels
+    in a memory map stay there, and are scaled when a mini-batch is read.
 
     Returns:
         The examples, their mean and their standard deviation; None if they are not standardized.
@@ -230,8 +233,12 @@ def _features(
         raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
     x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
     _check_finite(key, x, rows)
+    held = mapping(x) is not None
     if standardize and (pixels or x.dtype.kind == "f"):
         scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
+    if held and (pixels or (x.dtype == np.float32 and not standardize)):
+        values = x
+    elif scaling:
         values = np.empty(x.shape, np.float32)
         for start in range(0, len(x), BLOCK):
             values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
@@ -250,8 +257,14 @@ def _features(
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
-    fits = (values >= -LARGEST) & (values <= LARGEST)
-    bad = rows[~fits.reshape(len(values), -1).all(axis=1)]
+    if values.dtype.kind != "f":  # all fit
+        return
+    fits = np.empty(len(values), bool)
+    for start in range(0, len(values), BLOCK):
+        part = values[start : start + BLOCK].reshape(len(values[start : start + BLOCK]), -1)
+        fits[start : start + BLOCK] = ((part >= -LARGEST) & (part <= LARGEST)).all(axis=1)
+        release(values)
+    bad = rows[~fits]
     if bad.size:
         raise ArgumentError(name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
 
@@ -259,6 +272,8 @@ def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
 def _measure(x: np.ndarray, is_test: np.ndarray | None, gray: bool) -> Scaling:
     """Mean and standard deviation of the non-test rows of x (n, *features), one of each for gray images."""
     rows = np.arange(len(x)) if is_test is None else np.flatnonzero(~is_test)
+    if mapping(x) is not None:
+        rows = rows[:: -(-len(rows) // SAMPLE)]
     blocks = np.array_split(rows, len(rows) // BLOCK + 1)
     axes = tuple(range(x.ndim if gray else x.ndim - 1))
     first = x[rows[0]].astype(np.float64)

@@ -12,7 +12,7 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
-from pfljax.contract.reading import read_npz
+from pfljax.contract.reading import map_npy, read_npy, read_npz
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
 
@@ -21,6 +21,8 @@ PARTS = ("train", "test")  # names of files, folders and marks of official parts
 Names = str | Sequence[str]  # a list, or separated by commas
 Shape = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_shape")]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
+NPY = "a folder with x.npy and y.npy"
+Ignored = Annotated[int | None, knob(at_least=-(2**31), at_most=2**31 - 1, flag="ignored_index")]
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
@@ -32,7 +34,7 @@ def npz(
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
     task: FileTask = "auto",
-    ignored_index: Annotated[int | None, knob(at_least=-(2**31), at_most=2**31 - 1, flag="ignored_index")] = None,
+    ignored_index: Ignored = None,
 ) -> Source:
     """Reads the examples of an npz file.
 
@@ -58,6 +60,41 @@ def npz(
         arrays["client"] = arrays.pop(clients)
     options: Any = {"task": task, "ignored_index": ignored_index, "standardize": standardize}
     return of_file(arrays, file, seed=seed, fraction=fraction, called={"client": clients}, **options)
+
+
+@checked()
+def npy(
+    file: Annotated[str | pathlib.Path, knob(accepted=NPY, flag="data_file")],
+    *,
+    seed: Seed = 0,
+    fraction: Fraction = 1.0,
+    standardize: Standardize = True,
+    task: FileTask = "auto",
+    ignored_index: Ignored = None,
+) -> Source:
+    """Maps the arrays of a folder, which may be larger than memory: examples are read when their client takes part.
+
+    Args:
+        file: Path of the folder, with the arrays of an npz file as x.npy, y.npy and so on; see `npz`. Pixels (uint8)
+            and float32 that are not standardized stay in the file; other numbers are converted, and so are in memory.
+        seed: See `npz`.
+        fraction: See `npz`. A subsample is in memory.
+        standardize: See `npz`. Pixels are scaled in each mini-batch, with the mean and standard deviation of 10,000
+            examples that are spread evenly over the file.
+        task: See `npz`.
+        ignored_index: See `npz`.
+
+    Raises:
+        ArgumentError: if file, fraction or task is not accepted.
+    """
+    folder = pathlib.Path(file)
+    arrays = {"x": map_npy(str(folder / "x.npy")), "y": read_npy(str(folder / "y.npy"))}
+    paths = {name: folder / f"{name}.npy" for name in ARRAYS[2:]}
+    arrays |= {name: read_npy(str(path)) for name, path in paths.items() if path.exists()}
+    if "writer" in arrays:
+        arrays["client"] = arrays.pop("writer")
+    options: Any = {"task": task, "ignored_index": ignored_index, "standardize": standardize}
+    return of_file(arrays, str(file), seed=seed, fraction=fraction, **options)
 
 
 def of_file(

@@ -11,7 +11,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
 from pfljax.contract.reading import names_of
 from pfljax.data.sources import federated, folders, saved
-from pfljax.data.sources.files import npz
+from pfljax.data.sources.files import NPY, npy, npz
 from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.source import Source
@@ -47,6 +47,7 @@ KINDS = {  # the first that a path looks like is what it is
     "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
     "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
+    "npy": Kind(npy, NPY, lambda path: (path / "x.npy").is_file(), lambda path: (path / "is_test.npy").is_file()),
     "images": Kind(folders.images, folders.IMAGES, pathlib.Path.is_dir, folders.has_test_part),
 }
 

@@ -1,0 +1,105 @@
+"""Training on a file larger than memory: resident memory, and the time of a pass beside the same data in memory.
+
+    python -m experiments.streaming --folder=FOLDER --gigabytes=20
+    python -m experiments.streaming --folder=FOLDER --gigabytes=2 --beside_memory
+
+It writes random images of 32 x 32 x 3 bytes as x.npy (a file that is there is read), with 66 images to a client, and
+trains FedAvg on cohorts of 100 clients. A pass visits as many clients as there are. Resident memory is the process's
+largest after its imports, files' pages included (VmHWM).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import flax.linen as nn
+import numpy as np
+import optax
+
+import pfljax as pfl
+from pfljax.data import digest
+
+EACH, SHAPE, BLOCK = 66, (32, 32, 3), 6600
+
+
+class Small(nn.Module):
+    """A hidden layer of 32 on pixels divided by 255."""
+
+    outputs: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(32)(x.reshape(len(x), -1) / 255))
+        return nn.Dense(self.outputs or 10)(x)
+
+
+def write(folder: Path, gigabytes: float) -> None:
+    """Writes x.npy, y.npy and client.npy; every block of 100 clients has one image in 16 that tells its class."""
+    clients = int(gigabytes * 1e9 / (EACH * np.prod(SHAPE))) // 100 * 100
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    y = rng.integers(10, size=clients * EACH)
+    np.save(folder / "y.npy", y)
+    np.save(folder / "client.npy", np.repeat(np.arange(clients), EACH))
+    with open(folder / "x.npy", "wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (len(y), *SHAPE)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(y), BLOCK):
+            images = rng.integers(128, size=(len(y[start : start + BLOCK]), *SHAPE), dtype=np.uint8)
+            images[np.arange(len(images)), :, y[start : start + BLOCK] * 3] += 100  # a bright column
+            file.write(images.tobytes())
+
+
+def status(name: str) -> float:
+    """An entry of /proc/self/status, in MiB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) / 1024
+
+
+def measure(title: str, clients: pfl.Federation, cohort: int, rounds: int) -> None:
+    """Trains `rounds` rounds after one that compiles, and prints the time of a pass."""
+    begin = time.perf_counter()
+    digest(clients)
+    digested = time.perf_counter() - begin
+    options = {"participation": cohort / clients.num_clients, "eval_clients": 100}
+    execution = pfl.Execution(client_store="disk")
+    local = pfl.LocalTraining(optax.sgd(0.05), batch_size=EACH)
+    run = pfl.Run(pfl.FedAvg(), clients, Small(), local, execution=execution, **options)
+    run.train(rounds=1, eval_every=1)
+    before = run.train(rounds=2, eval_every=1).summary["last"]["seconds"]
+    result = run.train(rounds=2 + rounds, eval_every=rounds)
+    each = (result.summary["last"]["seconds"] - before) / rounds
+    told = f"{clients.num_clients:,} clients, digest {digested:.0f} s, {1e3 * each:.1f} ms per round"
+    told += f", a pass {each * clients.num_clients / cohort:.0f} s, accuracy {result.accuracy:.3f}"
+    print(f"{title}: {told}, resident {status('VmHWM'):.0f} MiB", flush=True)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--gigabytes", type=float, default=20.0)
+    parser.add_argument("--cohort", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=0, help="0: a pass")
+    parser.add_argument("--beside_memory", action="store_true", help="also the same data in memory, in turns")
+    args = parser.parse_args()
+    if not (args.folder / "x.npy").exists():
+        write(args.folder, args.gigabytes)
+    print(f"{(args.folder / 'x.npy').stat().st_size / 1e9:.1f} GB, resident {status('VmRSS'):.0f} MiB", flush=True)
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the largest so far
+    clients = pfl.data.read(args.folder, standardize=False)
+    rounds = args.rounds or clients.num_clients // args.cohort
+    measure("in the file", clients, args.cohort, rounds)
+    if args.beside_memory:
+        arrays = {name: np.load(args.folder / f"{name}.npy") for name in ("x", "y", "client")}
+        given = dict(client=arrays["client"], standardize=False)
+        held = pfl.Federation.from_arrays(arrays["x"], arrays["y"], **given)
+        for _ in range(2):
+            measure("in memory", held, args.cohort, rounds)
+            measure("in the file", clients, args.cohort, rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Arrays that stay in their files: memory maps, whose pages a process gives back after it has read them."""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+
+def mapping(array: np.ndarray) -> mmap.mmap | None:
+    """The read-only memory map that an array is a view of, such as one of `numpy.load(file, mmap_mode="r")`, if any."""
+    base = array
+    while isinstance(base, np.ndarray) and not base.flags.owndata:
+        base = base.base
+    return base if isinstance(base, mmap.mmap) and not array.flags.writeable else None
+
+
+def release(array: np.ndarray) -> None:
+    """Gives back the pages of a memory map that were read, which otherwise count as the process's memory."""
+    found = mapping(array)
+    if found is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        found.madvise(mmap.MADV_DONTNEED)
