@@ -231,13 +231,19 @@ class Result:
         inputs = self.experiment.inputs
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
         try:
-            x = jax.tree.map(lambda leaf, x: np.asarray(x, leaf.dtype), inputs, x)
+            x = jax.tree.map(lambda leaf, x: np.asarray(x, leaf.dtype), inputs, self._scaled(x))
         except (TypeError, ValueError) as error:
             raise ArgumentError("x", f"is no array, or not as many arrays; accepted: {wanted}") from error
         shapes, num = jax.tree.map(np.shape, x), len(np.atleast_1d(jax.tree.leaves(x)[0]))
         if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
         return self.experiment.features.compute(x) if self.experiment.features else x
+
+    def _scaled(self, x: Any) -> Any:
+        """Inputs whose pixels (uint8) the model scales, scaled."""
+        late = self.experiment.federation.late_scaling
+        pixels = late is not None and all(np.asarray(leaf).dtype == np.uint8 for leaf in jax.tree.leaves(x))
+        return late(x) if late is not None and pixels else x
 
     @property
     def plot(self) -> report.Plots:
