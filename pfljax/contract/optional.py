@@ -16,11 +16,13 @@ EXTRA_OF = {  # package -> the extra that installs it
     "jax_cuda12_plugin": "gpu-target",
     "jax_privacy": "privacy",
     "libtpu": "tpu-target",
+    "mlflow": "mlflow",
     "pandas": "pandas",
     "safetensors": "weights",
     "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
+    "wandb": "wandb",
 }
 
 
