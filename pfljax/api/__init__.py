@@ -34,5 +34,9 @@ from pfljax.training.loop import Schedule as Schedule
 from pfljax.training.progress import announced as announced
 from pfljax.training.stopping import Patience as Patience
 from pfljax.training.stopping import patience as patience
+from pfljax.training.tracking import TRACKERS as TRACKERS
 from pfljax.training.tracking import Evaluation as Evaluation
+from pfljax.training.tracking import MLflow as MLflow
 from pfljax.training.tracking import TensorBoard as TensorBoard
+from pfljax.training.tracking import Tracker as Tracker
+from pfljax.training.tracking import WandB as WandB

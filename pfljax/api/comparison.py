@@ -20,7 +20,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob
 from pfljax.evaluation import gains
 from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
-from pfljax.folder import files
+from pfljax.folder import files, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
@@ -313,8 +313,7 @@ def compare(
             that another process is training are waited for.
         replicate: Whether to train all seeds of a method at once, stacked in one kernel: "auto", if their clients' data
             have the same shapes; "vmap", also if they must be padded; or "no".
-        rerun: "changed" repeats finished runs whose settings, data, model, method or optimizer have changed since;
-            "never" raises an error that names what has changed.
+        rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.
         say: Called with a line whenever a method is done.
         tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
         reference: The method that the others are compared with, by paired differences with intervals and tests.
@@ -333,6 +332,8 @@ def compare(
     for title in found:  # find mistakes before training anything
         for run, folder in zip(share_programs(runs[title]), folders[title], strict=bool(out)):
             study.check(run, folder)
+    if out:
+        planned.write(Path(out), [*itertools.chain(*folders.values())], rounds)
 
     def train(title: str, wait: bool) -> list[Cell | None]:
         trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]

@@ -13,6 +13,7 @@ COMMANDS = {
     "scaling": "measure time, memory and traffic against the number of clients",
     "plan": "estimate memory and time on TPUs and GPUs that are not here",
     "report": "write the report page of a run, or of several runs",
+    "watch": "serve a page that follows runs while they are trained",
 }
 
 

@@ -18,7 +18,6 @@ from pfljax.cli.flags import DATA, WHAT, Adapting, Optimizer
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import method, optional, own_files, processes, recorded
 from pfljax.data import Federation, partitions, sources, statistics
-from pfljax.folder.folders import BOARD
 
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
 Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
@@ -47,7 +46,7 @@ class Trial(NamedTuple):
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tensorboard.
+    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tracker.
 
     Raises:
         ArgumentError: for an unknown method, a folder that cannot be written to, or a missing package.
@@ -61,8 +60,8 @@ def read_methods(settings: Settings) -> list[str]:
         method.get(name)
     settings.check_knobs(names)
     settings.check_out()
-    if "tensorboard" in settings and settings.tensorboard:
-        optional.load("tensorboardX", "tensorboard")
+    if "tracker" in settings and settings.tracker != "none":
+        optional.load(api.TRACKERS[settings.tracker].package, "tracker", settings.tracker)
     return names
 
 
@@ -226,9 +225,10 @@ def build_run(
     )
 
 
-def build_tracker(settings: Settings, out: Path) -> api.TensorBoard | None:
-    """Returns the TensorBoard tracker of the run in a folder, or None without --tensorboard."""
-    return api.TensorBoard(out / BOARD) if settings.tensorboard else None
+def build_tracker(settings: Settings, out: Path) -> api.Tracker | None:
+    """Returns the tracker of the run in a folder, or None without --tracker."""
+    name = settings.tracker
+    return None if name == "none" else api.TRACKERS[name](out / name)
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:

@@ -23,6 +23,7 @@ from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.contract.errors import RunError
+from pfljax.folder import planned
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -44,10 +45,11 @@ def run(settings: Settings) -> None:
     check_reference(settings.reference, names)
     out = Path(settings.out)
     sweep.check(settings, [(settings, name, out / name) for name in names], trials)
+    (place, num), several, failed = workers.share(settings), workers.several(settings), {}
     build.print_defaults(settings)
-    if settings.workers > 1 or settings.cluster != "none":
+    planned.write(out, [out / name / trial.folder for name in names for trial in trials], settings.rounds)
+    if several:
         workers.run(settings)
-    (place, num), failed = workers.share(settings), {}
 
     def train(name: str, wait: bool) -> list[Cell | None]:
         """Returns a method's cells; with --cells=i/n, trains only this process's share."""

@@ -10,6 +10,7 @@ from absl import flags
 
 from pfljax.api import (
     METRICS,
+    TRACKERS,
     Attack,
     ClientPrivacy,
     Clock,
@@ -269,8 +270,9 @@ def define_evaluation(registry: flags.FlagValues) -> None:
         f"further metrics of each client's predictions: {', '.join(METRICS)}, or FILE.py:NAME, a function of your own"
     )
     add.several("metrics", [], text, empty=True)
-    text = "log every evaluation to TensorBoard, in tensorboard/ in the run's folder"
-    add.add("tensorboard", bool, False, f"{text}; needs pip install 'pfljax[tensorboard]'")
+    text = "log every evaluation to a tracker, whose files are in a folder of its name in the run's folder"
+    text = f"{text}; needs pip install 'pfljax[NAME]'"
+    add.add("tracker", str, "none", text, choices=["none", *TRACKERS])
 
 
 def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:

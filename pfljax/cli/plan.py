@@ -26,7 +26,7 @@ from pfljax.cli.settings import Settings
 from pfljax.folder import files
 
 UNREAD = {"the plan chooses them": ("plan", "chunk", "exchange", "devices")}
-UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tensorboard", "coordinator")}
+UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tracker", "coordinator")}
 
 
 def define(registry: flags.FlagValues) -> None:

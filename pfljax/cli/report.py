@@ -32,14 +32,25 @@ def define(registry: flags.FlagValues) -> None:
     add.declare(compare, "reference")
 
 
-def run(settings: Settings) -> None:
-    """Runs the command."""
+def read_folders(settings: Settings, command: str) -> list[Path]:
+    """Returns the folders that a command is given.
+
+    Raises:
+        FlagError: if there are none, or if one is no folder.
+    """
     folders = [Path(folder) for folder in settings.folder]
     if not folders:
-        raise FlagError("give a run's folder: pfljax report DIR...")
+        raise FlagError(f"give a run's folder: pfljax {command} DIR...")
     for folder in folders:
         if not folder.is_dir():
             raise FlagError(f"{folder}: {os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT)}")
+    return folders
+
+
+def run(settings: Settings) -> None:
+    """Runs the command."""
+    folders = read_folders(settings, "report")
+    for folder in folders:
         if not report.runs_below(folder):
             raise FlagError(f"{folder}: contains no finished run; accepted: folders with a summary.json, or above one")
     if len(folders) == 1 and report.is_run(folders[0]):

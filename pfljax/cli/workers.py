@@ -37,15 +37,21 @@ def share(settings: Settings) -> tuple[int, int]:
     return int(found[1]) - 1, int(found[2])
 
 
-def run(settings: Settings) -> None:
-    """Runs the command in several processes and waits for them. Each writes OUT/workers/N.log.
+def several(settings: Settings) -> bool:
+    """Whether the command runs in other processes.
 
     Raises:
         FlagError: if --workers is given with flags that do not go together with it.
     """
-    for flag in ("coordinator", "profile", "cells"):
+    found = settings.workers > 1 or settings.cluster != "none"
+    for flag in ("coordinator", "profile", "cells") if found else ():
         if settings.present(flag):
             raise FlagError.of(flag, "accepted with --workers=1")
+    return found
+
+
+def run(settings: Settings) -> None:
+    """Runs the command in several processes and waits for them. Each writes OUT/workers/N.log."""
     logs = Path(settings.out) / "workers"
     logs.mkdir(parents=True, exist_ok=True)
     commands = commands_of(settings)

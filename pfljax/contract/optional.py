@@ -19,12 +19,14 @@ EXTRA_OF = {  # package -> the extra that installs it
     "jax_cuda12_plugin": "gpu-target",
     "jax_privacy": "privacy",
     "libtpu": "tpu-target",
+    "mlflow": "mlflow",
     "pandas": "pandas",
     "pyarrow": "tables",
     "safetensors": "weights",
     "submitit": "cluster",
     "tensorboardX": "tensorboard",
     "tensorflow_datasets": "tfds",
+    "wandb": "wandb",
 }
 
 NAME_OF = {"PIL": "Pillow"}  # package -> what installs it, if it has another name

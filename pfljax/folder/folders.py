@@ -22,7 +22,7 @@ from pfljax.stores.registry import STORES, store_of
 
 CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
-BOARD = "tensorboard"  # a run's subfolder for TensorBoard files
+BOARDS = ("tensorboard", "wandb", "mlflow")  # a run's subfolders for trackers' files
 UNSAFE = "[]*?\\"  # characters in a path that the checkpoint library reads as patterns
 LOST = "no intact checkpoint is left; starting over"
 WAY_ON = "resume from scratch to start over, or choose another folder"
@@ -216,7 +216,7 @@ def clear(out: Path) -> None:
     """
     try:
         others = (name for name in manifest.RECORDS if name != CONFIG)
-        for name in ("checkpoints", CLIENTS, "figures", BOARD, "report.html", *others, CONFIG, manifest.NAME):
+        for name in ("checkpoints", CLIENTS, "figures", *BOARDS, "report.html", *others, CONFIG, manifest.NAME):
             files.delete(out / name)  # last what says that it is a run, for a process that is killed in between
     except OSError as error:
         raise ArgumentError("out", f"cannot delete {error.filename}: {error.strerror}", out) from error

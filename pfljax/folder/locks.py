@@ -6,10 +6,12 @@ import contextlib
 import errno
 import os
 import re
+import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
@@ -19,14 +21,53 @@ try:
 except ImportError:  # Windows: folders are not locked
     fcntl = None
 
-LOCK = ".lock"  # contains the number of the process that last locked the folder
-
+LOCK = ".lock"  # contains number and machine of the process that last locked the folder
+CONTENT = re.compile(rb"(?:(\d{1,20})(?: ([\w.-]{1,64}))?)?")  # earlier versions wrote no machine
+MAX_BYTES = 96
+HERE = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:64] or "unnamed"
 
 _held: set[tuple[Path, int]] = set()  # folders, and the threads of this process that hold their locks
 
 
 class Locked(ArgumentError):
     """Another process has locked a folder."""
+
+
+class Holder(NamedTuple):
+    """The process that last locked a folder: its number, and the name of its machine."""
+
+    number: int
+    machine: str = HERE
+
+    def __str__(self) -> str:
+        return f"{self.number}" if self.machine == HERE else f"{self.number} on {self.machine}"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended. Those of other machines cannot be asked, and count as alive."""
+        if self.machine != HERE or fcntl is None:
+            return False
+        try:
+            os.kill(self.number, 0)  # sends no signal
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:  # another user's
+            pass
+        return False
+
+
+def holder(folder: Path) -> Holder | None:
+    """Returns who locked a folder, or None. Only reads, since even a short lock could turn away a worker."""
+    try:
+        regular = stat.S_ISREG(os.lstat(folder / LOCK).st_mode)
+        return _parsed((folder / LOCK).read_bytes()[:MAX_BYTES]) if regular else None
+    except OSError:
+        return None
+
+
+def _parsed(content: bytes) -> Holder | None:
+    found = CONTENT.fullmatch(content)
+    return Holder(int(found[1]), (found[2] or HERE.encode()).decode()) if found and found[1] else None
 
 
 def _entry(folder: Path) -> tuple[Path, int]:
@@ -84,17 +125,17 @@ def _take(folder: Path, say: Callable[[str], None]) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                holder = os.read(file, 32).decode(errors="replace").strip() or "unknown"
+                other = _parsed(os.read(file, MAX_BYTES)) or "unknown"
                 os.close(file)
-                raise Locked("out", f"another process (number {holder}) is writing to it", folder) from error
+                raise Locked("out", f"another process (number {other}) is writing to it", folder) from error
             return file  # the file system does not support locks
         try:
             if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
-                if before := os.read(file, 32).decode(errors="replace").strip():
+                if before := _parsed(os.read(file, MAX_BYTES)):
                     say(f"  {folder} was locked by process {before}, which has ended; taking over the lock")
                 os.ftruncate(file, 0)
                 with contextlib.suppress(OSError):  # full disk: the lock works without the number
-                    os.pwrite(file, str(os.getpid()).encode(), 0)
+                    os.pwrite(file, f"{os.getpid()} {HERE}".encode(), 0)
                 return file
         except FileNotFoundError:  # released, and so deleted, between the two lines above
             pass
@@ -111,7 +152,7 @@ def _open(folder: Path) -> int:
             raise _not_a_lock(folder) from error
         raise
     kind = os.fstat(file)
-    if stat.S_ISREG(kind.st_mode) and kind.st_nlink <= 1 and re.fullmatch(rb"\d{0,20}", os.pread(file, 32, 0)):
+    if stat.S_ISREG(kind.st_mode) and kind.st_nlink <= 1 and CONTENT.fullmatch(os.pread(file, MAX_BYTES, 0)):
         return file
     os.close(file)
     raise _not_a_lock(folder)

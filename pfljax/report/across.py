@@ -106,8 +106,20 @@ def runs_below(folder: Path) -> list[Path]:
     """
     if is_run(folder):
         return [folder]
-    found = [path.parent for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + "summary.json")]
-    return sorted(path for path in found if is_run(path) and "tuning" not in path.relative_to(folder).parts)
+    return sorted(filter(is_run, folders_with("summary.json", folder)))
+
+
+def folders_with(name: str, folder: Path) -> list[Path]:
+    """Returns the folders one to `DEPTH` levels below a folder that have a file of this name, without tuning runs."""
+    found = [path.parent for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + name)]
+    return [path for path in found if "tuning" not in path.relative_to(folder).parts]
+
+
+def title_of(path: Path, root: Path) -> tuple[str, str]:
+    """Returns a run's title and its name within it, from its path below a folder; "" for what the path does not say."""
+    parts = path.relative_to(root).parts
+    trial = bool(parts and TRIAL.match(parts[-1]))
+    return "/".join(parts[:-1] if trial else parts), parts[-1] if trial else ""
 
 
 def write_comparison(page: Path, folders: Sequence[Path], title: str = "", reference: str | None = None) -> Path | None:
@@ -163,10 +175,8 @@ def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
     paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_below(Path(folder))))
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
-        parts = path.relative_to(root).parts
-        trial, run = bool(parts and TRIAL.match(parts[-1])), RunData.read(path)
-        name = parts[-1] if trial else f"seed-{run.summary.get('seed', 0)}"
-        yield path, "/".join(parts[:-1] if trial else parts) or str(run.summary["algorithm"]), name, run
+        (title, name), run = title_of(path, root), RunData.read(path)
+        yield path, title or str(run.summary["algorithm"]), name or f"seed-{run.summary.get('seed', 0)}", run
 
 
 def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:

@@ -146,8 +146,8 @@ class Experiment:
 
     @property
     def described(self) -> dict:
-        """Content of config.json with the run's program."""
-        return self.config | {"program": self.program()}
+        """Content of config.json with the number of rounds and the run's program."""
+        return self.config | {"rounds": self.problem.rounds, "program": self.program()}
 
     @property
     def name(self) -> str:

@@ -193,6 +193,8 @@ class Trainer:
             self.compiled.saving.check(rounds)
         if self.state is None:
             self._begin()
+        else:
+            self._describe()
         self._play(rounds, schedule)
         return len(self.diverged) < self.replicates.num
 
@@ -243,8 +245,7 @@ class Trainer:
         if restored:
             self.done, self.state = restored
             self.saved = self.done
-        for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
-            files.write_json(out / "config.json", each.described)
+        self._describe()
         self.folders.forget_later(self.done)
         if not restored:
             with announced("initializing the models", self.say):
@@ -266,6 +267,11 @@ class Trainer:
         if not restored:
             with announced("evaluating the initial models", self.say):
                 self._evaluate()
+
+    def _describe(self) -> None:
+        """Writes config.json."""
+        for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
+            files.write_json(out / "config.json", each.described)
 
     def _topology(self) -> str:
         """Returns the topology that is recorded for the models that clients use."""

@@ -1,7 +1,9 @@
-"""Experiment trackers: what they receive at every evaluation, and a tracker for TensorBoard."""
+"""Experiment trackers: what they receive at every evaluation, and trackers for TensorBoard, W&B and MLflow."""
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -17,6 +19,10 @@ from pfljax.folder import files
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
 MAX_MATRIX = 2000  # no collaboration matrix with more clients or models
+PROJECT = "pfljax"  # unless the user or the library's environment variable names another
+NAME = "run.txt"  # contains the library's name of a run, by which a resumed run continues it
+
+Folder = Annotated[str | Path, knob(accepted="the path of a folder")]
 
 
 class Evaluation(NamedTuple):
@@ -87,15 +93,61 @@ def make_evaluation(
     return Evaluation("", int(row["round"]), resumed, scalars, per_client, matrix)
 
 
-class TensorBoard:
+class _Tracker:
+    """What trackers of a library share: one open run for each run of a comparison.
+
+    Attributes:
+        package: The library's package.
+        board: Name of the folder in which the command line keeps a run's files of the tracker.
+    """
+
+    package = board = ""
+
+    def __init__(self, folder: str | Path):
+        self._library = optional.load(self.package, "tracker")
+        self._folder = Path(folder)
+        files.check_writable(self._folder, "folder")
+        self._runs: dict[str, Any] = {}
+
+    def _run(self, evaluation: Evaluation) -> Any:
+        """Returns the library's run, which `_open` opens at the first evaluation, and which is closed at last."""
+        if evaluation.run not in self._runs:
+            self._runs[evaluation.run], close = self._open(evaluation, self._folder / evaluation.run)
+            weakref.finalize(self, close)
+        return self._runs[evaluation.run]
+
+    def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
+        """Returns the run of an evaluation, and the function that closes it."""
+        raise NotImplementedError
+
+    def _title(self, evaluation: Evaluation) -> str:
+        """Returns a run's name: that in the comparison, or the last two folders without the board's own."""
+        return evaluation.run or "/".join([part for part in self._folder.parts if part != self.board][-2:])
+
+
+def _finite(evaluation: Evaluation) -> dict[str, np.ndarray]:
+    """Returns the finite scores over clients by the name of their histogram; without those that have none."""
+    found = {f"clients/{name}": values[np.isfinite(values)] for name, values in evaluation.per_client.items()}
+    return {name: values for name, values in found.items() if values.size}
+
+
+def _begun(evaluation: Evaluation, folder: Path) -> str | None:
+    """Returns the library's name of the run that a resumed run continues; None for a new run."""
+    path = folder / NAME
+    return path.read_text() if evaluation.resumed and path.is_file() else None
+
+
+class TensorBoard(_Tracker):
     """A tracker that writes scalars, histograms over clients and the collaboration matrix for TensorBoard.
 
     A resumed run writes another event file. It tells TensorBoard to drop earlier values of repeated rounds, so every
     curve has one value per round.
     """
 
+    package, board = "tensorboardX", "tensorboard"
+
     @checked()
-    def __init__(self, folder: Annotated[str | Path, knob(accepted="the path of a folder")]):
+    def __init__(self, folder: Folder):
         """Sets the folder, which is created at the first evaluation.
 
         Args:
@@ -104,30 +156,102 @@ class TensorBoard:
         Raises:
             ArgumentError: if tensorboardX is not installed.
         """
-        self._make = optional.load("tensorboardX", "tensorboard").SummaryWriter
-        self._folder = Path(folder)
-        files.check_writable(self._folder, "folder")
-        self._writers: dict[str, Any] = {}
+        super().__init__(folder)
 
     def __call__(self, evaluation: Evaluation) -> None:
         """Writes one evaluation."""
-        writer = self._writer(evaluation)
-        step = evaluation.round
+        writer, step = self._run(evaluation), evaluation.round
         for name, value in evaluation.scalars.items():
             writer.add_scalar(name, value, step)
-        for name, values in evaluation.per_client.items():
-            finite = values[np.isfinite(values)]
-            if finite.size:
-                writer.add_histogram(f"clients/{name}", finite, step)
+        for name, values in _finite(evaluation).items():
+            writer.add_histogram(name, values, step)
         if evaluation.collaboration is not None:
             writer.add_image("collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW")
 
-    def _writer(self, evaluation: Evaluation) -> Any:
-        if evaluation.run not in self._writers:
-            purge = evaluation.resumed + 1 if evaluation.resumed else 0
-            suffix = f".{time.time_ns()}"  # files of the same second get distinct, ordered names
-            options = {"purge_step": purge, "filename_suffix": suffix, "flush_secs": FLUSH_SECONDS}
-            writer = self._make(str(self._folder / evaluation.run), **options)
-            weakref.finalize(self, writer.close)
-            self._writers[evaluation.run] = writer
-        return self._writers[evaluation.run]
+    def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
+        purge = evaluation.resumed + 1 if evaluation.resumed else 0
+        suffix = f".{time.time_ns()}"  # files of the same second get distinct, ordered names
+        options = {"purge_step": purge, "filename_suffix": suffix, "flush_secs": FLUSH_SECONDS}
+        writer = self._library.SummaryWriter(str(folder), **options)
+        return writer, writer.close
+
+
+class WandB(_Tracker):
+    """A tracker that logs scalars and histograms over clients to Weights & Biases.
+
+    Each run of a comparison is a run of W&B. A resumed run continues it; W&B keeps the first values of repeated rounds.
+    """
+
+    package = board = "wandb"
+
+    @checked()
+    def __init__(self, folder: Folder, project: str | None = None):
+        """Sets folder and project. Nothing is sent before the first evaluation.
+
+        Args:
+            folder: Folder for W&B's local files and the run's id. Runs of a comparison get subfolders with their names.
+            project: The project; None: that of WANDB_PROJECT, or pfljax.
+
+        Raises:
+            ArgumentError: if wandb is not installed.
+        """
+        super().__init__(folder)
+        self._project = project or os.environ.get("WANDB_PROJECT", PROJECT)
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        """Logs one evaluation."""
+        clients = {name: self._library.Histogram(values) for name, values in _finite(evaluation).items()}
+        self._run(evaluation).log(evaluation.scalars | clients, step=evaluation.round)
+
+    def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
+        folder.mkdir(parents=True, exist_ok=True)
+        options = {"project": self._project, "name": self._title(evaluation), "dir": str(folder)}
+        if begun := _begun(evaluation, folder):
+            options |= {"id": begun, "resume": "allow"}
+        run = self._library.init(**options, reinit="create_new")  # several runs may be open at once
+        files.write_text(folder / NAME, run.id)
+        return run, run.finish
+
+
+class MLflow(_Tracker):
+    """A tracker that logs scalars to MLflow, which has no histograms. The server is that of MLFLOW_TRACKING_URI.
+
+    Each run of a comparison is a run of MLflow. A resumed run continues it; repeated rounds are not logged again.
+    """
+
+    package = board = "mlflow"
+
+    @checked()
+    def __init__(self, folder: Folder, experiment: str | None = None):
+        """Sets folder and experiment. Nothing is sent before the first evaluation.
+
+        Args:
+            folder: Folder for the run's id. Runs of a comparison get subfolders with their names.
+            experiment: The experiment; None: that of MLFLOW_EXPERIMENT_NAME, or pfljax.
+
+        Raises:
+            ArgumentError: if mlflow is not installed.
+        """
+        super().__init__(folder)
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+
+    def __call__(self, evaluation: Evaluation) -> None:
+        """Logs one evaluation."""
+        (client, run, last), metric = self._run(evaluation), self._library.entities.Metric
+        if evaluation.round > last:
+            now, step = int(1000 * time.time()), evaluation.round
+            client.log_batch(run, [metric(name, value, now, step) for name, value in evaluation.scalars.items()])
+
+    def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
+        client, run, last = self._library.MlflowClient(), _begun(evaluation, folder), -1
+        if run is not None:
+            client.update_run(run, status="RUNNING")
+            last = max((each.step for each in client.get_metric_history(run, "train_loss")), default=-1)
+        else:
+            experiment = self._library.set_experiment(self._experiment).experiment_id
+            run = client.create_run(experiment, run_name=self._title(evaluation)).info.run_id
+            files.write_text(folder / NAME, run)
+        return (client, run, last), functools.partial(client.set_terminated, run)
+
+
+TRACKERS = {each.board: each for each in (TensorBoard, WandB, MLflow)}

@@ -13,6 +13,7 @@ from pfljax.api import run as runs
 from pfljax.api import study
 from pfljax.cli import compare
 from pfljax.contract.errors import ArgumentError, OutOfMemory
+from pfljax.folder import planned
 
 MODEL = pfl.models.MLP(hidden=())
 LOCAL = pfl.LocalTraining(optax.sgd, 0.1)
@@ -94,7 +95,13 @@ def test_finished_cells_are_only_read(clients, trained, tmp_path):
     assert trained == [2] and accuracies(again) == accuracies(first)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "fedavg").rglob("*")} == before
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"fedavg", "report.html", *(f"table.{kind}" for kind in ("md", "csv", "json", "tex", "png"))}
+    assert planned.read(tmp_path) == {tmp_path / "fedavg" / f"seed-{seed}": 2 for seed in (0, 1)}
+    assert names == {
+        "fedavg",
+        "planned.json",
+        "report.html",
+        *(f"table.{kind}" for kind in ("md", "csv", "json", "tex", "png")),
+    }
 
 
 @pytest.mark.slow

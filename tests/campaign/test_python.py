@@ -171,6 +171,8 @@ BY_HAND = [
     ("a folder with a null", lambda: TRAIN(out="x\0"), "out"),
     ("a profile in a file", lambda: TRAIN(profile="/dev/null/x"), "profile"),
     ("a board in a file", lambda: pfl.TensorBoard("/dev/null/x"), "folder"),
+    ("a project that is a number", lambda: pfl.WandB("x", project=3), "project"),
+    ("an experiment that is a number", lambda: pfl.MLflow("x", experiment=3), "experiment"),
     ("a table in /proc", lambda: COMPARE(out="/proc/x"), "out"),
     ("replicates in /proc", lambda: REPLICATES(outs=["/proc/x", "/proc/y"]), "out"),
     ("one folder for two", lambda: REPLICATES(outs=["x"]), "outs"),

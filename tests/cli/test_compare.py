@@ -12,8 +12,8 @@ from pfljax.cli.build import Trial
 from pfljax.cli.settings import parse
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
-from pfljax.folder import files
-from pfljax.report import terms
+from pfljax.folder import files, planned
+from pfljax.report import terms, watching
 
 
 def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(capsys):
@@ -148,6 +148,14 @@ def finished(tmp_path_factory):
 
 
 FILES = ("summary.json", "metrics.jsonl", "results.npz", "collaboration.npz", "config.json")
+
+
+def test_the_runs_are_listed_before_they_begin_and_say_their_rounds(finished):
+    out, _ = finished
+    (run,) = watching.watched([out])
+    assert planned.read(out) == {out / "fedavg" / "seed-0": 4}
+    assert (run.title, run.name, run.state, run.done, run.rounds) == ("fedavg", "seed-0", "finished", 4, 4)
+    assert [*run.curve] == [0, 2, 4] and run.score == "loss" and run.pace > 0
 
 
 def harmed(out, name, harm):

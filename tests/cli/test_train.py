@@ -72,8 +72,8 @@ def test_mistakes_in_a_file_are_named(npz, tmp_path):
 
 def test_a_missing_package_is_told_before_anything_is_done(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    line = one_line(call(train.COMMAND, "--tensorboard", *SMALL, code=2))
-    assert line == "--tensorboard: needs tensorboardX: pip install 'pfljax[tensorboard]'"
+    line = one_line(call(train.COMMAND, "--tracker=tensorboard", *SMALL, code=2))
+    assert line == "--tracker=tensorboard: needs tensorboardX: pip install 'pfljax[tensorboard]'"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
 @pytest.mark.pages
 def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     out = tmp_path / "run"
-    printed = call(train.COMMAND, *SMALL, f"--out={out}", "--tensorboard")
+    printed = call(train.COMMAND, *SMALL, f"--out={out}", "--tracker=tensorboard")
     assert printed.splitlines()[0] == "federico on digits, label_groups: 4 clients, 4 rounds"
     assert printed.splitlines()[1].split() == ["defaults", "digits.flags"]
     names = {path.name for path in out.iterdir()}

@@ -13,6 +13,7 @@ from commands import call
 
 import pfljax as pfl
 from pfljax.algorithms import METHODS
+from pfljax.cli.launch import named
 from pfljax.cli.settings import parse
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ def command(name):
 
 def runs_here(line):
     """Whether one process on this machine can run a command in seconds."""
-    elsewhere = line.startswith("pfljax plan ")  # needs a compiler of a TPU or GPU
+    elsewhere = line.startswith(("pfljax plan ", "pfljax watch "))  # needs another compiler; serves until it is ended
     return line.startswith("pfljax ") and not elsewhere and "--coordinator" not in line and "experiments/" not in line
 
 
@@ -116,7 +117,8 @@ def test_commands_that_take_hours_or_hosts_are_right():
         if program == "pip":
             assert words[0] == "install" and set(re.findall(r"\[(\w+)\]", words[-1])) <= set(extras), line
         elif program == "pfljax":
-            assert runs_here(line) or parse(command(words[0]).define, words[1:])
+            made = command(words[0])
+            assert runs_here(line) or parse(made.define, named(words[1:], made.listed) if made.listed else words[1:])
         else:
             assert (program, words[0]) == ("python", "-m"), f"{line}: no test runs this"
             assert "--out" in call(importlib.import_module(words[1]).COMMAND, *words[2:], "--help")

@@ -11,6 +11,7 @@ from run_folders import make_run
 
 from pfljax import report
 from pfljax.folder import files
+from pfljax.report import watching
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
 
@@ -254,4 +255,20 @@ def test_the_page_of_a_thousand_clients_stays_small(driver, tmp_path, neighbors)
     before = page.matrix()
     page.set("round", 0)
     assert page.matrix().shape == before.shape and not np.allclose(page.matrix(), before)
+    page.check()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_running_studies_are_drawn(driver, tmp_path, width):
+    """A folder without a summary, as a run leaves it that was killed."""
+    folder = tmp_path / "runs" / "<b>fedavg" / "seed-0"
+    folder.mkdir(parents=True)
+    make_run(folder)
+    (folder / "summary.json").unlink()
+    path = tmp_path / "watch.html"
+    path.write_text(watching.page([tmp_path / "runs"], 5))
+    page = Page(driver, path, width)
+    page.see("accuracy")
+    assert page.ask("document.getElementById('accuracy').data[0].y") == [0.88] * 3
+    assert page.ask("document.querySelector('td').textContent") == "<b>fedavg/seed-0"
     page.check()

@@ -251,10 +251,13 @@ def test_the_chunk_shrinks_until_a_round_fits(name, devices, expected, monkeypat
         loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
 
 
-def test_training_goes_on_from_where_it_stands(whole):
-    trainer = loop.Trainer([make_experiment()])
+def test_training_goes_on_from_where_it_stands(whole, tmp_path):
+    rounds_of = lambda: files.read_json(tmp_path / "run" / "config.json")["rounds"]
+    trainer = loop.Trainer([make_experiment()], outs=[tmp_path / "run"])
     trainer.train(2, EVERY_ROUND)
+    assert rounds_of() == 2
     outcome = trainer.train(ROUNDS, EVERY_ROUND)[0]
+    assert rounds_of() == ROUNDS
     expected = files.read_npz(whole("federico")[0] / "results.npz")
     found = outcome.history.results_arrays()
     for name in ("accuracy_test", "loss_train", "rounds"):

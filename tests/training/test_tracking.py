@@ -1,15 +1,19 @@
 """Trackers: what they get at every evaluation, and what TensorBoard's files say of a run that was resumed."""
 
+import gc
+import itertools
 import struct
 import sys
+import types
 
 import numpy as np
 import pytest
 from runs import EVERY_ROUND, make_experiment, train
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.folder import folders
 from pfljax.training import loop
-from pfljax.training.tracking import Evaluation, TensorBoard, make_evaluation, named
+from pfljax.training.tracking import TRACKERS, Evaluation, MLflow, TensorBoard, WandB, make_evaluation, named
 
 pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
@@ -39,7 +43,7 @@ def shown(folder):
 
 
 def close(tracker):
-    for writer in tracker._writers.values():
+    for writer in tracker._runs.values():
         writer.close()
 
 
@@ -134,7 +138,130 @@ def test_replicates_have_trackers_of_their_own(monkeypatch):
     assert found[1][0].scalars != found[2][0].scalars
 
 
-def test_without_tensorboardx_one_line_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ArgumentError, match=r"^tensorboard: needs tensorboardX: pip install 'pfljax\[tensorboard\]'$"):
-        TensorBoard(tmp_path)
+class Runs:
+    """Stands in for wandb and for mlflow: runs by id, each with its scalars by (name, step), and whether it is open.
+
+    As wandb, a run takes no step before its last one.
+    """
+
+    Histogram = staticmethod(np.sort)
+    entities = types.SimpleNamespace(Metric=lambda *given: types.SimpleNamespace(given=given, step=given[3]))
+
+    def __init__(self):
+        self.ids, self.runs = itertools.count(), {}
+
+    def _begin(self, **about):
+        run = types.SimpleNamespace(id=f"id-{next(self.ids)}", values={}, open=True, about=about)
+        return self.runs.setdefault(run.id, run)
+
+    def init(self, *, project, name, dir, reinit, id=None, resume=None):
+        assert reinit == "create_new" and (resume == "allow") == (id is not None)
+        run = self.runs[id] if id else self._begin(project=project, name=name, dir=dir)
+        run.open = True
+        run.finish = lambda: setattr(run, "open", False)
+        run.log = lambda values, step: run.values.update(
+            {
+                (key, step): value
+                for key, value in values.items()
+                if step >= max((at for _, at in run.values), default=0)
+            }
+        )
+        return run
+
+    MlflowClient = lambda self: self
+    set_experiment = lambda self, name: types.SimpleNamespace(experiment_id=f"experiment {name}")
+
+    def create_run(self, experiment, run_name):
+        return types.SimpleNamespace(
+            info=types.SimpleNamespace(run_id=self._begin(project=experiment, name=run_name).id)
+        )
+
+    def update_run(self, run, status):
+        self.runs[run].open = status == "RUNNING"
+
+    def set_terminated(self, run):
+        self.runs[run].open = False
+
+    def get_metric_history(self, run, name):
+        return [types.SimpleNamespace(step=step) for key, step in self.runs[run].values if key == name]
+
+    def log_batch(self, run, metrics):
+        for name, value, milliseconds, step in (metric.given for metric in metrics):
+            assert milliseconds > 1e12 and (name, step) not in self.runs[run].values
+            self.runs[run].values[name, step] = value
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A stand-in for both libraries."""
+    found = Runs()
+    for name in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "wandb", found)
+    monkeypatch.setitem(sys.modules, "mlflow", found)
+    return found
+
+
+def evaluation(round_number, resumed=0, run="", score=None):
+    scalars = {"accuracy/test": 0.1 * round_number if score is None else score, "train_loss": 2.0}
+    clients = {"accuracy/test": np.array([0.5, np.nan, 0.25]), "loss/test": np.array([np.inf])}
+    return Evaluation(run, round_number, resumed, scalars, clients, None)
+
+
+@pytest.mark.parametrize("tracker", [WandB, MLflow])
+def test_a_resumed_run_continues_the_librarys_run_and_has_every_round_once(tracker, library, tmp_path):
+    folder = tmp_path / "fedavg" / "seed-0" / tracker.board
+    first = tracker(folder)
+    assert not library.runs and not folder.exists()  # nothing before the first evaluation
+    for number in (0, 1, 2):
+        first(evaluation(number))
+    (run,) = library.runs.values()
+    assert run.open and run.about["name"] == "fedavg/seed-0" and run.about["project"].endswith("pfljax")
+    del first
+    gc.collect()
+    assert not run.open
+    again = tracker(folder)
+    again(evaluation(2, resumed=1, score=0.2))
+    again(evaluation(3, resumed=1))
+    assert len(library.runs) == 1 and run.open
+    found = {step: value for (name, step), value in run.values.items() if name == "accuracy/test"}
+    assert found == pytest.approx({0: 0, 1: 0.1, 2: 0.2, 3: 0.3})
+    tracker(folder)(evaluation(0))  # starts over
+    assert len(library.runs) == 2
+
+
+def test_wandb_has_histograms_of_finite_scores_and_mlflow_has_none(library, tmp_path):
+    WandB(tmp_path)(evaluation(3))
+    MLflow(tmp_path)(evaluation(3))
+    with_clients, without = library.runs.values()
+    assert with_clients.values.pop(("clients/accuracy/test", 3)).tolist() == [0.25, 0.5]
+    expected = {("accuracy/test", 3): pytest.approx(0.3), ("train_loss", 3): 2.0}
+    assert with_clients.values == expected and without.values == expected
+
+
+@pytest.mark.parametrize("tracker", [WandB, MLflow])
+def test_runs_of_a_comparison_are_runs_of_the_library(tracker, library, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    whole = tracker(tmp_path)
+    for number in (0, 1):
+        for name in ("local/seed-0", "local/seed-1"):
+            whole(evaluation(number, run=name))
+    assert [run.about["name"] for run in library.runs.values()] == ["local/seed-0", "local/seed-1"]
+    assert {run.about["project"].split()[-1] for run in library.runs.values()} == {"mine"}
+    tracker(tmp_path)(evaluation(2, resumed=1, run="local/seed-1"))
+    first, second = library.runs.values()
+    assert max(step for _, step in first.values) == 1 and max(step for _, step in second.values) == 2
+    tracker(tmp_path, "other")(evaluation(0))
+    assert [*library.runs.values()][-1].about["project"].split()[-1] == "other"
+
+
+def test_runs_that_start_over_delete_what_trackers_left():
+    assert {*TRACKERS} == {*folders.BOARDS}
+
+
+@pytest.mark.parametrize(("name", "tracker"), TRACKERS.items())
+def test_without_the_library_one_line_says_how_to_get_it(name, tracker, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, tracker.package, None)
+    with pytest.raises(ArgumentError, match=rf"^tracker: needs {tracker.package}: pip install 'pfljax\[{name}\]'$"):
+        tracker(tmp_path)
