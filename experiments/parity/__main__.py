@@ -16,12 +16,12 @@ from pathlib import Path
 
 from experiments.parity.shared import Apart, Book, Cell, measure, row
 
-PEERS = ("pfllib",)
+PEERS = {"pfllib": "pfllib", "fedjax": "fedjax_peer", "fedem": "fedem"}
 
 
 def cells_of(peer: str, folder: Path) -> dict[str, Cell | Apart]:
     """A peer's comparisons by name; imports its adapter, and what that needs."""
-    return importlib.import_module(f"experiments.parity.{peer}").cells(folder)
+    return importlib.import_module(f"experiments.parity.{PEERS[peer]}").cells(folder)
 
 
 def main() -> None:

@@ -13,18 +13,17 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import jax
 import numpy as np
-import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 import pfljax as pfl
+from experiments.parity.in_torch import converted, load, stacked
 from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
 from pfljax.contract import tree
 from pfljax.contract.types import Params
@@ -61,27 +60,6 @@ USUAL: dict[str, Any] = {
     "num_new_clients": 0,
     "fine_tuning_epoch_new": 1,
 }
-
-
-def converted(parameters: Iterable[torch.Tensor], first: int = 0) -> Params:
-    """Dense layers' weights and biases in turn, named as in a Flax MLP, from layer `first` on."""
-    found = [tensor.detach().numpy().copy() for tensor in parameters]
-    layers = zip(found[::2], found[1::2], strict=True)
-    return {f"Dense_{number}": {"kernel": w.T, "bias": b} for number, (w, b) in enumerate(layers, first)}
-
-
-def stacked(modules: Iterable[nn.Module], first: int = 0) -> Params:
-    """Several modules' dense layers, with a leading axis."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *[converted(each.parameters(), first) for each in modules])
-
-
-def load(module: nn.Module, params: Params) -> None:
-    """Sets a module's dense layers to a Flax MLP's parameters."""
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-    with torch.no_grad():
-        for number, layer in enumerate(layers):
-            layer.weight.copy_(torch.from_numpy(params[f"Dense_{number}"]["kernel"].T.copy()))
-            layer.bias.copy_(torch.from_numpy(params[f"Dense_{number}"]["bias"]))
 
 
 def split_mlp(models: Any, inputs: int) -> nn.Module:
@@ -200,6 +178,17 @@ def with_heads(server: Any) -> dict:
     return {"global": global_model(server), "heads": heads}
 
 
+def with_bases(server: Any) -> dict:
+    """The server's head, and the clients' bases."""
+    bases = stacked(client.model.base for client in server.clients)
+    return {"global": converted(server.global_model.parameters(), first=1), "bases": bases}
+
+
+def only_personal(server: Any) -> dict:
+    """The clients' models."""
+    return {"personal": stacked(client.model for client in server.clients)}
+
+
 def with_control(server: Any) -> dict:
     """The server's model and its control variate."""
     return whole(server) | {"control": converted(server.global_c)}
@@ -266,6 +255,26 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             note="mean=uniform",
         ),
         "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)),
+        "FedNTD": Cell(pfl.FedNTD(beta=1.0, tau=1.0), ours, play("serverntd.FedNTD", whole, beta=1.0, tau=1.0)),
+        "FedDyn": Apart("their penalty is the distance to the global model; the paper's and ours is its square"),
+        "FedAMP": Cell(
+            pfl.Local(),
+            lambda state: {"personal": state.models},
+            play("serveramp.FedAMP", only_personal, of_clients, alphaK=1.0, sigma=1.0, lamda=1.0),
+            note="beside our Local",
+            differs="their penalty has no gradient, so that their FedAMP is Local",
+        ),
+        "LG-FedAvg": Cell(
+            pfl.LGFedAvg(shared_layers=1),
+            lambda state: ours(state) | {"bases": state.clients.own},
+            play("serverlg.LG_FedAvg", with_bases),
+        ),
+        "FedBABU": Cell(
+            pfl.FedBABU(tune_epochs=0),
+            ours,
+            play("serverbabu.FedBABU", lambda server: {"global": global_model(server)}, fine_tuning_epochs=0),
+            note="scored without tuning",
+        ),
         "Ditto": Cell(
             pfl.Ditto(strength=0.1),
             own,

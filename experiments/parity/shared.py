@@ -22,6 +22,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import pfljax as pfl
+from pfljax.contract import tree
 from pfljax.contract.errors import RunError
 from pfljax.contract.types import Params, PyTree, State
 from pfljax.folder import files
@@ -49,15 +50,13 @@ class Task(NamedTuple):
 
     Attributes:
         clients: The clients.
-        start: The initial parameters of every model.
-        model: The network.
-        local: Local training.
+        start: The initial parameters of a model, the same for all that begin equally.
+        models: Our initial stack, for methods whose models begin differently.
     """
 
     clients: pfl.Federation
     start: Params
-    model: Any
-    local: pfl.LocalTraining
+    models: Params
 
     def arrays(self, client: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """x (n_k, F) and y (n_k,) of a client's examples, by split, in the order in which both sides read them."""
@@ -161,10 +160,10 @@ class Ours:
 
     @property
     def task(self) -> Task:
-        """What the peer begins with: our initial model, the same for all."""
-        problem = self.sim.experiment.problem
+        """What the peer begins with."""
         start = pfl.Simulation(pfl.FedAvg(), self.clients, self.model, self.local).init(jax.random.key(0)).models
-        return Task(self.clients, jax.tree.map(lambda leaf: np.array(leaf[0]), start), problem.model, self.local)
+        numbers = lambda models: jax.tree.map(np.array, models)
+        return Task(self.clients, numbers(tree.first(start)), numbers(self.state.models))
 
     def step(self) -> None:
         """Plays a round."""
