@@ -255,7 +255,13 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             note="mean=uniform",
         ),
         "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)),
-        "FedNTD": Cell(pfl.FedNTD(beta=1.0, tau=1.0), ours, play("serverntd.FedNTD", whole, beta=1.0, tau=1.0)),
+        "FedNTD": Cell(
+            pfl.FedNTD(beta=1.0, tau=1.0),
+            ours,
+            play("serverntd.FedNTD", whole, beta=1.0, tau=1.0),
+            sizes=EQUAL,
+            note="clients of one size, which theirs weights equally",
+        ),
         "FedDyn": Apart("their penalty is the distance to the global model; the paper's and ours is its square"),
         "FedAMP": Cell(
             pfl.Local(),
