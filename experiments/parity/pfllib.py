@@ -26,7 +26,7 @@ import pfljax as pfl
 from experiments.parity.in_torch import converted, load, stacked
 from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
 from pfljax.contract import tree
-from pfljax.contract.types import Params
+from pfljax.contract.types import Params, State
 
 # Arguments of PFLlib's command line, at its defaults where they matter to no comparison.
 USUAL: dict[str, Any] = {
@@ -231,16 +231,14 @@ def without_decay(server: Any) -> None:
         client.optimizer.param_groups[0]["mu"] = 0.0
 
 
-def cells(folder: Path) -> dict[str, Cell | Apart]:
-    """The comparisons by name."""
-    play = functools.partial(Player, folder)
-    ours = lambda state: {"global": tree.first(state.models)}
-    heads = lambda state: ours(state) | {"heads": state.clients.own}
-    own = lambda state: ours(state) | {"personal": state.clients.own.model}
-    of_clients = lambda server: accuracy(server.test_metrics())
-    of_personal = lambda server: accuracy(server.test_metrics_personalized())
+def ours(state: State) -> dict:
+    """Our server's model."""
+    return {"global": tree.first(state.models)}
+
+
+def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
+    """Methods that train a global model."""
     average = functools.partial(play, "serveravg.FedAvg", whole)
-    rate, strength = 0.1, 15.0
     return {
         "FedAvg": Cell(pfl.FedAvg(), ours, average()),
         "FedAvg, their DNN": Cell(pfl.FedAvg(), ours, average(network=own_dnn)),
@@ -263,17 +261,19 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             note="clients of one size, which theirs weights equally",
         ),
         "FedDyn": Apart("their penalty is the distance to the global model; the paper's and ours is its square"),
-        "FedAMP": Cell(
-            pfl.Local(),
-            lambda state: {"personal": state.models},
-            play("serveramp.FedAMP", only_personal, of_clients, alphaK=1.0, sigma=1.0, lamda=1.0),
-            note="beside our Local",
-            differs="their penalty has no gradient, so that their FedAMP is Local",
-        ),
-        "LG-FedAvg": Cell(
-            pfl.LGFedAvg(shared_layers=1),
-            lambda state: ours(state) | {"bases": state.clients.own},
-            play("serverlg.LG_FedAvg", with_bases),
+    }
+
+
+def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
+    """Methods that keep a part of the model at home."""
+    heads = lambda state: ours(state) | {"heads": state.clients.own}
+    return {
+        "FedPer": Cell(pfl.FedPer(), heads, play("serverper.FedPer", with_heads)),
+        "FedRep": Cell(
+            pfl.FedRep(head_epochs=3),
+            heads,
+            play("serverrep.FedRep", with_heads, plocal_epochs=3),
+            note="head_epochs=3",
         ),
         "FedBABU": Cell(
             pfl.FedBABU(tune_epochs=0),
@@ -281,17 +281,25 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             play("serverbabu.FedBABU", lambda server: {"global": global_model(server)}, fine_tuning_epochs=0),
             note="scored without tuning",
         ),
+        "LG-FedAvg": Cell(
+            pfl.LGFedAvg(shared_layers=1),
+            lambda state: ours(state) | {"bases": state.clients.own},
+            play("serverlg.LG_FedAvg", with_bases),
+        ),
+    }
+
+
+def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
+    """Methods whose clients have models of their own."""
+    own = lambda state: ours(state) | {"personal": state.clients.own.model}
+    of_clients = lambda server: accuracy(server.test_metrics())
+    of_personal = lambda server: accuracy(server.test_metrics_personalized())
+    rate, strength = 0.1, 15.0
+    return {
         "Ditto": Cell(
             pfl.Ditto(strength=0.1),
             own,
             play("serverditto.Ditto", lambda s: with_personal(s, "model_per"), of_personal, mu=0.1),
-        ),
-        "FedPer": Cell(pfl.FedPer(), heads, play("serverper.FedPer", with_heads)),
-        "FedRep": Cell(
-            pfl.FedRep(head_epochs=3),
-            heads,
-            play("serverrep.FedRep", with_heads, plocal_epochs=3),
-            note="head_epochs=3",
         ),
         "FedALA": Cell(
             pfl.FedALA(share=1.0),
@@ -342,4 +350,17 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             differs="the personal models: they train v alone, not in the mixture, move alpha at every step, and "
             "replace v by the mixture after each round",
         ),
+        "FedAMP": Cell(
+            pfl.Local(),
+            lambda state: {"personal": state.models},
+            play("serveramp.FedAMP", only_personal, of_clients, alphaK=1.0, sigma=1.0, lamda=1.0),
+            note="beside our Local",
+            differs="their penalty has no gradient, so that their FedAMP is Local",
+        ),
     }
+
+
+def cells(folder: Path) -> dict[str, Cell | Apart]:
+    """The comparisons by name."""
+    play = functools.partial(Player, folder)
+    return with_one_model(play) | with_parts(play) | with_own_models(play)

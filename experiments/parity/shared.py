@@ -104,7 +104,7 @@ class Done(Exception):
 
 def digits(sizes: Sequence[int]) -> pfl.Federation:
     """Clients with 5 of the 10 classes each, as many examples of each, in turn; no randomness."""
-    x, y = load_digits(return_X_y=True)
+    x, y = map(np.asarray, load_digits(return_X_y=True))
     left = {label: list(np.flatnonzero(y == label)) for label in range(CLASSES)}
     chosen, client, is_test = [], [], []
     for k, size in enumerate(sizes):
