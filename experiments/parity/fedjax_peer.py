@@ -23,7 +23,7 @@ from pfljax.contract.types import Params
 CLUSTERS = 3
 
 
-def scores(params: Params, x: jax.Array) -> jax.Array:
+def scores(params: Params, x: Any) -> jax.Array:
     """The MLP's scores (B, C)."""
     first, last = params["Dense_0"], params["Dense_1"]
     return jax.nn.relu(x @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
