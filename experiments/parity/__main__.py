@@ -1,0 +1,58 @@
+"""Shows that a method gives the same numbers in pfljax and in another library's own code.
+
+    python -m experiments.parity --peer=pfllib --peer_folder=PFLlib
+
+The folder is a checkout of the peer; its code is imported from there. Both sides have the same clients, the same
+initial parameters, and mini-batches in the same order. They play rounds in turn. OUT/parity.json and parity.md have,
+after some rounds, the largest difference of parameters, how far parameters have moved, both accuracies, and the median
+time of a round. They are written after every method; the same command continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from experiments.parity.shared import Apart, Book, Cell, measure, row
+
+PEERS = {"pfllib": "pfllib", "fedjax": "fedjax_peer", "fedem": "fedem"}
+
+
+def cells_of(peer: str, folder: Path) -> dict[str, Cell | Apart]:
+    """A peer's comparisons by name; imports its adapter, and what that needs."""
+    return importlib.import_module(f"experiments.parity.{PEERS[peer]}").cells(folder)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", choices=PEERS, required=True)
+    parser.add_argument("--peer_folder", type=Path, required=True, help="a checkout of the peer")
+    parser.add_argument("--methods", default="", help="methods to compare, separated by semicolons; none given: all")
+    parser.add_argument("--rounds", default="1,5,50", help="numbers of rounds after which to compare")
+    parser.add_argument("--out", type=Path, default=Path("runs/parity"))
+    args = parser.parse_args()
+    if not args.peer_folder.is_dir():
+        parser.error(f"--peer_folder={args.peer_folder}: no such folder")
+    if not all(number.isdecimal() and int(number) for number in args.rounds.split(",")):
+        parser.error(f"--rounds={args.rounds}: accepted: positive integers, separated by commas")
+    rounds = sorted({int(number) for number in args.rounds.split(",")})
+    cells = cells_of(args.peer, args.peer_folder)
+    names = args.methods.split(";") if args.methods else list(cells)
+    if not set(names) <= set(cells):
+        parser.error(f"--methods={args.methods}: accepted: {'; '.join(cells)}")
+    book = Book(args.out, {"peer": args.peer, "rounds": rounds})
+    if not book.agrees:
+        parser.error(f"--out={args.out}: has results of another peer or for other rounds; choose a new folder")
+    for name in names:
+        if name not in book.content["cells"]:
+            cell = cells[name]
+            found = {} if isinstance(cell, Apart) else measure(cell, rounds) | {"note": cell.note}
+            book.keep(name, {"note": ""} | found | {"differs": cell.differs})
+        print(" | ".join(row(name, book.content["cells"][name])), flush=True)
+    print(f"table: {book.path.with_suffix('.md')}, .json")
+
+
+if __name__ == "__main__":
+    main()
