@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import shutil
 import tempfile
 
 import numpy as np
@@ -17,6 +18,7 @@ from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
 from pfljax.data import sources
+from pfljax.folder import planned
 
 # How many examples hypothesis draws, by default and in the campaign; always the same ones.
 BUDGETS = lambda few, many: [few, pytest.param(many, marks=pytest.mark.campaign)]
@@ -105,8 +107,11 @@ def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp
     def check(flag, text):
         name, group = flag
         method = [f"--algorithm={group}"] if group in METHODS else []
-        refused(module.COMMAND, [*cheap[module], *method, f"--{name}={text}", f"--out={tmp_path / 'run'}"])
-        assert not (tmp_path / "run").exists()
+        out = tmp_path / "run"
+        if refused(module.COMMAND, [*cheap[module], *method, f"--{name}={text}", f"--out={out}"]) is None:
+            assert {path.name for path in out.rglob("*")} <= {planned.NAME}  # what it would train
+            shutil.rmtree(out, ignore_errors=True)
+        assert not out.exists()
 
     check()
 
