@@ -132,4 +132,4 @@ def test_a_file_that_is_not_what_is_asked_for_is_refused(flag, kind, tmp_path):
     assert (line is None) == accepted
     what = ("given.", "--dfedem.graph=file: not connected", "not a flag", "unknown flag")
     assert accepted or any(words in line for words in what)
-    assert not (tmp_path / "run").exists()
+    assert accepted or not (tmp_path / "run").exists()
