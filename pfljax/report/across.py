@@ -45,8 +45,8 @@ HELPED = (
 GAINS = "What single clients gain over {reference}, from the largest gain to the smallest."
 PAIRS = "Each point is a client of a run: its scores with {reference} and with the method, equal on the dashed line."
 LATE = (
-    "The trend is that of the last quarter of the rounds: lines are fitted to each run's scores, and the 95 % interval "
-    "of their mean change excludes 0, or there is no trend. Curves of few evaluations have none."
+    "The trend is that of the last quarter of the rounds. A line is fitted to each run's scores; there is a trend if "
+    "the 95 % interval of the mean change excludes 0. It needs three evaluations and two runs."
 )
 DOWNLOADS = {"runs": "Runs (CSV)", "curves": "Curves (CSV)"}
 
