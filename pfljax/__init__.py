@@ -51,7 +51,7 @@ from pfljax.contract.types import (
 from pfljax.data import Federation, partitions
 from pfljax.local.problem import OwnModel, Problem
 from pfljax.local.solver import Solver
-from pfljax.models import Model, adapters, weights
+from pfljax.models import Model, Networks, adapters, weights
 
 __version__ = "0.2.0"
 
@@ -80,6 +80,7 @@ __all__ = [
     "LocalTraining",
     "MLflow",
     "Mixture",
+    "Networks",
     "Model",
     "OwnModel",
     "Prediction",

@@ -11,7 +11,7 @@ Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowled
     squares are more than a share T of the sum of all squares; T rises linearly over the rounds.
     Client k predicts with v_k.
 
-Departures from the paper: The mentee has the mentor's architecture. Features are the input of the last layer; losses of
+Departures from the paper: The mentee has the mentor's architecture unless networks differ. Features are the input of the last layer; losses of
 other layers and of attention maps are left out. The divisor c_v + c_w is a constant in gradients and at least LEAST,
 since it goes to 0 as clients fit their examples. W_k starts as the identity and stays with its client. The mean is
 weighted by n_k. Kernels of convolutions are matrices with a column for each output. Traffic counts whole matrices,
@@ -40,7 +40,7 @@ LEAST = 0.01  # of the divisor
 
 
 class Row(NamedTuple):
-    """The mentor beside the mentee's optimizer, W_k (F, F), and its optimizer."""
+    """The mentor beside the mentee's optimizer, W_k (F of the mentee, F of the mentor), and its optimizer."""
 
     models: beside.Row
     projection: Array
@@ -62,14 +62,15 @@ class FedKD:
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fedkd")
-        solver, width = problem.solver, classes.num_features(problem)
+        solver, server = problem.solver, problem.of_server
+        widths = classes.num_features(server), classes.num_features(problem)
         of_mentor, of_mentee = objectives(problem, self.strength)
 
         def energy(number):
             return self.energy + (self.last_energy - self.energy) * jnp.minimum((number + 1) / problem.rounds, 1)
 
         def compressed(update, number):
-            found, floats = leading(solver.trained(update)[0], energy(number))
+            found, floats = leading(server.solver.trained(update)[0], energy(number))
             return tree.combine(found, update), floats
 
         def client_update(context, models, row, data):
@@ -84,57 +85,61 @@ class FedKD:
             trained, kept, loss, memory = beside.descend(
                 problem, context, models, row.models, data.train, gradient, memory
             )
-            update, floats = compressed(updates.added(solver, models, trained), context.round)
+            update, floats = compressed(updates.added(server.solver, models, trained), context.round)
             upload, sent = aggregation.weighted(update, data.train.size)
             return ClientOutput(Row(kept, *memory), upload, {"loss": loss, "floats": floats}, sent)
 
         def server_update(key, state, aggregate):
             update, _ = compressed(updates.mean_update(aggregate), state.round)
-            models = updates.moved(solver, state.models, update, aggregate.upload["weight"] > 0)
+            models = updates.moved(server.solver, state.models, update, aggregate.upload["weight"] > 0)
             return state._replace(models=models), {"upload_share": aggregate.report["floats"].mean()}
 
         def row(key, client, models):
-            projection = jnp.eye(width)
+            projection = jnp.eye(*widths)
             own = beside.first_row(problem)(key, client, models)
             return Row(own, projection, solver.optimizer.init(projection))
 
         def adapt(context, models, data):
             objective = of_mentor(tree.first(models))
             return problem.newcomer(
-                context, models, data, lambda mentor, batch: objective((mentor, jnp.eye(width)), batch)
+                context, models, data, lambda mentor, batch: objective((mentor, jnp.eye(*widths)), batch)
             )
 
         functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
         own = lambda row: row.models.own.model
-        return averaging(problem, row=row, own=own, adapt=adapt, ledger=Ledger(gradients=2), **functions)
+        return averaging(server, row=row, own=own, adapt=adapt, ledger=Ledger(gradients=2), **functions)
 
 
 def objectives(problem: Problem, strength: Array | float) -> tuple[Callable, Callable]:
     """The mean losses of (mentor, W_k) given a mentee, and of a mentee given the mentor and W_k."""
-    model, solver = problem.model, problem.solver
+    server = problem.of_server
 
-    def adaptive(student, teacher, far, x, y, *key):
+    def losses(mentor, mentee, projection, x, y, *key):
+        """What the losses (B,) of mentor and mentee are made of: cross entropies, logits, and a distance of features."""
+        both = (problem, mentor), (server, mentee)
+        h_v, h_w = (each.model.features(params, x, *key) for each, params in both)
+        far = problem.model.over_places(jnp.square(h_v - h_w @ projection).mean(axis=-1), y)
+        logits = [each.model.apply(params, x, *key) for each, params in both]
+        return [each.solver.loss(params, x, y, *key) for each, params in both], logits, far
+
+    def adaptive(task, other, teacher, student, far, y):
         """The losses (B,) of a student that learns from labels and from the other model, whose features are far."""
-        task, other = (solver.loss(params, x, y, *key) for params in (student, teacher))
         known = jax.lax.stop_gradient(jnp.maximum(task + other, LEAST))
-        apart = distillation.divergence(problem, teacher, student, x, y, *key)
-        return task + strength * (apart + model.over_places(far, y)) / known
-
-    def far(mentor, mentee, projection, x, *key):
-        h_v, h_w = (model.features(params, x, *key) for params in (mentor, mentee))
-        return jnp.square(h_v - h_w @ projection).mean(axis=-1)
+        return task + strength * (distillation.divergence(problem, teacher, student, y) + far) / known
 
     def of_mentor(mentee):
         def loss(params, x, y, *key):
-            return adaptive(params[0], mentee, far(params[0], mentee, params[1], x, *key), x, y, *key)
+            (c_v, c_w), (v, w), far = losses(params[0], mentee, params[1], x, y, *key)
+            return adaptive(c_v, c_w, w, v, far, y)
 
-        return solver.with_loss(loss).mean_loss
+        return problem.solver.with_loss(loss).mean_loss
 
     def of_mentee(mentor, projection):
         def loss(mentee, x, y, *key):
-            return adaptive(mentee, mentor, far(mentor, mentee, projection, x, *key), x, y, *key)
+            (c_v, c_w), (v, w), far = losses(mentor, mentee, projection, x, y, *key)
+            return adaptive(c_w, c_v, v, w, far, y)
 
-        return solver.with_loss(loss).mean_loss
+        return server.solver.with_loss(loss).mean_loss
 
     return of_mentor, of_mentee
 

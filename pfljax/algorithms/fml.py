@@ -7,9 +7,9 @@ Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu, "Federated mutual learning"
     w_k <- w_k - eta grad (beta CE(p_w, y) + (1 - beta) KL(p_v || p_w)), v_k fixed, both from the same models;
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with v_k.
 
-Departures from the paper: Clients' own models have the meme's architecture. The mean is weighted by n_k. Steps are
-those of the solver's optimizer, one for each model; the optimizer of v_k persists across rounds. Newcomers train a
-model of their own as in a round, with the final meme fixed, for as many rounds as the run has.
+Departures from the paper: Clients' own models have the meme's architecture unless networks differ. The mean is weighted
+by n_k. Steps are those of the solver's optimizer, one for each model; the optimizer of v_k persists across rounds.
+Newcomers train a model of their own as in a round, with the final meme fixed, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -40,31 +40,35 @@ class FML:
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fml")
-        solver = problem.solver
+        meme = problem.of_server
 
-        def mutual(teacher, weight):
+        def mutual(own, other, teacher, weight):
             """The mean loss of a model that learns from the labels, with this weight, and from a fixed teacher."""
 
             def loss(params, x, y, *key):
-                apart = distillation.divergence(problem, teacher, params, x, y, *key)
-                return weight * solver.loss(params, x, y, *key) + (1 - weight) * apart
+                logits = other.model.apply(teacher, x, *key), own.model.apply(params, x, *key)
+                apart = distillation.divergence(problem, *logits, y)
+                return weight * own.solver.loss(params, x, y, *key) + (1 - weight) * apart
 
-            return solver.with_loss(loss).mean_loss
+            return own.solver.with_loss(loss).mean_loss
+
+        of_own = lambda shared: mutual(problem, meme, shared, self.alpha)
+        of_meme = lambda own: mutual(meme, problem, own, self.beta)
 
         def train(context, models, row, data):
             def gradient(pair, memory, batch):
-                loss, slope = jax.value_and_grad(mutual(pair.shared, self.alpha))(pair.own, batch(0).of_model(1))
-                of_meme = jax.grad(mutual(pair.own, self.beta))(pair.shared, batch(0).of_model(0))
-                return loss, beside.Pair(of_meme, slope), memory
+                loss, slope = jax.value_and_grad(of_own(pair.shared))(pair.own, batch(0).of_model(1))
+                of_shared = jax.grad(of_meme(pair.own))(pair.shared, batch(0).of_model(0))
+                return loss, beside.Pair(of_shared, slope), memory
 
             models, row, loss, _ = beside.descend(problem, context, models, row, data.train, gradient)
             return models, row, loss[None]
 
         def adapt(context, models, data):
-            return problem.newcomer(context, models, data, mutual(tree.first(models), self.alpha))
+            return problem.newcomer(context, models, data, of_own(tree.first(models)))
 
         return averaging(
-            problem,
+            meme,
             train=train,
             row=beside.first_row(problem),
             own=lambda row: row.own.model,

@@ -184,15 +184,21 @@ class Result:
             ArgumentError: if the client predicts with several models, or with more than a model.
         """
         self._check_client(client)
-        as_it_is = lambda algorithm: lambda prediction, _: prediction._replace(inputs=())
+        problem = self.experiment.problem._replace(plan=self._outcome.plan)
+        as_it_is = lambda algorithm: lambda made, _: made if problem.groups else made._replace(inputs=())
         prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [client]))
+        model, algorithm = problem.model, self.experiment.algorithm(problem.plan)
+        if problem.groups:
+            mixed, group = self.experiment.mixed(problem, self.experiment.method), int(prediction.inputs)
+            prediction = mixed.unpacked(group, prediction.models)
+            model, algorithm = problem.groups.models[group], mixed.algorithms[group]
         used = np.flatnonzero(prediction.weights > ALONE)
-        applied = self.experiment.algorithm(self._outcome.plan).apply is not None
+        applied = algorithm.apply is not None
         if applied or len(used) != 1:
             what = "more than the outputs of one model" if applied else "a mixture of several models"
             raise ArgumentError("client", f"predicts with {what}, which is no Flax module; use result.predict", client)
         params = jax.tree.map(lambda leaf: leaf[used[0]], prediction.models)
-        return self.experiment.problem.model.network.exported(params)
+        return model.network.exported(params)
 
     @checked()
     def save_model(self, path: str | Path, client: int) -> None:

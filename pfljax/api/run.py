@@ -23,6 +23,7 @@ from pfljax.folder.folders import Resume
 from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
+from pfljax.models.groups import Networks, grouped
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
@@ -90,6 +91,7 @@ class Run:
             method: A method with its knobs, such as `FedeRiCo(neighbors=3)`.
             clients: The training clients.
             model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
+                Or several of them by name, {"small": ..., "large": ...}, which clients take in turns; or `Networks`.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
             participation: Fraction of clients that take part in a round; with `client_privacy`, each one's chance.
@@ -109,6 +111,7 @@ class Run:
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
         """
         local, execution = local or LocalTraining(), execution or Execution()
+        model = Networks(model) if isinstance(model, Mapping) else model
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
@@ -208,12 +211,14 @@ def make_problem(
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
-    built = models.build(model, clients.inputs, clients.task, clients.num_classes, **options)
+    build = lambda each: models.build(each, clients.inputs, clients.task, clients.num_classes, **options)
+    networks = model.networks if isinstance(model, Networks) else [("", model)]
+    built = [build(each) for _, each in networks]
     if (late := clients.late_scaling) is not None:
-        built = dataclasses.replace(built, scaling=(late.mean, late.std))
+        built = [dataclasses.replace(each, scaling=(late.mean, late.std)) for each in built]
     problem = Problem(
-        built,
-        local.bind(built),
+        built[0],
+        local.bind(built[0]),
         plan,
         clients.num_clients,
         cohort_size=max(1, round(participation * clients.num_clients)),
@@ -222,6 +227,7 @@ def make_problem(
         common_init=local.common_init,
         keep_optimizer=local.keep_optimizer,
         learning_rate=local.learning_rate,
+        groups=grouped(model, built, clients.num_clients) if isinstance(model, Networks) else None,
     )
     return (client_privacy or ClientPrivacy()).seated(problem, participation)
 

@@ -225,8 +225,9 @@ def computes_as(a: Run, b: Run) -> bool:
     """Whether two runs surely have the same program."""
     described = lambda run: (
         *(run.experiment.structure, run.experiment.numbers, run.experiment.local),
-        run.experiment.problem._replace(model=None, solver=None, plan=None),
-        *(run.experiment.problem.model.module, run.experiment.fine_tune_epochs, shapes(run.clients)),
+        run.experiment.problem._replace(model=None, solver=None, plan=None, groups=None),
+        run.experiment.problem.groups and run.experiment.problem.groups.given,
+        *([model.module for model in run.experiment.problem.models], run.experiment.fine_tune_epochs, shapes(run.clients)),
     )
     try:
         return a.experiment.local is not None and described(a) == described(b)

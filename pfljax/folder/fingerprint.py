@@ -82,7 +82,7 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
             folder, without comments.
         "versions": version by library. Where versions differ, sources are compared, since parts cannot be.
     """
-    found = [experiment.method, experiment.problem.model.module]
+    found = [experiment.method, *(model.module for model in experiment.problem.models)]
     if experiment.local is not None:
         found += [experiment.local.optimizer, experiment.local.schedule, experiment.local.loss]
     return {
@@ -153,9 +153,10 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
     start = jax.eval_shape(algorithm.start, key, clients)
     state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
+    models = problem.models
 
-    def of_model(key: Key, params: Params, x: PyTree, y: Array) -> tuple:
-        return model.init(key), model.predict(params, x), model.loss(params, x, y, key)
+    def of_models(key: Key, params: Params, x: PyTree, y: Array) -> list[tuple]:
+        return [(m.init(key), m.predict(p, x), m.loss(p, x, y, key)) for m, p in zip(models, params, strict=True)]
 
     def predicted(prediction: Prediction, inputs: Any) -> Array:
         x = jax.tree.map(jnp.zeros_like, model.example_input)
@@ -168,7 +169,7 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
         "first_row": (algorithm.first_row, key, np.int32(0), start),
         ENGINE: (one_round, key, np.int32(0), state, clients),
         "predict": (served, key, state, ids, clients),
-        MODEL: (of_model, key, model.network.shapes, model.example_input, labels),
+        MODEL: (of_models, key, [each.network.shapes for each in models], model.example_input, labels),
     }
     if algorithm.adapt:
         newcomers = functools.partial(lifting.serve_newcomers, algorithm, plan, predicted)

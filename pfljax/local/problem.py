@@ -25,6 +25,7 @@ from pfljax.local.batches import Batch
 from pfljax.local.clock import Clock
 from pfljax.local.solver import Solver
 from pfljax.models import Model
+from pfljax.models.groups import Groups
 
 
 class OwnModel(NamedTuple):
@@ -64,6 +65,8 @@ class Problem(NamedTuple):
         clock: How long clients take; None: no time is simulated.
         chance: Probability with which each client takes part in a round, independently of others; a cohort then has
             `cohort_size` places, of which others stay empty. None: a cohort always has S clients.
+        groups: The networks, if they differ between groups of clients; `model` is the first. None: all have `model`.
+        common: What a method is built for beside a client's own network, if they differ; see `of_server`.
     """
 
     model: Model
@@ -78,6 +81,18 @@ class Problem(NamedTuple):
     learning_rate: float | None = None
     clock: Clock | None = None
     chance: float | None = None
+    groups: Groups | None = None
+    common: Problem | None = None
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """All networks."""
+        return self.groups.models if self.groups else (self.model,)
+
+    @property
+    def of_server(self) -> Problem:
+        """The problem of the network that a server's own model has: all clients' network, unless these differ."""
+        return self.common or self
 
     @property
     def expected_clients(self) -> float:

@@ -2,6 +2,7 @@
 
 from pfljax.models import adapters, weights
 from pfljax.models.building import NAMES, SEQUENCES, build, make
+from pfljax.models.groups import Networks
 from pfljax.models.model import Model, module_of
 from pfljax.models.networks import (
     CNN,
@@ -30,6 +31,7 @@ __all__ = [
     "McMahanCNN",
     "MobileNetV2",
     "Model",
+    "Networks",
     "PflResearchCNN",
     "ResNet18",
     "Transformer",

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract import cores
+from pfljax.contract import cores, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Key, PyTree
@@ -19,6 +19,7 @@ from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.evaluation.measures import Metric
+from pfljax.evaluation.metrics import predict
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
@@ -29,6 +30,7 @@ from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.latecomers import with_latecomers
+from pfljax.stages.networks import Mixed
 from pfljax.stages.server import Server
 
 
@@ -199,12 +201,31 @@ class Experiment:
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
 
-        tuned = fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
+        tuned = self.built(problem, method, numbers.learning_rate)
         sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
         covered = self.client_privacy.on(problem, self.faults.on(problem, on_clock(problem, sent)))
         arrived = self.server.of(problem, covered, self.attack, self.client_privacy.active)
         found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
+
+    def built(self, problem: Problem, method: Any, learning_rate: Any = None) -> Algorithm:
+        """The method without stages, for one network or several."""
+        if problem.groups is not None:
+            return self.mixed(problem, method, learning_rate).algorithm()
+        return fine_tuned(problem, method.build(problem), self.fine_tune_epochs)
+
+    def mixed(self, problem: Problem, method: Any, learning_rate: Any = None) -> Mixed:
+        """The method without stages, for several networks."""
+        assert problem.groups is not None and self.local is not None
+        local, epochs = self.local, self.fine_tune_epochs
+        if learning_rate is not None:
+            local = dataclasses.replace(local, learning_rate=learning_rate)
+        alone = problem._replace(groups=None)
+        problems = [alone._replace(model=model, solver=local.bind(model)) for model in problem.groups.models]
+        problems = [each._replace(common=problems[0]) for each in problems]
+        algorithms = [fine_tuned(each, method.build(each), epochs) for each in problems]
+        clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)
+        return Mixed(problem.groups, tuple(problems), tuple(algorithms), clients, predict)
 
     def keys(self, key: Key, secret: Key) -> Key:
         """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""

@@ -131,7 +131,10 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         lines.insert(0, ("frozen parameters, held once", frozen))
     if compiled.saving is not None and store.on_disk:
         lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
-    lines += [("slow layer", layer) for layer in experiment.problem.model.slow_layers(plan.device.platform)]
+    if groups := experiment.problem.groups:
+        lines.insert(0, ("networks", groups.described(num_clients)))
+    slow = [layer for model in experiment.problem.models for layer in model.slow_layers(plan.device.platform)]
+    lines += [("slow layer", layer) for layer in dict.fromkeys(slow)]
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and store.on_devices:
         lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))

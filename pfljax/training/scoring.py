@@ -127,7 +127,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "dataset": federation.name,
         "task": federation.task,
         "num_clients": federation.num_clients,
-        "parameters": experiment.problem.model.num_parameters,
+        "parameters": max(model.num_parameters for model in experiment.problem.models),
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
         "metrics": experiment.measures,

@@ -28,7 +28,8 @@ class Pair(NamedTuple):
 
 def first_row(problem: Problem) -> Callable[[Key, Array, Params], Row]:
     """The `row` argument of `averaging`: a client begins with an initial model of its own."""
-    return lambda key, client, models: Row(problem.own_model(key, client), problem.kept_optimizers(models))
+    kept = problem.of_server.kept_optimizers
+    return lambda key, client, models: Row(problem.own_model(key, client), kept(models))
 
 
 def descend(
@@ -54,24 +55,26 @@ def descend(
     Returns:
         The global model (1, ...) as trained by the client, its next row, the mean loss and the memory.
     """
-    optimizer, keep = problem.solver.optimizer, problem.keep_optimizer
+    shared, own, keep = problem.of_server.solver, problem.solver, problem.keep_optimizer
     start = Pair(tree.first(models), row.own.model)
-    states = Pair(tree.first(row.optimizer) if keep else optimizer.init(start.shared), row.own.optimizer)
-    trained, states, loss, memory = problem.solver._replace(optimizer=apart(optimizer)).descend(
+    states = Pair(tree.first(row.optimizer) if keep else shared.optimizer.init(start.shared), row.own.optimizer)
+    solver = own._replace(optimizer=apart(shared.optimizer, own.optimizer))
+    trained, states, loss, memory = solver.descend(
         context.key, start, states, split, gradient, memory, round_number=context.round
     )
     row = Row(OwnModel(trained.own, states.own), tree.stack_one(states.shared) if keep else ())
     return tree.stack_one(trained.shared), row, loss, memory
 
 
-def apart(optimizer: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for a `Pair`, with a separate state for each of its models."""
+def apart(*optimizers: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """One optimizer for a `Pair` of models, made of one for each."""
 
     def init(params: Any) -> Any:
-        return Pair(*map(optimizer.init, params))
+        return Pair(*(each.init(model) for each, model in zip(optimizers, params, strict=True)))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        updates, state = zip(*map(lambda *one: optimizer.update(*one, **extra), updates, state, params), strict=True)
+        of_each = zip(optimizers, updates, state, params, strict=True)
+        updates, state = zip(*(each.update(*one, **extra) for each, *one in of_each), strict=True)
         return Pair(*updates), Pair(*state)
 
     return optax.GradientTransformationExtraArgs(init, update)
