@@ -11,12 +11,13 @@ Wu, Wu, Lyu, Huang, Xie, "Communication-efficient federated learning via knowled
     squares are more than a share T of the sum of all squares; T rises linearly over the rounds.
     Client k predicts with v_k.
 
-Departures from the paper: The mentee has the mentor's architecture unless networks differ. Features are the input of the last layer; losses of
-other layers and of attention maps are left out. The divisor c_v + c_w is a constant in gradients and at least LEAST,
-since it goes to 0 as clients fit their examples. W_k starts as the identity and stays with its client. The mean is
-weighted by n_k. Kernels of convolutions are matrices with a column for each output. Traffic counts whole matrices,
-since ranks vary; the metric `upload_share` is the share of them that the clients' factors take. Newcomers train a
-mentor as in a round, with the final mentee fixed and W the identity, for as many rounds as the run has.
+Departures from the paper: The mentee has the mentor's architecture unless networks differ. Features are the input of
+the last layer; losses of other layers and of attention maps are left out. The divisor c_v + c_w is a constant in
+gradients and at least LEAST, since it goes to 0 as clients fit their examples. W_k starts as the identity and stays
+with its client. The mean is weighted by n_k. Kernels of convolutions are matrices with a column for each output.
+Traffic counts whole matrices, since ranks vary; the metric `upload_share` is the share of them that the clients'
+factors take. Newcomers train a mentor as in a round, with the final mentee fixed and W the identity, for as many rounds
+as the run has.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def objectives(problem: Problem, strength: Array | float) -> tuple[Callable, Cal
     server = problem.of_server
 
     def losses(mentor, mentee, projection, x, y, *key):
-        """What the losses (B,) of mentor and mentee are made of: cross entropies, logits, and a distance of features."""
+        """Of mentor and mentee: cross entropies (B,), logits, and the distance (B,) of their features."""
         both = (problem, mentor), (server, mentee)
         h_v, h_w = (each.model.features(params, x, *key) for each, params in both)
         far = problem.model.over_places(jnp.square(h_v - h_w @ projection).mean(axis=-1), y)

@@ -227,7 +227,11 @@ def computes_as(a: Run, b: Run) -> bool:
         *(run.experiment.structure, run.experiment.numbers, run.experiment.local),
         run.experiment.problem._replace(model=None, solver=None, plan=None, groups=None),
         run.experiment.problem.groups and run.experiment.problem.groups.given,
-        *([model.module for model in run.experiment.problem.models], run.experiment.fine_tune_epochs, shapes(run.clients)),
+        *(
+            [model.module for model in run.experiment.problem.models],
+            run.experiment.fine_tune_epochs,
+            shapes(run.clients),
+        ),
     )
     try:
         return a.experiment.local is not None and described(a) == described(b)

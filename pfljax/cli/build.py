@@ -145,12 +145,27 @@ def sizes(settings: Settings) -> dict[str, Any]:
     return {**widths(settings), **of_blocks, "style": "" if settings.style == "auto" else settings.style}
 
 
-def build_model(settings: Settings, federation: Federation) -> api.models.Model:
-    """Returns the clients' network."""
-    name, task, options = settings.model, federation.task, settings.make(Adapting).options()
+def build_model(settings: Settings, federation: Federation) -> api.models.Model | api.models.Networks:
+    """Returns the clients' network or networks."""
+    names, families = settings.model.split(","), api.models.FAMILIES
+    if len(names) > 1:
+        wrong = next((name for name in names if names.count(name) > 1 or name in families), None)
+        if wrong is not None:
+            raise settings.error("model", "accepted: a list of different networks, or the name of one family")
+        return api.models.Networks({name: build_network(settings, federation, name) for name in names})
+    if settings.model in families:
+        return api.models.Networks(families[settings.model])
+    return build_network(settings, federation, settings.model)
+
+
+def build_network(settings: Settings, federation: Federation, name: str) -> api.models.Model | api.models.Networks:
+    """Returns a network by name, or the network or networks of a user's file."""
+    task, options = federation.task, settings.make(Adapting).options()
     shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
         found = own_files.load("model", name)
+        if isinstance(found, Mapping | api.models.Networks):
+            return found if isinstance(found, api.models.Networks) else api.models.Networks(found)
         found = api.models.Model(found, **options) if options else found
         return api.models.build(found, federation.inputs, task, federation.num_classes, target_shape=target_shape)
     sequences = task == "classification" and len(target_shape) == 1

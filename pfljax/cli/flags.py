@@ -72,7 +72,8 @@ class Network:
 
     Attributes:
         model: Name of a network, or FILE.py:NAME, your own callable that takes num_classes; auto: linear for
-            regression, lstm for text, otherwise mlp.
+            regression, lstm for text, otherwise mlp. A list of several, which clients take in turns, a family of
+            networks (htfe2, htfe3, htfe4, htfe8), or FILE.py:NAME of a dict of networks: they differ between clients.
         hidden: Widths of the hidden layers of the mlp.
         channels: Numbers of channels of the convolutions of the cnn.
         patch: Rows and columns of a patch of the vit.

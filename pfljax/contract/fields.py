@@ -240,8 +240,8 @@ def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str 
 
 
 def holds(value: Any, needed: Sequence[Any]) -> bool:
-    """Whether a value, or one of a list of values, is among the `needed` ones; see `Conditions`."""
-    listed = value if isinstance(value, list | tuple) else [value]
+    """Whether a value, or one of a list (of values, or of names with commas), is `needed`; see `Conditions`."""
+    listed = value if isinstance(value, list | tuple) else value.split(",") if isinstance(value, str) else [value]
     named = needed and needed != GIVEN
     return any(str(each).partition(":")[0] in map(str, needed) if named else bool(each) for each in listed)
 

@@ -1,7 +1,7 @@
 """Networks as pure functions: `Model`, for any Flax module, and networks available by name."""
 
 from pfljax.models import adapters, weights
-from pfljax.models.building import NAMES, SEQUENCES, build, make
+from pfljax.models.building import FAMILIES, NAMES, SEQUENCES, build, make
 from pfljax.models.groups import Networks
 from pfljax.models.model import Model, module_of
 from pfljax.models.networks import (
@@ -9,10 +9,12 @@ from pfljax.models.networks import (
     MLP,
     VGG11,
     FemnistCNN,
+    GoogLeNet,
     LeNet,
     McMahanCNN,
     MobileNetV2,
     PflResearchCNN,
+    ResNet,
     ResNet18,
 )
 from pfljax.models.recurrent import CharacterLSTM
@@ -20,6 +22,7 @@ from pfljax.models.transformers import STYLES, Transformer, ViT
 
 __all__ = [
     "CNN",
+    "FAMILIES",
     "MLP",
     "NAMES",
     "SEQUENCES",
@@ -27,12 +30,14 @@ __all__ = [
     "VGG11",
     "CharacterLSTM",
     "FemnistCNN",
+    "GoogLeNet",
     "LeNet",
     "McMahanCNN",
     "MobileNetV2",
     "Model",
     "Networks",
     "PflResearchCNN",
+    "ResNet",
     "ResNet18",
     "Transformer",
     "ViT",

@@ -73,6 +73,26 @@ NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
     "lstm": lambda sizes: recurrent.CharacterLSTM(),
     "transformer": Sizes.transformer,
 }
+
+FEATURES = 512  # of all networks in a family
+_cnn, _resnet = networks.FemnistCNN(hidden=FEATURES), functools.partial(networks.ResNet, features=FEATURES)
+_resnet18, _resnet34 = _resnet(), _resnet(blocks=(3, 4, 6, 3))
+_others = {
+    "cnn": _cnn,
+    "googlenet": networks.GoogLeNet(features=FEATURES),
+    "mobilenet_v2": networks.MobileNetV2(features=FEATURES),
+    "resnet18": _resnet18,
+}
+# Families of networks for small images that differ between clients, as HtFLlib's HtFE-img-2, -3, -4 and -8 (Zhang et
+# al., KDD 2025), with group norm in place of batch norm.
+FAMILIES: dict[str, dict[str, nn.Module]] = {
+    "htfe2": {"cnn": _cnn, "resnet18": _resnet18},
+    "htfe3": {"resnet10": _resnet(blocks=(1, 1, 1, 1)), "resnet18": _resnet18, "resnet34": _resnet34},
+    "htfe4": _others,
+    "htfe8": _others
+    | {"resnet34": _resnet34, "resnet50": _resnet(blocks=(3, 4, 6, 3), bottleneck=True)}
+    | {f"resnet{n}": _resnet(blocks=(3, m, r, 3), bottleneck=True) for n, m, r in ((101, 4, 23), (152, 8, 36))},
+}
 TOKENS = (recurrent.CharacterLSTM, transformers.Transformer)  # networks that read integers
 SEQUENCES = ("lstm", "transformer")  # networks with outputs at every position
 

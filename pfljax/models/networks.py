@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array
@@ -58,6 +59,20 @@ def stacked(
     return nn.Dense(outputs)(x)
 
 
+def pooled(x: Array, features: int | None) -> Array:
+    """Features (B, F) as means of `features` neighboring ranges, so that networks of several widths have as many.
+
+    Range i goes from floor(i F / features) to ceil((i + 1) F / features), as in PyTorch's adaptive pooling. None: x.
+    """
+    if features in (None, x.shape[-1]):
+        return x
+    starts, ends = (np.arange(2)[:, None] + np.arange(features)) * x.shape[-1]
+    starts, ends = starts // features, -(-ends // features)
+    places = np.arange(x.shape[-1])[:, None]
+    inside = (places >= starts) & (places < ends)
+    return x @ jnp.asarray(inside / (ends - starts), x.dtype)
+
+
 class MLP(nn.Module):
     """Dense layers with ReLU between them; a linear model without hidden widths."""
 
@@ -105,11 +120,12 @@ class FemnistCNN(nn.Module):
     2,278,334 parameters for 28 x 28 gray images and 62 classes.
     """
 
+    hidden: int = 2048
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, ((32,), (64,)), (2048,), self.outputs, least=16, size=5, padding="VALID")
+        return stacked(x, ((32,), (64,)), (self.hidden,), self.outputs, least=16, size=5, padding="VALID")
 
 
 class LeNet(nn.Module):
@@ -178,6 +194,7 @@ class MobileNetV2(nn.Module):
         *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
         *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
     )
+    features: int | None = None  # see `pooled`
     outputs: int = UNSET
 
     @nn.compact
@@ -191,27 +208,75 @@ class MobileNetV2(nn.Module):
                 y = normalized(y, width, 1)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
         x = nn.relu6(normalized(x, 1280, 1)).mean(axis=(1, 2))
-        return nn.Dense(self.outputs)(x)
+        return nn.Dense(self.outputs)(pooled(x, self.features))
 
 
-class ResNet18(nn.Module):
-    """ResNet-18 (He et al., 2016) for small images: a 3 x 3 stem without pooling, then four stages of two basic blocks.
+class ResNet(nn.Module):
+    """A residual network (He et al., 2016) for small images: a 3 x 3 stem without pooling, then stages of blocks.
 
-    A shortcut that changes its shape is a strided 1 x 1 convolution (the paper's option B). Group norm replaces batch
-    norm, as in MobileNetV2, with the same number of parameters: 11,173,962 for color images and 10 classes.
+    A basic block has two 3 x 3 convolutions, a bottleneck a 3 x 3 one between two of 1 x 1, of which the last has four
+    times the width. A shortcut that changes its shape is a strided 1 x 1 convolution (the paper's option B). Group norm
+    replaces batch norm, as in MobileNetV2, with the same number of parameters.
     """
 
     widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; all but the first halve height and width
+    blocks: Sequence[int] = (2, 2, 2, 2)  # per stage
+    bottleneck: bool = False
+    features: int | None = None  # see `pooled`
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         check_images(x, 8)
         x = nn.relu(normalized(x, self.widths[0]))
-        for stage, width in enumerate(self.widths):
-            for stride in (2 if stage else 1, 1):
-                y = normalized(nn.relu(normalized(x, width, 3, stride)), width)
+        for stage, (width, blocks) in enumerate(zip(self.widths, self.blocks, strict=True)):
+            for stride in (2 if stage else 1, *[1] * (blocks - 1)):
+                if self.bottleneck:
+                    y = nn.relu(normalized(nn.relu(normalized(x, width, 1)), width, 3, stride))
+                    y = normalized(y, 4 * width, 1)
+                else:
+                    y = normalized(nn.relu(normalized(x, width, 3, stride)), width)
                 if y.shape != x.shape:
-                    x = normalized(x, width, 1, stride)
+                    x = normalized(x, y.shape[-1], 1, stride)
                 x = nn.relu(x + y)
-        return nn.Dense(self.outputs)(x.mean(axis=(1, 2)))
+        return nn.Dense(self.outputs)(pooled(x.mean(axis=(1, 2)), self.features))
+
+
+class ResNet18(ResNet):
+    """ResNet-18: four stages of two basic blocks. 11,173,962 parameters for color images and 10 classes."""
+
+
+class GoogLeNet(nn.Module):
+    """GoogLeNet (Szegedy et al., 2015) for small images: a 3 x 3 stem without pooling, no auxiliary outputs.
+
+    Group norm after every convolution, where later versions have batch norm. As in torchvision, the branch of 5 x 5
+    convolutions has 3 x 3 ones.
+    """
+
+    # Outputs of the four branches of each module; before their 3 x 3 convolutions, the second and third have others.
+    stages: Sequence[Sequence[tuple[int, tuple[int, int], tuple[int, int], int]]] = (
+        ((64, (96, 128), (16, 32), 32), (128, (128, 192), (32, 96), 64)),
+        (
+            *((192, (96, 208), (16, 48), 64), (160, (112, 224), (24, 64), 64), (128, (128, 256), (24, 64), 64)),
+            *((112, (144, 288), (32, 64), 64), (256, (160, 320), (32, 128), 128)),
+        ),
+        ((256, (160, 320), (32, 128), 128), (384, (192, 384), (48, 128), 128)),
+    )
+    features: int | None = None  # see `pooled`
+    outputs: int = UNSET
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        check_images(x, 8)
+        layer = lambda x, width, size: nn.relu(normalized(x, width, size))
+        x = layer(x, 192, 3)
+        for number, modules in enumerate(self.stages):
+            x = nn.max_pool(x, (3, 3), (2, 2), "SAME") if number else x
+            for plain, middle, large, after in modules:
+                branches = [
+                    layer(x, plain, 1),
+                    *(layer(layer(x, first, 1), last, 3) for first, last in (middle, large)),
+                ]
+                branches.append(layer(nn.max_pool(x, (3, 3), (1, 1), "SAME"), after, 1))
+                x = jnp.concatenate(branches, axis=-1)
+        return nn.Dense(self.outputs)(pooled(x.mean(axis=(1, 2)), self.features))

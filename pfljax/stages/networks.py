@@ -1,9 +1,10 @@
 """Clients whose networks differ: a method's algorithms for each network, as one algorithm.
 
-What a client keeps and predicts with is packed: all leaves of a dtype are joined into one array, with zeros behind those
-of smaller networks, so that all clients' rows have the same shapes. What travels must have the same shapes whatever the
-network; it has the first one's structure. The functions of a client switch between the networks. If clients run one by
-one (map), each computes only its own network. Under vmap, a switch becomes a selection: every client computes all.
+What a client keeps and predicts with is packed: all leaves of a dtype are joined into one array, with zeros behind
+those of smaller networks, so that all clients' rows have the same shapes. What travels must have the same shapes
+whatever the network; it has the first one's structure. The functions of a client switch between the networks. If
+clients run one by one (map), each computes only its own network. Under vmap, a switch becomes a selection: every client
+computes all.
 """
 
 from __future__ import annotations
