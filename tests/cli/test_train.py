@@ -210,6 +210,36 @@ def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
     assert line.startswith(f"--model={path}:Big: ") and "has no Big" in line
 
 
+NETWORKS = """
+import flax.linen as nn
+
+class Deep(nn.Module):
+    outputs: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.outputs)(nn.relu(nn.Dense(4)(nn.relu(nn.Dense(3)(x.reshape(len(x), -1))))))
+
+both = {"deep": Deep(), "deeper": nn.Sequential([Deep(8), nn.Dense(4), nn.Dense(10)])}
+"""
+
+
+@pytest.mark.slow
+def test_several_networks_come_as_a_list_or_from_a_file(tmp_path):
+    small = ["--num_clients=4", "--rounds=2", "--eval_every=2", "--plan=map"]
+    call(train.COMMAND, *small, "--algorithm=local", "--model=linear,mlp", f"--out={tmp_path}/list")
+    plan = dict(files.read_json(tmp_path / "list" / "summary.json")["plan"])
+    assert plan["networks"].startswith("linear: ") and "mlp: " in plan["networks"]
+    path = tmp_path / "mine.py"
+    path.write_text(NETWORKS)
+    call(train.COMMAND, *small, "--algorithm=fedproto", f"--model={path}:both", f"--out={tmp_path}/file")
+    assert "deep: " in dict(files.read_json(tmp_path / "file" / "summary.json")["plan"])["networks"]
+    line = one_line(call(train.COMMAND, *small, "--algorithm=fedavg", "--model=linear,mlp", code=2))
+    assert line.startswith("--model: differs between clients, and what this method sends")
+    line = one_line(call(train.COMMAND, *small, "--algorithm=local", "--model=mlp,mlp", code=2))
+    assert line == "--model=mlp,mlp: accepted: a list of different networks, or the name of one family"
+
+
 def test_the_command_itself_ends_with_one_line(process):
     line = one_line(process("train", "--federico.epsilon=2", code=2))
     assert "--federico.epsilon=2" in line

@@ -256,6 +256,37 @@ def test_the_pfl_research_network_is_its_layers():
 
 
 @pytest.mark.slow
+def test_families_have_torchvision_s_sizes_and_one_width_of_features():
+    """Numbers of parameters are those of torchvision's networks, but for the stem and the last layer."""
+    found = {}
+    for name, module in models.FAMILIES["htfe8"].items():
+        built = models.build(module, (32, 32, 3), "classification", 10)
+        example = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+        assert jax.eval_shape(built.features, built.network.shapes, example).shape == (2, 512)
+        found[name] = built.num_parameters
+    head, stem = 512 * 10 + 10, 27 * 64 + 2 * 64
+    assert found["cnn"] == (75 * 32 + 32) + (25 * 32 * 64 + 64) + (5 * 5 * 64 * 512 + 512) + head
+    of_stem = 49 * 3 * 64 + 64 * 64 + 9 * 64 * 192 + 2 * (64 + 64 + 192)
+    assert found["googlenet"] == 6_624_904 - (1024 * 1000 + 1000) - of_stem + (27 * 192 + 2 * 192) + head
+    assert found["mobilenet_v2"] == 2_236_682 - 1280 * 10 + 512 * 10
+    totals = {"resnet34": (21_797_672, 512), "resnet50": (25_557_032, 2048), "resnet101": (44_549_160, 2048)}
+    for name, (total, width) in totals.items():
+        assert found[name] == total - (width * 1000 + 1000) - (49 * 3 * 64 + 2 * 64) + stem + head
+    assert {family: tuple(modules) for family, modules in models.FAMILIES.items() if family != "htfe8"} == {
+        "htfe2": ("cnn", "resnet18"),
+        "htfe3": ("resnet10", "resnet18", "resnet34"),
+        "htfe4": ("cnn", "googlenet", "mobilenet_v2", "resnet18"),
+    }
+
+
+def test_features_are_pooled_over_neighboring_ranges():
+    x = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
+    expected = np.stack([x[:, 0:3].mean(1), x[:, 2:5].mean(1), x[:, 4:7].mean(1)], axis=1)
+    np.testing.assert_allclose(networks.pooled(x, 3), expected, rtol=1e-6)
+    assert networks.pooled(x, None) is x and networks.pooled(x, 7) is x
+
+
+@pytest.mark.slow
 def test_resnet_is_its_layers():
     network = networks.ResNet18((8, 16, 24, 32), outputs=3)
     x = np.random.default_rng(0).normal(size=(2, 9, 8, 3)).astype(np.float32)
