@@ -38,6 +38,14 @@ def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_networks_differ_and_learn():
+    table = load("different_networks").main(rounds=20, seeds=[0])
+    sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
+    assert sent["local"] == 0 < sent["fedproto"] < sent["fml"]
+    assert all(row["accuracy"] > 0.6 for row in table.rows)
+
+
+@pytest.mark.slow
 def test_adapters_send_less_than_the_network():
     table = load("adapters").main(rounds=6)
     sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
