@@ -1,6 +1,7 @@
 """Clients whose networks differ."""
 
 import dataclasses
+import itertools
 
 import flax.linen as nn
 import jax
@@ -83,7 +84,7 @@ def test_a_client_alone_trains_as_in_a_federation_of_its_network():
 def test_rows_have_the_size_of_the_largest_network():
     lines = []
     pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(1, progress=False, say=lines.append)
-    count = lambda widths: sum(a * b + b for a, b in zip(widths, widths[1:], strict=False))
+    count = lambda widths: sum(a * b + b for a, b in itertools.pairwise(widths))
     parameters = {name: count((6, *hidden, 3)) for name, hidden in WIDTHS.items()}
     told = "; ".join(f"{name}: 1 clients, {number} parameters" for name, number in parameters.items())
     assert any(told in line for line in lines)
