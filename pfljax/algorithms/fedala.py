@@ -11,16 +11,17 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: adaptive local aggregation for p
 
 Departures from the paper: In the first round with weights, which is a client's second, the weights take a fixed number
 of passes, while the paper waits until they converge. A client's first round starts from theta, also under sampling,
-since its own model is not trained yet. W_k does not change while a client is absent. We score the model after local
-training (our reading): with p = 0 the global model is FedAvg's, and clients predict with the model they trained from
-it. Batch statistics are always those of theta. Newcomers play a first round: they train theta. The ledger charges every
-round as the most expensive one.
+since its own model is not trained yet. W_k does not change while a client is absent. The paper does not say which model
+is scored; we score the one after local training: with p = 0 the global model is FedAvg's, and clients predict with the
+model they trained from it. The authors' code scores before local training: `scored="before"` takes the next round's
+steps of W_k for the score, on a share of the examples drawn anew, and keeps nothing. Batch statistics are always those
+of theta. Newcomers play a first round: they train theta. The ledger charges every round as the most expensive one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,10 @@ class FedALA:
         0.8, above=0, at_most=1, grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0), help="s, share of the examples used to learn W"
     )
     first_passes: int = knob(10, at_least=1, help="passes over that share in the first round with weights")
+    scored: Literal["after", "before"] = knob(
+        "after",
+        help="predict with the model after local training, or with what the next one would start from (authors)",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
@@ -94,13 +99,20 @@ class FedALA:
             weights = jax.tree.map(jnp.ones_like, mixed(model))
             return Row(model, weights, jnp.zeros((), jnp.int32), problem.kept_optimizers(models))
 
-        def train(context, models, row, data):
-            theta, returns = tree.first(models), row.rounds > 0
-            weights = learn(context, row, theta, data.train) if self.layers else row.weights
+        def begin(context, row, theta, split):
+            """The model from which a client trains, and W_k."""
+            weights = learn(context, row, theta, split) if self.layers else row.weights
             own = start(weights, row.model, theta)
-            begin = jax.tree.map(lambda own, shared: jnp.where(returns, own, shared)[None], own, theta)
-            trained, optimizer, losses = problem.fit(context, begin, row.optimizer, data.train)
+            return jax.tree.map(lambda own, shared: jnp.where(row.rounds > 0, own, shared), own, theta), weights
+
+        def train(context, models, row, data):
+            model, weights = begin(context, row, tree.first(models), data.train)
+            trained, optimizer, losses = problem.fit(context, tree.stack_one(model), row.optimizer, data.train)
             return trained, Row(tree.first(trained), weights, row.rounds + 1, optimizer), losses
+
+        def predict(context, models, row, data):
+            after = self.scored == "after"
+            return Prediction.one(row.model if after else begin(context, row, tree.first(models), data.train)[0])
 
         def adapt(context, models, data):
             return Prediction.one(problem.alone(context, tree.first(models), data))
@@ -109,8 +121,10 @@ class FedALA:
             problem,
             train=train,
             row=row,
-            own=lambda row: row.model,
+            predict=predict,
             adapt=adapt,
             ledger=Ledger(gradients=1, passes=1 + problem.passes(self.first_passes if self.layers else 0)),
-            report=Report(scored="each client's own model", facts=(("mixed layers", self.layers),)),
+            report=Report(
+                scored=f"each client's model {self.scored} local training", facts=(("mixed layers", self.layers),)
+            ),
         )

@@ -155,11 +155,13 @@ def leading(update: PyTree, energy: Array) -> tuple[PyTree, Array]:
         if leaf.ndim < 3:
             return leaf, leaf.size
         matrices = leaf.reshape(leaf.shape[0], -1, leaf.shape[-1])
-        u, s, v = low_rank.svd(matrices)
-        total = jnp.square(s).cumsum(axis=-1)
-        before = jnp.concatenate([jnp.zeros_like(total[:, :1]), total[:, :-1]], axis=-1)
-        kept = before <= energy * total[:, -1:]
-        return ((u * (s * kept)[:, None]) @ v).reshape(leaf.shape), kept.sum() * (sum(matrices.shape[1:]) + 1)
+        size, wide = sum(matrices.shape[1:]) + 1, matrices.shape[1] < matrices.shape[2]
+        tall = jnp.swapaxes(matrices, 1, 2) if wide else matrices
+        squares, v = low_rank.directions(tall)
+        total = jnp.flip(jnp.cumsum(jnp.flip(squares, 1), axis=1), 1)  # of a square and all larger ones
+        kept = total - squares <= energy * total[:, :1]
+        found = (tall @ (v * kept[:, None])) @ jnp.swapaxes(v, 1, 2)
+        return (jnp.swapaxes(found, 1, 2) if wide else found).reshape(leaf.shape), kept.sum() * size
 
     leaves, form = jax.tree.flatten(update)
     found, sizes = zip(*map(one, leaves), strict=True)

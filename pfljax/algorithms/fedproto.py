@@ -6,7 +6,8 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: federated prototype learning 
     A round: client k receives the prototypes P (C, F) and takes local steps, from its own theta_k, on
         l_k(theta_k) + strength |f(x) - P_y|^2 / F,  f the features, for examples whose class has a prototype;
     it sends, for each class, the sum of its examples' features under the new theta_k and their number;
-    P_c <- the mean over all examples of class c that were sent; it stays if there are none.
+    P_c <- the mean over all examples of class c that were sent; it stays if there are none. With mean="uniform", it is
+    the mean of the clients' means, as in the authors' code.
     Client k predicts the class of the nearest prototype, with probabilities softmax_c(-|f(x) - P_c|^2).
 
 Departures from the paper: The distance is squared, a mean over features, and taken for each example, not between a
@@ -53,6 +54,9 @@ class FedProto:
     predict: Literal["nearest", "head"] = knob(
         "nearest", help="predict by the nearest prototype, or by the model's own last layer"
     )
+    mean: Literal["weighted", "uniform"] = knob(
+        "weighted", help="prototypes are means over examples, or over the clients that have the class (authors)"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         model, solver = problem.model, problem.solver
@@ -75,7 +79,10 @@ class FedProto:
         def client_update(context, models, row, data):
             row, loss = row.fit(pulled(tree.first(models)), context, data.train)
             found = classes.feature_sums(problem, row.model, data.train, num_classes)
-            upload = tree.stack_one({"sum": found["sums"], "count": found["counts"]})
+            sums, counts = found["sums"], found["counts"]
+            if self.mean == "uniform":
+                sums, counts = classes.means(sums, counts), jnp.minimum(counts, 1)
+            upload = tree.stack_one({"sum": sums, "count": counts})
             return ClientOutput(row, upload, {"loss": loss}, (data.train.size > 0)[None])
 
         def server_update(key, state, aggregate):

@@ -7,10 +7,14 @@ embedding v_k for each client and a hypernetwork h with parameters phi: an MLP a
     (v, phi) take a step of the server's optimizer along the vector-Jacobian products of theta_k with -delta_k, averaged
     over the cohort. The server regenerates all models; client k predicts with theta_k.
 
-Departures from the paper: A cohort takes part in a round, where the paper has one client. The heads' biases start as an
-initial model, and the generated part is small next to it, so that clients start from models of the usual scale. Batch
-statistics are not generated: all clients receive the mean of those that came back. The server's optimizer has momentum,
-as in the authors' code, but not its weight decay or clipping. Newcomers learn an embedding, starting from the mean
+Departures from the paper: A cohort takes part in a round, where the paper has one client, and the server takes a single
+step along the mean over the cohort. The authors initialize the trunk as PyTorch does, so its features are small and
+nearly the same for all clients. With one client per round this is stable at the authors' rates, and He's is not. In a
+mean over a cohort, models of different clients move apart faster with He's. So `initialization` follows the protocol.
+The heads' biases start as an initial model, and the generated part is small next to it, so that clients start from
+models of the usual scale; the authors' heads start like their trunk. Batch statistics are not generated: all clients
+receive the mean of those that came back. The server's optimizer has momentum and clips the gradient's norm at 50, as in
+the authors' code, but has no weight decay; clients do not clip. Newcomers learn an embedding, starting from the mean
 embedding, with phi fixed, for as many rounds as the run has. The server holds H times the parameters of a model (H is
 the trunk's width) and all K models.
 """
@@ -41,6 +45,10 @@ class PFedHN:
     rate: float = knob(0.01, at_least=0, grid=(0.001, 0.003, 0.01, 0.03), help="server learning rate")
     optimizer: Literal["sgd", "adam"] = knob("sgd", help="server optimizer")
     momentum: float = knob(0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD")
+    clip: float = knob(50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any")
+    initialization: Literal["torch", "he"] | None = knob(
+        None, help="of the trunk, PyTorch's or He's; not given: torch with one client per round, otherwise he"
+    )
     hidden: int = knob(100, at_least=1, at_most=100_000, grid=(50, 100), help="H, width of the hidden layers")
     layers: int = knob(3, at_least=0, at_most=100, grid=(1, 2, 3), help="number of hidden layers after the first")
     embedding: int = knob(0, at_least=0, at_most=100_000, help="size of an embedding; 0: 1 + K / 4, rounded down")
@@ -49,14 +57,16 @@ class PFedHN:
     def build(self, problem: Problem) -> Algorithm:
         num = problem.num_clients
         make = optax.adam if self.optimizer == "adam" else functools.partial(optax.sgd, momentum=self.momentum)
-        descent = hypernetwork.beside_statistics(problem, make(self.rate))
+        step = optax.chain(optax.clip_by_global_norm(self.clip), make(self.rate))
+        descent = hypernetwork.beside_statistics(problem, step)
+        torch = (self.initialization or ("torch" if problem.cohort_size == 1 else "he")) == "torch"
         widths = (self.embedding or 1 + num // 4, *[self.hidden] * (1 + self.layers))
         generate = lambda learned: hypernetwork.generate(*learned)
 
         def start(key, clients):
             own_key, network_key = jax.random.split(jax.random.fold_in(key, num))
             bias = tree.first(problem.init_models(key, 1))
-            network = hypernetwork.init(network_key, problem, bias, widths, self.spread)
+            network = hypernetwork.init(network_key, problem, bias, widths, self.spread, torch)
             draw = lambda client: jax.random.normal(jax.random.fold_in(own_key, client), widths[:1])
             learned = hypernetwork.Learned(network, problem.plan.over_rows(draw, jnp.arange(num)))
             return Start(learned, generate(learned), descent.init(learned))
@@ -78,7 +88,7 @@ class PFedHN:
             return state._replace(server=learned, models=generate(learned), optimizer=optimizer), {}
 
         def adapt(context, models, data):
-            return Prediction.one(hypernetwork.embedded(problem, make(self.rate), context, data))
+            return Prediction.one(hypernetwork.embedded(problem, step, context, data))
 
         return one_for_each(
             start=start,

@@ -1,10 +1,11 @@
-"""APPLE: rounds by hand on quadratics, models that are not downloaded, and its limits."""
+"""APPLE: rounds by hand on quadratics, stale copies of what is not downloaded, and its limits."""
 
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import toys
 from quadratics import RATE, SIZES, gradient, play, vectors
@@ -18,27 +19,27 @@ from pfljax.exchange import lifting
 SHARES = np.array(SIZES) / sum(SIZES)
 
 
-def round_by_hand(federation, cores, p, held, strength, rate, steps=2):
-    """A round's next cores and p; held (K, K) bool says who received whose core."""
+def round_by_hand(federation, cores, p, copies, strength, rate, momentum=0.0, steps=2):
+    """A round's next cores and p, given each client's copies (K, K, d) of all cores."""
     new, moved = cores.copy(), p.copy()
     for k in range(len(cores)):
+        velocity = np.zeros(len(cores))
         for _ in range(steps):
-            models = np.where(np.arange(len(cores))[:, None] == k, new[k], cores)
-            models = np.where(held[k][:, None], models, new[k])  # a core that is not here counts as the own
+            models = np.where(np.arange(len(cores))[:, None] == k, new[k], copies[k])
             slope = gradient(federation, k, moved[k] @ models)
-            related = np.where(held[k], models @ slope + strength * (moved[k] - SHARES), 0)
-            own = moved[k, k] + moved[k][~held[k]].sum()
-            new[k], moved[k] = new[k] - RATE * own * slope, moved[k] - rate * related
+            velocity = momentum * velocity + models @ slope + strength * (moved[k] - SHARES)
+            new[k], moved[k] = new[k] - RATE * moved[k, k] * slope, moved[k] - rate * velocity
     return new, moved
 
 
-def test_rounds_by_hand():
-    knobs = {"rate": 0.05, "mu": 2.0, "pulled": 0.75}
+@pytest.mark.parametrize("momentum", [0.0, pytest.param(0.9, marks=pytest.mark.slow)])
+def test_rounds_by_hand(momentum):
+    knobs = {"rate": 0.05, "momentum": momentum, "mu": 2.0, "pulled": 0.75}
     federation, algorithm, states, records, predictions = play("apple", rounds=4, epochs=2, knobs=knobs)
     cores, p = vectors(states[0].models), np.tile(SHARES, (4, 1))
     for number in range(4):  # of R = 2 rounds in the toy problem: L = 1.5
         strength = 2.0 * (1 + np.cos(np.pi * number / 1.5)) / 2 if number < 1.5 else 0
-        cores, p = round_by_hand(federation, cores, p, np.ones((4, 4), bool), strength, 0.05)
+        cores, p = round_by_hand(federation, cores, p, np.tile(cores, (4, 1, 1)), strength, 0.05, momentum)
         after = states[number + 1]
         np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(SHARES + np.float64(after.clients.moved), p, rtol=1e-4, atol=1e-5)
@@ -53,20 +54,34 @@ def test_rounds_by_hand():
     assert records[0].down == 4 * (3 * 4 * 4 + 4 * 4 / 2) and records[0].up == 4 * 4 * 4
 
 
-def test_a_core_that_is_not_downloaded_counts_as_the_own_by_hand():
+def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
     knobs = {"neighbors": 1, "rate": 0.05, "mu": 1.0, "pulled": 1.0}
-    federation, _, states, records, _ = play("apple", rounds=3, epochs=2, knobs=knobs)
-    cores, p, met = vectors(states[0].models), np.tile(SHARES, (4, 1)), set()
-    for number, (before, after) in enumerate(itertools.pairwise(states)):
-        held = np.eye(4, dtype=bool) | (np.asarray(before.clients.moved) != np.asarray(after.clients.moved))
-        assert (held.sum(axis=1) == 2).all()
-        met |= {tuple(row) for row in held.tolist()}
+    script = [[[k, (k + 1 + (number + k) % 3) % 4] for k in range(4)] for number in range(4)]
+    algorithm = toys.scripted(toys.make_algorithm("apple", problem, **knobs), script)
+    states, records = toys.train(algorithm, problem, federation.client_data, 4)
+    cores, p = vectors(states[0].models), np.tile(SHARES, (4, 1))
+    copies = np.tile(cores, (4, 1, 1))
+    for number in range(4):
+        for own, other in script[number]:
+            copies[own, other] = cores[other]
         strength = (1 + np.cos(np.pi * number / 2)) / 2 if number < 2 else 0
-        cores, p = round_by_hand(federation, cores, p, held, strength, 0.05)
-        np.testing.assert_allclose(vectors(after.models), cores, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(SHARES + np.float64(after.clients.moved), p, rtol=1e-4, atol=1e-5)
-    assert len(met) > 4  # not always the same
-    assert records[0].down == 4 * (4 * 4 + 4 * 4 / 2)
+        cores, p = round_by_hand(federation, cores, p, copies, strength, 0.05)
+        np.testing.assert_allclose(vectors(states[number + 1].models), cores, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(SHARES + np.float64(states[number + 1].clients.moved), p, rtol=1e-4, atol=1e-5)
+    assert np.abs(copies - cores).max() > 0.1  # they are stale
+    # One core of four numbers down, and two further first copies and four shares, spread over the R = 2 rounds.
+    assert records[0].down == 4 * (4 * 4 + (2 * 4 * 4 + 4 * 4) / 2)
+    found = vectors(toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data).models)[
+        :, 0
+    ]
+    for k in range(4):  # with one more core, which was just drawn
+        possible = []
+        for fresh in set(range(4)) - {k}:
+            newest = np.isin(np.arange(4), [k, fresh])[:, None]
+            possible.append(p[k] @ np.where(newest, cores, copies[k]))
+        assert min(np.abs(found[k] - each).max() for each in possible) < 1e-4
 
 
 def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
@@ -76,7 +91,7 @@ def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
     for number, (before, after) in enumerate(itertools.pairwise(states)):
         strength = (1 + np.cos(np.pi * number / 2)) / 2 if number < 2 else 0
         there = (vectors(before.models) != vectors(after.models)).any(axis=1)
-        new, moved = round_by_hand(federation, cores, p, np.ones((4, 4), bool), strength, 0.05)
+        new, moved = round_by_hand(federation, cores, p, np.tile(cores, (4, 1, 1)), strength, 0.05)
         cores, p = np.where(there[:, None], new, cores), np.where(there[:, None], moved, p)
         assert there.sum() == 2
         present |= {*np.flatnonzero(there)}
@@ -84,20 +99,6 @@ def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
         np.testing.assert_allclose(SHARES + np.float64(after.clients.moved), p, rtol=1e-4, atol=1e-5)
     assert len(present) > 2
     np.testing.assert_allclose(vectors(predictions.models)[:, 0], p @ cores, rtol=1e-4, atol=1e-5)
-
-
-def test_with_few_neighbors_the_score_is_of_a_mixture_that_a_client_can_make():
-    _, _, states, _, predictions = play("apple", rounds=3, epochs=2, knobs={"neighbors": 2, "rate": 0.05})
-    found, cores = vectors(predictions.models)[:, 0], vectors(states[-1].models)
-    p = SHARES + np.float64(states[-1].clients.moved)
-    for k in range(4):
-        possible = []
-        for absent in set(range(4)) - {k}:  # two of the three others
-            weights = p[k].copy()
-            weights[k] += weights[absent]
-            weights[absent] = 0
-            possible.append(weights @ cores)
-        assert min(np.abs(found[k] - each).max() for each in possible) < 1e-5
 
 
 def test_others_are_drawn_uniformly():

@@ -47,6 +47,26 @@ def test_rounds_by_hand(rate):
     np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "passes"), [(3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 0), (1, 4)))]
+)
+def test_before_training_the_score_is_of_the_next_start_by_hand(rounds, passes):
+    knobs = {"rate": 5.0, "share": 1.0, "first_passes": 4, "scored": "before"}
+    federation, _, states, _, predictions = play("fedala", rounds=rounds, epochs=2, knobs=knobs)
+    theta, own, weights = (
+        vectors(x) for x in (states[-1].models, states[-1].clients.model, states[-1].clients.weights)
+    )
+    for k in range(4):
+        slope = lambda w, k=k: gradient(federation, k, w)
+        next_weights = learned(slope, weights[k], own[k], theta[0], 5.0, passes)
+        wanted = own[k] + (theta[0] - own[k]) * next_weights
+        np.testing.assert_allclose(vectors(predictions.models)[k, 0], wanted, rtol=1e-4, atol=1e-5)
+        assert rounds == 0 or np.abs(wanted - own[k]).max() > 1e-3
+    after = play("fedala", rounds=rounds, epochs=2, knobs=knobs | {"scored": "after"})
+    toys.assert_trees_close(after[2][-1], states[-1])  # a score changes nothing that is kept
+    np.testing.assert_allclose(vectors(after[4].models)[:, 0], own, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_random_share_of_the_examples_teaches_the_weights():
     """Two of client 1's five examples determine its weights, and another key draws other examples."""

@@ -71,16 +71,17 @@ def test_rounds_by_hand():
 @pytest.mark.parametrize("energy", [0.1, 0.6, 0.97, 1.0])
 def test_matrices_keep_the_fewest_singular_values(energy):
     rng = np.random.default_rng(0)
-    update = {"kernel": rng.normal(size=(2, 6, 4)), "filters": rng.normal(size=(2, 3, 2, 4)), "bias": np.ones((2, 4))}
+    shapes = {"kernel": (2, 6, 4), "filters": (2, 3, 2, 4), "wide": (2, 3, 4)}
+    update = {name: rng.normal(size=shape) for name, shape in shapes.items()} | {"bias": np.ones((2, 4))}
     found, share = fedkd.leading(jax.tree.map(jnp.float32, update), jnp.float32(energy))
     sent = 8
-    for name in ("kernel", "filters"):
+    for name in shapes:
         for k in range(2):
             kernel, rank = truncated(update[name][k].reshape(-1, 4), energy)
             np.testing.assert_allclose(found[name][k].reshape(-1, 4), kernel, rtol=1e-5, atol=1e-5)
             sent += rank * (len(kernel) + 5)
     np.testing.assert_array_equal(found["bias"], 1)
-    np.testing.assert_allclose(share, sent / (48 + 48 + 8), rtol=1e-6)
+    np.testing.assert_allclose(share, sent / (48 + 48 + 24 + 8), rtol=1e-6)
 
 
 @pytest.mark.parametrize("model", [toys.Dropped, toys.Normalized])

@@ -30,10 +30,10 @@ def nearest(weights, x, mean, known):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cohort", [2, 5])
-def test_by_hand(cohort):
+@pytest.mark.parametrize(("cohort", "weigh"), [(2, "weighted"), (5, "weighted"), (5, "uniform")])
+def test_by_hand(cohort, weigh):
     strength = 2.0
-    options = {"knobs": {"strength": strength}, "epochs": 3, "cohort": cohort}
+    options = {"knobs": {"strength": strength, "mean": weigh}, "epochs": 3, "cohort": cohort}
     federation, problem, algorithm, states, records = networks.play("fedproto", 4, SIZES, **options)
     own = [row(states[0].clients.model, k) for k in range(5)]
     mean, known = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES, bool)
@@ -44,7 +44,8 @@ def test_by_hand(cohort):
             x, y = examples(federation, k)
             own[k] = trained_by_hand(own[k], x, y, mean, known, strength, 3)
             for z, c in zip(features(own[k], x), y, strict=True):
-                sums[c], counts[c] = sums[c] + z, counts[c] + 1
+                weight = 1 if weigh == "weighted" else 1 / (y == c).sum()  # a client's examples of c count as one
+                sums[c], counts[c] = sums[c] + weight * z, counts[c] + weight
         for c in np.flatnonzero(counts):
             mean[c], known[c] = sums[c] / counts[c], True
         found = states[number + 1]

@@ -3,12 +3,14 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import toys
 from quadratics import RATE, gradient, play, vectors
 
+from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 
 KNOBS = {"optimizer": "sgd", "rate": 0.3, "momentum": 0.0, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
@@ -51,19 +53,24 @@ def trained(federation, k, theta, steps):
 
 
 @pytest.mark.slow
-def test_rounds_by_hand():
-    knobs = KNOBS | {"momentum": 0.5}
+@pytest.mark.parametrize("clip", [np.inf, 0.1])
+def test_rounds_by_hand(clip):
+    knobs = KNOBS | {"momentum": 0.5, "clip": clip}
     federation, _, states, records, predictions = play("pfedhn", rounds=3, epochs=2, knobs=knobs)
-    numbers, way = learned(states[0].server), [0.0] * 7
+    numbers, way, clipped = learned(states[0].server), [0.0] * 7, 0
     for number in range(3):
         theta = forward(numbers)[0]
         np.testing.assert_allclose(vectors(states[number].models), theta, rtol=1e-4, atol=1e-5)
         delta = np.stack([trained(federation, k, theta[k], 2) - theta[k] for k in range(4)])
-        way = [0.5 * before + slope for before, slope in zip(way, slopes(numbers, -delta / 4), strict=True)]
+        found = slopes(numbers, -delta / 4)
+        scale = min(1, clip / np.sqrt(sum((slope**2).sum() for slope in found)))
+        clipped += scale < 1
+        way = [0.5 * before + scale * slope for before, slope in zip(way, found, strict=True)]
         numbers = [old - 0.3 * step for old, step in zip(numbers, way, strict=True)]
         for found, wanted in zip(learned(states[number + 1].server), numbers, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     assert np.abs(learned(states[0].server)[0] - numbers[0]).max() > 1e-3  # embeddings move
+    assert (clipped > 0) == (clip < np.inf)
     np.testing.assert_allclose(vectors(predictions.models)[:, 0], forward(numbers)[0], rtol=1e-4, atol=1e-5)
     assert records[0].down == records[0].up == 4 * 4 * 4  # a model each way
 
@@ -96,6 +103,42 @@ def test_first_models_are_near_one_initial_model():
         spread[knob] = (kernel - kernel.mean(axis=0)).std() / kernel.mean(axis=0).std()
         np.testing.assert_allclose(models["Dense_0"]["bias"], 0, atol=1e-6)  # as the model's own biases
     assert spread[0.0] < 1e-6 and 0.02 < spread[0.1] < 0.3 and 5 < spread[1.0] / spread[0.1] < 11
+
+
+def test_torch_trunks_are_as_small_as_pytorch_makes_them():
+    """The squares of a layer's outputs add up to H (1 + the sum of its inputs' squares) / (3 inputs) on average."""
+    problem, wide = toys.make_problem(toys.make_federation([3] * 4, "regression")), 400
+    bias = tree.first(problem.init_models(jax.random.key(0), 1))
+    network = hypernetwork.init(jax.random.key(0), problem, bias, (8, wide, wide), 0.5, torch=True)
+    for layer, inputs in zip(network.trunk, (8, wide), strict=True):
+        for values in map(np.float64, layer.values()):
+            assert 0.95 < np.abs(values).max() * inputs**0.5 <= 1
+            np.testing.assert_allclose(np.square(values).mean(), 1 / (3 * inputs), rtol=0.2)
+    v = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
+    features = hypernetwork.generate(network._replace(kernel=jnp.eye(wide), bias=jnp.zeros(wide)), v)
+    inner = wide * (1 + 8) / (3 * 8)  # of which half are cut by the rectifier
+    wanted = wide * (1 + inner / 2) / (3 * wide)
+    np.testing.assert_allclose(np.square(features).sum(axis=1).mean(), wanted, rtol=0.2)
+
+
+@pytest.mark.slow
+def test_the_protocol_of_the_paper_is_stable():
+    """One client a round, 50 steps at rate 0.01 with momentum 0.9; He's trunk without clipping diverges."""
+    federation, size = toys.make_federation([6] * 4), {}
+    for name, knobs in {"default": {}, "before": {"initialization": "he", "clip": np.inf}}.items():
+        options = {"cohort": 1, "steps": 50, "batch_size": 3}
+        played = toys.play("pfedhn", federation, 300, optax.sgd(0.01, momentum=0.9), knobs, **options)
+        size[name] = max(np.abs(state.models["Dense_0"]["kernel"]).max() for state in played.states)
+    assert size["default"] < 100 and not size["before"] < 1e6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cohort", "named"), [(1, "torch"), (2, "he")])
+def test_the_initialization_follows_the_protocol(cohort, named):
+    federation = toys.make_federation([3] * 4, "regression")
+    start = lambda **knobs: toys.play("pfedhn", federation, 0, None, knobs, cohort=cohort).states[0].models
+    same = [toys.same_trees(start(), start(initialization=name)) for name in ("torch", "he")]
+    assert same == [named == "torch", named == "he"]
 
 
 def test_without_a_rate_the_models_stay():

@@ -32,7 +32,9 @@ class Learned(NamedTuple):
     embeddings: Array
 
 
-def init(key: Key, problem: Problem, bias: Params, widths: tuple[int, ...], spread: Array | float) -> Network:
+def init(
+    key: Key, problem: Problem, bias: Params, widths: tuple[int, ...], spread: Array | float, torch: bool = False
+) -> Network:
     """A hypernetwork that generates models near `bias`.
 
     Args:
@@ -41,21 +43,34 @@ def init(key: Key, problem: Problem, bias: Params, widths: tuple[int, ...], spre
         bias: An initial model.
         widths: Sizes of the embedding and of the trunk's layers up to H.
         spread: Standard deviation of a generated leaf around its bias, relative to that of the bias's entries, for
-            features of size 1.
+            features of size 1, or with `torch` for a feature vector of length 1.
+        torch: Whether the trunk is initialized as in PyTorch, which makes the features small, about 1 all together;
+            otherwise as by He et al., whose features keep the size of an embedding's entries, about 1 each.
     """
     trunk_key, head_key = jax.random.split(key)
-    dense = jax.nn.initializers.he_normal()
     keys = jax.random.split(trunk_key, len(widths) - 1)
-    trunk = [{"kernel": dense(keys[n], widths[n : n + 2]), "bias": jnp.zeros(widths[n + 1])} for n in range(len(keys))]
+    dense, length = (torch_layer, 1.0) if torch else (he_layer, widths[-1] ** 0.5)
+    trunk = [dense(keys[n], *widths[n : n + 2]) for n in range(len(keys))]
 
     def head(key, written, leaf):
-        scale = 0.0 if written else spread * leaf.std() / widths[-1] ** 0.5
+        scale = 0.0 if written else spread * leaf.std() / length
         return (scale * jax.random.normal(key, (widths[-1], *leaf.shape))).astype(leaf.dtype)
 
     leaves, treedef = jax.tree.flatten(bias)
     keys = jax.tree.unflatten(treedef, list(jax.random.split(head_key, len(leaves))))
     statistics = problem.model.statistics(bias) or jax.tree.map(lambda _: False, bias)
     return Network(trunk, jax.tree.map(head, keys, statistics, bias), bias)
+
+
+def he_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
+    """A dense layer that keeps the size of rectified inputs (He et al., 2015)."""
+    return {"kernel": jax.nn.initializers.he_normal()(key, (inputs, outputs)), "bias": jnp.zeros(outputs)}
+
+
+def torch_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
+    """PyTorch's `Linear`: weights and biases are uniform between -1 and 1 over the root of the number of inputs."""
+    both = jax.random.uniform(key, (inputs + 1, outputs), minval=-1, maxval=1) / inputs**0.5
+    return {"kernel": both[:-1], "bias": both[-1]}
 
 
 def generate(network: Network, embeddings: Array) -> Params:

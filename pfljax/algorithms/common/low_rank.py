@@ -72,14 +72,30 @@ def as_factors(problem: Problem, share: float = 1.0, of_models: float = 1.0) -> 
 
 
 def svd(stack: Array) -> tuple[Array, Array, Array]:
-    """U, S and V of matrices (..., inputs, outputs), one after the other.
+    """U, S and V of matrices (..., inputs, outputs)."""
+    u, s, v = one_by_one(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)), stack)
+    return u, s, v
+
+
+def directions(stack: Array) -> tuple[Array, Array]:
+    """Squared singular values (..., outputs), ascending, and V (..., outputs, outputs) of (..., inputs, outputs).
+
+    A decomposition of the products of columns takes a twentieth of an SVD (64 x 64, LAPACK). In float32, the squares
+    are accurate to about 1e-6 of the largest one.
+    """
+    products = jnp.matmul(jnp.swapaxes(stack, -1, -2), stack, precision="highest")
+    squares, v = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), products)
+    return jnp.maximum(squares, 0), v
+
+
+def one_by_one(decompose: Callable[[Array], tuple[Array, ...]], stack: Array) -> tuple[Array, ...]:
+    """What a matrix is decomposed into, for matrices (..., n, m), one after the other.
 
     LAPACK calls on several matrices at once can wait for each other forever on CPUs with few cores.
     """
-    one = jax.custom_batching.sequential_vmap(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)))
+    one = jax.custom_batching.sequential_vmap(decompose)
     _, found = jax.lax.scan(lambda carry, matrix: (carry, one(matrix)), None, stack.reshape(-1, *stack.shape[-2:]))
-    u, s, v = (x.reshape(*stack.shape[:-2], *x.shape[1:]) for x in found)
-    return u, s, v
+    return tuple(x.reshape(*stack.shape[:-2], *x.shape[1:]) for x in found)
 
 
 def truncated(product: Array, rank: int) -> Factors:

@@ -19,15 +19,6 @@ def mixture(problem: Problem, weights: Array, own: Params, others: Params) -> Pa
     return jax.tree.map(lambda s, mine, rest: mine if s else weights[0] * mine + rest, statistics, own, mean)
 
 
-def of_some(weights: Array, index: Array) -> Array:
-    """(J,): weights of the models in index (J,), given all weights (K,).
-
-    The weights of models outside the index are added to the first one, the client's own.
-    """
-    some = weights[index]
-    return some.at[0].add(weights.sum() - some.sum())
-
-
 def heaviest(weights: Array) -> dict[str, Array]:
     """The models with the largest |weights| (K,); "signed" holds the weights with their signs."""
     index = jax.lax.top_k(jnp.abs(weights), min(SHOWN, len(weights)))[1].astype(jnp.int32)
