@@ -45,8 +45,8 @@ class CCVR:
             found = classes.feature_sums(problem, tree.first(models), data.train, num_classes, products=True)
             models, kept, losses = problem.fit(context, models, kept, data.train)
             upload, sent = aggregation.weighted(models, data.train.size)
-            sums = {name: found[name][None] for name in ("counts", "sums", "products")}
-            return ClientOutput(kept, upload | sums, {"loss": losses[0]}, sent)
+            upload |= {"count": found["counts"][None], "sums": found["sums"][None], "products": found["products"][None]}
+            return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
             z, real = drawn(key, gaussians(tree.first(aggregate.upload)), self.virtual)
@@ -71,7 +71,7 @@ class CCVR:
 
 def gaussians(sums: PyTree) -> tuple[Array, Array, Array]:
     """The mean (C, F), covariance (C, F, F) and number (C,) of the features of each class, from their sums."""
-    count = sums["counts"]
+    count = sums["count"]
     mean = classes.means(sums["sums"], count)  # Eq. 3
     scatter = sums["products"] - jnp.einsum("c,cf,cg->cfg", count, mean, mean)
     return mean, tree.scale(scatter, 1 / jnp.maximum(count - 1, 1)), count  # Eq. 4

@@ -90,7 +90,7 @@ def reweighted(
         found = share(context.server.note, data.train.size)
         factor = jnp.where(found > 0, 1 / jnp.where(found > 0, found, 1), 0)
         scaled = lambda leaf: factor * leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
-        report = {name: scaled(part) if name == "square" else part for name, part in out.report.items()}
+        report = messages.with_entry(out.report, "square", scaled)
         return out._replace(upload=jax.tree.map(scaled, out.upload), report=report)
 
     return dataclasses.replace(noted, client_update=client_update)
