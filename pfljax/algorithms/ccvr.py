@@ -89,7 +89,7 @@ def square_root(covariance: Array) -> Array:
     """The symmetric square roots of covariances (C, F, F), by the Newton-Schulz iteration.
 
     Decompositions by LAPACK hang in a round's program for several CPU devices. Eigenvalues below about 1e-5 of the
-    trace come out too small.
+    trace come out too small. A matrix with negative ones, which robust rules may make, counts as its diagonal.
     """
     trace = jnp.maximum(jnp.trace(covariance, axis1=1, axis2=2), jnp.finfo(jnp.float32).tiny)
     eye = jnp.eye(covariance.shape[-1])
@@ -99,5 +99,8 @@ def square_root(covariance: Array) -> Array:
         change = (3 * eye - inverse @ root) / 2
         return root @ change, change @ inverse
 
-    start = tree.scale(covariance, 1 / trace), jnp.broadcast_to(eye, covariance.shape)
-    return tree.scale(jax.lax.fori_loop(0, 15, step, start)[0], jnp.sqrt(trace))
+    scaled = tree.scale(covariance, 1 / trace)
+    root, _ = jax.lax.fori_loop(0, 15, step, (scaled, jnp.broadcast_to(eye, scaled.shape)))
+    converged = jnp.square(root).sum(axis=(1, 2)) < 1.1  # the sum is the trace, 1, for a root of the whole matrix
+    diagonal = jnp.sqrt(jnp.maximum(scaled * eye, 0))
+    return tree.scale(tree.where(converged, root, diagonal), jnp.sqrt(trace))

@@ -1,7 +1,7 @@
 """A server that combines what it averages in its own way: clients' updates, and whatever they send to be averaged.
 
-A part is what a client adds to one average: its update, each further entry of its upload (SCAFFOLD's change of a control
-variate, FedPAC's features by class) and the squared norm of its update that it may report, all divided by their
+A part is what a client adds to one average: its update, each further entry of its upload (SCAFFOLD's changes of control
+variates, FedPAC's features by class) and the squared norm of its update that it may report, all divided by their
 weights. Each part is combined on its own, features by class for each class, and counts again as much as the weights'
 sum. In one stack of all parts, the largest would decide which client stands out, and hide what attackers do to others.
 Weights, counts and numbers next to them stay sums.
@@ -35,7 +35,7 @@ def parts_of(algorithm: Algorithm, models: Params, out: ClientOutput) -> tuple[P
 
     Returns:
         - The parts, leaves (J, ...): "model", other entries of the upload, "square".
-        - "weight" (J,), and "count" (J, ...) if the upload has one; see `weight_of`. 0 for what is not sent.
+        - "weight" (J,), and "count" (J, ...) if the upload has one; 0 for what is not sent.
         - The rest of the upload, with None in place of the parts.
     """
     assert algorithm.averages is not None
@@ -50,7 +50,7 @@ def parts_of(algorithm: Algorithm, models: Params, out: ClientOutput) -> tuple[P
     sums = {"model": out.upload["model"]} | {name: part for name, part in beside.items() if jax.tree.leaves(part)}
     if (square := messages.of_method(out.report).get("square")) is not None:
         sums["square"] = jnp.broadcast_to(square, weights["weight"].shape)
-    parts = {name: tree.scale(part, 1 / positive(weight_of(part, weights))) for name, part in sums.items()}
+    parts = {name: tree.scale(part, 1 / positive(weight_of(name, weights))) for name, part in sums.items()}
     return parts | {"model": tree.subtract(parts["model"], algorithm.averages(models))}, weights, rest
 
 
@@ -59,11 +59,9 @@ def positive(weight: Array) -> Array:
     return jnp.where(weight > 0, weight, 1)
 
 
-def weight_of(part: PyTree, weights: dict[str, Array]) -> Array:
-    """A part's weights: the counts, if there are any and all of its leaves begin with their shape."""
-    count = weights.get("count")
-    by_count = count is not None and all(leaf.shape[: count.ndim] == count.shape for leaf in jax.tree.leaves(part))
-    return weights["count" if by_count else "weight"]
+def weight_of(name: str, weights: dict[str, Array]) -> Array:
+    """A part's weights: of entries beside the model, the counts, if there are any."""
+    return weights["count" if "count" in weights and name not in ("model", "square") else "weight"]
 
 
 def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algorithm:
@@ -110,7 +108,7 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         def of_model(n):
             own = tree.where(number == n, weights, jax.tree.map(jnp.zeros_like, weights))
             root = jax.tree.map(lambda leaf: leaf[n], roots)
-            found = {name: of_average(part, weight_of(part, own), root[name]) for name, part in parts.items()}
+            found = {name: of_average(part, weight_of(name, own), root[name]) for name, part in parts.items()}
             return found, jax.tree.map(lambda weight: weight.sum(axis=0), own), (own["weight"] > 0).sum()
 
         found, totals, count = problem.plan.over_rows(of_model, jnp.arange(num))
@@ -119,7 +117,7 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         if "square" in found:
             each = (weights["weight"] * found.pop("square")[number]).reshape(cohort, received)
             inner = messages.with_entry(inner, "square", lambda square: each.sum(axis=1))
-        sums = {name: tree.scale(part, weight_of(part, totals)) for name, part in found.items()}
+        sums = {name: tree.scale(part, weight_of(name, totals)) for name, part in found.items()}
         rest = {name: tree.combine(sums.pop(name, entry), entry) for name, entry in aggregate.upload.items()}
         came = Aggregate(rest | sums | totals, count, sent > 0, inner)
         return algorithm.server_update(key, state, came)

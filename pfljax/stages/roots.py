@@ -60,7 +60,7 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
     def start(key, clients):
         begun = noted.start(key, clients)
         if tree.num_rows(begun.models) > 1:
-            text = "accepted for this method, whose server averages several models: the other ones"
+            text = "accepted for this method, whose server has several models: the other ones"
             raise ArgumentError("aggregator", text, "fltrust")
         data = sampled(jax.random.fold_in(key, ROOT), clients.train, capacity, clients.train.size.sum())
         row = algorithm.first_row(key, zero, begun._replace(server=begun.server.inner)).row

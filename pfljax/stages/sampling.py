@@ -21,6 +21,7 @@ from pfljax.evaluation import metrics
 from pfljax.exchange.lifting import serve_some
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.stages import messages
 from pfljax.stages.notes import with_notes
 
 Sampler = Literal["uniform", "weighted", "power_of_choice"]
