@@ -189,7 +189,8 @@ class ClientOutput(NamedTuple):
         report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
             counts as uploaded. "square" is the update's squared norm. Attackers change it, and arrays of floats.
             "absent" () bool: the client did nothing, so its loss does not count; "away" () bool: it has not even
-            received anything. "seconds" (): its simulated time.
+            received anything; "dropped" () bool: its results were not finite, and "broken" () bool: on purpose.
+            "seconds" (): its simulated time.
         sent: (J,) or (J',) bool: which contributions are sent; None: all.
         mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
     """

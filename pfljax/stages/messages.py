@@ -72,5 +72,6 @@ def with_entry(report: Mapping[str, Any], name: str, change: Callable[[Any], Any
 
 def beside(report: Mapping[str, Any], **noted: Any) -> dict[str, Any]:
     """A client's report with what a stage tells the server; the method's own is "method"."""
-    known = {name: report[name] for name in ("loss", "absent", "away", "seconds") if name in report}
+    names = ("loss", "absent", "away", "dropped", "broken", "seconds")
+    known = {name: report[name] for name in names if name in report}
     return {"method": report, **known, **noted}
