@@ -45,8 +45,8 @@ class CCVR:
             found = classes.feature_sums(problem, tree.first(models), data.train, num_classes, products=True)
             models, kept, losses = problem.fit(context, models, kept, data.train)
             upload, sent = aggregation.weighted(models, data.train.size)
-            sums = {name: found[name][None] for name in ("counts", "sums", "products")}
-            return ClientOutput(kept, upload | sums, {"loss": losses[0]}, sent)
+            upload |= {"count": found["counts"][None], "sums": found["sums"][None], "products": found["products"][None]}
+            return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
             z, real = drawn(key, gaussians(tree.first(aggregate.upload)), self.virtual)
@@ -71,7 +71,7 @@ class CCVR:
 
 def gaussians(sums: PyTree) -> tuple[Array, Array, Array]:
     """The mean (C, F), covariance (C, F, F) and number (C,) of the features of each class, from their sums."""
-    count = sums["counts"]
+    count = sums["count"]
     mean = classes.means(sums["sums"], count)  # Eq. 3
     scatter = sums["products"] - jnp.einsum("c,cf,cg->cfg", count, mean, mean)
     return mean, tree.scale(scatter, 1 / jnp.maximum(count - 1, 1)), count  # Eq. 4
@@ -89,7 +89,7 @@ def square_root(covariance: Array) -> Array:
     """The symmetric square roots of covariances (C, F, F), by the Newton-Schulz iteration.
 
     Decompositions by LAPACK hang in a round's program for several CPU devices. Eigenvalues below about 1e-5 of the
-    trace come out too small.
+    trace come out too small. A matrix with negative ones, which robust rules may make, counts as its diagonal.
     """
     trace = jnp.maximum(jnp.trace(covariance, axis1=1, axis2=2), jnp.finfo(jnp.float32).tiny)
     eye = jnp.eye(covariance.shape[-1])
@@ -99,5 +99,8 @@ def square_root(covariance: Array) -> Array:
         change = (3 * eye - inverse @ root) / 2
         return root @ change, change @ inverse
 
-    start = tree.scale(covariance, 1 / trace), jnp.broadcast_to(eye, covariance.shape)
-    return tree.scale(jax.lax.fori_loop(0, 15, step, start)[0], jnp.sqrt(trace))
+    scaled = tree.scale(covariance, 1 / trace)
+    root, _ = jax.lax.fori_loop(0, 15, step, (scaled, jnp.broadcast_to(eye, scaled.shape)))
+    converged = jnp.square(root).sum(axis=(1, 2)) < 1.1  # the sum is the trace, 1, for a root of the whole matrix
+    diagonal = jnp.sqrt(jnp.maximum(scaled * eye, 0))
+    return tree.scale(tree.where(converged, root, diagonal), jnp.sqrt(trace))

@@ -72,4 +72,4 @@ class FedBuff:
 
         row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=None, stale=True)
+        return averaging(problem, **functions, server_update=server_update, averages=updates.from_zero, stale=True)

@@ -104,7 +104,7 @@ class Run:
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             compression: How messages are compressed. Default: not at all.
-            faults: Which clients fail, and whether results that are not finite stop the run. Default: none, and yes.
+            faults: Which clients fail, and what follows if a loss is not finite. Default: none fails, and see `Faults`.
             clock: How long clients compute and send. Default: no time is simulated.
             client_privacy: Clipping and noise for clients' whole updates. Default: neither.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
@@ -161,7 +161,7 @@ class Run:
 
         Raises:
             ArgumentError: if `out` contains another run, or this run with other settings.
-            RunError: if a loss is not finite, or memory or disk space runs out.
+            RunError: if a loss is not finite and its client cannot be dropped, or memory or disk space runs out.
             KeyboardInterrupt: on SIGINT and SIGTERM, after finishing and saving the current rounds.
         """
         out = None if out is None else Path(out)

@@ -184,12 +184,13 @@ class ClientOutput(NamedTuple):
         client: The client's next row.
         upload: Leaves (J, ...): a contribution to each received model, summed over clients at the model's owner; or
             leaves (J', ...), for only the first J' models. Under "own", the next model; under "push", leaves (...), one
-            upload for all receivers. () if nothing comes back. In a dict, "weight" and "count" hold the weights of its
-            other entries.
+            upload for all receivers. () if nothing comes back. In a dict, other entries are sums by "weight" (J,);
+            those beside "model" are sums by "count" (J, ...), if there is one, such as examples of a class.
         report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
             counts as uploaded. "square" is the update's squared norm. Attackers change it, and arrays of floats.
             "absent" () bool: the client did nothing, so its loss does not count; "away" () bool: it has not even
-            received anything. "seconds" (): its simulated time.
+            received anything; "dropped" () bool: its results were not finite, and "broken" () bool: on purpose.
+            "seconds" (): its simulated time.
         sent: (J,) or (J',) bool: which contributions are sent; None: all.
         mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
     """
@@ -319,8 +320,8 @@ class Algorithm:
             in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
             with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
-        root: (key, state) -> the update, leaves (N, ...), that the server makes of examples of its own; None: it has
-            none. Set by a stage.
+        root: (key, state) -> what the server makes of examples of its own, by part, leaves (N, ...); None: it has
+            none. Set by a stage, see `stages.combining`.
         report: Extra entries for the plan, summary and pages.
         measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
             examples) -> (), NaN if there is nothing to measure.
@@ -353,7 +354,7 @@ class Algorithm:
     tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
-    root: Callable[[Key, State], Params] | None = None
+    root: Callable[[Key, State], dict[str, PyTree]] | None = None
     report: Report = Report()
     measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
     via_server: bool = False

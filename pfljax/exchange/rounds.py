@@ -32,11 +32,13 @@ class Record(NamedTuple):
 
     Attributes:
         train_loss: () mean over the cohort, weighted by n_k; NaN if no client counts.
-        diverged: () int32, a client with a loss that is not finite, or -1.
+        diverged: () int32, a client with a loss that is not finite, or one that was dropped if nobody is left; or -1.
         down: () bytes that the cohort's clients received from others.
         up: () bytes that they sent.
         metrics: The method's own metrics.
         seconds: () simulated seconds that the round takes; None without a clock.
+        dropped: (S,) int32, clients that were dropped, since their results were not finite, and -1; None if results are
+            not checked.
     """
 
     train_loss: Array
@@ -45,6 +47,7 @@ class Record(NamedTuple):
     up: Array
     metrics: Metrics
     seconds: Array | None = None
+    dropped: Array | None = None
 
 
 COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
@@ -166,7 +169,8 @@ def make_cohort_round(
                 diverged = jnp.maximum(record.diverged, new.diverged)
                 add = lambda name: jax.tree.map(jnp.add, getattr(record, name), getattr(new, name))
                 total = {name: add(name) for name in ("down", "up", "seconds")}
-                return state, record._replace(diverged=diverged, **total)
+                dropped = jax.tree.map(jnp.maximum, record.dropped, new.dropped)
+                return state, record._replace(diverged=diverged, dropped=dropped, **total)
 
             state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
         return state._replace(round=number + 1), record
@@ -229,6 +233,10 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
         if left_out is not None:
             loss, sizes = jnp.where(left_out, 0, loss), jnp.where(left_out, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
+    if (dropped := aggregate.report.get("dropped")) is not None:
+        own = dropped & ~aggregate.report["broken"]
+        alone = jnp.where(own & ~(sizes > 0).any(), ids, none)  # nobody is left whose results count
+        diverged, dropped = jnp.minimum(diverged, alone.min()), jnp.where(dropped, ids, -1)
     return Record(
         train_loss=jnp.sum(loss * sizes) / sizes.sum(),
         diverged=jnp.where(diverged == none, -1, diverged),
@@ -236,4 +244,5 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
         up=up,
         metrics={},
         seconds=traffic.seconds_of(aggregate.report) if "seconds" in aggregate.report else None,
+        dropped=dropped,
     )

@@ -202,6 +202,14 @@ def whole_checkpoints(out: Path) -> list[int]:
     return [step for step, what in wrong.items() if not what]
 
 
+def is_checked(out: Path) -> bool:
+    """Whether the run in a folder has started over to drop clients whose results are not finite."""
+    try:
+        return bool(files.read_json(out / CONFIG).get("checked"))
+    except (OSError, ValueError, AttributeError):  # `check` says what is wrong
+        return False
+
+
 def has_begun(out: Path) -> bool:
     """Whether a run's folder has ever had a checkpoint or a result."""
     kept = manifest.read(out)

@@ -31,6 +31,7 @@ class History:
         up: Bytes uploaded so far, per client.
         seconds: Seconds spent on rounds so far.
         simulated: Seconds on the simulated clock so far.
+        dropped: How often clients were dropped so far, since their results were not finite, by client.
     """
 
     def __init__(self, experiment: Experiment, directory: Path | None, num_rounds: int, topology: str, model: str):
@@ -39,7 +40,7 @@ class History:
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
-        counts = dict.fromkeys(COUNTS, 0.0)
+        counts: dict[str, Any] = dict.fromkeys(COUNTS, 0.0)
         if num_rounds and directory is not None:
             kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
             self.rows, counts = json.loads(str(kept.pop("rows"))), counts | json.loads(str(kept.pop("counts")))
@@ -48,6 +49,7 @@ class History:
                 {"results": self.results, "collaboration": self.collaboration}[part][name] = list(values)
         self.down, self.up = counts["down"], counts["up"]
         self.seconds, self.simulated = counts["seconds"], counts["simulated"]
+        self.dropped: dict[int, int] = {int(client): times for client, times in counts.get("dropped", {}).items()}
 
     @property
     def last(self) -> dict:
@@ -91,7 +93,7 @@ class History:
             return
         arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
         arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
-        counts = {name: getattr(self, name) for name in COUNTS}  # include rounds after the last row
+        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped")}  # include rounds after the last row
         texts = {"rows": files.plain(self.rows), "counts": counts}
         arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
         files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)

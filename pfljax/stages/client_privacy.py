@@ -145,6 +145,7 @@ class ClientPrivacy:
     def _check(self, problem: Problem, algorithm: Algorithm) -> None:
         refusals = {
             "no server adds updates of one model": algorithm.topology != "shared" or algorithm.averages is None,
+            "its server adds updates of several models": algorithm.stale,
             f"it sends {algorithm.sends}, not updates": algorithm.sends != "updates",
             "its clients share examples": algorithm.ledger.gradients == 0,
             "its server reads clients' losses": BY_LOSS in algorithm.ledger.unaccounted,

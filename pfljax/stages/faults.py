@@ -7,9 +7,11 @@ anew for every client and round, a share of the cohort
 - trains and keeps the result, but its upload is lost ("lost");
 - sends an upload of NaNs ("broken").
 
-What is not finite stops a run, or is left out: with on_divergence="drop", a client whose upload or report is not
-finite, or whose next row has NaNs, plays as one that fails before it trains. Clients that fail have still received
-their models. What they send in vain takes its time on a clock, and does not count as traffic.
+A client whose upload or report is not finite, or whose next row has NaNs, is dropped: it plays as one that fails before
+it trains. To know it, both results of a client must be at hand before anything is added up, which costs time and
+rounds differently. So results are checked from round 0 if uploads are broken on purpose, and otherwise only when a run
+starts over, since a loss was not finite. With on_divergence="stop", it stops instead. Clients that fail have still
+received their models. What they send in vain takes its time on a clock, and does not count as traffic.
 """
 
 from __future__ import annotations
@@ -38,33 +40,44 @@ class Faults:
         dropout: Share of a round's clients that fail before they train.
         lost: Share of a round's clients whose upload is lost after they trained.
         broken: Share of a round's clients whose upload is not finite.
-        on_divergence: Whether a result that is not finite stops the run, or is dropped and counted.
+        on_divergence: What follows if a loss is not finite: the run starts over, and clients whose results are not
+            finite are dropped from their rounds ("drop"), or it stops ("stop"). It stops, too, if all of a round's
+            clients would be dropped, if its method's clients mix what all neighbors send, or if its noise is private.
     """
 
     dropout: float = knob(0.0, at_least=0, below=1, flag="dropout_clients")
     lost: float = knob(0.0, at_least=0, below=1, flag="lost_uploads")
     broken: float = knob(0.0, at_least=0, below=1, flag="broken_uploads")
-    on_divergence: Literal["stop", "drop"] = knob("stop", flag="on_divergence")
+    on_divergence: Literal["drop", "stop"] = knob("drop", flag="on_divergence")
 
     @property
     def active(self) -> bool:
-        """Whether anything fails or is dropped."""
-        return self != Faults()
+        """Whether anything fails."""
+        return bool(self.dropout or self.lost or self.broken)
+
+    def droppable(self, algorithm: Algorithm) -> bool:
+        """Whether results that are not finite can be dropped."""
+        return self.on_divergence == "drop" and algorithm.topology != "push"
 
     @property
     def described(self) -> str:
         """What fails, in words."""
         shares = {"fail before training": self.dropout, "uploads lost": self.lost, "uploads not finite": self.broken}
-        told = [f"{share:.0%} {name}" for name, share in shares.items() if share]
-        return ", ".join([*told, *["what is not finite is dropped"] * (self.on_divergence == "drop")])
+        return ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share)
 
-    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
+    def on(self, problem: Problem, algorithm: Algorithm, checked: bool = False) -> Algorithm:
         """The algorithm with these faults.
+
+        Args:
+            problem: The problem of the algorithm.
+            algorithm: Any algorithm.
+            checked: Whether clients are dropped whose results are not finite, though none is broken on purpose.
 
         Raises:
             ArgumentError: if each client's model needs what all others send.
         """
-        if not self.active:
+        drops = (checked or self.broken > 0) and self.on_divergence == "drop"
+        if not (self.active or drops):
             return algorithm
         if algorithm.topology == "push":
             raise ArgumentError("faults", "accepted for this method: none; clients mix what all their neighbors send")
@@ -83,10 +96,10 @@ class Faults:
             if self.broken:
                 out = out._replace(upload=spoiled(out.upload, spoiling & ~failed))
             dropped = jnp.zeros((), bool)
-            if self.on_divergence == "drop":
+            if drops:
                 dropped = ~usable(out)
                 out = jax.lax.cond(dropped, idle, lambda: out)
-            told = {"failed": failed & ~dropped, "dropped": dropped, "client": context.client}
+            told = {"failed": failed & ~dropped} | ({"dropped": dropped, "broken": spoiling} if drops else {})
             missing = out.report.get("absent", False) | failed | dropped
             told |= {"seconds": seconds} if (seconds := taken.get("seconds")) is not None else {}
             report = messages.beside(out.report | {"absent": missing}, **told)
@@ -96,11 +109,8 @@ class Faults:
             report = aggregate.report
             inner = {name: part for name, part in report["method"].items() if name != "absent"}
             state, metrics = algorithm.server_update(key, state, aggregate._replace(report=inner))
-            metrics = metrics | {"failed_clients": report["failed"].sum()}
-            if self.on_divergence == "drop":
-                last = jnp.where(report["dropped"], report["client"], -1).max()
-                metrics |= {"dropped_clients": report["dropped"].sum(), "last_dropped_client": last}
-            return state, metrics
+            counts = {f"{name}_clients": report[name].sum() for name in ("failed", "dropped") if name in report}
+            return state, metrics | counts
 
         return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update)
 

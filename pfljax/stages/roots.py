@@ -21,7 +21,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, ClientContext, ClientData, PyTree, Split
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
+from pfljax.stages.combining import parts_of
 from pfljax.stages.notes import Noted, inner, with_notes
 
 ROOT = 0x2007  # folded into the server's keys to draw its examples, and to train on them
@@ -60,7 +60,7 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
     def start(key, clients):
         begun = noted.start(key, clients)
         if tree.num_rows(begun.models) > 1:
-            text = "accepted for this method, whose server averages several models: the other ones"
+            text = "accepted for this method, whose server has several models: the other ones"
             raise ArgumentError("aggregator", text, "fltrust")
         data = sampled(jax.random.fold_in(key, ROOT), clients.train, capacity, clients.train.size.sum())
         row = algorithm.first_row(key, zero, begun._replace(server=begun.server.inner)).row
@@ -72,7 +72,6 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
         context = ClientContext(key, state.round, zero, jnp.zeros((1,), jnp.int32), state.server, zero)
         alone = ClientData(data, data._replace(size=zero), jnp.zeros((), bool))
         out = algorithm.client_update(context, state.models, row, alone)
-        upload = messages.relative(algorithm, state.models, out.upload)
-        return tree.scale(upload["model"], 1 / jnp.maximum(upload["weight"], jnp.finfo(jnp.float32).tiny))
+        return parts_of(algorithm, state.models, out)[0]
 
     return dataclasses.replace(noted, start=start, root=root, ledger=algorithm.ledger.beside(BY_ROOT))

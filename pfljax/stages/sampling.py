@@ -21,6 +21,7 @@ from pfljax.evaluation import metrics
 from pfljax.exchange.lifting import serve_some
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.stages import messages
 from pfljax.stages.notes import with_notes
 
 Sampler = Literal["uniform", "weighted", "power_of_choice"]
@@ -90,7 +91,7 @@ def reweighted(
         found = share(context.server.note, data.train.size)
         factor = jnp.where(found > 0, 1 / jnp.where(found > 0, found, 1), 0)
         scaled = lambda leaf: factor * leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
-        report = {name: scaled(part) if name == "square" else part for name, part in out.report.items()}
+        report = messages.with_entry(out.report, "square", scaled)
         return out._replace(upload=jax.tree.map(scaled, out.upload), report=report)
 
     return dataclasses.replace(noted, client_update=client_update)

@@ -13,6 +13,7 @@ from pfljax.local.problem import Problem
 from pfljax.stages import messages
 from pfljax.stages.attacks import Attack
 from pfljax.stages.collusion import colluded
+from pfljax.stages.combining import combined
 from pfljax.stages.robust import TRIMMING, Aggregator, check_number, combine
 from pfljax.stages.roots import with_root
 from pfljax.stages.sampling import Sampler, with_sampler
@@ -87,12 +88,12 @@ class Server:
             raise ArgumentError(name, text, value or self.aggregator)
         check_number(self.aggregator, self.trim, problem.cohort_size)
 
-        def together(key, updates, weight, attackers, root):
+        def together(updates, weight, attackers, root):
             if kind and attack:
                 updates = colluded(kind, attack.strength, updates, weight > 0, attackers)
             return combine(self.aggregator, updates, weight, self.trim, root)
 
-        return messages.combined(problem, algorithm, together)
+        return combined(problem, algorithm, together)
 
     def _check_sums(self, cause: str, noised: bool, collusion: str | None) -> None:
         """Raises `ArgumentError` for what needs more than sums; noise covers uniformly drawn clients' own updates."""

@@ -108,6 +108,7 @@ class Experiment:
         attack: What the attacking clients do. The federation determines which clients attack.
         compression: How messages are compressed.
         faults: Which clients fail.
+        checked: Whether clients are dropped whose results are not finite; set when a run starts over.
         client_privacy: Clipping and noise for clients' whole updates.
         knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
@@ -132,6 +133,7 @@ class Experiment:
     attack: Attack = dataclasses.field(default_factory=Attack)
     compression: Compression = dataclasses.field(default_factory=Compression)
     faults: Faults = dataclasses.field(default_factory=Faults)
+    checked: bool = False
     client_privacy: ClientPrivacy = dataclasses.field(default_factory=ClientPrivacy)
     knows: str = ""
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
@@ -149,7 +151,8 @@ class Experiment:
     @property
     def described(self) -> dict:
         """Content of config.json with the number of rounds and the run's program."""
-        return self.config | {"rounds": self.problem.rounds, "program": self.program()}
+        checked = {"checked": True} if self.checked else {}
+        return self.config | {"rounds": self.problem.rounds, "program": self.program()} | checked
 
     @property
     def name(self) -> str:
@@ -203,7 +206,8 @@ class Experiment:
 
         tuned = self.built(problem, method, numbers.learning_rate)
         sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
-        covered = self.client_privacy.on(problem, self.faults.on(problem, on_clock(problem, sent)))
+        timed = self.faults.on(problem, on_clock(problem, sent), self.checked)
+        covered = self.client_privacy.on(problem, timed)
         arrived = self.server.of(problem, covered, self.attack, self.client_privacy.active)
         found = with_latecomers(problem, arrived)
         return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found

@@ -23,7 +23,7 @@ from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.rounds import Record
 from pfljax.folder import endings, files
-from pfljax.folder.folders import CLIENTS, Folders, Resume
+from pfljax.folder.folders import CLIENTS, Folders, Resume, clear, is_checked
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
@@ -38,7 +38,12 @@ from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
+NAMED = 10  # most clients that lines name
 Dispatch = Callable[[], tuple[float, Record]]  # plays the next round: (seconds, record)
+
+
+class Diverged(RunError):
+    """A loss that is not finite."""
 
 
 Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
@@ -146,6 +151,8 @@ class Trainer:
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
             experiments = [dataclasses.replace(e, **place) for e, place in zip(experiments, places, strict=True)]
+        if resume in (True, "if_possible") and processes.from_first(np.int32(any(map(is_checked, outs or ())))):
+            experiments = [dataclasses.replace(each, checked=True) for each in experiments]
         self.store = store_of(experiments[0])
         if profile and self.store.on_disk:
             raise ArgumentError("profile", "needs a state to discard; accepted with client_store=device or host")
@@ -170,7 +177,7 @@ class Trainer:
         """Trains up to round `rounds`, evaluates and saves. Returns the outcome of every run.
 
         Raises:
-            RunError: if a loss is not finite, or memory runs out.
+            RunError: if a loss is not finite and its client cannot be dropped, or memory runs out.
         """
         with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:
@@ -195,8 +202,30 @@ class Trainer:
             self._begin()
         else:
             self._describe()
-        self._play(rounds, schedule)
+        try:
+            self._play(rounds, schedule)
+        except Diverged:
+            if not self._starts_over():
+                raise
+            return self.play(rounds, schedule)
         return len(self.diverged) < self.replicates.num
+
+    def _starts_over(self) -> bool:
+        """Goes back to before round 0, with a program that drops clients whose results are not finite.
+
+        Returns False if that was the program, or if the run is to stop; no private noise is used again.
+        """
+        first = self.experiments[0]
+        if first.checked or first.noise_seeds or not first.faults.droppable(self.compiled.algorithm):
+            return False
+        why = next(iter(self.diverged.values()))
+        self._tell(f"  {why}; the run starts over and drops clients whose results are not finite")
+        for out in self.folders.outs:
+            processes.first(functools.partial(clear, out))
+        self.experiments = [dataclasses.replace(each, checked=True) for each in self.experiments]
+        self.folders = Folders(self.experiments, self.folders.outs, False)
+        self.state, self.diverged, self.length, self.done, self.saved, self.resumed = None, {}, 0, 0, 0, 0
+        return True
 
     def _tell(self, line: str) -> None:
         if self.say is not None:
@@ -358,6 +387,8 @@ class Trainer:
             if record.seconds is not None:
                 history.simulated += float(record.seconds.sum(dtype=np.float64))
         for number, record in enumerate(parts):
+            if record.dropped is not None:
+                self._count_dropped(number, record.dropped, self.done - count)
             if number not in self.diverged and (record.diverged >= 0).any():
                 first = int(np.argmax(record.diverged >= 0))
                 at = self.done - count + first + 1
@@ -366,14 +397,22 @@ class Trainer:
             self._stop(*next(iter(self.diverged.items())))
         return parts
 
+    def _count_dropped(self, number: int, dropped: np.ndarray, done: int) -> None:
+        """Counts the clients (rounds, S) that were dropped after `done` rounds, and names each once."""
+        times, run = self.histories[number].dropped, f"run {number}, " if self.replicates.num > 1 else ""
+        for at, client in ((at, int(client)) for at, ids in enumerate(dropped, done + 1) for client in ids[ids >= 0]):
+            times[client] = times.get(client, 0) + 1
+            if times[client] == 1 and len(times) <= NAMED:
+                self._tell(f"  {run}round {at}: the results of client {client} are not finite and are dropped")
+
     def _stop(self, number: int, why: str):
-        """Saves the earlier evaluations and raises `RunError`."""
+        """Saves the earlier evaluations and raises `Diverged`."""
         for history in self.histories:
             if history.rows:
                 history.write()
         said = "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
         kept = f" {said} in {self.folders.outs[number]}" if self.folders.outs else ""
-        raise RunError(f"{why}; a smaller learning rate may help.{kept}")
+        raise Diverged(f"{why}; a smaller learning rate may help.{kept}")
 
     def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
         """Adds a row to every run's history.
@@ -443,12 +482,23 @@ class Trainer:
         state = of_run(self.state)
         summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
         summary["stopped"] = self.stopped or None
+        summary["dropped"] = {str(client): history.dropped[client] for client in sorted(history.dropped)}
+        if history.dropped:
+            self._tell(f"  dropped, since their results were not finite: {most_dropped(history.dropped)}")
         summary["unseen"] = scoring.score_unseen(experiment, compiled, of_run(self._key(3)), state)
         self.folders.finish(number, summary, self.done)
         key, clients = of_run(self._key(2)), of_run(self.clients)
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
         self.outcomes.add(outcome)
         return outcome
+
+
+def most_dropped(times: dict[int, int]) -> str:
+    """Names those that were dropped most often: "client 3 (12 times), client 7 (1 time)"."""
+    ordered = sorted(times, key=lambda client: (-times[client], client))
+    named = [f"client {each} ({times[each]} time{'s' * (times[each] > 1)})" for each in ordered[:NAMED]]
+    others = [f"{len(ordered) - NAMED} others"] * (len(ordered) > NAMED)
+    return ", ".join(named + others)
 
 
 def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:

@@ -26,7 +26,8 @@ def test_the_gaussians_are_those_of_all_examples():
         classes.feature_sums(problem, jax.tree.map(lambda leaf: leaf[0], theta), split, CLASSES, products=True)
         for split in (jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), federation.train) for k in range(5))
     ]
-    mean, covariance, count = gaussians(jax.tree.map(lambda *leaves: sum(leaves), *sums))
+    total = jax.tree.map(lambda *leaves: sum(leaves), *sums)
+    mean, covariance, count = gaussians({"count": total.pop("counts"), **total})
     z, y = pooled(federation, row(theta, 0))
     np.testing.assert_array_equal(count, np.bincount(y, minlength=CLASSES))
     assert count.min() > 1
@@ -43,6 +44,13 @@ def test_square_roots_of_covariances():
     root = np.asarray(square_root(jnp.float32(covariance)))
     np.testing.assert_allclose(root @ root.transpose(0, 2, 1), covariance, atol=0.01)
     assert np.abs(covariance[:2]).max() > 1
+
+
+def test_a_matrix_with_negative_eigenvalues_counts_as_its_diagonal():
+    matrices = np.array([[[1.0, 2.0], [2.0, 1.0]], [[4.0, 0.0], [0.0, -0.2]], [[2.0, 1.0], [1.0, 2.0]]])
+    found = np.asarray(square_root(jnp.float32(matrices)))
+    np.testing.assert_allclose(found[:2], [np.eye(2), np.diag([2.0, 0.0])], atol=1e-5)
+    np.testing.assert_allclose(found[2] @ found[2], matrices[2], atol=1e-4)
 
 
 def test_draws_have_the_mean_and_covariance_of_their_class():

@@ -12,6 +12,7 @@ from quadratics import MINI, RATE, SIZES, gradient, play, vectors
 
 from pfljax.contract.types import Cohort, State
 from pfljax.exchange import lifting
+from pfljax.stages.server import Server
 
 EMPTY = (2, 0, 5, 1, 3)
 LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]])
@@ -103,3 +104,25 @@ def test_batch_statistics_are_means_of_the_buffer():
             expected[row] += size / sum(SIZES) * moved
     found = states[3].models["batch_stats"]["BatchNorm_0"]
     np.testing.assert_allclose([found["mean"][0], found["var"][0]], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_numpy"), [("median", np.median), ("trimmed_mean", lambda u, axis: np.mean(u, axis=axis))]
+)
+def test_a_robust_rule_combines_the_buffers_updates_whatever_their_age(rule, by_numpy):
+    federation = toys.make_federation(EMPTY, "regression")
+    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
+    method = delayed(toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.7))
+    served = Server(aggregator=rule, **({"trim": 0.0} if rule == "trimmed_mean" else {})).of(problem, method)
+    states, _ = toys.train(served, problem, federation.client_data, len(LATE))
+    models = [vectors(states[0].models)[0]]
+    for number, late in enumerate(LATE):
+        sent = []
+        for k in np.flatnonzero(EMPTY):
+            own = start = models[number - late[k]]
+            for _ in range(2):
+                own = own - RATE * gradient(federation, k, own)
+            sent.append((own - start) / (1 + late[k]) ** 0.5)
+        models.append(models[-1] + 0.7 * by_numpy(np.stack(sent), axis=0))
+        stack = [models[max(number + 1 - age, 0)] for age in range(3)]
+        np.testing.assert_allclose(vectors(states[number + 1].models), stack, rtol=1e-4, atol=1e-5)

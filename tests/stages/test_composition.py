@@ -18,7 +18,7 @@ STAGES = {
     "server": Server("weighted", aggregator="trimmed_mean", trim=0.2),
     "attack": Attack("min_max", attackers=0.25),
     "compression": Compression("topk:0.5", "quantize:6"),
-    "faults": Faults(dropout=0.2, lost=0.1, broken=0.1, on_divergence="drop"),
+    "faults": Faults(dropout=0.2, lost=0.1, broken=0.1),
 }
 TRUSTED = STAGES | {"server": Server(aggregator="fltrust", root_examples=6), "attack": Attack("replacement", 0.25)}
 STAGES["clock"] = Clock(deadline=0.3)

@@ -142,7 +142,7 @@ def test_a_deadline_holds_for_all_exchanges_together(tmp_path):
 
 def test_what_is_lost_has_taken_its_time():
     """All uploads are lost, or all are not finite and dropped: the losses do not count, the time does."""
-    for faults in (Faults(lost=0.999), Faults(broken=0.999, on_divergence="drop")):
+    for faults in (Faults(lost=0.999), Faults(broken=0.999)):
         record = played("fedavg", SENDING, stage=faults.on)[1][0]
         assert record.seconds == pytest.approx(2 * BYTES + 4, rel=1e-3) and np.isnan(record.train_loss)
 

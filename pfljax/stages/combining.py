@@ -1,0 +1,125 @@
+"""A server that combines what it averages in its own way: clients' updates, and whatever they send to be averaged.
+
+A part is what a client adds to one average: its update, each further entry of its upload (SCAFFOLD's changes of control
+variates, FedPAC's features by class) and the squared norm of its update that it may report, all divided by their
+weights. Each part is combined on its own, features by class for each class, and counts again as much as the weights'
+sum. In one stack of all parts, the largest would decide which client stands out, and hide what attackers do to others.
+Weights, counts and numbers next to them stay sums.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pfljax.contract import tree
+from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree
+from pfljax.local.problem import Problem
+from pfljax.stages import messages
+
+Combine = Callable[[PyTree, Array, Array, PyTree], PyTree]
+Parts = dict[str, PyTree]
+
+
+def parts_of(algorithm: Algorithm, models: Params, out: ClientOutput) -> tuple[Parts, dict[str, Array], PyTree]:
+    """What a client adds to the server's averages, by name.
+
+    Args:
+        algorithm: An algorithm that has `averages`.
+        models: What the client received.
+        out: What it made of them.
+
+    Returns:
+        - The parts, leaves (J, ...): "model", other entries of the upload, "square".
+        - "weight" (J,), and "count" (J, ...) if the upload has one; 0 for what is not sent.
+        - The rest of the upload, with None in place of the parts.
+    """
+    assert algorithm.averages is not None
+    mask = messages.payload(out.upload)
+    beside, rest = {}, {}
+    for name, entry in out.upload.items():
+        if name not in ("model", "weight", "count"):
+            beside[name], rest[name] = tree.partition(entry, mask[name])
+    weights = {name: out.upload[name] for name in ("weight", "count") if name in out.upload}
+    if out.sent is not None:
+        weights = tree.where(out.sent, weights, jax.tree.map(jnp.zeros_like, weights))
+    sums = {"model": out.upload["model"]} | {name: part for name, part in beside.items() if jax.tree.leaves(part)}
+    if (square := messages.of_method(out.report).get("square")) is not None:
+        sums["square"] = jnp.broadcast_to(square, weights["weight"].shape)
+    parts = {name: tree.scale(part, 1 / positive(weight_of(name, weights))) for name, part in sums.items()}
+    return parts | {"model": tree.subtract(parts["model"], algorithm.averages(models))}, weights, rest
+
+
+def positive(weight: Array) -> Array:
+    """The weights, with 1 in place of 0."""
+    return jnp.where(weight > 0, weight, 1)
+
+
+def weight_of(name: str, weights: dict[str, Array]) -> Array:
+    """A part's weights: of entries beside the model, the counts, if there are any."""
+    return weights["count" if "count" in weights and name not in ("model", "square") else "weight"]
+
+
+def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algorithm:
+    """The algorithm whose server combines the parts of what clients send in its own way.
+
+    Parts then reach the server individually, in the clients' reports; they still count as uploaded. Those that belong
+    to a server's older models (`Algorithm.stale`) are combined together.
+
+    Args:
+        problem: The problem of the algorithm.
+        algorithm: An algorithm that has `averages`.
+        combine: (part, weights (n,), attackers (n,), root) -> part, for n stacked ones; those that were not sent have
+            weight 0. The root is the server's own part, or ().
+    """
+    averages = algorithm.averages
+    assert averages is not None
+
+    def client_update(context, models, row, data):
+        out = algorithm.client_update(context, models, row, data)
+        parts, weights, rest = parts_of(algorithm, models, out)
+        attacker = jnp.zeros((), bool) if data.attacker is None else data.attacker
+        apart = {"parts": parts, "weights": weights, "first": context.index[0], "attacker": attacker}
+        return out._replace(upload=rest, report=messages.beside(out.report, apart=apart))
+
+    def server_update(key, state, aggregate):
+        report: Any = aggregate.report
+        apart, sent = report["apart"], report["apart"]["weights"]["weight"]
+        models = jax.tree.map(lambda leaf: leaf[:1], state.models) if algorithm.stale else state.models
+        cohort, received = sent.shape
+        num = tree.num_rows(models)
+        assert received in (1, num)  # each client trains one averaged model, or all of them in order
+        number = (apart["first"][:, None] * (not algorithm.stale) + jnp.arange(received)).reshape(-1)
+        flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+        parts, weights = jax.tree.map(flat, (apart["parts"], apart["weights"]))
+        attackers = jnp.repeat(apart["attacker"], received)
+        roots = algorithm.root(key, state) if algorithm.root else {name: () for name in parts}
+
+        def of_average(values, weight, root):
+            if weight.ndim == 1:
+                return combine(values, weight, attackers, root)
+            apiece = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), (values, weight))
+            return problem.plan.over_rows(of_average, *apiece, root)
+
+        def of_model(n):
+            own = tree.where(number == n, weights, jax.tree.map(jnp.zeros_like, weights))
+            root = jax.tree.map(lambda leaf: leaf[n], roots)
+            found = {name: of_average(part, weight_of(name, own), root[name]) for name, part in parts.items()}
+            return found, jax.tree.map(lambda weight: weight.sum(axis=0), own), (own["weight"] > 0).sum()
+
+        found, totals, count = problem.plan.over_rows(of_model, jnp.arange(num))
+        found["model"] = tree.add(found["model"], averages(models))
+        inner = report["method"]
+        if "square" in found:
+            each = (weights["weight"] * found.pop("square")[number]).reshape(cohort, received)
+            inner = messages.with_entry(inner, "square", lambda square: each.sum(axis=1))
+        sums = {name: tree.scale(part, weight_of(name, totals)) for name, part in found.items()}
+        rest = {name: tree.combine(sums.pop(name, entry), entry) for name, entry in aggregate.upload.items()}
+        came = Aggregate(rest | sums | totals, count, sent > 0, inner)
+        return algorithm.server_update(key, state, came)
+
+    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=None)
