@@ -36,6 +36,7 @@ from experiments.parity.in_torch import (
     heads,
     loaders,
     stacked,
+    stand_in,
     united,
 )
 from experiments.parity.shared import (
@@ -43,7 +44,6 @@ from experiments.parity.shared import (
     CLASSES,
     EPOCHS,
     EQUAL,
-    HIDDEN,
     RATE,
     UNEQUAL,
     Apart,
@@ -57,6 +57,8 @@ from pfljax.contract.types import Params, State
 
 Cells = dict[str, Cell | Apart]
 ALL_ROUNDS = 10**6  # `on_round` ends the run
+SGD = torch.optim.SGD
+NO_MOMENTUM = "their momentum 0, since it starts anew in every round, where that of our clients' own models goes on"
 EQUAL_SIZES = "clients of one size, which theirs weights equally"
 
 
@@ -73,6 +75,14 @@ def playing(folder: Path, run: Callable[..., None], *given: Any, absent: tuple[s
 def heavy(momentum: float, decay: float = 0.0, mask: Any = None) -> Callable[[Any], optax.GradientTransformation]:
     """SGD as the authors' code fixes it: momentum, and weight decay of the parameters in a mask."""
     return lambda rate: optax.chain(optax.add_decayed_weights(decay, mask), optax.sgd(rate, momentum or None))
+
+
+def without_momentum(parameters: Any, lr: float, momentum: float = 0.0, **options: Any) -> torch.optim.Optimizer:
+    """Takes the place of `torch.optim.SGD` where clients keep their models.
+
+    There, our optimizer goes on from round to round, and theirs starts anew.
+    """
+    return SGD(parameters, lr, **options)
 
 
 def only_kernels(params: Params) -> Params:
@@ -328,16 +338,15 @@ def run_script(
     """
     given = types.SimpleNamespace(num_users=task.clients.num_clients, epochs=ALL_ROUNDS, **arguments)
     (train, of_train), (test, of_test) = (united(task, split) for split in ("train", "test"))
-    options = types.SimpleNamespace(args_parser=lambda: given)
     data = lambda args: (train, test, of_train, of_test)
-    made = types.SimpleNamespace(get_data=data, get_model=lambda args: network(task.start), read_data=None)
 
     def choice(numbers, size, replace):
         script = sys._getframe(1).f_globals
         on_round(lambda: Snapshot(models(script), accuracy(task, networks(script))))
         return np.array(numbers)
 
-    sys.modules.update({"utils.options": options, "utils.train_utils": made})
+    stand_in("utils.options", args_parser=lambda: given)
+    stand_in("utils.train_utils", get_data=data, get_model=lambda args: network(task.start), read_data=None)
     with mock.patch.object(np.random, "choice", choice), mock.patch.object(np.random, "shuffle"):
         runpy.run_path(str(file), run_name="__main__")
 
@@ -392,11 +401,10 @@ def fedrep(folder: Path) -> Cells:
 def fedbabu(folder: Path) -> Cells:
     """jhoon-oh/FedBABU."""
     networks = lambda script: script["net_local_list"]
-    shared = lambda script, part: {"global": converted(networks(script)[0].parts[part].parameters(), first=part)}
-    with_heads = lambda script: shared(script, 0) | {"heads": heads(networks(script))}
-    with_bodies = lambda script: shared(script, 1) | {"bodies": bodies(networks(script))}
+    whole = lambda script: {"global": converted(networks(script)[0].parameters())}
+    body = lambda script: {"global": converted(networks(script)[0].parts[0].parameters())}
 
-    def play(trained, averaged, models):
+    def play(part, models):
         of_name = ("dataset", "model", "iid", "shard_per_user", "num_batch_users", "moved_data_size", "results_save")
         training = {"lr": RATE, "local_bs": BATCH, "local_ep": EPOCHS, "momentum": 0.9, "wd": 1e-3, "frac": 1.0}
         return playing(
@@ -406,8 +414,8 @@ def fedbabu(folder: Path) -> Cells:
             models,
             networks,
             lambda start: TwoLayers(start, head="linear"),
-            local_upt_part=trained,
-            aggr_part=averaged,
+            local_upt_part=part,
+            aggr_part=part,
             gpu=-1,
             seed=1,
             unbalanced=False,
@@ -419,15 +427,18 @@ def fedbabu(folder: Path) -> Cells:
 
     usual: dict[str, Any] = {"sizes": EQUAL, "local": {"optimizer": heavy(0.9, 1e-3)}}
     usual["note"] = "momentum 0.9 and weight decay 1e-3; " + EQUAL_SIZES
-    babu = usual | {"note": f"scored without tuning; {usual['note']}"}
-    resets = "its script gives every client the global model after each round, in the place of the personal one, too"
+    forgets = Apart("its `main_fed.py` drops what it does not average, so that clients train it anew in every round")
     return {
-        "FedBABU": Cell(pfl.FedBABU(tune_epochs=0), ours, play("body", "body", lambda s: shared(s, 0)), **babu),
-        "FedPer": Cell(pfl.FedPer(), ours_with_heads, play("full", "body", with_heads), **usual),
-        "LG-FedAvg": Cell(
-            pfl.LGFedAvg(shared_layers=1), ours_with_bodies, play("full", "head", with_bodies), **usual
+        "FedBABU": Cell(
+            pfl.FedBABU(tune_epochs=0),
+            ours,
+            play("body", body),
+            **usual | {"note": f"scored without tuning; {usual['note']}"},
         ),
-        "Ditto": Apart(resets),
+        "FedAvg": Cell(pfl.FedAvg(), ours, play("full", whole), **usual),
+        "FedPer": forgets,
+        "LG-FedAvg": forgets,
+        "Ditto": Apart("its `main_ditto.py` also replaces the personal models by the global one after each round"),
     }
 
 
@@ -445,6 +456,8 @@ def run_fedpac(task: Task, on_round: OnRound, name: str, kind: str, combined: in
     train, test = loaders(task, "train"), loaders(task, "test")
     make = getattr(methods, f"LocalUpdate_{kind}")
     clients = [make(k, args, train[k], test[k], copy.deepcopy(network)) for k in range(number)]
+    for client in clients:  # which divides the variance, and nothing else; FedPer has none
+        client.datasize = torch.tensor(len(client.train_data.dataset) - 1)
 
     def snapshot():
         networks = [copy.deepcopy(client.local_model) for client in clients]
@@ -470,11 +483,13 @@ def fedpac(folder: Path) -> Cells:
     mine = lambda state: {"global": tree.first(state.models.body), "heads": state.clients.own}
     usual: dict[str, Any] = {"local": {"optimizer": heavy(0.5, 5e-4)}}
     usual["note"] = "momentum 0.5 and weight decay 5e-4 in our local training, too"
-    own = usual | {"note": f"heads=own; {usual['note']}"}
-    weights = "the weights of heads: theirs divides the variance by n, ours by n - 1; theirs drops weights below 0.001"
+    own: dict[str, Any] = usual | {"note": f"heads=own; {usual['note']}"}
+    both: dict[str, Any] = usual | {
+        "note": f"their variance divided by n - 1, as in ours, instead of n; {usual['note']}"
+    }
     return {
-        "FedPAC": Cell(pfl.FedPAC(heads="own"), mine, play("FedPAC"), **own),
-        "FedPAC, combined heads": Cell(pfl.FedPAC(), mine, play("FedPAC", 1), differs=weights, **usual),
+        "FedPAC": Cell(pfl.FedPAC(), mine, play("FedPAC", 1), **both),
+        "FedPAC, own heads": Cell(pfl.FedPAC(heads="own"), mine, play("FedPAC"), **own),
         "FedPer": Cell(pfl.FedPer(), ours_with_heads, play("FedPer"), **usual),
     }
 
@@ -518,6 +533,7 @@ def run_fedproto(task: Task, on_round: OnRound) -> None:
         mock.patch.object(script, "tqdm", rounds),
         mock.patch.object(script.LocalUpdate, "update_weights_het", with_later_features),
         mock.patch.object(script, "proto_aggregation", kept),
+        mock.patch.object(torch.optim, "SGD", without_momentum),
     ):
         script.FedProto_taskheter(args, train, test, of_train, of_test, networks, None)
 
@@ -531,9 +547,8 @@ def fedproto(folder: Path) -> Cells:
             lambda state: {"personal": state.clients.model, "prototypes": state.models.mean},
             playing(folder / "exps", run_fedproto, absent=absent),
             sizes=EQUAL,
-            local={"optimizer": heavy(0.5)},
-            note="momentum 0.5 in our local training, too; their prototypes collected after training; clients of one "
-            "size, whose prototypes theirs weights equally; scored by the networks' own heads",
+            note=f"{NO_MOMENTUM}; their prototypes collected after training; clients of one size, whose prototypes "
+            "theirs weights equally; scored by the networks' own heads",
         )
     }
 
@@ -547,13 +562,15 @@ def run_pfedme(task: Task, on_round: OnRound, kind: str, knobs: dict, *further: 
     Args:
         task: The task.
         on_round: Called where a round begins.
-        kind: The server's class, in the module of that name.
+        kind: Module and class of the server.
         knobs: Batch size, learning rate, beta, lambda and local steps.
         further: Arguments that only this server has.
     """
     number = task.clients.num_clients
-    module = importlib.import_module(f"FLAlgorithms.servers.server{kind if kind == 'pFedMe' else kind.lower()}")
-    user = lambda k, data, dataset: (str(k), *(list(examples(task, split, k)) for split in ("train", "test")))
+    name, kind = kind.split(".")
+    module = importlib.import_module(f"FLAlgorithms.servers.{name}")
+    pairs = lambda part: [part[number] for number in range(len(part))]
+    user = lambda k, data, dataset: (str(k), *(pairs(examples(task, split, k)) for split in ("train", "test")))
     network = TwoLayers(task.start)
     given = ["cpu", "", "", (network, "Mclr_CrossEntropy"), *knobs.values()]
     given = [*given[:-1], ALL_ROUNDS, given[-1], "SGD", number, *further, 0]
@@ -585,14 +602,14 @@ def pfedme(folder: Path) -> Cells:
         "FedAvg": Cell(
             pfl.FedAvg(),
             ours,
-            play("FedAvg", batch=BATCH, rate=RATE, beta=1.0, strength=0.0, steps=steps),
+            play("serveravg.FedAvg", batch=BATCH, rate=RATE, beta=1.0, strength=0.0, steps=steps),
             sizes=EQUAL,
             note="clients of one size, since they count mini-batches",
         ),
         "Per-FedAvg": Cell(
             pfl.PerFedAvg(alpha=0.05, adapt_steps=0),
             ours,
-            play("PerAvg", batch=all_examples, rate=0.05, beta=RATE, strength=0.0, steps=EPOCHS),
+            play("serverperavg.PerAvg", batch=all_examples, rate=0.05, beta=RATE, strength=0.0, steps=EPOCHS),
             local=whole,
             note="full batches, since they take the two mini-batches of a step in another order; scored before the "
             "personal step, which theirs takes on test examples",
@@ -601,7 +618,7 @@ def pfedme(folder: Path) -> Cells:
             pfl.PFedMe(strength=strength, steps=1, rate=rate),
             ours,
             play(
-                "pFedMe",
+                "serverpFedMe.pFedMe",
                 1,
                 rate / (1 + rate * strength),
                 batch=all_examples,
@@ -621,7 +638,10 @@ def pfedme(folder: Path) -> Cells:
 # MediaBrain-SJTU/pFedGraph, a script.
 
 
-def run_pfedgraph(task: Task, on_round: OnRound, alpha: float) -> None:
+BELOW = 0.85  # brings their cosines below 0.9, from where on they count as 1
+
+
+def run_pfedgraph(task: Task, on_round: OnRound, file: Path, alpha: float) -> None:
     """Plays pFedGraph by its authors."""
     number = task.clients.num_clients
     parts = importlib.import_module("pfedgraph_cosine.utils")
@@ -645,23 +665,27 @@ def run_pfedgraph(task: Task, on_round: OnRound, alpha: float) -> None:
         return found
 
     train, test = loaders(task, "train"), loaders(task, "test")
-    sizes = {k: range(len(each.dataset)) for k, each in enumerate(train)}
+    of_client = united(task, "train")[1]
     everything = torch.utils.data.DataLoader(united(task, "test")[0], 100)
-    data = (train, test, everything, sizes, None, np.full((number, CLASSES), 1 / CLASSES))
-    knobs: dict[str, Any] = {"alpha": alpha, "lam": 0.0, "lr": RATE, "reg": 0.0, "optimizer": "sgd", "dataset": "cifar10"}
+    data = (train, test, everything, of_client, None, np.full((number, CLASSES), 1 / CLASSES))
+    knobs: dict[str, Any] = {"alpha": BELOW * alpha, "lam": 0.0, "lr": RATE, "reg": 0.0, "optimizer": "sgd"}
+    knobs["dataset"] = "cifar10"  # selects the network
     knobs |= {"num_local_iterations": EPOCHS * EQUAL[0] // BATCH, "difference_measure": "all", "attack_ratio": 0.0}
     args = types.SimpleNamespace(n_parties=number, comm_round=1000, sample_fraction=1.0, init_seed=0, **knobs)
     options = lambda: (args, {"classes_size": CLASSES, "client_num": number, "comm_round": args.comm_round})
-    sys.modules["pfedgraph_cosine.config"] = types.SimpleNamespace(get_args=options)
-    sys.modules["model"] = types.SimpleNamespace(simplecnn=network, textcnn=None)
-    sys.modules["prepare_data"] = types.SimpleNamespace(get_dataloader=lambda args: data)
+    stand_in("pfedgraph_cosine.config", get_args=options)
+    stand_in("model", simplecnn=network, textcnn=None)
+    stand_in("prepare_data", get_dataloader=lambda args: data)
     stay = lambda here, *device: here
+    cosine = torch.nn.functional.cosine_similarity
     with (
+        mock.patch.object(torch.nn.functional, "cosine_similarity", lambda *pair: BELOW * cosine(*pair)),
         mock.patch.object(parts, "aggregation_by_graph", average),
         mock.patch.object(torch.Tensor, "cuda", stay),
         mock.patch.object(nn.Module, "cuda", stay),
+        mock.patch.object(torch.optim, "SGD", without_momentum),
     ):
-        runpy.run_path(str(Path(parts.__file__).parents[1] / "pfedgraph_cosine.py"), run_name="__main__")
+        runpy.run_path(str(file), run_name="__main__")
 
 
 def pfedgraph(folder: Path) -> Cells:
@@ -670,11 +694,10 @@ def pfedgraph(folder: Path) -> Cells:
         "pFedGraph": Cell(
             pfl.PFedGraph(alpha=0.8, strength=0.0),
             lambda state: {"models": state.models, "graph": state.server.graph},
-            playing(folder / "pytorch", run_pfedgraph, 0.8),
+            playing(folder / "pytorch", run_pfedgraph, folder.resolve() / "pytorch/pfedgraph_cosine.py", 0.8),
             sizes=EQUAL,
-            local={"optimizer": heavy(0.9)},
-            note="strength=0; momentum 0.9 in our local training, too; clients of one size, since they count "
-            "mini-batches",
+            note=f"strength=0; {NO_MOMENTUM}; their cosines and alpha times 0.85, since theirs counts cosines above "
+            "0.9 as 1; clients of one size, since they count mini-batches",
             differs="with a strength, their cosine is with another vector and has the opposite sign",
         )
     }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import io
 import sys
 import tempfile
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,11 +49,18 @@ def at_home(folder: Path, absent: Sequence[str] = ()) -> Iterator[None]:
         enter(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # of old forms of calls
         enter(contextlib.chdir(enter(tempfile.TemporaryDirectory())))
-        nowhere = enter(open(os.devnull, "w"))
+        nowhere = io.StringIO()
         enter(contextlib.redirect_stdout(nowhere))
         enter(contextlib.redirect_stderr(nowhere))
         enter(mock.patch.object(torch.utils.data, "DataLoader", in_order))
         yield
+
+
+def stand_in(name: str, **contents: Any) -> None:
+    """Puts a module with these names in the place of a peer's module."""
+    module = types.ModuleType(name)
+    module.__dict__.update(contents)
+    sys.modules[name] = module
 
 
 def converted(parameters: Iterable[torch.Tensor], first: int = 0) -> Params:
@@ -147,11 +155,9 @@ def loaders(task: Task, split: str) -> list[Loader]:
     return [Loader(examples(task, split, client), BATCH) for client in range(task.clients.num_clients)]
 
 
-def united(task: Task, split: str) -> tuple[torch.utils.data.Dataset, dict[int, np.ndarray]]:
+def united(task: Task, split: str) -> tuple[torch.utils.data.ConcatDataset, dict[int, np.ndarray]]:
     """All clients' examples as one data set, and the numbers of each client's."""
     parts = [examples(task, split, client) for client in range(task.clients.num_clients)]
     ends = np.cumsum([len(part) for part in parts])
     numbers = {client: np.arange(end - len(parts[client]), end) for client, end in enumerate(ends)}
     return torch.utils.data.ConcatDataset(parts), numbers
-
-
