@@ -11,17 +11,32 @@ time of a round. They are written after every method; the same command continues
 from __future__ import annotations
 
 import argparse
-import importlib
+import pkgutil
 from pathlib import Path
 
 from experiments.parity.shared import Apart, Book, Cell, measure, row
 
-PEERS = {"pfllib": "pfllib", "fedjax": "fedjax_peer", "fedem": "fedem"}
+AUTHORS = "experiments.parity.authors"
+PEERS = {  # the function of a checkout that gives the comparisons, the repository, a file that only it has
+    "pfllib": ("experiments.parity.pfllib:cells", "TsingZ0/PFLlib", "system/flcore/servers/serveravg.py"),
+    "fedjax": ("experiments.parity.fedjax_peer:cells", "google/fedjax", "fedjax/algorithms/hyp_cluster.py"),
+    "fedem": ("experiments.parity.fedem:cells", "omarfoq/FedEM", "learners/learners_ensemble.py"),
+    "fedntd": (f"{AUTHORS}:fedntd", "Lee-Gihun/FedNTD", "algorithms/fedntd/Server.py"),
+    "fedala": (f"{AUTHORS}:fedala", "TsingZ0/FedALA", "system/utils/ALA.py"),
+    "feddbe": (f"{AUTHORS}:feddbe", "TsingZ0/DBE", "system/flcore/servers/serverDBE.py"),
+    "gpfl": (f"{AUTHORS}:gpfl", "TsingZ0/GPFL", "system/flcore/servers/servergp.py"),
+    "fedrep": (f"{AUTHORS}:fedrep", "lgcollins/FedRep", "main_l2gd.py"),
+    "fedbabu": (f"{AUTHORS}:fedbabu", "jhoon-oh/FedBABU", "main_single.py"),
+    "fedpac": (f"{AUTHORS}:fedpac", "JianXu95/FedPAC", "methods/fedpac.py"),
+    "fedproto": (f"{AUTHORS}:fedproto", "yuetan031/fedproto", "exps/federated_main.py"),
+    "pfedme": (f"{AUTHORS}:pfedme", "CharlieDinh/pFedMe", "FLAlgorithms/servers/serverpFedMe.py"),
+    "pfedgraph": (f"{AUTHORS}:pfedgraph", "MediaBrain-SJTU/pFedGraph", "pytorch/pfedgraph_cosine.py"),
+}
 
 
 def cells_of(peer: str, folder: Path) -> dict[str, Cell | Apart]:
     """A peer's comparisons by name; imports its adapter, and what that needs."""
-    return importlib.import_module(f"experiments.parity.{PEERS[peer]}").cells(folder)
+    return pkgutil.resolve_name(PEERS[peer][0])(folder)
 
 
 def main() -> None:
@@ -35,6 +50,9 @@ def main() -> None:
     args = parser.parse_args()
     if not args.peer_folder.is_dir():
         parser.error(f"--peer_folder={args.peer_folder}: no such folder")
+    _, repository, sign = PEERS[args.peer]
+    if not (args.peer_folder / sign).is_file():
+        parser.error(f"--peer_folder={args.peer_folder}: accepted: a checkout of {repository}, which has {sign}")
     if not all(number.isdecimal() and int(number) for number in args.rounds.split(",")):
         parser.error(f"--rounds={args.rounds}: accepted: positive integers, separated by commas")
     rounds = sorted({int(number) for number in args.rounds.split(",")})

@@ -1,29 +1,24 @@
 """PFLlib (Zhang et al.), github.com/TsingZ0/PFLlib: its servers and clients, driven by its own `train`.
 
-From outside we replace what reads files (`read_client_data`), the shuffling loaders, by the same mini-batches in order,
-and `select_clients`, which begins a round, to call back. Everything else is PFLlib's.
+From outside we replace what reads files (`read_data`), the shuffling loaders, by the same mini-batches in order, and
+`select_clients`, which begins a round, to call back. Everything else is PFLlib's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import os
-import sys
 import types
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 from torch import nn
-from torch.utils.data import DataLoader
 
 import pfljax as pfl
-from experiments.parity.in_torch import converted, load, stacked
+from experiments.parity.in_torch import TwoLayers, at_home, converted, load, stacked
 from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
 from pfljax.contract import tree
 from pfljax.contract.types import Params, State
@@ -62,15 +57,16 @@ USUAL: dict[str, Any] = {
 }
 
 
-def split_mlp(models: Any, inputs: int) -> nn.Module:
-    """An MLP in PFLlib's two parts. (Its own DNN has a log-softmax, which would count as a part of the base.)"""
-    base = nn.Sequential(nn.Flatten(), nn.Linear(inputs, HIDDEN), nn.ReLU())
-    return models.BaseHeadSplit(base, nn.Linear(HIDDEN, CLASSES))
+def split_mlp(models: Any, task: Task) -> nn.Module:
+    """The MLP, in PFLlib's two parts. (Its own DNN has a log-softmax, which would count as a part of the base.)"""
+    return TwoLayers(task.start)
 
 
-def own_dnn(models: Any, inputs: int) -> nn.Module:
+def own_dnn(models: Any, task: Task) -> nn.Module:
     """PFLlib's own network."""
-    return models.DNN(inputs, HIDDEN, CLASSES)
+    network = models.DNN(len(task.start["Dense_0"]["kernel"]), HIDDEN, CLASSES)
+    load(network, task.start)
+    return network
 
 
 def accuracy(metrics: Sequence[Any]) -> float:
@@ -93,8 +89,8 @@ class Player:
         models: Server -> what is compared.
         score: Server -> accuracy.
         arguments: Arguments of PFLlib's command line.
-        network: (PFLlib's models, number of features) -> the network.
-        prepare: Called with the server before it trains, for what no argument sets.
+        network: (PFLlib's models, task) -> the network.
+        prepare: (server, task), called before it trains, for what no argument sets.
     """
 
     def __init__(
@@ -104,8 +100,8 @@ class Player:
         models: Callable[[Any], dict],
         score: Callable[[Any], float] = of_received,
         *,
-        network: Callable[[Any, int], nn.Module] = split_mlp,
-        prepare: Callable[[Any], None] = lambda server: None,
+        network: Callable[[Any, Task], nn.Module] = split_mlp,
+        prepare: Callable[[Any, Task], None] = lambda server, task: None,
         **arguments: Any,
     ):
         self.folder, self.server, self.models, self.score = folder / "system", server, models, score
@@ -113,48 +109,29 @@ class Player:
 
     def __call__(self, task: Task, on_round: OnRound) -> None:
         """As `Cell.play`."""
-        if str(self.folder) not in sys.path:
-            sys.path.insert(0, str(self.folder))  # PFLlib's modules import each other from there
         data = [task.arrays(client) for client in range(task.clients.num_clients)]
-        network = self.network(importlib.import_module("flcore.trainmodel.models"), data[0]["train"][0].shape[1])
-        load(network, task.start)
-        given = USUAL | {"model": network, "num_clients": len(data)} | self.arguments
-        module, name = self.server.split(".")
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), quiet(), reading(data):
-            server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(
-                types.SimpleNamespace(**given), 0
-            )
-            select = server.select_clients
 
-            def begin_round():
-                on_round(lambda: Snapshot(self.models(server), self.score(server)))
-                return select()
+        def read(dataset, client, is_train=True):
+            x, y = data[client]["train" if is_train else "test"]
+            return {"x": x, "y": y}
 
-            server.select_clients = begin_round
-            self.prepare(server)
-            server.train()
+        with at_home(self.folder):
+            network = self.network(importlib.import_module("flcore.trainmodel.models"), task)
+            given = USUAL | {"model": network, "num_clients": len(data)} | self.arguments
+            module, name = self.server.split(".")
+            with mock.patch.object(importlib.import_module("utils.data_utils"), "read_data", read):
+                server = getattr(importlib.import_module(f"flcore.servers.{module}"), name)(
+                    types.SimpleNamespace(**given), 0
+                )
+                select = server.select_clients
 
+                def begin_round():
+                    on_round(lambda: Snapshot(self.models(server), self.score(server)))
+                    return select()
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Drops PFLlib's warnings of old forms of PyTorch calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextlib.contextmanager
-def reading(data: Sequence[dict]) -> Iterator[None]:
-    """Makes PFLlib read our arrays, in order."""
-    base, utils = (importlib.import_module(name) for name in ("flcore.clients.clientbase", "utils.data_utils"))
-
-    def read(dataset, client, is_train=True):
-        x, y = data[client]["train" if is_train else "test"]
-        return {"x": x, "y": y}
-
-    ordered = lambda examples, size, drop_last, shuffle: DataLoader(examples, size, drop_last=drop_last)
-    with mock.patch.object(utils, "read_data", read), mock.patch.object(base, "DataLoader", ordered):
-        yield
+                server.select_clients = begin_round
+                self.prepare(server, task)
+                server.train()
 
 
 def global_model(server: Any) -> Params:
@@ -208,7 +185,7 @@ def tuned(server: Any) -> float:
     return accuracy(server.test_metrics_new_clients())
 
 
-def prototypes_after_training(server: Any) -> None:
+def prototypes_after_training(server: Any, task: Task) -> None:
     """Makes the clients collect prototypes after training, by their own function."""
     for client in server.clients:
 
@@ -219,13 +196,13 @@ def prototypes_after_training(server: Any) -> None:
         client.train = train
 
 
-def passes_of_weights(server: Any) -> None:
+def passes_of_weights(server: Any, task: Task) -> None:
     """Makes the first learning of weights take 10 passes, instead of a number that the losses decide."""
     for client in server.clients:
         client.ALA.threshold, client.ALA.num_pre_loss = np.inf, 9
 
 
-def without_decay(server: Any) -> None:
+def without_decay(server: Any, task: Task) -> None:
     """Sets the weight decay of pFedMe's optimizer to 0; no argument does."""
     for client in server.clients:
         client.optimizer.param_groups[0]["mu"] = 0.0

@@ -153,7 +153,7 @@ class Ours:
     def __init__(self, cell: Cell):
         self.cell, self.clients = cell, digits(cell.sizes)
         options = {"learning_rate": RATE, "batch_size": BATCH, "epochs": EPOCHS, "common_init": True} | cell.local
-        self.local = pfl.LocalTraining(optax.sgd, **options)
+        self.local = pfl.LocalTraining(options.pop("optimizer", optax.sgd), **options)
         self.model = pfl.models.MLP(hidden=(HIDDEN,))
         self.sim = pfl.Simulation(cell.method, self.clients, self.model, self.local)
         self.state = self.sim.init(jax.random.key(0))

@@ -1,7 +1,9 @@
 """The comparison with other libraries' code, with made-up peers in NumPy: FedAvg as a loop, right and wrong."""
 
+import importlib
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,6 +111,9 @@ def call(monkeypatch, *flags):
 def test_results_are_kept(monkeypatch, tmp_path, capsys):
     known = {"FedAvg": cell(fedavg(), note="a knob"), "Other": Apart("it has no server")}
     monkeypatch.setattr(command, "cells_of", lambda peer, folder: known)
+    sign = tmp_path / command.PEERS["pfllib"][2]
+    sign.parent.mkdir(parents=True)
+    sign.touch()
     flags = ["--peer=pfllib", f"--peer_folder={tmp_path}", f"--out={tmp_path / 'out'}"]
     call(monkeypatch, *flags, "--rounds=1")
     first = json.loads((tmp_path / "out" / "parity.json").read_text())
@@ -121,3 +126,76 @@ def test_results_are_kept(monkeypatch, tmp_path, capsys):
         with pytest.raises(SystemExit):
             call(monkeypatch, *flags, "--rounds=1", wrong)
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("peer", command.PEERS)
+def test_a_folder_that_is_no_checkout_is_one_line(peer, monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        call(monkeypatch, f"--peer={peer}", f"--peer_folder={tmp_path}")
+    said = capsys.readouterr().err.splitlines()[-1]
+    _, repository, sign = command.PEERS[peer]
+    assert f"--peer_folder={tmp_path}: accepted: a checkout of {repository}, which has {sign}" in said
+
+
+SCRIPT = """
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset
+from utils.options import args_parser
+from utils.train_utils import get_data, get_model
+
+args, net = args_parser(), get_model(None)
+train, test, of_train, of_test = get_data(args)
+for number in range(args.epochs):
+    print("a round")
+    trained = []
+    for client in np.random.choice(range(args.num_users), args.num_users, replace=False):
+        own = get_model(None)
+        own.load_state_dict(net.state_dict())
+        descent = torch.optim.SGD(own.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.wd)
+        np.random.shuffle(of_train[client])
+        for x, y in DataLoader(Subset(train, of_train[client]), batch_size=args.bs, shuffle=True):
+            descent.zero_grad()
+            torch.nn.functional.cross_entropy(own(x), y).backward()
+            descent.step()
+        trained.append(own.state_dict())
+    net.load_state_dict({name: sum(each[name] for each in trained) / len(trained) for name in trained[0]})
+"""
+
+
+def of_script(folder, monkeypatch, **knobs):
+    """FedAvg by a made-up script of authors, with momentum 0.5 and weight decay 0.01, beside ours."""
+    pytest.importorskip("torch")
+    authors = importlib.import_module("experiments.parity.authors")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("utils.options", "utils.train_utils"):
+        monkeypatch.setitem(sys.modules, name, None)  # and after the test as before
+    (folder / "main.py").write_text(SCRIPT)
+    options = {"lr": shared.RATE, "bs": shared.BATCH, "momentum": 0.5, "wd": 0.01}
+    play = authors.playing(
+        folder,
+        authors.run_script,
+        folder / "main.py",
+        lambda script: {"global": authors.converted(script["net"].parameters())},
+        lambda script: [script["net"]] * 2,
+        authors.TwoLayers,
+        **options,
+    )
+    local = {"epochs": 1, "optimizer": authors.heavy(**knobs)}
+    mine = lambda state: {"global": tree.first(state.models)}
+    return Cell(pfl.FedAvg(), mine, play, sizes=(20, 20), local=local)
+
+
+@pytest.mark.slow
+def test_a_script_of_authors_is_played_quietly_and_in_order(tmp_path, monkeypatch, capsys):
+    here = Path.cwd()
+    found = shared.measure(of_script(tmp_path, monkeypatch, momentum=0.5, decay=0.01), [1, 2])
+    assert found["rows"][1]["difference"] < 1e-6 < 1e-3 < found["rows"][1]["moved"]
+    assert found["rows"][1]["accuracy"] == found["rows"][1]["accuracy_of_peer"]
+    assert Path.cwd() == here and not capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knobs", [{"momentum": 0.4, "decay": 0.01}, {"momentum": 0.5, "decay": 0.1}])
+def test_another_optimizer_than_the_script_has_is_far_away(knobs, tmp_path, monkeypatch):
+    assert shared.measure(of_script(tmp_path, monkeypatch, **knobs), [2])["rows"][0]["difference"] > 1e-4
