@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,6 +29,16 @@ def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int
     """A convolution without bias and group norm; (size - 1) / 2 zeros on every side, whatever the stride."""
     conv = nn.Conv(width, (size, size), stride, (size - 1) // 2, feature_group_count=groups, use_bias=False)
     return nn.GroupNorm(num_groups=8)(conv(x))
+
+
+def pool(x: Array) -> Array:
+    """2 x 2 max pooling. Whoever pools before adding a bias and before ReLU gets the same, on a fourth of the values."""
+    return nn.max_pool(x, (2, 2), (2, 2))
+
+
+def pooled(*args: Any, **options: Any) -> Array:
+    """A convolution and pooling, to which `nn.Conv` adds the bias."""
+    return pool(jax.lax.conv_general_dilated(*args, **options))
 
 
 def stacked(
@@ -50,9 +62,10 @@ def stacked(
     for widths in stages:
         for number, width in enumerate(widths):
             x = nn.relu(x) if number else x
-            x = nn.Conv(width, (size, size), padding=padding)(x)
+            last = number == len(widths) - 1 and not normalize
+            x = nn.Conv(width, (size, size), padding=padding, conv_general_dilated=pooled if last else None)(x)
             x = nn.GroupNorm(num_groups=8)(x) if normalize else x
-        x = nn.relu(nn.max_pool(x, (2, 2), (2, 2)))  # the same as pooling after ReLU, on a fourth of the values
+        x = nn.relu(pool(x) if normalize else x)
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
         x = nn.relu(nn.Dense(width)(x))
