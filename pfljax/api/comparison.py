@@ -15,6 +15,7 @@ import numpy as np
 from pfljax import report
 from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed
 from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
+from pfljax.api.tuning import Tuning
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob
@@ -256,7 +257,7 @@ def epsilon_text(values: Sequence[float | None]) -> str:
 
 
 def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, Any]:
-    """Returns the methods by title: the registered name, plus the changed knobs if a method occurs more than once.
+    """Returns the methods, or their tunings, by title: the registered name, plus the changed knobs if a method occurs more than once.
 
     Raises:
         ArgumentError: if two methods have the same title, or none has that of the reference.
@@ -264,20 +265,22 @@ def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, An
     pairs: list[tuple[Any, Any]] = [
         each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
     ]
-    for title, method in pairs:
-        check_method(method, "methods")
+    method_of = lambda each: each.method if isinstance(each, Tuning) else each
+    for title, each in pairs:
+        check_method(method_of(each), "methods")
         if title is not None:
             files.check_name("methods", title)
-    names = [method.info.name for title, method in pairs if title is None]
+    names = [method_of(each).info.name for title, each in pairs if title is None]
     found: dict[str, Any] = {}
-    for title, method in pairs:
+    for title, each in pairs:
+        method = method_of(each)
         name = title or method.info.name
         if title is None and names.count(name) > 1:
             knobs = [field for field in dataclasses.fields(method) if getattr(method, field.name) != field.default]
             name += f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})" * bool(knobs)
         if name in found:
             raise ArgumentError("methods", f"two are called {name}; use (title, method) pairs to tell them apart")
-        found[name] = method
+        found[name] = each
     check_reference(reference, found)
     return found
 
@@ -303,10 +306,10 @@ def compare(
     """Trains several methods on the same clients with the same seeds. Returns the table, which `table.plot()` draws.
 
     Args:
-        methods: Methods with their knobs, or (title, method) pairs.
+        methods: Methods with their knobs, or what `tune` returned for them; or (title, method) pairs.
         clients: The clients; or a function seed -> clients, to give each seed its own split.
         model: See `Run`.
-        local: See `Run`.
+        local: See `Run`; tuned methods have their own.
         rounds: Number of rounds.
         seeds: Seeds for initial models, cohorts, mini-batches and sampling.
         out: Folder for the table. Each method and seed has its own subfolder. Finished runs are not repeated, and those
@@ -321,12 +324,14 @@ def compare(
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
     """
     found, seeds, say = titled(methods, reference), list(seeds), say or (lambda line: None)
+    tunings = {title: each for title, each in found.items() if isinstance(each, Tuning)}
     if out:
         processes.first(functools.partial(files.check_writable, Path(out)))
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
     of_seed = of_each_seed(clients, seeds)
-    make = lambda method, seed: Run(method, of_seed[seed], model, local, seed=seed, **options)
-    runs = {title: [make(method, seed) for seed in seeds] for title, method in found.items()}
+    how = {title: (each.method, each.local) for title, each in tunings.items()}
+    make = lambda method, own, seed: Run(method, of_seed[seed], model, own, seed=seed, **options)
+    runs = {title: [make(*how.get(title, (each, local)), seed) for seed in seeds] for title, each in found.items()}
     folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
     study = Study(rounds, schedule, replicate, rerun, say)
     for title in found:  # find mistakes before training anything
@@ -340,6 +345,8 @@ def compare(
         return study.train(runs[title], folders[title], trackers, wait=wait)
 
     table = table_of(trained(list(found), train, say), reference, target=target)
+    for row in table.rows:
+        row.update(tunings[row["algorithm"]].entries if row["algorithm"] in tunings else {})
     if out:
         table.write(Path(out))
     return table

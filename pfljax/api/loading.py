@@ -57,6 +57,8 @@ def load(
         done, recorded_in = summary["last"]["round"], config.keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = "accepted: the folder of a finished run; resume one that was interrupted"
+        if (out / "table.json").exists():
+            text = "is a comparison's folder; accepted: the folder of one of its runs, METHOD/seed-SEED"
         raise ArgumentError("path", text, path) from error
     if done not in folders.whole_checkpoints(out):
         text = f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"

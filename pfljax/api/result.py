@@ -148,19 +148,18 @@ class Result:
         """
         return self._outcome.whole_state()
 
-    def predict(self, x: Any, client: int) -> np.ndarray:
+    def predict(self, x: Any, client: int | str) -> np.ndarray:
         """Returns one client's predictions.
 
         Args:
             x: Examples, scaled like the training data. Shape (B, *features), or a tree of arrays as in training.
-            client: Index of the client, 0 to K - 1.
+            client: The client's number, 0 to K - 1, or its name.
 
         Returns:
             Class probabilities (B, C), or predicted values (B,) for regression.
         """
-        self._check_client(client)
         x = self._checked(x)
-        return self._predictions(x, [client])[0]
+        return self._predictions(x, [self._number(client)])[0]
 
     def predictions(self, x: Any) -> np.ndarray:
         """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
@@ -170,7 +169,7 @@ class Result:
         problem = self.experiment.problem._replace(plan=self._outcome.plan)
         return self._outcome.serve(lambda algorithm: serving.outputs(problem, algorithm, x), clients)
 
-    def export(self, client: int) -> tuple[Any, Any]:
+    def export(self, client: int | str) -> tuple[Any, Any]:
         """Returns the model that one client predicts with, as a Flax module and its variables.
 
         For a Linen module, `module.apply(variables, x)` gives the logits whose softmax is `predict(x, client)`, or the
@@ -178,15 +177,15 @@ class Result:
         client's parameters, in inference mode, and its variables are its `nnx.State` without random streams.
 
         Args:
-            client: Index of the client, 0 to K - 1.
+            client: The client's number, 0 to K - 1, or its name.
 
         Raises:
             ArgumentError: if the client predicts with several models, or with more than a model.
         """
-        self._check_client(client)
+        number = self._number(client)
         problem = self.experiment.problem._replace(plan=self._outcome.plan)
         as_it_is = lambda algorithm: lambda made, _: made if problem.groups else made._replace(inputs=())
-        prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [client]))
+        prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [number]))
         model, algorithm = problem.model, self.experiment.algorithm(problem.plan)
         if problem.groups:
             mixed, group = self.experiment.mixed(problem, self.experiment.method), int(prediction.inputs)
@@ -201,13 +200,13 @@ class Result:
         return model.network.exported(params)
 
     @checked()
-    def save_model(self, path: str | Path, client: int) -> None:
+    def save_model(self, path: str | Path, client: int | str) -> None:
         """Saves the variables of `export`.
 
         Args:
             path: A new file NAME.safetensors, which `pfl.weights.Saved` reads; or a new folder, which Orbax's
                 `StandardCheckpointer().restore(path)` reads.
-            client: Index of the client, 0 to K - 1.
+            client: The client's number, 0 to K - 1, or its name.
 
         Raises:
             ArgumentError: see `export`; also if the file or folder exists.
@@ -228,10 +227,15 @@ class Result:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
 
-    def _check_client(self, client: int) -> None:
-        num = self.experiment.federation.num_clients
+    def _number(self, client: int | str) -> int:
+        """The number of a client that is given by its number or its name."""
+        num, names = self.experiment.federation.num_clients, self.experiment.federation.client_names
+        words = [] if names is None or names.dtype.kind not in "UO" else names.tolist()
+        if isinstance(client, str) and client in words:
+            return words.index(client)
         if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
-            raise ArgumentError("client", f"accepted: 0 to {num - 1}", client)
+            raise ArgumentError("client", f"accepted: 0 to {num - 1}{', or a name' * bool(words)}", client)
+        return int(client)
 
     def _checked(self, x: Any) -> PyTree:
         inputs = self.experiment.inputs

@@ -181,7 +181,9 @@ class Run:
 def check_method(method: Any, argument: str = "method") -> Any:
     """Returns a method. Raises `ArgumentError` if the object is none."""
     if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
-        raise ArgumentError(argument, "accepted: a method with its knobs, such as FedAvg()", method)
+        own = dataclasses.is_dataclass(method) and hasattr(method, "build")
+        text = "; decorate its class with @pfl.method" if own and not isinstance(method, type) else ""
+        raise ArgumentError(argument, f"accepted: a method with its knobs, such as FedAvg(){text}", method)
     return method
 
 

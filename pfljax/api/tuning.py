@@ -50,13 +50,18 @@ class Point(NamedTuple):
             return self._replace(learning_rate=value)
         return self._replace(knobs={**self.knobs, name: value})
 
+    def applied(self, method: Any, local: LocalTraining) -> tuple[Any, LocalTraining]:
+        """Returns a method and local training with these values."""
+        local = local if self.learning_rate is None else dataclasses.replace(local, learning_rate=self.learning_rate)
+        return dataclasses.replace(method, **self.knobs), local
+
     def __str__(self) -> str:
         return terms.values(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """The result of a grid search.
+    """The result of a grid search. `compare` takes it in place of the method, with the values that it found.
 
     Attributes:
         points: The grid.
@@ -66,6 +71,8 @@ class Tuning:
         before: The searches for other knobs before this one, whose best values it uses.
         at_edge: Names of the best point's values that are the least or largest of those tried, although there are
             further values that the method and its network accept.
+        method: The method with the best knobs.
+        local: Local training at the best rate.
     """
 
     points: list[Point]
@@ -73,6 +80,17 @@ class Tuning:
     losses: list[float]
     before: list[Tuning] = dataclasses.field(default_factory=list)
     at_edge: list[str] = dataclasses.field(default_factory=list)
+    method: Any = dataclasses.field(default=None, compare=False)
+    local: LocalTraining | None = dataclasses.field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        tried = "; ".join(map("{} ({:.4f})".format, self.points, self.scores))
+        return f"Tuning({terms.values(self.best.values, self.at_edge)} of {tried})"
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """Entries of a table's row: the best values as text, and those at an edge."""
+        return {"tuned": terms.values(self.best.values, self.at_edge), "at_edge": self.at_edge}
 
     @property
     def best(self) -> Point:
@@ -323,7 +341,7 @@ def tune(
         options: Further arguments of `Run`.
 
     Returns:
-        The scores; `tuning.best` is the best point.
+        The scores; `tuning.best` is the best point, and `compare([tuning, ...], ...)` uses its method and rate.
 
     Raises:
         ArgumentError: if the method has no such knob.
@@ -333,12 +351,14 @@ def tune(
     of_seed, default = of_each_seed(clients, seeds), local or LocalTraining()
 
     def make(point: Point, seed: int) -> Run:
-        how = default if (rate := point.learning_rate) is None else dataclasses.replace(default, learning_rate=rate)
-        return Run(dataclasses.replace(method, **point.knobs), of_seed[seed], model, how, seed=seed, **options)
+        own, how = point.applied(method, default)
+        return Run(own, of_seed[seed], model, how, seed=seed, **options)
 
     folder, say = None if out is None else Path(out), say or (lambda line: None)
     if folder:
         files.check_writable(folder)
     how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
     with locks.locked([folder] if folder else [], lambda line: None):
-        return search_in_turn(rates, knobs, list(seeds), make, rounds, **how)
+        found = search_in_turn(rates, knobs, list(seeds), make, rounds, **how)
+    best, how = found.best.applied(method, default)
+    return dataclasses.replace(found, method=best, local=how)

@@ -5,6 +5,10 @@
 For one run's folder, draws the figures and writes the page. For several folders, or a folder that contains runs (such
 as a comparison's), writes a page of all these runs that links to the page of each. Looks for runs up to three levels
 deep, and writes their own pages if they are missing or older than the run.
+
+    pfljax report runs/compare --paper=paper
+
+Also writes a comparison's figures for a paper, each as PDF and PNG. Its table in LaTeX is table.tex in its folder.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pfljax.cli.flags import RUNS
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
+from pfljax.folder import files
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -30,6 +35,9 @@ def define(registry: flags.FlagValues) -> None:
     text = "page of the comparison; default: report.html in the folder, or in the current one for several"
     add.add("out", str, None, text)
     add.declare(compare, "reference")
+    add.add("paper", str, None, "folder for a comparison's figures for a paper, as PDF and PNG")
+    text = "width of these figures in inches: 3.3 for a column, 6.8 for a page of two columns"
+    add.add("paper_width", float, 3.3, text, above=0)
 
 
 def read_folders(settings: Settings, command: str) -> list[Path]:
@@ -56,12 +64,19 @@ def run(settings: Settings) -> None:
     if len(folders) == 1 and report.is_run(folders[0]):
         settings.refuse("out", "the page of one run is written to its folder")
         settings.refuse("reference", "the page of one run compares no methods")
+        settings.refuse("paper", "the figures of one run are in its folder, figures/")
         print(f"report: {report.write(folders[0])}")
         return
+    if settings.paper and (len(folders) > 1 or not (folders[0] / "table.json").is_file()):
+        raise settings.error("paper", "accepted for the folder of one comparison, which has a table.json")
     page = Path(settings.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     if page.suffix != ".html":
         raise settings.error("out", "accepted: a file that ends in .html")
     print(f"report: {report.write_comparison(page, folders, reference=settings.reference)}")
+    if settings.paper:
+        rows = files.read_json(folders[0] / "table.json")
+        figures = report.paper_figures(rows, Path(settings.paper), settings.paper_width)
+        print(f"figures: {', '.join(str(path) for path in figures if path.suffix == '.pdf')}, and .png")
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=None, listed="folder")

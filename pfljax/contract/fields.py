@@ -214,7 +214,7 @@ def checked(
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
-                text = "required" if missing else f"{error}; accepted: {', '.join(known)}"
+                text = "required" if missing else f"{error}; accepted: {', '.join(known) or 'none'}"
                 raise ArgumentError(missing[1] if missing else "arguments", text, owner=owner) from error
             given = bound.arguments
             for name in given.keys() & known.keys():

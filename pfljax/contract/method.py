@@ -17,7 +17,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -51,16 +51,30 @@ class MethodInfo:
     knows: str = ""
 
 
+@overload
+def method(cls: T, /) -> T: ...
+@overload
 def method(
-    *, keeps: str, travels: str, name: str | None = None, validates: bool = False, knows: str = ""
-) -> Callable[[T], T]:
+    *, keeps: str = "", travels: str = "", name: str | None = None, validates: bool = False, knows: str = ""
+) -> Callable[[T], T]: ...
+def method(
+    cls: Any = None,
+    /,
+    *,
+    keeps: str = "",
+    travels: str = "",
+    name: str | None = None,
+    validates: bool = False,
+    knows: str = "",
+) -> Any:
     """Registers a frozen dataclass of knobs with a `build(problem) -> Algorithm` as a method.
 
     Creating an instance checks its knobs: their ranges, and that a `Literal` has one of its values.
 
     Args:
-        keeps: What each client keeps, in words.
-        travels: What travels in a round, in words.
+        cls: The class, in `@method` without parentheses; otherwise a decorator is returned.
+        keeps: What each client keeps, in words, for the list of methods.
+        travels: What travels in a round, in words, for the list of methods.
         name: Registered name; by default the class name in lower case.
         validates: Whether the method needs validation examples.
         knows: What it is always told that others are not, in words, for tables; "": nothing. Knobs declare what it may
@@ -68,6 +82,7 @@ def method(
 
     Raises:
         ArgumentError: if a class of another file, or another class of the file, has the name.
+        TypeError: if the class is no dataclass, or has no docstring or no `build`.
     """
 
     def register(cls: Any) -> Any:
@@ -79,7 +94,8 @@ def method(
             raise ArgumentError("name", text, registered)
         declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
         if not declared or not doc:
-            raise TypeError(f"{cls.__name__}: a method is a dataclass with a docstring and build(problem)")
+            text = "a method is a dataclass with a docstring and build(problem); @pfl.method stands above @dataclass"
+            raise TypeError(f"{cls.__name__}: {text}")
         title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
         cls.info = MethodInfo(registered, title, keeps, travels, validates, knows)
         built = cls.build
@@ -96,7 +112,7 @@ def method(
         METHODS[registered] = cls
         return cls
 
-    return register
+    return register if cls is None else register(cls)
 
 
 def _origin(cls: type) -> tuple[str, str]:

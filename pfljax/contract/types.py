@@ -374,5 +374,6 @@ class Algorithm:
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)
         if not self.report.scored:
-            report = dataclasses.replace(self.report, scored=SCORED[self.topology])
+            tuned = self.topology == "shared" and self.predict is not None  # such as a copy that the client trains
+            report = dataclasses.replace(self.report, scored=SCORED["own" if tuned else self.topology])
             object.__setattr__(self, "report", report)

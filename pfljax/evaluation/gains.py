@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from pfljax.evaluation.statistics import EQUAL, Trial, interval
+from pfljax.evaluation.statistics import EQUAL, OfRuns, Trial, interval
 
 FAR = 0.05  # a loss of accuracy that is counted separately, as a fraction
 LATE = 0.25  # the share of the rounds in which a trend is looked for
@@ -87,6 +87,29 @@ def pairs(own: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"]:
     found = [np.stack([others[trial], own[trial]], axis=1) for trial in common]
     joined = np.concatenate([np.empty((0, 2)), *found])
     return joined[np.isfinite(joined).all(axis=1)]
+
+
+def mean_gain(
+    own: ClientScores, others: ClientScores, data: Mapping[Trial, Any], sign: int = 1
+) -> tuple[float, float, float]:
+    """Returns clients' mean gain with one method instead of another, and the ends of its 95 % t interval over clients.
+
+    A client counts once: its gains are averaged over the runs with the same data. So the interval is about other
+    clients of the same kind, with these runs' first models and mini-batches.
+
+    Args:
+        own: Scores with the method.
+        others: Scores with the other method.
+        data: What identifies the clients and examples of a run.
+        sign: 1 if high scores are good, -1 if low ones are.
+    """
+    of_data: dict[Any, list[np.ndarray]] = {}
+    for trial in own:
+        if trial in others and own[trial].shape == others[trial].shape:
+            of_data.setdefault(data[trial], []).append(sign * (own[trial] - others[trial]))
+    found = np.concatenate([np.empty(0), *(np.mean(each, axis=0) for each in of_data.values())])
+    found = found[np.isfinite(found)]
+    return OfRuns.of(found).mean, *interval(found)
 
 
 def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:

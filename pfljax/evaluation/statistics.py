@@ -79,9 +79,7 @@ class Difference(NamedTuple):
 
     def text(self, number: Callable[[float], str]) -> str:
         """Formats as "+1.2 [+0.3, +2.1]", without the interval for a single unit."""
-        signed = lambda value: signed_text(value, number)
-        span = between(self.difference_low, self.difference_high, signed)
-        return "-" if math.isnan(self.difference) else signed(self.difference) + f" {span}" * (span != "-")
+        return signed_interval(self.difference, self.difference_low, self.difference_high, number)
 
     @property
     def separates(self) -> bool:
@@ -272,6 +270,13 @@ def signed_text(value: float, number: Callable[[float], str]) -> str:
     """Formats a difference with its sign; without one if it rounds to 0."""
     text = number(value)
     return f"+{text}" if float(text) > 0 else text if float(text) else text.lstrip("-")
+
+
+def signed_interval(mean: float, low: float, high: float, number: Callable[[float], str]) -> str:
+    """Formats a difference and its interval as "+1.2 [+0.3, +2.1]", without the interval if there is none."""
+    signed = lambda value: signed_text(value, number)
+    span = between(low, high, signed)
+    return "-" if math.isnan(mean) else signed(mean) + f" {span}" * (span != "-")
 
 
 def p_text(p: float) -> str:

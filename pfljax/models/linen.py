@@ -44,6 +44,19 @@ class LinenNetwork(Network):
         outputs, written = module.apply(variables, x, **options, rngs=rngs, mutable=list(self.collections))
         return outputs, params | {name: written[name] for name in self.collections}
 
+    @property
+    def momenta(self) -> list[float]:
+        found: list[Any] = []
+
+        def record(call, args, kwargs, context):
+            found.append(getattr(context.module, "momentum", None))
+            return call(*args, **kwargs)
+
+        if self.statistics:
+            with nn.intercept_methods(record):
+                jax.eval_shape(self._forward, self.shapes, self.example, jax.random.key(0))
+        return [each for each in found if isinstance(each, float)]
+
     def exported(self, params: Params) -> tuple[nn.Module, dict[str, Params]]:
         split = {name: params[name] for name in self.collections}
         return self.module, {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split

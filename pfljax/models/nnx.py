@@ -48,6 +48,12 @@ class NNXNetwork(Network):
         outputs = run(x, **options)
         return outputs, params if key is None else self._tree(module)
 
+    @property
+    def momenta(self) -> list[float]:
+        new = nnx.eval_shape(self._new, jax.random.key(0)) if self.statistics else nnx.List()
+        found = [getattr(inner, "momentum", None) for _, inner in nnx.iter_modules(new)]
+        return [each for each in found if isinstance(each, float)]
+
     def exported(self, params: Params) -> tuple[nnx.Module, nnx.State]:
         module = self._merged(params, None)
         return module, nnx.state(module, nnx.Not(nnx.RngState))

@@ -61,6 +61,11 @@ class Network:
     fixed: bool = False
     own: PyTree = ()
 
+    @property
+    def momenta(self) -> list[float]:
+        """Momenta of the layers inside that average batch statistics over steps; 0.9 keeps 90 % of the old ones."""
+        return []
+
     def on(self, plan: Any) -> PyTree:
         """`own` on a plan's devices."""
         del plan

@@ -40,7 +40,8 @@ TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how m
 MAX_POINTS = 1000  # clients of a panel
 HELPED = (
     "Each client of each run counts once. Helped and hurt: shares of those whose score is better or worse than with "
-    "{reference}. Cosines are of clients' weights, within and across true groups, means over runs."
+    "{reference}. Mean gain: with the 95 % t interval over clients, whose gains are first averaged over the runs on the "
+    "same data. Cosines are of clients' weights, within and across true groups, means over runs."
 )
 GAINS = "What single clients gain over {reference}, from the largest gain to the smallest."
 PAIRS = "Each point is a client of a run: its scores with {reference} and with the method, equal on the dashed line."
@@ -62,6 +63,7 @@ class Method(NamedTuple):
         trials: Their seeds and splits.
         measures: Measures of their last rounds, by name; NaN if unknown. Shape (runs,).
         curves: Rounds that all of them evaluated, and score, megabytes and seconds up to them. Shape (runs, T).
+        tuned: The values that tuning chose, in words.
     """
 
     title: str
@@ -71,6 +73,7 @@ class Method(NamedTuple):
     trials: Sequence[statistics.Trial]
     measures: Mapping[str, np.ndarray]
     curves: Mapping[str, np.ndarray]
+    tuned: str
 
     @property
     def group(self) -> str:
@@ -186,8 +189,18 @@ def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> li
     for title in dict.fromkeys(title for _, title, *_ in found):
         paths, _, names, runs = zip(*(entry for entry in found if entry[1] == title), strict=True)
         last, trials = measures([run.summary for run in runs]), list(map(_trial, names))
-        methods.append(Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs)))
+        tuned = _tuned(paths[0].parent)
+        methods.append(Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs), tuned))
     return sorted(methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"])))
+
+
+def _tuned(folder: Path) -> str:
+    """Returns what tuning chose for the method of a folder, from its comparison's table.json; "" if it is not there."""
+    try:
+        rows = files.read_json(folder.parent / "table.json")
+        return next((str(row.get("tuned") or "") for row in rows if row["algorithm"] == folder.name), "")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return ""
 
 
 def _trial(name: str) -> statistics.Trial:
@@ -294,17 +307,19 @@ def _table(
     head, *heads = names.values()
     rows = [standing[method.title] for method in methods]
     more, ranked = statistics.interval_columns(rows, number_of(score.percent))
-    body = []
+    body, tuned = [], any(method.tuned for method in methods)
     for method, own in zip(methods, ranked, strict=True):
         links = zip(method.links, method.names, strict=True)
         addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
         first, *rest = (_mean(name, method.measures[name], score) for name in names)
         late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
         knows = method.runs[0].summary.get("knows") or "-"
-        body.append([method.title, first, *own, late.verdict(score.sign), *rest, knows, Raw(addresses)])
-    heads = ["method", head, *more, "trend", *heads, terms.KNOWS, "runs"]
+        chosen = [method.tuned or "-"] * tuned
+        body.append([method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, Raw(addresses)])
+    heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
-    said = f"{statistics.told([*standing.values()])} {LATE}"
+    edge = any(terms.EDGE in method.tuned for method in methods)
+    said = f"{statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
     return table(heads, body, "sortable", caption) + paragraph(said.strip())
 
 
@@ -325,19 +340,27 @@ def _clients(methods: Sequence[Method], panels: Mapping[str, Any], score: Score,
     """Returns the table of who is helped and who is hurt, and the plots of single clients; "" without a comparison."""
     number, body = number_of(score.percent), []
     share = lambda value: f"{100 * value:.0f} %"
-    for method, _, pairs in _compared(methods, reference):
+    for method, to, pairs in _compared(methods, reference):
+        gained = statistics.signed_interval(*_mean_gain(method, to, score.sign), number)
         effect = gains.Effect.of(score.sign * (pairs[:, 1] - pairs[:, 0]))
         far = [share(effect.far)] * score.percent
         signed = [statistics.signed_text(value, number) for value in (effect.median, effect.worst)]
-        body.append([method.title, share(effect.helped), share(effect.hurt), *far, *signed, *_cosines(method)])
+        shares = [share(effect.helped), share(effect.hurt), *far]
+        body.append([method.title, gained, *shares, *signed, *_cosines(method)])
     if not body:
         return ""
-    heads = ["method", "helped", "hurt", *["lose over 5 points"] * score.percent, "median gain", "worst client"]
+    heads = ["method", "mean gain", "helped", "hurt", *["lose over 5 points"] * score.percent, "median gain", "worst client"]
     heads += ["cosine within groups", "across"]
     options = controls(choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs"))
     bars = plot("gains", "Gains of single clients", GAINS.format(reference=reference))
     points = plot("pairs", "Scores of single clients with two methods", PAIRS.format(reference=reference))
     return table(heads, body, "sortable", HELPED.format(reference=reference)) + options + bars + points
+
+
+def _mean_gain(method: Method, to: Method, sign: int) -> tuple[float, float, float]:
+    """Returns the mean gain of clients over another method, and its interval; runs without a digest stand alone."""
+    data = {t: run.config.get("data", {}).get("digest", t) for t, run in zip(method.trials, method.runs, strict=True)}
+    return gains.mean_gain(method.of_clients, to.of_clients, data, sign)
 
 
 def _cosines(method: Method) -> list[str]:

@@ -102,7 +102,7 @@ def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int]
     return rounds, np.array([[values[number] for number in rounds] for values in of_round], float)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class RunData:
     """Data of a run.
 

@@ -24,6 +24,8 @@ from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 
+STALE = 0.05  # share of the initial batch statistics from which a plan speaks of it
+
 
 def settings(method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict) -> dict:
     """Returns the settings that must agree when a run is resumed, except functions (optimizer and schedule)."""
@@ -135,10 +137,22 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         lines.insert(0, ("networks", groups.described(num_clients)))
     slow = [layer for model in experiment.problem.models for layer in model.slow_layers(plan.device.platform)]
     lines += [("slow layer", layer) for layer in dict.fromkeys(slow)]
+    if stale := stale_statistics(experiment):
+        lines.append(("batch statistics", stale))
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and store.on_devices:
         lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))
     return lines
+
+
+def stale_statistics(experiment: Experiment) -> str:
+    """Says that a normalization's averages will hardly have left their initial values; "" if they will have."""
+    momentum = max(experiment.problem.model.network.momenta, default=0.0)
+    steps = experiment.problem.rounds * float(experiment.steps.mean())
+    if (kept := momentum**steps) <= STALE:
+        return ""
+    text = f"momentum {momentum:g} keeps {100 * kept:.0f} % of the initial values after {steps:,.0f} steps"
+    return f"{text}; lower it, or predictions may be poor"
 
 
 def told_once(of_parts: dict[str, str]) -> str:

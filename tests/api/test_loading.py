@@ -117,6 +117,9 @@ def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
 def test_folders_without_a_finished_run_are_one_line(clients, tmp_path):
     with pytest.raises(pfl.ArgumentError, match=r"^path=.*/none: accepted: the folder of a finished run"):
         pfl.load(tmp_path / "none")
+    (tmp_path / "table.json").write_text("[]")
+    with pytest.raises(pfl.ArgumentError, match="is a comparison's folder; accepted: the folder of one of its runs"):
+        pfl.load(tmp_path)
     trained(pfl.FedAvg(), clients, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
     with pytest.raises(pfl.ArgumentError, match=r"^path=.*/run: has no intact checkpoint of its last round, 4"):

@@ -205,6 +205,7 @@ def test_one_s_own_arrays_and_module():
         assert clients.num_clients == 3
         result = pfl.Run(pfl.FedAvg(), clients, Own(), pfl.LocalTraining(optax.sgd(0.1))).train(rounds=1)
         assert np.isfinite(result.loss)
+        np.testing.assert_array_equal(result.predict(x[:3], client="b"), result.predict(x[:3], client=1))
 
 
 @pytest.mark.parametrize("client", [6, -1, "ann", 1.0])

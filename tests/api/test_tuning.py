@@ -104,6 +104,20 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     assert sum("already tuned" in line for line in lines) == 2
 
 
+def test_a_comparison_takes_tuned_methods(monkeypatch):
+    """Scores decide: the larger rate and the smaller mu. Local is compared as it is."""
+    rated(monkeypatch, lambda rate, method: rate - method.mu)
+    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": {"mu": [0.5, 1.0]}, "widen": 0}
+    tuning = pfl.tune(pfl.FedProx(), FEDERATIONS[0], MODEL, LOCAL, **common)
+    assert (tuning.method, tuning.local.learning_rate) == (pfl.FedProx(mu=0.5), 0.3)
+    assert repr(tuning).startswith("Tuning(rate 0.3 (edge), mu 0.5 (edge) of rate 0.1, mu 0.5 (-0.4000); ")
+    table = pfl.compare([pfl.Local(), ("Tuned", tuning)], FEDERATIONS[0], MODEL, LOCAL, rounds=1, seeds=[0])
+    alone = pfl.Run(pfl.FedProx(mu=0.5), FEDERATIONS[0], MODEL, tuning.local).train(1, progress=False)
+    heads, body = table.columns()
+    assert [line[heads.index("tuned")] for line in body] == ["-", "rate 0.3 (edge), mu 0.5 (edge)"]
+    assert table.rows[1]["accuracy_mean"] == pytest.approx(alone.accuracy)
+
+
 def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):
     knobs = {"rate": [0.01], "tau": [-1.0]}
     with pytest.raises(pfl.ArgumentError, match=r"^fedadam.tau"):

@@ -5,6 +5,7 @@ from commands import call, one_line
 from run_folders import make_run
 
 from pfljax.cli import report
+from pfljax.folder import files
 
 
 @pytest.fixture
@@ -43,6 +44,23 @@ def test_several_runs_get_a_page_that_leads_to_theirs(runs, tmp_path, monkeypatc
     assert 'href="runs/fedavg/seed-0/report.html"' in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.pages
+def test_a_comparison_s_figures_for_a_paper(tmp_path):
+    """One file of each kind for each picture that the rows have; the width is what is asked for."""
+    rounds = {"rounds": [0, 2], "curve_mean": [0.1, 0.5], "curve_std": [None, None]}
+    rows = [{"algorithm": name, "seeds": [{"accuracy": 0.5}], **rounds} for name in ("local", "fedavg")]
+    make_run(tmp_path)
+    files.write_json(tmp_path / "table.json", rows)
+    paper = tmp_path / "paper"
+    assert call(report.COMMAND, tmp_path, f"--out={tmp_path / 'a.html'}", f"--paper={paper}", code=2)
+    (tmp_path / "summary.json").rename(tmp_path / "kept")
+    (tmp_path / "local").mkdir()
+    make_run(tmp_path / "local")
+    printed = call(report.COMMAND, tmp_path, f"--paper={paper}", "--paper_width=5")
+    assert printed.endswith(f"figures: {paper / 'scores.pdf'}, {paper / 'rounds.pdf'}, and .png\n")
+    assert {path.name for path in paper.iterdir()} == {f"{n}.{k}" for n in ("scores", "rounds") for k in ("pdf", "png")}
+
+
 def test_mistakes_are_one_line(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -57,6 +75,8 @@ def test_mistakes_are_one_line(runs, tmp_path):
             [runs / "local" / "seed-0", "--out=a.html"],
             "--out: does not apply here: the page of one run is written to its folder",
         ),
+        ([runs, "--paper=paper"], "--paper=paper: accepted for the folder of one comparison"),
+        ([runs / "local" / "seed-0", "--paper=paper"], "--paper: does not apply here: "),
         ([runs, "--rounds=3"], "--rounds: unknown flag"),
         ([runs / "local" / "seed-0", "--reference=local"], "--reference: does not apply here: "),
     ):

@@ -32,6 +32,13 @@ def test_a_method_is_registered_with_its_title(Toy):
     assert (Toy.info.name, Toy.info.title, Toy.info.keeps) == ("toy", "Toy (Somebody, 2026)", "nothing")
 
 
+def test_the_decorator_needs_no_arguments():
+    for decorate in (method, method()):
+        made = dataclasses.make_dataclass("Bare", [], namespace={"__doc__": "Bare.", "build": lambda self, _: 3})
+        assert decorate(made) is made is get("bare") and made().build(None) == 3
+    del METHODS["bare"]
+
+
 def declare(class_name, module=__name__, **options):
     """Declares a class as a file or a notebook does."""
 

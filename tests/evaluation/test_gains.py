@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pfljax.evaluation.gains import Effect, Trend, pairs, trend
+from pfljax.evaluation.gains import Effect, Trend, mean_gain, pairs, trend
 
 
 def test_clients_of_common_runs_are_paired_and_those_without_a_score_are_left_out():
@@ -19,6 +19,19 @@ def test_shares_of_clients_that_are_helped_and_hurt():
     effect = Effect.of(np.array([0.2, 0.0, -0.05, 0.1, -0.3]))
     assert effect == Effect(0.4, 0.4, 0.2, -0.3, 0.0, 5)
     assert np.isnan(Effect.of(np.empty(0))[:5]).all() and Effect.of(np.empty(0)).clients == 0
+
+
+def test_the_mean_gain_counts_a_client_once():
+    """Runs 0 and 1 have the same clients, who gain 0.2 and 0 in the mean; run 2 has another, who gains 0.4."""
+    own = {(0, None): np.array([0.5, 0.7]), (1, None): np.array([0.9, 0.7]), (2, None): np.array([0.9, np.nan])}
+    others = {trial: np.full(2, 0.5) for trial in own} | {(1, None): np.array([0.5, 0.9])}
+    mean, low, high = mean_gain(own, others, {(0, None): "a", (1, None): "a", (2, None): "b"})
+    # Three clients: mean 0.2, deviation 0.2, t(2) = 4.3027.
+    half = 4.3027 * 0.2 / np.sqrt(3)
+    np.testing.assert_allclose([mean, low, high], [0.2, 0.2 - half, 0.2 + half], rtol=1e-4)
+    # Were all three of one data set, the second client would have no score in one of them, and so be left out.
+    np.testing.assert_allclose(mean_gain(own, others, dict.fromkeys(own, 0), -1)[0], -0.8 / 3)
+    assert np.isnan(mean_gain(own, {}, {})).all()
 
 
 def test_a_trend_is_the_change_along_lines_fitted_to_the_last_quarter():

@@ -1,6 +1,5 @@
 """The Colab notebook runs from its first cell to its last and shows what it promises."""
 
-import os
 import re
 import sys
 from importlib import metadata
@@ -10,11 +9,9 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-ROOT = Path(__file__).parents[2]
-NOTEBOOK = ROOT / "experiments" / "notebooks" / "colab_tpu.ipynb"
+from experiments.notebook import NOTEBOOK, check_stored, executed
 
 
 def read():
@@ -33,15 +30,7 @@ def execute(tmp_path_factory):
 
     def execute(notebook, **variables):
         folder = tmp_path_factory.mktemp("notebook")
-        environment = {
-            "PYTHONPATH": str(ROOT),
-            "JAX_PLATFORMS": "cpu",
-            "PFLJAX_CACHE": str(cache),
-            "PFLJAX_NOTEBOOK": "small",
-            "IPYTHONDIR": str(folder / "ipython"),
-        }
-        client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
-        client.execute(env=os.environ | environment | variables)
+        executed(notebook, folder, **({"PFLJAX_CACHE": str(cache), "PFLJAX_NOTEBOOK": "small"} | variables))
         return {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
 
     return execute
@@ -72,17 +61,34 @@ def table(outputs):
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
-def test_the_committed_file_is_clean():
+def test_the_committed_file_is_whole():
+    """Its outputs are those of a run of all cells in their order, small, and without folders of a machine."""
     notebook = read()
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     assert notebook.metadata.accelerator == "TPU" and notebook.metadata.kernelspec.name == "python3"
-    before = None
+    before, counts = None, []
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            assert cell.outputs == [] and cell.execution_count is None, cell.id
+            counts.append(cell.execution_count)
             assert before == "markdown", f"{cell.id}: not explained"
+            assert not [output for output in cell.outputs if output.output_type == "error"], cell.id
         before = cell.cell_type
+    assert counts == [*range(1, len(counts) + 1)]
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    for name in ("collaboration", "weights", "accuracy", "comparison", "scaling-figure"):
+        assert len(of_kind(outputs[name], "image/png")) == 1, name
+    assert [row["method"] for row in table(outputs["compare"])] == ["local", "fedavg", "fedavg_plus", "federico"]
+    check_stored(notebook)
+
+
+def test_outputs_that_are_large_or_name_a_folder_are_not_stored():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[])])
+    check_stored(notebook)
+    for text, said in (("x" * 1_000_001, "bytes; accepted: at most"), (str(Path.home() / "runs"), "an output of the cell .* names")):
+        notebook.cells[0].outputs = [nbformat.v4.new_output("stream", text=text)]
+        with pytest.raises(ValueError, match=said):
+            check_stored(notebook)
 
 
 def test_it_is_written_with_the_python_api():
@@ -155,15 +161,45 @@ def test_installing_leaves_the_accelerator_its_jax(before, after, commands):
         run.append(command[-1])
         versions.update(after, pfljax="0.1")
 
-    code = source("install")
-    modules = code[code.index("def version") :]  # its imports are replaced
-    fakes = {
-        "importlib": SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None), invalidate_caches=lambda: None),
-        "metadata": SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError),
-        "subprocess": SimpleNamespace(run=pip),
-        "sys": sys,
-    }
-    exec(modules, fakes | {"REPOSITORY": "address"})
+    run_install(SOURCE="address", version=version, run=pip)
     assert run == commands
-    with pytest.raises(ValueError, match="REPOSITORY: empty"):
-        exec(modules, fakes | {"REPOSITORY": ""})
+
+
+def run_install(SOURCE, version, run, present=()):
+    """Runs the install cell with other versions, another pip, and only the modules that are present."""
+    code = source("install")
+    find = lambda name: name in present or None
+    fakes = {
+        "importlib": SimpleNamespace(util=SimpleNamespace(find_spec=find), invalidate_caches=lambda: None),
+        "metadata": SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError),
+        "subprocess": SimpleNamespace(run=run),
+        "sys": sys,
+        "Path": Path,
+        "SOURCE": SOURCE,
+    }
+    exec(code[code.index("def version") :], fakes)  # its imports are replaced
+
+
+def test_what_is_installed(tmp_path, monkeypatch):
+    """What SOURCE names; else the newest wheel in the folder, else the checkout around it, else a line that says so."""
+    installed = []
+
+    def install(source="", present=()):
+        run_install(source, lambda package: "1", lambda command, check: installed.append(command[-1]), present)
+        return installed.pop() if installed else None
+
+    folder = tmp_path / "checkout" / "experiments" / "notebooks"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=r"SOURCE: empty, .*; accepted: a wheel, a checkout's folder, a git address"):
+        install()
+    assert install(present=["pfljax", "flax", "optax"]) is None
+    (tmp_path / "checkout" / "pfljax").mkdir()
+    for name in ("pyproject.toml", "pfljax/__init__.py"):
+        (tmp_path / "checkout" / name).touch()
+    assert install() == str(tmp_path / "checkout")
+    for number in (1, 2):
+        (folder / f"pfljax-0.{number}.0-py3-none-any.whl").touch()
+    assert install() == str(folder / "pfljax-0.2.0-py3-none-any.whl")
+    assert install("pfljax-0.1.0-py3-none-any.whl") == str(folder / "pfljax-0.1.0-py3-none-any.whl")
+    assert install("https://host/name") == install("git+https://host/name") == "git+https://host/name"

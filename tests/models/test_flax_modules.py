@@ -117,7 +117,7 @@ def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
     mean, var = statistics_by_hand(np.full(4, 0.5), np.full(4, 1.5))
     np.testing.assert_allclose(pick(grads)["mean"], 0.5 - mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(pick(grads)["var"], 1.5 - var, rtol=1e-4, atol=1e-6)
-    assert sum(jax.tree.leaves(marks)) == 2
+    assert sum(jax.tree.leaves(marks)) == 2 and model.network.momenta == [MOMENTUM]
 
     # The term has no value, and in predictions the running statistics are constants.
     logits = lambda h: jax.nn.log_softmax(h)[np.arange(6), Y]

@@ -457,6 +457,7 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
             folder = tmp_path / name / f"seed-{seed}"
             folder.mkdir(parents=True)
             make_run(folder, level=0.5, optional=False)
+            files.write_json(folder / "config.json", {"data": {"digest": "of both seeds"}})
             results = files.read_npz(folder / "results.npz")
             results["accuracy_test"] = np.tile(0.5 + np.array(gained), (3, 1))
             files.write_npz(folder / "results.npz", results)
@@ -466,7 +467,12 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
                 (folder / "summary.json").write_text(json.dumps(summary))
     page = report.write_comparison(tmp_path / "report.html", [tmp_path])
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", readable(page))]
-    assert ["fedavg", "50 %", "25 %", "25 %", "+5.0", "-20.0", "-", "-"] in rows
+    # Both runs have the same clients: the mean of four gains, and 3.1824 times their deviation 20.82 over sqrt(4).
+    assert ["fedavg", "+5.0 [-28.1, +38.1]", "50 %", "25 %", "25 %", "+5.0", "-20.0", "-", "-"] in rows
+    assert ">tuned<" not in readable(page)
+    files.write_json(tmp_path / "table.json", [{"algorithm": "fedavg", "tuned": "rate 0.3 (edge)"}])
+    text = readable(report.write_comparison(page, [tmp_path]))
+    assert ">tuned<" in text and "<td>rate 0.3 (edge)</td>" in text and "others beyond it may do better" in text
     panels = packed(page)["panels"]
     assert [list(panels[name]) for name in ("gains", "pairs")] == [["fedavg"]] * 2
     line, points = panels["gains"]["fedavg"]["series"][2], panels["pairs"]["fedavg"]["series"][1]
