@@ -24,15 +24,10 @@ Clients = tuple[Federation, Federation | None]  # training clients, and clients 
 
 
 class Trial(NamedTuple):
-    """The seeds of a run.
+    """The seeds of a run."""
 
-    Attributes:
-        seed: Seed for initial models, cohorts, batches and sampling.
-        split: Seed for dividing examples among clients; None: the same as `seed`.
-    """
-
-    seed: int
-    split: int | None = None
+    seed: int  # seed for initial models, cohorts, batches and sampling
+    split: int | None = None  # seed for dividing examples among clients; None: the same as `seed`
 
     @property
     def of_data(self) -> int:

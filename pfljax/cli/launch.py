@@ -35,23 +35,16 @@ LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # may differ between proc
 
 
 class Command(NamedTuple):
-    """A command.
+    """A command."""
 
-    Attributes:
-        doc: Description and usage, for --help.
-        define: Registers the command's flags.
-        run: Runs the command.
-        keep_compiled: Whether JAX caches compiled functions for later runs. False if compile time is measured.
-        devices: Settings -> requested number of devices; 0: all. None: the command computes nothing.
-        listed: The flag that takes positional arguments as its values; "": none are accepted.
-    """
-
-    doc: str | None
-    define: Define
-    run: Callable[[Settings], None]
+    doc: str | None  # description and usage, for --help
+    define: Define  # registers the command's flags
+    run: Callable[[Settings], None]  # runs the command
+    # Whether JAX caches compiled functions for later runs. False if compile time is measured.
     keep_compiled: bool = True
+    # Settings -> requested number of devices; 0: all. None: the command computes nothing.
     devices: Callable[[Settings], int] | None = lambda settings: settings.devices
-    listed: str = ""
+    listed: str = ""  # the flag that takes positional arguments as its values; "": none are accepted
 
 
 def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:

@@ -39,27 +39,16 @@ class FlagError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The values of a command's flags, as attributes or, if the name has a dot, as items.
+    """The values of a command's flags, as attributes or, if the name has a dot, as items."""
 
-    Attributes:
-        define: Registers the command's flags.
-        values: Value by flag.
-        given: The flags on the command line. Presets do not override them.
-        headings: Group by flag.
-        read_with: By flag, other flags and their values, one of which it needs to be read.
-        flag_of: Flag by the library's name of the argument.
-        defaults: File name of the data set's preset that was applied; "": none.
-        words: The command line that was parsed, with its flag files' words in place of them.
-    """
-
-    define: Define
-    values: Mapping[str, Any]
-    given: frozenset[str]
-    headings: Mapping[str, str]
-    read_with: Mapping[str, Conditions]
-    flag_of: Mapping[str, str]
-    defaults: str = ""
-    words: tuple[str, ...] = ()
+    define: Define  # registers the command's flags
+    values: Mapping[str, Any]  # value by flag
+    given: frozenset[str]  # the flags on the command line. Presets do not override them.
+    headings: Mapping[str, str]  # group by flag
+    read_with: Mapping[str, Conditions]  # by flag, other flags and their values, one of which it needs to be read
+    flag_of: Mapping[str, str]  # flag by the library's name of the argument
+    defaults: str = ""  # file name of the data set's preset that was applied; "": none
+    words: tuple[str, ...] = ()  # the command line that was parsed, with its flag files' words in place of them
 
     def __getitem__(self, flag: str) -> Any:
         return self.values[flag]

@@ -30,17 +30,11 @@ Columns = tuple[list[str], list[list[str]]]  # headings, and cells by row
 
 
 class OfRuns(NamedTuple):
-    """A number over runs. Runs in which it is NaN are left out.
+    """A number over runs. Runs in which it is NaN are left out."""
 
-    Attributes:
-        mean: The mean; NaN without runs.
-        std: The sample deviation; NaN for fewer than two runs.
-        runs: The number of runs.
-    """
-
-    mean: float
-    std: float
-    runs: int
+    mean: float  # the mean; NaN without runs
+    std: float  # the sample deviation; NaN for fewer than two runs
+    runs: int  # the number of runs
 
     @classmethod
     def of(cls, values: Sequence[float | None] | np.ndarray) -> OfRuns:
@@ -57,25 +51,15 @@ class OfRuns(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A method's paired difference from another.
+    """A method's paired difference from another."""
 
-    Attributes:
-        difference: The mean over units of the method's score minus the other's; NaN without common units.
-        difference_low: Lower end of its 95 % interval; NaN for fewer than two units.
-        difference_high: Upper end.
-        p: Of a two-sided sign-flip test; NaN for fewer than two units.
-        wins: Number of units in which the method is better.
-        ties: Number of units in which both are equal.
-        losses: Number of units in which it is worse.
-    """
-
-    difference: float
-    difference_low: float
-    difference_high: float
-    p: float
-    wins: int
-    ties: int
-    losses: int
+    difference: float  # the mean over units of the method's score minus the other's; NaN without common units
+    difference_low: float  # lower end of its 95 % interval; NaN for fewer than two units
+    difference_high: float  # upper end
+    p: float  # of a two-sided sign-flip test; NaN for fewer than two units
+    wins: int  # number of units in which the method is better
+    ties: int  # number of units in which both are equal
+    losses: int  # number of units in which it is worse
 
     def text(self, number: Callable[[float], str]) -> str:
         """Formats as "+1.2 [+0.3, +2.1]", without the interval for a single unit."""

@@ -23,21 +23,13 @@ RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "
 
 
 class Manifest(NamedTuple):
-    """The content of a run's folder when the run was last saved.
+    """The content of a run's folder when the run was last saved."""
 
-    Attributes:
-        rounds: Number of rounds done.
-        settings: "settings" of config.json, which must agree when the run is resumed.
-        data: "data" of config.json.
-        program: "program" of config.json.
-        files: Path relative to the folder -> (size in bytes, SHA-256).
-    """
-
-    rounds: int
-    settings: dict
-    data: dict
-    program: dict
-    files: dict[str, tuple[int, str]]
+    rounds: int  # number of rounds done
+    settings: dict  # "settings" of config.json, which must agree when the run is resumed
+    data: dict  # "data" of config.json
+    program: dict  # "program" of config.json
+    files: dict[str, tuple[int, str]]  # path relative to the folder -> (size in bytes, SHA-256)
 
     @property
     def checkpoints(self) -> list[int]:

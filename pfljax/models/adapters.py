@@ -27,36 +27,24 @@ A, B = "_lora_a", "_lora_b"
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What an adapter trains for one frozen parameter.
+    """What an adapter trains for one frozen parameter."""
 
-    Attributes:
-        shapes: Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself.
-        init: Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there.
-        adapt: (frozen parameter, trained arrays) -> the parameter that the network uses.
-        layers: Number of leading axes of stacked layers, if it adds a product of two matrices.
-    """
-
+    # Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself
     shapes: dict[str, tuple[int, ...]]
+    # Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there
     init: Callable[[Key], Leaves] | None
-    adapt: Callable[[Any, Leaves], Any]
-    layers: int | None = None
+    adapt: Callable[[Any, Leaves], Any]  # (frozen parameter, trained arrays) -> the parameter that the network uses
+    layers: int | None = None  # number of leading axes of stacked layers, if it adds a product of two matrices
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A network's parameters, as adapters see them.
+    """A network's parameters, as adapters see them."""
 
-    Attributes:
-        shapes: Shape of each parameter by path.
-        uses: How the network multiplies by a parameter, for those that it does.
-        layers: Paths of the parameters in each layer, in the order of computation.
-        inputs: Shapes of the first arguments of modules, by path; for prompts.
-    """
-
-    shapes: Mapping[Path, tuple[int, ...]]
-    uses: Mapping[Path, Use]
-    layers: Sequence[Sequence[Path]]
-    inputs: Mapping[Path, tuple[int, ...]]
+    shapes: Mapping[Path, tuple[int, ...]]  # shape of each parameter by path
+    uses: Mapping[Path, Use]  # how the network multiplies by a parameter, for those that it does
+    layers: Sequence[Sequence[Path]]  # paths of the parameters in each layer, in the order of computation
+    inputs: Mapping[Path, tuple[int, ...]]  # shapes of the first arguments of modules, by path; for prompts
 
 
 class Adapter:
@@ -75,13 +63,9 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True)
 class Themselves(Adapter):
-    """Parameters that are trained themselves.
+    """Parameters that are trained themselves."""
 
-    Attributes:
-        where: Regular expression that their paths contain.
-    """
-
-    where: str
+    where: str  # regular expression that their paths contain
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """The parameters."""

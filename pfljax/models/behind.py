@@ -23,20 +23,13 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Cut(NamedTuple):
-    """A place in a traced network.
+    """A place in a traced network."""
 
-    Attributes:
-        equations: Number of equations before it.
-        array: The only variable that later equations read of those that depend on the inputs; its first axis is the
-            batch.
-        before: The variables computed before it that depend on the inputs.
-        products: Number of products and convolutions before it, at least 1.
-    """
-
-    equations: int
+    equations: int  # number of equations before it
+    # The only variable that later equations read of those that depend on the inputs; its first axis is the batch
     array: Any
-    before: frozenset
-    products: int
+    before: frozenset  # the variables computed before it that depend on the inputs
+    products: int  # number of products and convolutions before it, at least 1
 
 
 def cut_of(jaxpr: Any, held: int, trained: int) -> Cut | None:

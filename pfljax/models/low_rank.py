@@ -23,23 +23,14 @@ from pfljax.models.rewriting import bound, evaluate
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A weight W with what is added to its products.
+    """A weight W with what is added to its products."""
 
-    Attributes:
-        weight: W.
-        a: A, the axes of `inputs` and one for the rank; or None.
-        b: B, an axis for the rank and W's other axes; None if A is.
-        scale: s, factors of the outputs, W's other axes; or None.
-        inputs: The axes of W over which products sum, without those of stacked layers.
-        stacked: Number of leading axes for stacked layers, which `a`, `b` and `scale` have, too.
-    """
-
-    weight: Array
-    a: Array | None
-    b: Array | None
-    scale: Array | None
-    inputs: tuple[int, ...]
-    stacked: int = 0
+    weight: Array  # W
+    a: Array | None  # A, the axes of `inputs` and one for the rank; or None
+    b: Array | None  # B, an axis for the rank and W's other axes; None if A is
+    scale: Array | None  # s, factors of the outputs, W's other axes; or None
+    inputs: tuple[int, ...]  # the axes of W over which products sum, without those of stacked layers
+    stacked: int = 0  # number of leading axes for stacked layers, which `a`, `b` and `scale` have, too
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -72,15 +63,10 @@ jax.tree_util.register_dataclass(Adapted, ["weight", "a", "b", "scale"], ["input
 
 
 class Use(NamedTuple):
-    """How a network multiplies by a parameter.
+    """How a network multiplies by a parameter."""
 
-    Attributes:
-        inputs: The parameter's axes over which products sum, without those of stacked layers.
-        stacked: Number of leading axes for layers that a scan goes through.
-    """
-
-    inputs: tuple[int, ...]
-    stacked: int
+    inputs: tuple[int, ...]  # the parameter's axes over which products sum, without those of stacked layers
+    stacked: int  # number of leading axes for layers that a scan goes through
 
 
 def is_adapted(value: Any) -> bool:

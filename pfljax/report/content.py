@@ -22,15 +22,10 @@ MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
 
 
 class Content(NamedTuple):
-    """The data of a page.
+    """The data of a page."""
 
-    Attributes:
-        data: Data for the scripts.
-        notes: Sentences about what was left out.
-    """
-
-    data: dict[str, Any]
-    notes: list[str]
+    data: dict[str, Any]  # data for the scripts
+    notes: list[str]  # sentences about what was left out
 
 
 def collect(run: RunData) -> Content:

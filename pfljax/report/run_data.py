@@ -104,24 +104,17 @@ def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int]
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """Data of a run.
+    """Data of a run."""
 
-    Attributes:
-        summary: Content of summary.json.
-        rows: Rows of metrics.jsonl, one dict per evaluated round.
-        results: Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K).
-        used: Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if
-            available, "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K).
-        curve: Content of curve.npz, if the data are a curve.
-        config: Content of config.json.
-    """
-
-    summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]  # content of summary.json
+    rows: Sequence[Mapping[str, Any]]  # rows of metrics.jsonl, one dict per evaluated round
+    # Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K)
     results: Mapping[str, np.ndarray]
+    # Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if available,
+    # "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
     used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of curve.npz, if the data are a curve
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of config.json
 
     @classmethod
     def read(cls, directory: Path):  # returns the class's own type

@@ -38,29 +38,17 @@ class Damaged(ValueError):
 
 
 class Watched(NamedTuple):
-    """What a run's folder says.
+    """What a run's folder says."""
 
-    Attributes:
-        title: The folder above those of seeds and splits.
-        name: The run's name within the title; "" if it is the only one.
-        state: One of `STATES`.
-        note: What there is to say about its state, such as the process that trains it.
-        done: Number of rounds done.
-        rounds: Number of rounds of all; None if it is not known yet.
-        pace: Seconds per round; NaN if they are not known yet.
-        score: What its clients are scored by, accuracy or loss; "" if they are not yet.
-        curve: Score by evaluated round.
-    """
-
-    title: str
-    name: str
-    state: str
-    note: str = ""
-    done: int = 0
-    rounds: int | None = None
-    pace: float = math.nan
-    score: str = ""
-    curve: dict[int, float] = {}  # noqa: RUF012
+    title: str  # the folder above those of seeds and splits
+    name: str  # the run's name within the title; "" if it is the only one
+    state: str  # one of `STATES`
+    note: str = ""  # what there is to say about its state, such as the process that trains it
+    done: int = 0  # number of rounds done
+    rounds: int | None = None  # number of rounds of all; None if it is not known yet
+    pace: float = math.nan  # seconds per round; NaN if they are not known yet
+    score: str = ""  # what its clients are scored by, accuracy or loss; "" if they are not yet
+    curve: dict[int, float] = {}  # score by evaluated round
 
     @property
     def seconds_left(self) -> float:

@@ -47,14 +47,10 @@ CheckpointEvery = Annotated[int, knob(at_least=1, help="minimum number of rounds
 
 
 class Schedule(NamedTuple):
-    """When to evaluate and save a run.
+    """When to evaluate and save a run."""
 
-    Attributes:
-        eval_every: Number of rounds between evaluations. The first evaluation is at round 0.
-        checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
-    """
-
-    eval_every: EvalEvery = 10
+    eval_every: EvalEvery = 10  # number of rounds between evaluations. The first evaluation is at round 0.
+    # Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     checkpoint_every: CheckpointEvery = 50
 
 
@@ -63,25 +59,15 @@ EVERY = Schedule()
 
 @dataclasses.dataclass(eq=False)
 class Outcome:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        summary: Content of summary.json.
-        history: All evaluations.
-        experiment: The run.
-        plan: How clients are mapped to devices.
-        key: The key of the last evaluation.
-        clients: The clients' data, where the run stores them.
-        state: The final state; an error if further rounds overwrote it.
-    """
-
-    summary: dict
-    history: History
-    experiment: Experiment
-    plan: ExecutionPlan
-    key: Key
-    clients: ClientData
-    state: State | OutOfMemory
+    summary: dict  # content of summary.json
+    history: History  # all evaluations
+    experiment: Experiment  # the run
+    plan: ExecutionPlan  # how clients are mapped to devices
+    key: Key  # the key of the last evaluation
+    clients: ClientData  # the clients' data, where the run stores them
+    state: State | OutOfMemory  # the final state; an error if further rounds overwrote it
 
     def whole_state(self) -> State:
         """Returns the final state with all clients' rows.

@@ -19,18 +19,12 @@ from pfljax.data.sources.tables import table
 
 
 class Kind(NamedTuple):
-    """A kind of file or folder.
+    """A kind of file or folder."""
 
-    Attributes:
-        read: Reads it.
-        looks: What a path of this kind looks like, in words.
-        fits: Whether a path looks like it.
-        tested: Whether the file at a path has official test examples, apart from those that a column marks.
-    """
-
-    read: Callable[..., Source]
-    looks: str
-    fits: Callable[[pathlib.Path], bool]
+    read: Callable[..., Source]  # reads it
+    looks: str  # what a path of this kind looks like, in words
+    fits: Callable[[pathlib.Path], bool]  # whether a path looks like it
+    # Whether the file at a path has official test examples, apart from those that a column marks
     tested: Callable[[pathlib.Path], bool] = lambda path: False
 
 
