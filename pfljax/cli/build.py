@@ -41,12 +41,7 @@ class Trial(NamedTuple):
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tracker.
-
-    Raises:
-        ArgumentError: for an unknown method, a folder that cannot be written to, or a missing package.
-        FlagError: for a knob of a method that is not run.
-    """
+    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tracker."""
     if "algorithm" in settings and not ("algorithms" in settings and settings.algorithms):
         names = [settings.algorithm]
     else:

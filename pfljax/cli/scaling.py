@@ -79,7 +79,6 @@ class GridCell(NamedTuple):
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     Group(WHAT, registry).several("algorithms", ["federico"], "methods, or all; also FILE.py:NAME")
     define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
@@ -99,7 +98,6 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     if settings.preset:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
     settings.refuse("participation", "use --cohort to set the number of clients in a round")
@@ -176,8 +174,7 @@ def load(path: str) -> sources.Source:
 def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Federation:
     """Returns `num_clients` of the cell's clients, with training and, if the method needs them, validation examples.
 
-    Raises:
-        RunError: if the file has too few examples.
+    Raises `RunError` if the file has too few examples.
     """
     train = settings.train_examples
     validates = method.get(cell.algorithm).info.validates
@@ -206,11 +203,7 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
 
 
 def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
-    """Builds the cell's run from one of its clients.
-
-    Raises:
-        RunError: see `build_clients`.
-    """
+    """Builds the cell's run from one of its clients. Raises `RunError`; see `build_clients`."""
     kind, _, chunk = cell.plan.partition("-")
     plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
     one = build_clients(settings, cell, 1)
@@ -238,9 +231,8 @@ def read(folder: Path) -> dict:
 def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.ndarray:
     """Returns whether each cell was already measured, with these settings and the same program.
 
-    Raises:
-        ArgumentError: if a cell in the folder has other settings, or one of `cells` another program; with
-            --rerun=changed, they are not finished.
+    Raises `ArgumentError` if a cell in the folder has other settings, or one of `cells` another program; with
+    --rerun=changed, they are not finished.
     """
     done, now, asked = set[GridCell](), common(settings), {cell.folder(out): cell for cell in cells}
 
@@ -263,8 +255,7 @@ def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.nda
 def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Measures the cells that are neither finished nor being measured by another process.
 
-    Returns:
-        The rows of the study, which may have cells of earlier grids.
+    Returns the study's rows, also those of earlier grids.
     """
     done = finished(settings, cells, out)
     for number, cell in enumerate(cells):

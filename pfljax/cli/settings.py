@@ -132,11 +132,7 @@ class Settings:
         return not conditions or any(holds(self[o], values) for o, values in conditions.items() if o in self)
 
     def check_read(self, variants: Sequence[Settings] = ()) -> None:
-        """Raises `FlagError` for a flag on the command line that has no effect with these settings.
-
-        Args:
-            variants: The settings of the command's runs, if they differ from these.
-        """
+        """Raises `FlagError` for a flag on the command line that neither these settings nor any `variants` read."""
         for flag, conditions in self.read_with.items():
             if not any(each.reads(flag) for each in variants or [self]):
                 known = {other: values for other, values in conditions.items() if other in self}
@@ -160,13 +156,7 @@ class Settings:
     def numbers(self, flag: str, kind: type, sets: str | None = None) -> list:
         """Returns the numbers of a list flag.
 
-        Args:
-            flag: Name of the list flag.
-            kind: int or float.
-            sets: Flag that is set to each of these numbers in turn, and so must not be on the command line.
-
-        Raises:
-            FlagError: if `sets` is on the command line.
+        Raises `FlagError` if a flag that it `sets` in turn is on the command line.
         """
         if sets and self[flag]:
             self.refuse(sets, f"--{flag} sets its values")
@@ -183,14 +173,9 @@ class Settings:
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
-    """Parses a command line. Loads users' own method files first.
+    """Parses a command line, without the command.
 
-    Args:
-        define: Registers the command's flags.
-        words: The command line, without the command.
-
-    Raises:
-        FlagError: for a mistake in it.
+    Loads users' own method files first. Raises `FlagError` for a mistake.
     """
     words = _expand(words)
     own = _own_methods(words)
@@ -216,8 +201,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     """Returns a command's flags with the values from a command line or a flag file.
 
-    Raises:
-        FlagError: for a mistake in it.
+    Raises `FlagError` for a mistake.
     """
     registry = flags.FlagValues()
     define(registry)

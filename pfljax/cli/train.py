@@ -28,7 +28,6 @@ from pfljax.contract.method import METHODS
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     names = f"{', '.join(METHODS)}, or FILE.py:NAME, a method of your own"
     Group(WHAT, registry).add("algorithm", str, "federico", names)
     define_training(registry)
@@ -44,7 +43,6 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     names = build.read_methods(settings)
     if settings.resume and not settings.out:
         raise FlagError("--resume: needs the run's folder, --out")

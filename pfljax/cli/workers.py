@@ -38,11 +38,7 @@ def share(settings: Settings) -> tuple[int, int]:
 
 
 def several(settings: Settings) -> bool:
-    """Whether the command runs in other processes.
-
-    Raises:
-        FlagError: if --workers is given with flags that do not go together with it.
-    """
+    """Whether the command runs in other processes. Raises `FlagError` for flags that do not go together with that."""
     found = settings.workers > 1 or settings.cluster != "none"
     for flag in ("coordinator", "profile", "cells") if found else ():
         if settings.present(flag):

@@ -53,8 +53,7 @@ class Trend(NamedTuple):
     def verdict(self, sign: int = 1) -> str:
         """Returns `IMPROVING` or `WORSE`, if the interval says so, else `NEITHER`; "-" if there is no interval.
 
-        Args:
-            sign: 1 if high scores are good, -1 if low ones are.
+        `sign` is 1 if high scores are good, -1 if low ones are.
         """
         if math.isnan(self.low):
             return "-"
@@ -75,12 +74,7 @@ def pairs(own: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"]:
 
 
 def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:
-    """Fits a line to each run's scores in the last quarter of the rounds, at least the last three evaluations.
-
-    Args:
-        rounds: The evaluated rounds (T,).
-        curves: Scores in these rounds.
-    """
+    """Fits a line to each run's scores in the last quarter of the evaluated rounds (T,), at least the last three."""
     at = np.asarray(rounds, float)
     if len(at) < FEWEST or not np.isfinite(curves[:, -FEWEST:]).all():
         return Trend(math.nan, math.nan, math.nan)

@@ -225,11 +225,7 @@ def matching(where: str, paths: Iterable[Path]) -> list[Path]:
 
 
 def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
-    """One or several adapters or regular expressions as adapters.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
+    """One or several adapters or regular expressions as adapters. Raises `ArgumentError` for anything else."""
     each = trainable if isinstance(trainable, Sequence) and not isinstance(trainable, str) else [trainable]
     found = [Themselves(one) if isinstance(one, str) else one for one in each]
     for one in found:
@@ -242,8 +238,7 @@ def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
 def parts_of(trainable: Any, given: Given) -> dict[Path, list[Part]]:
     """All parts that are trained, by the path of the frozen parameter that they belong to.
 
-    Raises:
-        ArgumentError: if an adapter matches nothing, or two of them train the same array.
+    Raises `ArgumentError` if an adapter matches nothing, or two of them train the same array.
     """
     found: dict[Path, list[Part]] = {}
     for one in as_adapters(trainable):

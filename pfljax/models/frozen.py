@@ -231,8 +231,7 @@ def beside(path: Path, name: str) -> Path:
 class Frozen:
     """Values of a network's parameters that are held once for all clients.
 
-    Attributes:
-        source: What they are called in messages, such as a file.
+    Messages call them `source`, such as a file.
     """
 
     source = "frozen"
@@ -245,8 +244,7 @@ class Frozen:
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         """The arrays by path in a network with these shapes.
 
-        Raises:
-            ArgumentError: for an array that the network does not have.
+        Raises `ArgumentError` for an array that it does not have.
         """
         for path in self._values:
             if path not in shapes:

@@ -103,12 +103,7 @@ def operation_of(eqn: Any) -> Callable[..., Any]:
 
 
 def uses(jaxpr: Any, names: Sequence[Any]) -> Iterator[tuple[Any, Use]]:
-    """Finds the parameters by which a network multiplies, and how.
-
-    Args:
-        jaxpr: The network.
-        names: Name of each of its inputs; None for what is no parameter.
-    """
+    """Finds the parameters by which a network multiplies, and how, by the `names` of its inputs; None: no parameter."""
     yield from _uses(jaxpr, [None if name is None else (name, 0) for name in names])
 
 

@@ -70,12 +70,9 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array | None, angles: Array | None) -> Array:
-        """Attends within x (B, T, width).
+        """Attends within tokens x (B, T, width), to those of a mask (B, T).
 
-        Args:
-            x: Tokens.
-            mask: (B, T), the tokens that are attended to.
-            angles: (T, head width / 2), by which pairs of coordinates of queries and keys are rotated.
+        Pairs of coordinates of queries and keys are rotated by angles (T, head width / 2).
         """
         style, width = self.style, x.shape[-1]
         project = lambda name, num, bias: nn.DenseGeneral(

@@ -176,9 +176,7 @@ def found_groups(
 
     Uses average linkage. Cuts the tree in the widest gap between the distances of its last merges; distance 1, where
     clients have no model in common, counts as one more merge. Clients that share with no one form their own groups.
-
-    Returns:
-        The clients in the order of the tree's leaves, and each client's group, numbered in that order.
+    Returns the clients in the order of the tree's leaves, and each client's group, numbered in that order.
     """
     from scipy.cluster import hierarchy  # heavy
     from scipy.spatial.distance import squareform

@@ -36,7 +36,7 @@ class Series:
     x: Any  # horizontal positions. Shape (n,).
     y: Any  # vertical positions. Shape (n,). NaN is not drawn.
     name: str = ""  # entry in the legend, if any
-    kind: Literal["line", "points", "band"] = "line"  # "line", "points", or "band": the area between `low` and `y`
+    kind: Literal["line", "points", "band"] = "line"  # a band is the area between `low` and `y`
     low: Any = None  # a band's lower edge. Shape (n,).
     color: str = PALETTE[0]  # a color in hexadecimal digits
     dash: Literal["solid", "dash", "dot"] = "solid"  # style of the line

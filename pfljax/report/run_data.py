@@ -63,16 +63,12 @@ def validated(summary: Mapping[str, Any]) -> bool:
 
 
 def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " n"]]:
-    """Returns what a comparison says of runs after their last rounds; NaN if unknown.
+    """Returns what a comparison says of runs after their last rounds, by their summary.json; NaN if unknown.
 
-    Args:
-        summaries: The contents of the runs' summary.json.
-
-    Returns:
-        "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the round
-        that is best on validation examples, if there are any), "unseen" (that of clients who never trained),
-        "gradients" and "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and the
-        further metrics by name.
+    "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the round that is
+    best on validation examples, if there are any), "unseen" (that of clients who never trained), "gradients" and
+    "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and further metrics by
+    name.
     """
     score, rounds = score_of(summaries[0]), lambda summary: max(summary["last"]["round"], 1)
     read: dict[str, Callable[[Mapping], Any]] = {
@@ -91,11 +87,9 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
 
 
 def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int], Float[np.ndarray, "n T"]]:
-    """Returns the rounds (T,) in which all runs were evaluated, and an entry of their metrics.jsonl in them.
+    """Returns the rounds (T,) in which all runs were evaluated, and an entry of their metrics.jsonl `rows` in them.
 
-    Args:
-        rows: The metrics.jsonl rows of each run.
-        name: Name of the entry; NaN where it is missing.
+    The entry is NaN where it is missing.
     """
     of_round = [{row["round"]: row.get(name) for row in each} for each in rows]
     rounds = sorted(set.intersection(*map(set, of_round)))
@@ -118,11 +112,7 @@ class RunData:
 
     @classmethod
     def read(cls, directory: Path):  # returns the class's own type
-        """Reads the run in a folder.
-
-        Raises:
-            RunError: if the files are damaged or do not belong to a run.
-        """
+        """Reads the run in a folder. Raises `RunError` if the files are damaged or do not belong to a run."""
         arrays = lambda name: files.read_npz(directory / name) if (directory / name).exists() else {}
         try:
             summary, config = (files.read_json(directory / name) for name in ("summary.json", "config.json"))

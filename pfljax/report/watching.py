@@ -48,7 +48,8 @@ class Watched(NamedTuple):
     rounds: int | None = None  # number of rounds of all; None if it is not known yet
     pace: float = math.nan  # seconds per round; NaN if they are not known yet
     score: str = ""  # what its clients are scored by, accuracy or loss; "" if they are not yet
-    curve: dict[int, float] = {}  # score by evaluated round
+    # Score by evaluated round
+    curve: dict[int, float] = {}  # noqa: RUF012
 
     @property
     def seconds_left(self) -> float:
@@ -71,12 +72,9 @@ def watched(folders: Sequence[Path]) -> list[Watched]:
 
 
 def read(folder: Path, root: Path, rounds: int | None = None) -> Watched:
-    """Returns what a run's folder says, whatever it contains.
+    """Returns what a run's folder says, whatever it contains; it may not exist yet.
 
-    Args:
-        folder: The run's folder, which may not exist yet.
-        root: The folder that its title is relative to.
-        rounds: The number of rounds that is planned for it.
+    Its title is relative to `root`; `rounds` is the number that is planned for it.
     """
     title, name = title_of(folder, root)
     about = Watched(title or folder.name, name, "damaged")
@@ -178,12 +176,7 @@ def curves(runs: Sequence[Watched], score: str) -> dict[str, tuple[np.ndarray, n
 
 
 def page(folders: Sequence[Path], refresh: int) -> str:
-    """Returns the page.
-
-    Args:
-        folders: Folders of runs, or folders that contain runs.
-        refresh: Seconds between two loads, which the page states.
-    """
+    """Returns the page of runs in or below folders, which states that it is loaded again every `refresh` seconds."""
     runs = watched(folders)
     counts, left = Counter(run.state for run in runs), seconds_left(runs)
     body = []

@@ -106,18 +106,9 @@ def of_file(
     called: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Source:
-    """Makes a `Source` of what was read from a file.
+    """Makes a `Source` of what was read from a file or folder; `options` are those of `make_source`.
 
-    Args:
-        arrays: See `make_source`.
-        file: Path of the file or folder.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep.
-        called: What the file calls an array, for messages, if it has another name.
-        **options: Arguments of `make_source`.
-
-    Raises:
-        ArgumentError: if the content is not accepted.
+    Its messages name the file and the array, as the file calls it (`called`).
     """
     rows = subsample(generator(seed, "load"), len(arrays["x"]) if arrays["x"].ndim else 0, fraction)
     try:

@@ -102,12 +102,9 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -> np.ndarray:
-    """The images in files, uint8 (n, rows, columns, 1 or 3).
+    """The images in files, uint8 (n, rows, columns, 1 or 3); `pillow` is the module `PIL.Image`, `size` as in `images`.
 
-    Args:
-        pillow: Pillow's module `PIL.Image`.
-        files: What opens each file, by its name for messages.
-        size: See `images`.
+    `files` has what opens each file, by its name for messages.
     """
     first = next(iter(files))
     with _image(pillow, first, files[first]) as image:
