@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -117,6 +118,21 @@ def of_file(
         if error.argument not in ARRAYS:
             raise
         raise ArgumentError("file", f"{called.get(error.argument, error.argument)} {error.text}", file) from error
+
+
+@contextlib.contextmanager
+def damaged(file: str, text: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raises `ArgumentError` for errors of what reads a file; by default any, since a damaged file can cause any.
+
+    In the text, {kind} and {error} are replaced by the error's type and first line.
+    """
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except errors as error:
+        told = text.format(kind=type(error).__name__, error=str(error).partition("\n")[0])
+        raise ArgumentError("file", told, file) from error
 
 
 def names_in(text: Names) -> list[str]:

@@ -16,7 +16,7 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.files import PARTS, of_file
+from pfljax.data.sources.files import PARTS, damaged, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
@@ -133,13 +133,8 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
 @contextlib.contextmanager
 def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
     """An open image."""
-    with open_file() as stream:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # of images that are suspiciously large
-                with pillow.open(stream) as image:
-                    yield image
-        except ArgumentError:
-            raise
-        except Exception as error:  # a damaged image can make Pillow raise anything
-            raise ArgumentError("file", "is damaged, or no image that Pillow reads", name) from error
+    text = "is damaged, or no image that Pillow reads"
+    with open_file() as stream, damaged(name, text), warnings.catch_warnings():
+        warnings.simplefilter("error")  # of images that are suspiciously large
+        with pillow.open(stream) as image:
+            yield image

@@ -15,7 +15,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, FileTask, Names, names_in, of_file
+from pfljax.data.sources.files import PARTS, FileTask, Names, damaged, names_in, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
@@ -129,7 +129,7 @@ def _read(file: str) -> Any:
     with opened(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         check_memory(size, file)
-        try:
+        with damaged(file, "is not a CSV or Parquet file ({error})"):
             if stream.read(4) == b"PAR1":
                 whole = parquet.ParquetFile(stream)
                 groups = range(whole.metadata.num_row_groups)
@@ -142,11 +142,6 @@ def _read(file: str) -> Any:
             if not table.column_names:  # which are decoded here
                 raise ValueError("no columns")
             return table
-        except ArgumentError:
-            raise
-        except Exception as error:  # a damaged file can make pyarrow raise anything
-            told = str(error).partition("\n")[0]
-            raise ArgumentError("file", f"is not a CSV or Parquet file ({told})", file) from error
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:
