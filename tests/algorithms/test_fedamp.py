@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from quadratics import RATE, gradient, play, vectors
+from quadratics import descend, play, vectors
 
 from pfljax.algorithms import fedamp
 from pfljax.contract import tree
@@ -46,9 +46,7 @@ def test_fedamp_by_hand():
     cloud = own.copy()
     for number in range(2):
         for k in range(4):
-            own[k] = cloud[k]
-            for _ in range(2):
-                own[k] = own[k] - RATE * (gradient(federation, k, own[k]) + 1.5 * (own[k] - cloud[k]))
+            own[k] = descend(federation, k, cloud[k], 2, lambda v, u=cloud[k]: 1.5 * (v - u))
         distance = np.square(own[:, None] - own[None, :]).sum(axis=-1)
         xi = 0.2 * np.exp(-distance / (0.7 * distance.sum() / 12)) * (1 - np.eye(4))
         xi += np.diag(1 - xi.sum(axis=1))

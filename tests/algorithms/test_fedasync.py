@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import MINI, RATE, SIZES, gradient, play, vectors
+from quadratics import MINI, RATE, SIZES, descend, play, vectors
 
 LATE = np.array([[0, 0, 0, 0], [1, 1, 0, 1], [2, 0, 1, 2]])
 
@@ -30,9 +30,8 @@ def test_by_hand(discount, rho):
     for number, late in enumerate(LATE):
         step = np.zeros(4)
         for k, size in enumerate(SIZES):
-            own = start = models[number - late[k]]
-            for _ in range(2):
-                own = own - RATE * (gradient(federation, k, own) + rho * (own - start))
+            start = models[number - late[k]]
+            own = descend(federation, k, start, 2, lambda own, start=start: rho * (own - start))
             step += size / sum(SIZES) * 0.6 * weight(late[k], discount) * (own - models[-1])
         models.append(models[-1] + step)
         stack = [models[max(number + 1 - age, 0)] for age in range(3)]

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import MINI, RATE, SIZES, gradient, play, vectors
+from quadratics import MINI, RATE, SIZES, descend, play, vectors
 
 from pfljax.contract.types import Cohort, State
 from pfljax.exchange import lifting
@@ -34,10 +34,9 @@ def test_by_hand(mean, discount, server_rate):
     for number, late in enumerate(LATE):
         step = np.zeros(4)
         for k in np.flatnonzero(EMPTY):
-            own = start = models[number - late[k]]
-            for _ in range(2):
-                own = own - RATE * gradient(federation, k, own)
-            step += weights[k] / weights.sum() * (own - start) / (1 + late[k]) ** discount
+            start = models[number - late[k]]
+            moved = descend(federation, k, start, 2) - start
+            step += weights[k] / weights.sum() * moved / (1 + late[k]) ** discount
         models.append(models[-1] + server_rate * step)
         stack = [models[max(number + 1 - age, 0)] for age in range(3)]
         np.testing.assert_allclose(vectors(states[number + 1].models), stack, rtol=1e-4, atol=1e-5)

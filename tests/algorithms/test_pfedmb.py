@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import RATE, SIZES, gradient, play, vectors
+from quadratics import RATE, SIZES, gradient, nearest_on_simplex, play, vectors
 
 from pfljax import models
 from pfljax.algorithms.common import branches
@@ -19,15 +19,6 @@ B = 3
 
 def softmax(raw):
     return np.exp(raw) / np.exp(raw).sum()
-
-
-def nearest_on_simplex(point):
-    """Projects by bisecting the offset that makes the positive parts sum to 1."""
-    low, high = point.min() - 1, point.max()
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
-    return np.maximum(point - low, 0)
 
 
 def client_step(federation, k, shared, raw, simplex, rate, epochs):
