@@ -36,7 +36,6 @@ class Trial(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Name of the run's folder."""
         return f"seed-{self.seed}" if self.split is None else f"split-{self.split}-seed-{self.seed}"
 
 
@@ -56,13 +55,11 @@ def read_methods(settings: Settings) -> list[str]:
 
 
 def build_method(settings: Settings, name: str) -> Any:
-    """Returns a method with its knobs."""
     found = method.get(name)
     return settings.make(found, prefix=f"{name}.")
 
 
 def build_source(settings: Settings, seed: int) -> sources.Source:
-    """Returns the data set's examples."""
     kind, _, member = settings.dataset.partition(":")
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
         known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
@@ -136,7 +133,6 @@ def sizes(settings: Settings) -> dict[str, Any]:
 
 
 def build_model(settings: Settings, federation: Federation) -> api.models.Model:
-    """Returns the clients' network."""
     name, task, options = settings.model, federation.task, settings.make(Adapting).options()
     shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
@@ -157,7 +153,6 @@ def build_model(settings: Settings, federation: Federation) -> api.models.Model:
 
 
 def build_local(settings: Settings, federation: Federation) -> api.LocalTraining:
-    """Returns the settings of local training."""
     how, loss = settings.make(Optimizer), settings.loss
     return settings.make(
         api.LocalTraining,
@@ -177,7 +172,6 @@ def build_metrics(settings: Settings) -> dict[str, Any]:
 
 
 def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
-    """Returns the class weights of the training loss."""
     if settings.class_weights == "none":
         return None
     if settings.dp_noise_multiplier:

@@ -35,8 +35,6 @@ LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # may differ between proc
 
 
 class Command(NamedTuple):
-    """A command."""
-
     doc: str | None  # description and usage, for --help
     define: Define  # registers the command's flags
     run: Callable[[Settings], None]
@@ -150,7 +148,6 @@ def device_failure(text: str) -> str:
 
 
 def end(code: int) -> NoReturn:
-    """Ends the process at once."""
     sys.stdout.flush()
     if jax.distributed.is_initialized() and jax.process_index() == 0:
         time.sleep(1)  # the other processes may be ending for the same reason, and need this one to say so

@@ -54,7 +54,6 @@ class Value(flags.ArgumentParser):
         return value
 
     def flag_type(self) -> str:
-        """The type's name."""
         return "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")
 
 
@@ -164,7 +163,6 @@ class Group(NamedTuple):
             made.arguments.add(field.name)
 
     def _define(self, field: Field, listed: bool = False) -> Declared:
-        """Registers the flag of a field."""
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
         default = None if field.default is REQUIRED else field.default

@@ -74,7 +74,6 @@ class GridCell(NamedTuple):
         return self.cohort or self.num_clients
 
     def folder(self, out: Path) -> Path:
-        """Its folder in that of the study."""
         return out / "cells" / "-".join(map(str, self))
 
 
@@ -158,7 +157,6 @@ def grid(settings: Settings) -> list[GridCell]:
 
 
 def described_data(settings: Settings) -> str:
-    """Describes the training data."""
     if settings.data_file:
         shape = "x".join(map(str, load(settings.data_file).x.shape[1:]))
         return f"{Path(settings.data_file).name}, examples of {shape}"
@@ -167,7 +165,6 @@ def described_data(settings: Settings) -> str:
 
 @functools.lru_cache(maxsize=1)
 def load(path: str) -> sources.Source:
-    """Returns the file's examples."""
     return sources.npz(path)
 
 
@@ -340,7 +337,6 @@ def total_bytes(row: dict) -> int:
 
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:
-    """Prints the measured rows."""
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
     title = f"{model} on {described_data(settings)}, {settings.train_examples} examples per client"
     heads = ["method", "plan", "K", "S", "devices", "compile s", "s per round", "(range)", "again", "updates/s"]

@@ -53,7 +53,6 @@ def tuning_trials(settings: Settings) -> list[Trial]:
 
 
 def make_run(settings: Settings, name: str, trial: Trial) -> api.Run:
-    """Builds the run of a method on a trial."""
     return build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
 
 
@@ -94,7 +93,6 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Prints a line about a cell."""
     print(f"  {line}")
 
 

@@ -71,7 +71,6 @@ def run(settings: Settings) -> None:
 
 
 def folder(settings: Settings) -> Path:
-    """Returns the run's folder."""
     if settings.out:
         return Path(settings.out)
     now = int(processes.from_first(np.array(time.time(), np.int32)))  # hosts' clocks may differ
@@ -80,7 +79,6 @@ def folder(settings: Settings) -> Path:
 
 
 def show(summary: dict) -> None:
-    """Prints a short table of the result."""
     classification, privacy = summary["task"] == "classification", summary["privacy"]
     names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
     own = summary["metrics"]

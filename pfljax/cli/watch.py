@@ -42,7 +42,6 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def handle(self) -> None:
-        """Answers a connection."""
         with contextlib.suppress(ConnectionError):  # the browser has left
             super().handle()
 

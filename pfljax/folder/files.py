@@ -87,7 +87,6 @@ def _is_there(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -112,7 +111,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file."""
     return json.loads(path.read_text())
 
 

@@ -124,7 +124,6 @@ def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 @functools.cache
 def version(name: str) -> str:
-    """Version of an installed library."""
     return importlib.metadata.version(name)
 
 

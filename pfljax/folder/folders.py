@@ -36,7 +36,6 @@ class Folders:
     """The folders `outs` of some runs, one for each, or none if nothing is written; `resume` says how they go on."""
 
     def __init__(self, experiments: Sequence[Experiment], outs: Sequence[Path], resume: Resume):
-        """Stores the folders. `check` reads them."""
         self.experiments, self.outs = experiments, list(outs)
         self.resume: Resume = resume
 
@@ -160,7 +159,6 @@ class Folders:
                 saving.saved(state)
 
     def finish(self, number: int, summary: dict, done: int) -> None:
-        """Writes the summary of one run."""
         if self.outs:
             out = self.outs[number]
             files.write_json(out / "summary.json", summary)

@@ -110,7 +110,6 @@ def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _take(folder: Path, say: Callable[[str], None]) -> int:
-    """Returns the locked file."""
     assert fcntl
     while True:
         file = _open(folder)

@@ -68,7 +68,6 @@ class Themselves(Adapter):
     where: str  # regular expression that their paths contain
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        """The parameters."""
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes)}
 
 
@@ -83,7 +82,6 @@ class head(Adapter):
     layers: int = 1
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        """The layers' parameters."""
         if not 0 < self.layers <= len(given.layers):
             raise ArgumentError("trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers)
         return {path: itself(given.shapes[path]) for layer in given.layers[-self.layers :] for path in layer}
@@ -100,7 +98,6 @@ class bias(Adapter):
     where: str = ""
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        """The biases."""
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes) if path[-1] == "bias"}
 
 
@@ -191,7 +188,6 @@ class prompt(Adapter):
     where: str = r"block_?\d+"
 
     def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
-        """The tokens of each module."""
         if self.length < 1:
             raise ArgumentError("trainable", "prompt: the length must be at least 1", self.length)
         found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]

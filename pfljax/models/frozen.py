@@ -147,7 +147,6 @@ class AdaptedNetwork(Network):
         return self.frozen.once(key, lambda: jax.tree.map(plan.hold, self.own))
 
     def digest(self) -> str:
-        """Digest of the frozen arrays."""
         found = hashlib.sha256()
         for name, array in sorted((self.own["frozen"] | self.own["initial"]).items()):
             found.update(f"{name}{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())

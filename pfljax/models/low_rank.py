@@ -70,7 +70,6 @@ class Use(NamedTuple):
 
 
 def is_adapted(value: Any) -> bool:
-    """Whether a value is an adapted parameter."""
     return isinstance(value, Adapted)
 
 

@@ -43,11 +43,9 @@ class Style:
     key_bias: bool = True  # whether keys add a bias, where products do
 
     def normalize(self, name: str) -> nn.Module:
-        """A normalization layer."""
         return nn.RMSNorm(epsilon=self.eps, name=name) if self.norm == "rms" else nn.LayerNorm(self.eps, name=name)
 
     def head(self, width: int, heads: int) -> int:
-        """Width of a head."""
         return self.head_width or width // heads
 
 
@@ -277,7 +275,6 @@ def blocks(
 
 
 def style_of(style: str | Style) -> Style:
-    """A style by name."""
     if isinstance(style, Style):
         return style
     if style not in STYLES:

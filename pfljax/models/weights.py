@@ -175,11 +175,9 @@ class Saved(Frozen):
         self.layout = LAYOUTS[layout] if isinstance(layout, str) and layout else layout or None
 
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        """The arrays by path in a network with these shapes."""
         return self.once(described(shapes), lambda: self._read(shapes))
 
     def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        """Reads the file."""
         load = optional.load("safetensors.numpy", "frozen").load_file
         try:
             arrays = load(self.file)

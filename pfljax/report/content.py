@@ -22,8 +22,6 @@ MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
 
 
 class Content(NamedTuple):
-    """The data of a page."""
-
     data: dict[str, Any]  # data for the scripts
     notes: list[str]  # sentences about what was left out
 
@@ -71,7 +69,6 @@ def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, 
 
 
 def _orders(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    """Returns the orders of the clients on the page."""
     orders = {"group": np.argsort(run.groups[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
     return orders if sharing is None else orders | {"found": sharing["order"]}
 

@@ -28,7 +28,6 @@ class Shown(Figure):
 
 
 def to_png(figure: Figure) -> bytes:
-    """Returns the figure as a PNG."""
     layout, buffer = figure.get_layout_engine(), io.BytesIO()
     if layout:  # savefig would compute the layout twice and draw twice
         layout.execute(figure)

@@ -90,7 +90,6 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
 
 
 def controls(*content: str) -> Raw:
-    """Returns controls in a row."""
     return Raw(f'<div class="controls">{"".join(content)}</div>')
 
 

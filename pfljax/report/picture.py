@@ -20,8 +20,6 @@ MAX_TICKS = 40  # up to this many clients, each has its own tick
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """An axis."""
-
     label: str = ""  # title
     ticks: Sequence[tuple[float, str]] | None = None  # positions and texts of the ticks; None: chosen by the renderer
     percent: bool = False  # whether fractions are shown in percent

@@ -20,7 +20,6 @@ RELATIONS = {"sharing": "cosine of weights", "weights": "weight"}
 
 
 def axis_of(score: Score) -> Axis:
-    """Returns the axis of a score."""
     return Axis(score.label, percent=score.percent)
 
 

@@ -132,7 +132,6 @@ class Contract:
     """The functions of a method, built for a problem, which are called with checks of what they return."""
 
     def __init__(self, experiment: Experiment, plan: ExecutionPlan):
-        """Builds the method."""
         self.experiment, self.problem = experiment, experiment.problem._replace(plan=plan)
         self.algorithm: Algorithm = self._call("build", experiment.method.build, self.problem)
         self._instance("build", self.algorithm, Algorithm)
@@ -168,7 +167,6 @@ class Contract:
             raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
-        """Traces a round."""
         algorithm, size = self.algorithm, self.problem.cohort_size
         rows, rest = lifting.split_state(algorithm, state)
         rows, data = tree.shapes_of_rows((rows, clients), size)

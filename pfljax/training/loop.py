@@ -205,7 +205,6 @@ class Trainer:
                 self._evaluate()
 
     def _describe(self) -> None:
-        """Writes config.json."""
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
             files.write_json(out / "config.json", each.described)
 

@@ -132,7 +132,6 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
 
 @contextlib.contextmanager
 def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
-    """An open image."""
     text = "is damaged, or no image that Pillow reads"
     with open_file() as stream, damaged(name, text), warnings.catch_warnings():
         warnings.simplefilter("error")  # of images that are suspiciously large
