@@ -15,7 +15,6 @@ from matplotlib.colors import to_hex
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#7F7F7F")
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")
 GRAY = PALETTE[-1]
-MAX_TICKS = 40  # up to this many clients, each has its own tick
 
 
 @dataclasses.dataclass(frozen=True)
