@@ -39,15 +39,13 @@ def tff(
 
     Where a client has snippets of text, the model predicts the next character, as in `text`.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Path of the file. If it ends in _train or _test, the file of the other part is read from beside it.
         shape: Shape of an example that the file stores as a list of numbers; empty: the file's, or that of EMNIST or
             CIFAR-100 for as many pixels as these have.
         stride: Number of characters between the starts of consecutive windows of text.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if a file or shape is not accepted.

@@ -75,15 +75,14 @@ def npy(
 ) -> Source:
     """Maps the arrays of a folder, which may be larger than memory: examples are read when their client takes part.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Path of the folder, with the arrays of an npz file as x.npy, y.npy and so on; see `npz`. Pixels (uint8)
             and float32 that are not standardized stay in the file; other numbers are converted, and so are in memory.
-        seed: See `npz`.
         fraction: See `npz`. A subsample is in memory.
         standardize: See `npz`. Pixels are scaled in each mini-batch, with the mean and standard deviation of 10,000
             examples that are spread evenly over the file.
-        task: See `npz`.
-        ignored_index: See `npz`.
 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.

@@ -37,13 +37,12 @@ def images(
 ) -> Source:
     """Reads a folder of images. All are gray, or else all are converted to RGB.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Folder with images in CLASS/FILE or CLIENT/CLASS/FILE. If it consists of train and test, these hold the
             images, and those in test are the official test examples.
         size: Rows and columns to which images are resized; empty: all images must have one size.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
 
     Raises:
         ArgumentError: if the folder or an image is not accepted.

@@ -36,13 +36,11 @@ def leaf(
 
     Where examples are texts, the model reads a character at each place and predicts the one after the last.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Folder with train, and test for the official test examples; both contain JSON files.
         shape: Shape of an example that the files store as a list of numbers, such as 28,28; empty: the list's.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if a file or shape is not accepted.

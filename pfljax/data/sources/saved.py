@@ -39,6 +39,8 @@ def huggingface(
 ) -> Source:
     """Reads a data set that `save_to_disk` wrote. Its part test, if it has one, holds the official test examples.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: The folder.
         label: Column with the labels, or several; see `table`.
@@ -47,10 +49,6 @@ def huggingface(
         features: Columns of numbers to learn from instead; see `table`.
         text: Column of text to learn from instead; see `table`.
         size: Rows and columns to which images are resized; empty: all images must have one size.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if the folder cannot be read, or a column is missing or not accepted.

@@ -54,6 +54,8 @@ def table(
 ) -> Source:
     """Reads a CSV file (with a header) or a Parquet file. Its first bytes say which it is.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Path of the file.
         label: Column with the labels: text (classes in sorted order), whole numbers (classes 0..C-1) or other numbers
@@ -62,10 +64,6 @@ def table(
         features: Columns of numbers to learn from; empty: all but those named otherwise.
         text: Column of text to learn from instead: its characters are tokens from 1 in sorted order, uint8, and 0 pads.
         test: Column that marks the official test examples, with True or test; empty: none does.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if the file cannot be read, or a column is missing or not accepted.
