@@ -33,11 +33,7 @@ class Splits:
     """
 
     test_fraction: float = knob(
-        0.2,
-        above=0,
-        below=1,
-        read_with={"official_test": (False,), "replacement": (True,)},
-        flag="test_fraction",
+        0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)}, flag="test_fraction"
     )
     validation_fraction: float = knob(0.0, at_least=0, below=1, flag="validation_fraction")
     train_examples: int = knob(0, at_least=0, flag="train_examples")

@@ -69,11 +69,7 @@ def by_id(table, name):
 
 # Models held by each client, its own first. Only client 3 holds its model until the third round.
 SCRIPT = np.array(
-    [
-        [[0, 1], [1, 2], [2, 0], [3, 0]],
-        [[0, 2], [1, 2], [2, 1], [3, 1]],
-        [[0, 1], [1, 3], [2, 3], [3, 0]],
-    ]
+    [[[0, 1], [1, 2], [2, 0], [3, 0]], [[0, 2], [1, 2], [2, 1], [3, 1]], [[0, 1], [1, 3], [2, 3], [3, 0]]]
 )
 
 

@@ -19,11 +19,7 @@ start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)
 def reference_convolution(x, kernel, size, margin=None, stride=1):
     margin = (size - 1) // 2 if margin is None else margin
     return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        [(margin, margin)] * 2,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        x, kernel, (stride, stride), [(margin, margin)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
