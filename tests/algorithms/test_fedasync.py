@@ -20,12 +20,12 @@ def weight(late, discount):
 @pytest.mark.parametrize(("discount", "rho"), [("polynomial", 0.3), ("hinge", 0.0), ("constant", 0.0)])
 def test_by_hand(discount, rho):
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
     knobs = {"max_staleness": 2, "discount": discount, "rho": rho, "alpha": 0.6}
     knobs |= {"b": 1} if discount == "hinge" else {}
     knobs |= {"a": 0.7} if discount != "constant" else {}
-    algorithm = toys.scripted(toys.make_algorithm("fedasync", problem, **knobs), LATE[..., None])
-    states, records = toys.train(algorithm, problem, federation.client_data, len(LATE))
+    options = {"script": LATE[..., None], "epochs": 2}
+    played = toys.play("fedasync", federation, len(LATE), optax.sgd(RATE), knobs, **options)
+    _, problem, algorithm, states, records = played
     models = [vectors(states[0].models)[0]]
     for number, late in enumerate(LATE):
         step = np.zeros(4)

@@ -81,9 +81,7 @@ def test_limits_of_alpha(alpha, wanted):
 
 def test_the_graph_is_the_cohort_s():
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, cohort=2)
-    algorithm = toys.make_algorithm("pfedgraph", problem, alpha=2.0, strength=0.0)
-    before, after = toys.train(algorithm, problem, federation.client_data, 1)[0]
+    before, after = toys.play("pfedgraph", federation, 1, knobs={"alpha": 2.0, "strength": 0.0}, cohort=2).states
     initial, trained = (vectors(state.clients.model) for state in (before, after))
     here = np.flatnonzero((trained != initial).any(axis=1))
     assert len(here) == 2
@@ -98,10 +96,8 @@ def test_the_graph_is_the_cohort_s():
 def test_newcomers_train_from_the_mean():
     newcomers = toys.make_federation((3, 4), "regression", seed=5)
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation)
-    algorithm = toys.make_algorithm("pfedgraph", problem, strength=0.0)
-    state = toys.train(algorithm, problem, federation.client_data, 1)[0][-1]
-    found = vectors(toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data).models)[:, 0]
-    start = vectors(state.models).mean(axis=0)
+    _, problem, algorithm, states, _ = toys.play("pfedgraph", federation, 1, knobs={"strength": 0.0})
+    found = vectors(toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data).models)[:, 0]
+    start = vectors(states[-1].models).mean(axis=0)
     wanted = [descend(newcomers, k, start, 2) for k in range(2)]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
