@@ -53,7 +53,7 @@ from pfljax.models import Model, rewriting
 from pfljax.stores import planning
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
-from pfljax.training import choosing, loop
+from pfljax.training import choosing, compiling
 
 PARTS = ("matmul", "rounds", "forms", "methods", "profile", "table1")
 EXAMPLES, BATCH = 50, 10
@@ -205,7 +205,7 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
     jax.clear_caches()
     federation = built.federation
     clients = place(built.problem.plan, federation.client_data, federation.num_clients)
-    compiled = loop.compile_to_fit(built, clients, 1)
+    compiled = compiling.compile_to_fit(built, clients, 1)
     seconds = timing.median_seconds(dispatcher(built, compiled, clients), repeats)
     return estimate(built, compiled) | {
         "seconds_per_round": seconds,
@@ -296,9 +296,9 @@ def profile(settings: Settings, book: Book) -> None:
     def shares() -> dict:
         built = experiment("federico", WORK["cnn"], min(settings.numbers("num_clients", int)), "auto", settings)
         clients = place(built.problem.plan, built.federation.client_data, built.federation.num_clients)
-        compiled = loop.compile_to_fit(built, clients, 1)
+        compiled = compiling.compile_to_fit(built, clients, 1)
         trace = Path(settings.out) / "trace"
-        said = loop.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)
+        said = compiling.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)
         return {"shares": said.removeprefix("profile: ")}
 
     book.measure("profile", "federico, cnn", shares)

@@ -15,7 +15,7 @@ from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 from pfljax.models import Model
 from pfljax.stores.experiment import Experiment
-from pfljax.training import loop
+from pfljax.training import compiling
 
 
 def build(
@@ -35,7 +35,7 @@ def compile_rounds(experiment: Experiment, trace: Path | None = None) -> Dispatc
     """
     federation = experiment.federation
     clients = place(experiment.problem.plan, federation.client_data, federation.num_clients)
-    return dispatcher(experiment, loop.compile_to_fit(experiment, clients, 1), clients, trace)
+    return dispatcher(experiment, compiling.compile_to_fit(experiment, clients, 1), clients, trace)
 
 
 def median_seconds(dispatch: Dispatch, repeats: int) -> float:

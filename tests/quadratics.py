@@ -37,10 +37,29 @@ def loss_of(federation, k, theta, part="train"):
 
 
 def descend(federation, k, theta, steps, correction=0.0):
-    """Theta after full-batch steps along client k's gradient and a further term."""
+    """Theta after full-batch steps along client k's gradient and a further term, or a function of theta."""
     for _ in range(steps):
-        theta = theta - RATE * (gradient(federation, k, theta) + correction)
+        further = correction(theta) if callable(correction) else correction
+        theta = theta - RATE * (gradient(federation, k, theta) + further)
     return theta
+
+
+def check_averages(states, client, sizes=SIZES, atol=1e-6):
+    """Each round's model is the mean by size of what client(k, theta) makes of the one before; returns the last."""
+    theta = vectors(states[0].models)[0]
+    for state in states[1:]:
+        theta = np.average([client(k, theta) for k in range(len(sizes))], axis=0, weights=sizes)
+        np.testing.assert_allclose(vectors(state.models)[0], theta, rtol=2e-4, atol=atol)
+    return theta
+
+
+def nearest_on_simplex(point):
+    """Projects by bisecting the offset that makes the positive parts sum to 1."""
+    low, high = point.min() - 1, point.max()
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
+    return np.maximum(point - low, 0)
 
 
 def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):

@@ -19,7 +19,8 @@ def make_run(
     algorithm="federico",
     level=0.88,
 ):
-    """A run's files, with scores that are easy to recognize."""
+    """A run's files, with scores that are easy to recognize; their folder."""
+    directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     score = "accuracy" if task == "classification" else "loss"
     results = {"rounds": np.array([10, 20, 30]), "scored": "own models", "loss_test": rng.random((T, K))}
@@ -80,3 +81,4 @@ def make_run(
         arrays = {"x": grid, "y": grid, "client": np.array([0, 1, 2, 3, 4]), "grid": grid, "truth": grid}
         prediction = np.where(np.eye(K, 5) > 0, 1.0, np.nan)
         np.savez(directory / "curve.npz", prediction=prediction, reference=grid, reference_name="FedAvg", **arrays)
+    return directory

@@ -257,10 +257,11 @@ class Played(NamedTuple):
     records: list
 
 
-def play(name, federation, rounds, optimizer=None, knobs=None, **options):
-    """Plays rounds of a registered method; `options` as of `make_problem`."""
+def play(name, federation, rounds, optimizer=None, knobs=None, script=None, **options):
+    """Plays rounds of a registered method; `options` as of `make_problem`, and `script` as of `scripted`."""
     problem = make_problem(federation, optimizer, **options)
     algorithm = make_algorithm(name, problem, **knobs or {})
+    algorithm = algorithm if script is None else scripted(algorithm, script)
     return Played(federation, problem, algorithm, *train(algorithm, problem, federation.client_data, rounds))
 
 

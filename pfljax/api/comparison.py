@@ -257,7 +257,7 @@ def epsilon_text(values: Sequence[float | None]) -> str:
 
 
 def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, Any]:
-    """Returns the methods, or their tunings, by title: the registered name, plus the changed knobs if a method occurs more than once.
+    """Returns the methods, or their tunings, by title: the registered name, and changed knobs where it is not unique.
 
     Raises:
         ArgumentError: if two methods have the same title, or none has that of the reference.

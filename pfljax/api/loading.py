@@ -18,7 +18,7 @@ from pfljax.data import Federation, datasets
 from pfljax.folder import files, fingerprint, folders
 from pfljax.local.training import LocalTraining
 from pfljax.stores.experiment import Execution
-from pfljax.training.loop import saved_outcome
+from pfljax.training.outcome import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command, whose flags it reads
 OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients")

@@ -27,8 +27,8 @@ from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 from pfljax.stores.store import shapes_of
-from pfljax.training import loop
-from pfljax.training.loop import Dispatch
+from pfljax.training import compiling
+from pfljax.training.compiling import Dispatch
 
 MEASURES = (
     *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
@@ -73,11 +73,11 @@ def like_one(
 def dispatcher(
     experiment: Experiment, rounds: Compiled, clients: ClientData, trace: Path | None = None, period: int | None = None
 ) -> Dispatch:
-    """Initializes the state. Returns a function that runs the next round on it; see `loop.dispatcher`.
+    """Initializes the state. Returns a function that runs the next round on it; see `compiling.dispatcher`.
 
     Args:
         experiment: The run.
-        rounds: The compiled rounds of `loop.compile_to_fit`.
+        rounds: The compiled rounds of `compiling.compile_to_fit`.
         clients: The clients' data.
         trace: Folder for a profiler trace of additional rounds.
         period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
@@ -85,8 +85,8 @@ def dispatcher(
     key = jax.random.key(0)
     key_for = lambda purpose: experiment.keys(key, key) if purpose else key
     if trace:
-        print(f"  {loop.profile(trace, rounds, key_for, clients)}", flush=True)
-    return loop.dispatcher(rounds, key_for, clients, period)
+        print(f"  {compiling.profile(trace, rounds, key_for, clients)}", flush=True)
+    return compiling.dispatcher(rounds, key_for, clients, period)
 
 
 def on_a_device(stacked) -> int:
@@ -149,7 +149,7 @@ def measure(
     problem, store = experiment.problem, store_of(experiment)
     with tempfile.TemporaryDirectory() as folder:
         experiment = dataclasses.replace(experiment, directory=Path(folder))
-        rounds = loop.compile_to_fit(experiment, experiment.federation.client_data, 1)
+        rounds = compiling.compile_to_fit(experiment, experiment.federation.client_data, 1)
         clients = data()
         if store.on_devices:
             need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy

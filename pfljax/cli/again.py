@@ -14,12 +14,9 @@ from pfljax.contract import own_files, recorded
 
 
 def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) -> api.Run:
-    """Builds the run on this machine's devices.
+    """Builds the run of a config.json on this machine's devices, its clients in a store.
 
-    Args:
-        config: Content of config.json.
-        client_store: Where the run is to keep its clients.
-        given: Parts that are not built: "method", "clients", "model" and "local".
+    `given` has parts that are not built: "method", "clients", "model" and "local".
     """
     if "method" not in given:
         recorded.found(config.get("method"), "method")  # registers a method of one's own

@@ -24,15 +24,10 @@ Clients = tuple[Federation, Federation | None]  # training clients, and clients 
 
 
 class Trial(NamedTuple):
-    """The seeds of a run.
+    """The seeds of a run."""
 
-    Attributes:
-        seed: Seed for initial models, cohorts, batches and sampling.
-        split: Seed for dividing examples among clients; None: the same as `seed`.
-    """
-
-    seed: int
-    split: int | None = None
+    seed: int  # seed for initial models, cohorts, batches and sampling
+    split: int | None = None  # seed for dividing examples among clients; None: the same as `seed`
 
     @property
     def of_data(self) -> int:
@@ -41,17 +36,11 @@ class Trial(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """Name of the run's folder."""
         return f"seed-{self.seed}" if self.split is None else f"split-{self.split}-seed-{self.seed}"
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tracker.
-
-    Raises:
-        ArgumentError: for an unknown method, a folder that cannot be written to, or a missing package.
-        FlagError: for a knob of a method that is not run.
-    """
+    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tracker."""
     if "algorithm" in settings and not ("algorithms" in settings and settings.algorithms):
         names = [settings.algorithm]
     else:
@@ -66,13 +55,11 @@ def read_methods(settings: Settings) -> list[str]:
 
 
 def build_method(settings: Settings, name: str) -> Any:
-    """Returns a method with its knobs."""
     found = method.get(name)
     return settings.make(found, prefix=f"{name}.")
 
 
 def build_source(settings: Settings, seed: int) -> sources.Source:
-    """Returns the data set's examples."""
     kind, _, member = settings.dataset.partition(":")
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
         known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
@@ -182,7 +169,6 @@ def build_network(settings: Settings, federation: Federation, name: str) -> api.
 
 
 def build_local(settings: Settings, federation: Federation) -> api.LocalTraining:
-    """Returns the settings of local training."""
     how, loss = settings.make(Optimizer), settings.loss
     return settings.make(
         api.LocalTraining,
@@ -202,7 +188,6 @@ def build_metrics(settings: Settings) -> dict[str, Any]:
 
 
 def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
-    """Returns the class weights of the training loss."""
     if settings.class_weights == "none":
         return None
     if settings.dp_noise_multiplier:

@@ -27,7 +27,6 @@ from pfljax.folder import planned
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     define_sweep(registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare")
     Group(RUNS, registry).declare(compare, "reference", "target")
     workers.define(registry)
@@ -38,7 +37,6 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     names, trials = build.read_methods(settings), sweep.trials(settings)
     settings = settings.with_defaults(names)
     names = sweep.able(settings, names, trials[0])

@@ -131,11 +131,7 @@ class Adapting:
         }[self.adapter]()
         layout = "" if self.frozen_layout == "paths" else self.frozen_layout
         trainable = (*made, *([self.trainable] if self.trainable else []))
-        return {
-            "frozen": weights.Saved(self.frozen, layout),
-            "trainable": trainable,
-            "frozen_dtype": self.frozen_dtype,
-        }
+        return {"frozen": weights.Saved(self.frozen, layout), "trainable": trainable, "frozen_dtype": self.frozen_dtype}
 
 
 @settings

@@ -18,12 +18,9 @@ WIDTH = 100
 
 
 def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
-    """Returns the help of a command.
+    """Returns the help of a command: what it says of itself, and its flags with their values in `settings` as defaults.
 
-    Args:
-        doc: Description and usage of the command.
-        settings: Values of its flags after the data set's preset; they are shown as defaults.
-        methods: Methods whose knobs are shown.
+    Of the methods' knobs, those of `methods` are shown.
     """
     registry = read(settings.define, [])
     groups = registry.flags_by_module_dict()

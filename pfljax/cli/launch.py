@@ -35,31 +35,20 @@ LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # may differ between proc
 
 
 class Command(NamedTuple):
-    """A command.
-
-    Attributes:
-        doc: Description and usage, for --help.
-        define: Registers the command's flags.
-        run: Runs the command.
-        keep_compiled: Whether JAX caches compiled functions for later runs. False if compile time is measured.
-        devices: Settings -> requested number of devices; 0: all. None: the command computes nothing.
-        listed: The flag that takes positional arguments as its values; "": none are accepted.
-    """
-
-    doc: str | None
-    define: Define
+    doc: str | None  # description and usage, for --help
+    define: Define  # registers the command's flags
     run: Callable[[Settings], None]
+    # Whether JAX caches compiled functions for later runs. False if compile time is measured.
     keep_compiled: bool = True
+    # Settings -> requested number of devices; 0: all. None: the command computes nothing.
     devices: Callable[[Settings], int] | None = lambda settings: settings.devices
-    listed: str = ""
+    listed: str = ""  # the flag that takes positional arguments as its values; "": none are accepted
 
 
 def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command and ends the process. Prints one line for an error: exit code 2 for a usage error, else 1.
+    """Runs a command with these flags, or those of `sys.argv`, and ends the process.
 
-    Args:
-        command: The command.
-        words: Its flags; None: `sys.argv`.
+    Prints one line for an error: exit code 2 for a usage error, else 1.
     """
     words, settings = sys.argv[1:] if words is None else words, None
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr, flush=True)
@@ -159,7 +148,6 @@ def device_failure(text: str) -> str:
 
 
 def end(code: int) -> NoReturn:
-    """Ends the process at once."""
     sys.stdout.flush()
     if jax.distributed.is_initialized() and jax.process_index() == 0:
         time.sleep(1)  # the other processes may be ending for the same reason, and need this one to say so
@@ -167,12 +155,9 @@ def end(code: int) -> NoReturn:
 
 
 def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> None:
-    """Sets up the CPU devices and connects the processes. Must run before anything else uses JAX.
+    """Sets up at most `devices` CPU devices (0: all) and connects the processes.
 
-    Args:
-        settings: The command's settings.
-        devices: Maximum number of devices to use; 0: all.
-        keep_compiled: Whether JAX caches compiled functions, so that later runs need not compile them again.
+    Must run before anything else uses JAX. With `keep_compiled`, JAX caches compiled functions for later runs.
     """
     cores.use(devices)
     if keep_compiled:

@@ -54,7 +54,6 @@ class Value(flags.ArgumentParser):
         return value
 
     def flag_type(self) -> str:
-        """The type's name."""
         return "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")
 
 
@@ -116,12 +115,7 @@ class Rates(flags.ListParser):
 
 
 class Declared(flags.Flag):
-    """A flag and what its declarations say of it.
-
-    Attributes:
-        arguments: The library's names of the arguments that it sets.
-        read_with: Other flags and their values, one of which it needs to be read; empty: it is always read.
-    """
+    """A flag, the library's names of the `arguments` that it sets, and under which other flags it is read."""
 
     def __init__(self, parser: Any, name: str, default: Any, help: str):
         boolean = isinstance(parser, flags.BooleanParser)
@@ -145,17 +139,11 @@ class Group(NamedTuple):
         where: Conditions = types.MappingProxyType({}),
         **defaults: Any,
     ) -> None:
-        """Registers the flags of a dataclass's fields or a function's arguments.
+        """Registers the flags of a dataclass's fields or a function's arguments, all or `only` some, with a prefix.
 
-        A flag that another declaration has registered gets this one's help and conditions, too.
-
-        Args:
-            declaring: The dataclass or function.
-            only: Names of fields; all by default.
-            prefix: Prefix of the flags' names.
-            lists: Names of fields whose flags take several values.
-            where: Conditions under which the fields are read, besides their own.
-            defaults: Other defaults than the declaration's, by field.
+        A flag that another declaration has registered gets this one's help and conditions, too. The flags of fields in
+        `lists` take several values. `where` has conditions under which the fields are read, besides their own;
+        `defaults` replace the declaration's.
         """
         known = fields_of(declaring)
         for field in known.values():
@@ -175,7 +163,6 @@ class Group(NamedTuple):
             made.arguments.add(field.name)
 
     def _define(self, field: Field, listed: bool = False) -> Declared:
-        """Registers the flag of a field."""
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
         default = None if field.default is REQUIRED else field.default

@@ -30,7 +30,6 @@ UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tracker", "coordi
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     train.define(registry)
     text = "several methods, or all, instead of --algorithm; FILE.py:NAME for your own"
     Group(WHAT, registry).several("algorithms", [], text, empty=True)
@@ -40,7 +39,6 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     if settings.algorithms:
         settings.refuse("algorithm", "--algorithms has the methods")
     names = build.read_methods(settings)

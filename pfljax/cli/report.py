@@ -29,7 +29,6 @@ from pfljax.folder import files
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     add = Group(RUNS, registry)
     add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
     text = "page of the comparison; default: report.html in the folder, or in the current one for several"
@@ -41,11 +40,7 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def read_folders(settings: Settings, command: str) -> list[Path]:
-    """Returns the folders that a command is given.
-
-    Raises:
-        FlagError: if there are none, or if one is no folder.
-    """
+    """Returns the folders that a command is given. Raises `FlagError` if there are none, or if one is no folder."""
     folders = [Path(folder) for folder in settings.folder]
     if not folders:
         raise FlagError(f"give a run's folder: pfljax {command} DIR...")
@@ -56,7 +51,6 @@ def read_folders(settings: Settings, command: str) -> list[Path]:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     folders = read_folders(settings, "report")
     for folder in folders:
         if not report.runs_below(folder):

@@ -74,12 +74,10 @@ class GridCell(NamedTuple):
         return self.cohort or self.num_clients
 
     def folder(self, out: Path) -> Path:
-        """Its folder in that of the study."""
         return out / "cells" / "-".join(map(str, self))
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     Group(WHAT, registry).several("algorithms", ["federico"], "methods, or all; also FILE.py:NAME")
     define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
@@ -99,7 +97,6 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     if settings.preset:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
     settings.refuse("participation", "use --cohort to set the number of clients in a round")
@@ -160,7 +157,6 @@ def grid(settings: Settings) -> list[GridCell]:
 
 
 def described_data(settings: Settings) -> str:
-    """Describes the training data."""
     if settings.data_file:
         shape = "x".join(map(str, load(settings.data_file).x.shape[1:]))
         return f"{Path(settings.data_file).name}, examples of {shape}"
@@ -169,15 +165,13 @@ def described_data(settings: Settings) -> str:
 
 @functools.lru_cache(maxsize=1)
 def load(path: str) -> sources.Source:
-    """Returns the file's examples."""
     return sources.npz(path)
 
 
 def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Federation:
     """Returns `num_clients` of the cell's clients, with training and, if the method needs them, validation examples.
 
-    Raises:
-        RunError: if the file has too few examples.
+    Raises `RunError` if the file has too few examples.
     """
     train = settings.train_examples
     validates = method.get(cell.algorithm).info.validates
@@ -206,11 +200,7 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
 
 
 def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
-    """Builds the cell's run from one of its clients.
-
-    Raises:
-        RunError: see `build_clients`.
-    """
+    """Builds the cell's run from one of its clients. Raises `RunError`; see `build_clients`."""
     kind, _, chunk = cell.plan.partition("-")
     plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
     one = build_clients(settings, cell, 1)
@@ -238,9 +228,8 @@ def read(folder: Path) -> dict:
 def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.ndarray:
     """Returns whether each cell was already measured, with these settings and the same program.
 
-    Raises:
-        ArgumentError: if a cell in the folder has other settings, or one of `cells` another program; with
-            --rerun=changed, they are not finished.
+    Raises `ArgumentError` if a cell in the folder has other settings, or one of `cells` another program; with
+    --rerun=changed, they are not finished.
     """
     done, now, asked = set[GridCell](), common(settings), {cell.folder(out): cell for cell in cells}
 
@@ -263,8 +252,7 @@ def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.nda
 def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Measures the cells that are neither finished nor being measured by another process.
 
-    Returns:
-        The rows of the study, which may have cells of earlier grids.
+    Returns the study's rows, also those of earlier grids.
     """
     done = finished(settings, cells, out)
     for number, cell in enumerate(cells):
@@ -349,7 +337,6 @@ def total_bytes(row: dict) -> int:
 
 
 def show(settings: Settings, rows: Sequence[dict]) -> None:
-    """Prints the measured rows."""
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
     title = f"{model} on {described_data(settings)}, {settings.train_examples} examples per client"
     heads = ["method", "plan", "K", "S", "devices", "compile s", "s per round", "(range)", "again", "updates/s"]

@@ -39,27 +39,16 @@ class FlagError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The values of a command's flags, as attributes or, if the name has a dot, as items.
+    """The values of a command's flags, as attributes or, if the name has a dot, as items."""
 
-    Attributes:
-        define: Registers the command's flags.
-        values: Value by flag.
-        given: The flags on the command line. Presets do not override them.
-        headings: Group by flag.
-        read_with: By flag, other flags and their values, one of which it needs to be read.
-        flag_of: Flag by the library's name of the argument.
-        defaults: File name of the data set's preset that was applied; "": none.
-        words: The command line that was parsed, with its flag files' words in place of them.
-    """
-
-    define: Define
-    values: Mapping[str, Any]
-    given: frozenset[str]
-    headings: Mapping[str, str]
-    read_with: Mapping[str, Conditions]
-    flag_of: Mapping[str, str]
-    defaults: str = ""
-    words: tuple[str, ...] = ()
+    define: Define  # registers the command's flags
+    values: Mapping[str, Any]  # value by flag
+    given: frozenset[str]  # the flags on the command line. Presets do not override them.
+    headings: Mapping[str, str]  # group by flag
+    read_with: Mapping[str, Conditions]  # by flag, other flags and their values, one of which it needs to be read
+    flag_of: Mapping[str, str]  # flag by the library's name of the argument
+    defaults: str = ""  # file name of the data set's preset that was applied; "": none
+    words: tuple[str, ...] = ()  # the command line that was parsed, with its flag files' words in place of them
 
     def __getitem__(self, flag: str) -> Any:
         return self.values[flag]
@@ -143,11 +132,7 @@ class Settings:
         return not conditions or any(holds(self[o], values) for o, values in conditions.items() if o in self)
 
     def check_read(self, variants: Sequence[Settings] = ()) -> None:
-        """Raises `FlagError` for a flag on the command line that has no effect with these settings.
-
-        Args:
-            variants: The settings of the command's runs, if they differ from these.
-        """
+        """Raises `FlagError` for a flag on the command line that neither these settings nor any `variants` read."""
         for flag, conditions in self.read_with.items():
             if not any(each.reads(flag) for each in variants or [self]):
                 known = {other: values for other, values in conditions.items() if other in self}
@@ -171,13 +156,7 @@ class Settings:
     def numbers(self, flag: str, kind: type, sets: str | None = None) -> list:
         """Returns the numbers of a list flag.
 
-        Args:
-            flag: Name of the list flag.
-            kind: int or float.
-            sets: Flag that is set to each of these numbers in turn, and so must not be on the command line.
-
-        Raises:
-            FlagError: if `sets` is on the command line.
+        Raises `FlagError` if a flag that it `sets` in turn is on the command line.
         """
         if sets and self[flag]:
             self.refuse(sets, f"--{flag} sets its values")
@@ -194,14 +173,9 @@ class Settings:
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
-    """Parses a command line. Loads users' own method files first.
+    """Parses a command line, without the command.
 
-    Args:
-        define: Registers the command's flags.
-        words: The command line, without the command.
-
-    Raises:
-        FlagError: for a mistake in it.
+    Loads users' own method files first. Raises `FlagError` for a mistake.
     """
     words = _expand(words)
     own = _own_methods(words)
@@ -227,8 +201,7 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
 def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     """Returns a command's flags with the values from a command line or a flag file.
 
-    Raises:
-        FlagError: for a mistake in it.
+    Raises `FlagError` for a mistake.
     """
     registry = flags.FlagValues()
     define(registry)

@@ -40,9 +40,7 @@ def tuning_trials(settings: Settings) -> list[Trial]:
     """Returns the trials that rates and knobs are chosen on: other seeds, on the splits of the table's trials.
 
     So the test examples of the table choose nothing. Without --splits, each seed takes the split of one of --seeds.
-
-    Raises:
-        FlagError: if --tune_seeds has one of --seeds.
+    Raises `FlagError` if --tune_seeds has one of --seeds.
     """
     reported, count = settings.numbers("seeds", int), itertools.count(tuning.TUNING_SEED)
     free = itertools.islice((seed for seed in count if seed not in reported), min(len(reported), MOST_TUNING_SEEDS))
@@ -55,7 +53,6 @@ def tuning_trials(settings: Settings) -> list[Trial]:
 
 
 def make_run(settings: Settings, name: str, trial: Trial) -> api.Run:
-    """Builds the run of a method on a trial."""
     return build.build_run(settings, name, build.cached_clients(settings, trial.of_data), trial)
 
 
@@ -64,15 +61,9 @@ def check(
 ) -> None:
     """Checks that all cells of a table can be run, before running any.
 
-    Args:
-        settings: The command line's settings.
-        asked: Settings, method and folder of each group of cells that differ only in their trial.
-        runs: The trials.
-        classes: Whether the table contains accuracies.
-
-    Raises:
-        FlagError: for a flag that no cell uses.
-        ArgumentError: for a mistake in a cell, or a folder that contains something else.
+    `asked` has settings, method and folder of each group of cells that differ only in their trial; with `classes`, the
+    table contains accuracies. Raises `FlagError` for a flag that no cell uses, and `ArgumentError` for a mistake in a
+    cell, or a folder that contains something else.
     """
     settings.check_read([each for each, _, _ in asked])
     for trial in runs:
@@ -102,7 +93,6 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
 
 
 def say(line: str) -> None:
-    """Prints a line about a cell."""
     print(f"  {line}")
 
 
@@ -126,11 +116,8 @@ def searches(settings: Settings, name: str) -> bool:
 def tuned(settings: Settings, name: str, out: Path) -> Settings:
     """Returns the settings with the rate and knobs of best final validation accuracy (or loss) over `tuning_trials`.
 
-    A quarter of the training examples is used for validation unless --validation_fraction is given.
-
-    Raises:
-        RunError: if a run diverges at every point.
-        ArgumentError: if OUT has scores of something else.
+    A quarter of the training examples is used for validation unless --validation_fraction is given. Raises `RunError`
+    if a run diverges at every point, and `ArgumentError` if OUT has scores of something else.
     """
     rates = settings.numbers("tune", float)
     flag = lambda value: value if value == "learning_rate" else f"{name}.{value}"

@@ -28,7 +28,6 @@ from pfljax.contract.method import METHODS
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     names = f"{', '.join(METHODS)}, or FILE.py:NAME, a method of your own"
     Group(WHAT, registry).add("algorithm", str, "federico", names)
     define_training(registry)
@@ -44,7 +43,6 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     names = build.read_methods(settings)
     if settings.resume and not settings.out:
         raise FlagError("--resume: needs the run's folder, --out")
@@ -73,7 +71,6 @@ def run(settings: Settings) -> None:
 
 
 def folder(settings: Settings) -> Path:
-    """Returns the run's folder."""
     if settings.out:
         return Path(settings.out)
     now = int(processes.from_first(np.array(time.time(), np.int32)))  # hosts' clocks may differ
@@ -82,7 +79,6 @@ def folder(settings: Settings) -> Path:
 
 
 def show(summary: dict) -> None:
-    """Prints a short table of the result."""
     classification, privacy = summary["task"] == "classification", summary["privacy"]
     names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
     own = summary["metrics"]

@@ -28,7 +28,6 @@ NAMES = (HOST, "localhost")
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the command's flags."""
     add = Group(RUNS, registry)
     add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
     add.add("port", int, 8765, "port of the page; 0: a free one", at_least=0, at_most=2**16 - 1)
@@ -43,7 +42,6 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*args)
 
     def handle(self) -> None:
-        """Answers a connection."""
         with contextlib.suppress(ConnectionError):  # the browser has left
             super().handle()
 
@@ -69,7 +67,6 @@ def make_server(folders: Sequence[Path], port: int, refresh: int) -> ThreadingHT
 
 
 def run(settings: Settings) -> None:
-    """Runs the command."""
     folders = read_folders(settings, "watch")
     try:
         server = make_server(folders, settings.port, settings.refresh)

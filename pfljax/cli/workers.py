@@ -20,7 +20,6 @@ MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
 
 
 def define(registry: flags.FlagValues) -> None:
-    """Registers the flags."""
     add = Group(RUNS, registry)
     add.add("workers", int, 1, "number of processes that train the runs together", at_least=1, at_most=1000)
     add.add("cells", str, "", "i/n: trains every n-th run from the i-th on; the last to finish writes the table")
@@ -38,11 +37,7 @@ def share(settings: Settings) -> tuple[int, int]:
 
 
 def several(settings: Settings) -> bool:
-    """Whether the command runs in other processes.
-
-    Raises:
-        FlagError: if --workers is given with flags that do not go together with it.
-    """
+    """Whether the command runs in other processes. Raises `FlagError` for flags that do not go together with that."""
     found = settings.workers > 1 or settings.cluster != "none"
     for flag in ("coordinator", "profile", "cells") if found else ():
         if settings.present(flag):
@@ -85,7 +80,6 @@ class Job:
     """A command as a job. An interrupted job is requeued, and goes on from the runs' checkpoints."""
 
     def __init__(self, command: Sequence[str], log: Path):
-        """Stores the command and the file of its output."""
         self.command, self.log = command, log
 
     def __call__(self) -> int:

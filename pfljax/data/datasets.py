@@ -27,12 +27,7 @@ P = ParamSpec("P")
 
 
 def data_set(make: Callable[P, Federation], further: Sequence[Callable] = ()) -> Callable[P, Federation]:
-    """Checks a function's arguments; its federations remember the call, if all arguments can be recorded.
-
-    Args:
-        make: The function.
-        further: What declares its further options, besides `Splits`.
-    """
+    """Checks a function's arguments, also those of `further`; its federations remember the call, if they can."""
     make = checked(options=[*further, Splits])(make)
 
     @functools.wraps(make)

@@ -31,8 +31,7 @@ class Pools(NamedTuple):
 def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
     """Gives every example of a pool to one client, in proportion to the shares, and at least two to each client.
 
-    Raises:
-        ArgumentError: for num_clients, if there are too few examples; `name` is the partition's name, for the message.
+    Raises `ArgumentError` for num_clients if there are too few examples; `name` is the partition's, for the message.
     """
     members = [rng.permutation(np.flatnonzero(pools.pool == p)) for p in range(pools.share.shape[1])]
     sizes = np.array([len(ids) for ids in members])
@@ -83,8 +82,7 @@ def set_apart(rng: np.random.Generator, pool: np.ndarray, fraction: float) -> np
 def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -> list[np.ndarray]:
     """Draws `size` examples for each client independently, from those `among` (n,), without repetition per client.
 
-    Raises:
-        ArgumentError: for replacement, if there is nothing to draw for a client.
+    Raises `ArgumentError` for replacement if there is nothing to draw for a client.
     """
     members = [np.flatnonzero((pools.pool == p) & among) for p in range(pools.share.shape[1])]
     sizes = np.array([len(ids) for ids in members])

@@ -248,19 +248,10 @@ def pack(
     seed: Seed = 0,
     own: Callable[[int], slice] | None = None,
 ) -> Federation:
-    """Splits each client's examples into parts and indexes them; see `Pooled`.
+    """Splits each client's examples into parts and indexes them; see `Pooled`. Packs the clients own(K); None: all.
 
     Examples that take no more memory than an index, such as classes, are copied for each client and padded with zeros.
-
-    Args:
-        source: The examples.
-        assignment: Assignment of examples to clients, at least two each.
-        splits: Splits of each client's examples.
-        seed: Seed for the splits.
-        own: K -> the clients whose examples this process packs; None: all.
-
-    Raises:
-        ArgumentError: if a client lacks official training or test examples.
+    Raises `ArgumentError` if a client lacks official training or test examples.
     """
     num_clients = len(assignment.indices)
     here = own(num_clients) if own else slice(0, num_clients)

@@ -22,21 +22,11 @@ COMPONENTS = 256
 
 
 def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache: str | None) -> np.ndarray:
-    """Embeds all examples, including test examples, and clusters them with PCA and K-means.
+    """(n,) the cluster of each example, from 0: all examples, also those for testing, are embedded and clustered.
 
-    Args:
-        source: The examples.
-        embed: Embedding function; None: pixels.
-        number: Number of clusters.
-        seed: Seed for PCA and K-means.
-        cache: Folder for embeddings and clusterings; None: `cache_folder`. An `embed` without a `key` is recomputed
-            every time.
-
-    Returns:
-        (n,) the cluster of each example, from 0.
-
-    Raises:
-        ArgumentError: for more clusters than examples, or a tree of arrays without an own `embed`.
+    Embeddings and clusterings are kept in the folder `cache`, or in `cache_folder`; an `embed` without a `key` is
+    recomputed every time. Raises `ArgumentError` for more clusters than examples, or a tree of arrays without an own
+    `embed`; without any, pixels are clustered.
     """
     if not isinstance(source.x, np.ndarray) and (embed is None or hasattr(embed, "key")):
         text = "latent needs x to be one array; accepted for several: another partition, or embedding=function"

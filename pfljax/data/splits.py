@@ -33,11 +33,7 @@ class Splits:
     """
 
     test_fraction: float = knob(
-        0.2,
-        above=0,
-        below=1,
-        read_with={"official_test": (False,), "replacement": (True,)},
-        flag="test_fraction",
+        0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)}, flag="test_fraction"
     )
     validation_fraction: float = knob(0.0, at_least=0, below=1, flag="validation_fraction")
     train_examples: int = knob(0, at_least=0, flag="train_examples")
@@ -57,20 +53,10 @@ def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any)
 
 
 def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Splits each client's examples into parts at random.
+    """Splits each client's examples into parts at random, or as the assignment marks them for testing.
 
-    Every client has at least one training and one test example. If the assignment marks test examples, they are used.
-
-    Args:
-        assignment: Assignment of examples to clients, at least two each.
-        splits: Sizes of the parts.
-        seed: Seed for the splits.
-
-    Returns:
-        "train", "validation" and "test": ids (n,) of their examples, and the clients (n,) that have them, ascending.
-
-    Raises:
-        ArgumentError: if a client lacks official training or test examples.
+    Every client has at least one training and one test example; otherwise raises `ArgumentError`. Returns "train",
+    "validation" and "test": ids (n,) of their examples, and the clients (n,) that have them, ascending.
     """
     num_clients = len(assignment.indices)
     ids = np.concatenate(assignment.indices)

@@ -45,11 +45,7 @@ def _digest(federation: Federation) -> str:
 def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:
     """A uint64 code for each client's example at one position, for clients where `real` (K,) is True.
 
-    Args:
-        examples: All clients' examples.
-        real: Which clients have an example at the position.
-        place: The position.
-        tables: Caches the codes of each pool.
+    `tables` caches the codes of each pool.
     """
     if is_pooled(examples):
         pool = examples.pool

@@ -53,12 +53,7 @@ def split_unseen(
 def match_classes(unseen: Federation | None, clients: Federation) -> Federation | None:
     """The unseen clients with classes numbered as the training clients' are: by name if the classes have names.
 
-    Args:
-        unseen: Clients held out of training; None: there are none.
-        clients: The training clients.
-
-    Raises:
-        ArgumentError: if the clients have other data, or a class unknown to training.
+    Raises `ArgumentError` if they have other data, or a class unknown to training.
     """
     if unseen is None:
         return None
@@ -88,10 +83,9 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
 
 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
-    """Pads the parts of several federations to the same number of examples.
+    """Pads the parts of federations to the same number of examples.
 
-    Raises:
-        ArgumentError: if they have different numbers of clients.
+    Raises `ArgumentError` if numbers of clients differ.
     """
     if len({federation.num_clients for federation in federations}) > 1:
         numbers = ", ".join(str(federation.num_clients) for federation in federations)

@@ -9,15 +9,10 @@ from jaxtyping import Float, Int
 
 
 class Sharing(NamedTuple):
-    """Mean cosine between two clients' rows of weights; NaN if there are no such pairs.
+    """Mean cosine between two clients' rows of weights; NaN if there are no such pairs."""
 
-    Attributes:
-        within: For clients of the same distribution; 1: they use the same models with the same weights.
-        across: For clients of different distributions; 0: they have no model in common.
-    """
-
-    within: float
-    across: float
+    within: float  # for clients of the same distribution; 1: they use the same models with the same weights
+    across: float  # for clients of different distributions; 0: they have no model in common
 
 
 def dense(
@@ -30,19 +25,12 @@ def dense(
 
 
 class Rows(NamedTuple):
-    """Clients' rows of weights, one entry per client and model that it uses. No array has the size clients x models.
+    """Clients' rows of weights, one entry per client and model that it uses. No array has the size clients x models."""
 
-    Attributes:
-        client: The clients, in ascending order. Shape (E,).
-        model: The models. Shape (E,).
-        weight: The weights. Shape (E,).
-        num_clients: K.
-    """
-
-    client: np.ndarray
-    model: np.ndarray
-    weight: np.ndarray
-    num_clients: int
+    client: np.ndarray  # the clients, in ascending order. Shape (E,).
+    model: np.ndarray  # the models. Shape (E,).
+    weight: np.ndarray  # the weights. Shape (E,).
+    num_clients: int  # K
 
     @property
     def length(self) -> np.ndarray:

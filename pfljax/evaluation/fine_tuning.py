@@ -24,15 +24,10 @@ MOST = 16
 
 
 def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm:
-    """The algorithm evaluated after `epochs` epochs of local training; its state does not change.
+    """The algorithm evaluated after `epochs` epochs of local training; its state does not change. For 0, as it is.
 
     A method's own fine-tuning replaces the general one, which starts with a fresh optimizer and the initial learning
     rate, whatever the schedule.
-
-    Args:
-        problem: The problem of the algorithm.
-        algorithm: Any algorithm.
-        epochs: Passes over each client's training data; 0 returns the algorithm unchanged.
     """
     if not epochs:
         return algorithm

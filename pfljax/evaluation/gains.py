@@ -24,23 +24,14 @@ ClientScores = Mapping[Trial, np.ndarray]  # of one method, (K,) by run
 
 
 class Effect(NamedTuple):
-    """What clients gain with a method, compared with a reference; NaN without clients.
+    """What clients gain with a method, compared with a reference; NaN without clients."""
 
-    Attributes:
-        helped: Share of the clients whose score is better than with the reference.
-        hurt: Share of those whose score is worse.
-        far: Share of those who lose more than `FAR`, which is 5 points of accuracy.
-        worst: The smallest gain; negative if a client loses.
-        median: The median gain.
-        clients: Number of clients, added up over runs.
-    """
-
-    helped: float
-    hurt: float
-    far: float
-    worst: float
-    median: float
-    clients: int
+    helped: float  # share of the clients whose score is better than with the reference
+    hurt: float  # share of those whose score is worse
+    far: float  # share of those who lose more than `FAR`, which is 5 points of accuracy
+    worst: float  # the smallest gain; negative if a client loses
+    median: float  # the median gain
+    clients: int  # number of clients, added up over runs
 
     @classmethod
     def of(cls, gains: np.ndarray) -> Effect:
@@ -53,23 +44,16 @@ class Effect(NamedTuple):
 
 
 class Trend(NamedTuple):
-    """How much a method's mean score changes in the last quarter of its rounds.
+    """How much a method's mean score changes in the last quarter of its rounds."""
 
-    Attributes:
-        change: The change along the fitted lines, mean over runs; NaN with fewer than `FEWEST` evaluations.
-        low: Lower end of its 95 % interval; NaN for fewer than two runs.
-        high: Upper end.
-    """
-
-    change: float
-    low: float
-    high: float
+    change: float  # the change along the fitted lines, mean over runs; NaN with fewer than `FEWEST` evaluations
+    low: float  # lower end of its 95 % interval; NaN for fewer than two runs
+    high: float  # upper end
 
     def verdict(self, sign: int = 1) -> str:
         """Returns `IMPROVING` or `WORSE`, if the interval says so, else `NEITHER`; "-" if there is no interval.
 
-        Args:
-            sign: 1 if high scores are good, -1 if low ones are.
+        `sign` is 1 if high scores are good, -1 if low ones are.
         """
         if math.isnan(self.low):
             return "-"
@@ -113,12 +97,7 @@ def mean_gain(
 
 
 def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:
-    """Fits a line to each run's scores in the last quarter of the rounds, at least the last three evaluations.
-
-    Args:
-        rounds: The evaluated rounds (T,).
-        curves: Scores in these rounds.
-    """
+    """Fits a line to each run's scores in the last quarter of the evaluated rounds (T,), at least the last three."""
     at = np.asarray(rounds, float)
     if len(at) < FEWEST or not np.isfinite(curves[:, -FEWEST:]).all():
         return Trend(math.nan, math.nan, math.nan)

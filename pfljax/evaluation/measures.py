@@ -103,15 +103,10 @@ METRICS: dict[str, Metric] = {
 
 
 def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[str], task: str) -> dict[str, Metric]:
-    """Returns the metrics by name.
+    """Returns functions, or the metrics named in `METRICS`, by name.
 
-    Args:
-        metrics: Functions by name, or names in `METRICS`.
-        reserved: Names that are refused, besides those of other columns.
-        task: The clients' task.
-
-    Raises:
-        ArgumentError: for a name or function that is not accepted.
+    Raises `ArgumentError` for one that is not accepted. Refused are `reserved` names and those of other columns, and
+    metrics that do not fit the clients' task.
     """
     given = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics or ()}
     found: dict[str, Metric] = {}
@@ -152,17 +147,10 @@ def row_bytes(problem: Problem, num_examples: int) -> int:
 
 
 def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Computes metrics of clients' predictions.
+    """Computes metrics of clients' predictions, which `outputs_of` returned, in NumPy arrays.
 
-    Args:
-        metrics: Functions by name.
-        found: What `outputs_of` returns, in NumPy arrays.
-
-    Returns:
-        One value for each client, float32, by name; NaN for clients without examples.
-
-    Raises:
-        ArgumentError: if a function raises an error, or returns anything but a number.
+    Returns one float32 for each client, by name; NaN for clients without examples. Raises `ArgumentError` if a function
+    raises an error, or returns anything but a number.
     """
     values = {name: np.full(len(found["size"]), np.nan, np.float32) for name in metrics}
     for client in np.flatnonzero(found["size"]):

@@ -14,13 +14,8 @@ from pfljax.local.problem import Problem
 def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
     """One client's predictions for x (B, *features), by `Algorithm.apply` or the mixture of its models.
 
-    These are class probabilities (B, C), for sequences (B, T, C), or regression values (B,).
-
-    Args:
-        problem: The problem of the method.
-        algorithm: The method.
-        prediction: What the client predicts with, with its models and weights.
-        x: The examples.
+    These are class probabilities (B, C), for sequences (B, T, C), or regression values (B,). The prediction has its
+    models and weights.
     """
     if algorithm.apply is not None:
         return algorithm.apply(prediction.models, prediction.inputs, x)
@@ -30,11 +25,10 @@ def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
 
 
 def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split) -> Metrics:
-    """Scores a client's predictions on its own examples.
+    """Scores a client's predictions on its own examples; NaN for a client without examples.
 
-    Returns:
-        "loss" (): the mean loss (see `Model.losses_of`); for classification, "accuracy" () in [0, 1]; and the
-        algorithm's own measures. NaN for a client without examples. A sequence counts with the mean over its positions.
+    Returns "loss" (): the mean loss (see `Model.losses_of`); for classification, "accuracy" () in [0, 1]; and the
+    algorithm's own measures. A sequence counts with the mean over its positions.
     """
     model = problem.model
 
@@ -52,17 +46,12 @@ def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, spl
 
 
 def summarize(values: dict[str, np.ndarray], sizes: Array) -> dict[str, float]:
-    """Fairness summary over clients; clients without examples are left out.
+    """Fairness summary of metrics (K,) over clients with numbers of test examples (K,); those without are left out.
 
-    Args:
-        values: "loss" (K,); for classification, "accuracy" (K,); and any other metrics (K,).
-        sizes: (K,), numbers of test examples n_k.
-
-    Returns:
-        "loss" (weighted by n_k) and "accuracy" (weighted by n_k), "accuracy_mean" (plain), "accuracy_std" (population
-        deviation over the scored clients), "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min".
-        Of any other metric, the plain mean over clients and the 10th percentile, NAME_bottom_decile; clients where it
-        is NaN are left out.
+    Returns "loss" and "accuracy", weighted by n_k, "accuracy_mean" (plain), "accuracy_std" (population deviation over
+    the scored clients), "accuracy_bottom_decile" (the 10th percentile over clients), "accuracy_min". Of any other
+    metric, the plain mean over clients and the 10th percentile, NAME_bottom_decile; clients where it is NaN are left
+    out.
     """
     real = sizes > 0
     out = {"loss": float(np.average(values["loss"][real], weights=sizes[real]))}

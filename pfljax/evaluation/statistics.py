@@ -30,17 +30,11 @@ Columns = tuple[list[str], list[list[str]]]  # headings, and cells by row
 
 
 class OfRuns(NamedTuple):
-    """A number over runs. Runs in which it is NaN are left out.
+    """A number over runs. Runs in which it is NaN are left out."""
 
-    Attributes:
-        mean: The mean; NaN without runs.
-        std: The sample deviation; NaN for fewer than two runs.
-        runs: The number of runs.
-    """
-
-    mean: float
-    std: float
-    runs: int
+    mean: float  # the mean; NaN without runs
+    std: float  # the sample deviation; NaN for fewer than two runs
+    runs: int  # the number of runs
 
     @classmethod
     def of(cls, values: Sequence[float | None] | np.ndarray) -> OfRuns:
@@ -57,25 +51,15 @@ class OfRuns(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A method's paired difference from another.
+    """A method's paired difference from another."""
 
-    Attributes:
-        difference: The mean over units of the method's score minus the other's; NaN without common units.
-        difference_low: Lower end of its 95 % interval; NaN for fewer than two units.
-        difference_high: Upper end.
-        p: Of a two-sided sign-flip test; NaN for fewer than two units.
-        wins: Number of units in which the method is better.
-        ties: Number of units in which both are equal.
-        losses: Number of units in which it is worse.
-    """
-
-    difference: float
-    difference_low: float
-    difference_high: float
-    p: float
-    wins: int
-    ties: int
-    losses: int
+    difference: float  # the mean over units of the method's score minus the other's; NaN without common units
+    difference_low: float  # lower end of its 95 % interval; NaN for fewer than two units
+    difference_high: float  # upper end
+    p: float  # of a two-sided sign-flip test; NaN for fewer than two units
+    wins: int  # number of units in which the method is better
+    ties: int  # number of units in which both are equal
+    losses: int  # number of units in which it is worse
 
     def text(self, number: Callable[[float], str]) -> str:
         """Formats as "+1.2 [+0.3, +2.1]", without the interval for a single unit."""
@@ -93,11 +77,7 @@ class Difference(NamedTuple):
 
 
 def deviation(values: np.ndarray | Sequence[float]) -> np.ndarray:
-    """Returns the sample deviation (ddof = 1) along the first axis, which is that of the runs; NaN for fewer than two.
-
-    Args:
-        values: Shape (n, ...).
-    """
+    """Returns the sample deviation (ddof = 1) of values (n, ...) of n runs; NaN for fewer than two."""
     values = np.asarray(values, float)
     return values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], math.nan)
 
@@ -146,13 +126,7 @@ def paired(scores: Scores, others: Scores) -> np.ndarray:
 
 
 def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
-    """Compares two methods in the units of their common trials.
-
-    Args:
-        scores: The method's scores.
-        others: The scores of the method that it is compared with.
-        sign: 1 if high scores are good, -1 if low ones are.
-    """
+    """Compares a method with another in the units of their common trials; `sign` is -1 if low scores are good."""
     gains = paired(scores, others)
     better = sign * np.where(np.abs(gains) < EQUAL, 0, gains)
     wins, ties, losses = (int(count.sum()) for count in (better > 0, better == 0, better < 0))
@@ -160,16 +134,12 @@ def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
 
 
 def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
-    """Ranks methods; those that do not separate from the best of their rank share it.
+    """Ranks methods by their scores; those that do not separate from the best of their rank share it.
 
     Methods are sorted by mean. The first opens rank 1. Each next one shares the rank if it does not separate from the
     method that opened it (see `Difference.separates`). Otherwise it opens a rank, which is its place in the order, such
     as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that methods
-    are equal. A method with fewer than two units has no rank (None).
-
-    Args:
-        scores: Each method's scores.
-        sign: 1 if high scores are good, -1 if low ones are.
+    are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
     """
     means = {name: OfRuns.of([*own.values()]).mean for name, own in scores.items() if len(in_units(own)) > 1}
     found: dict[str, int | None] = dict.fromkeys(scores)
@@ -182,16 +152,10 @@ def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
 
 
 def standings(scores: Mapping[str, Scores], sign: int = 1, reference: str | None = None) -> dict[str, dict[str, Any]]:
-    """Returns what a table says of each method besides its mean and deviation.
+    """Returns what a table says of each method besides its mean and deviation; `sign` is -1 if low scores are good.
 
-    Args:
-        scores: Each method's scores.
-        sign: 1 if high scores are good, -1 if low ones are.
-        reference: The method that the others are compared with, if any.
-
-    Returns:
-        By method "unit" ("split" or "seed"), "units" (their number), "interval_low" and "interval_high" (of the mean),
-        "rank" and, with a reference, "reference" and the entries of `Difference`, which are None for the reference.
+    By method "unit" ("split" or "seed"), "units" (their number), "interval_low" and "interval_high" (of the mean),
+    "rank" and, with a reference method, "reference" and the entries of `Difference`, which are None for the reference.
     """
     ranked, found = ranks(scores, sign), {}
     for name, own in scores.items():
@@ -214,12 +178,9 @@ def check_reference(reference: str | None, names: Iterable[str]) -> None:
 
 
 def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | None = None) -> list[dict[str, Any]]:
-    """Adds the entries of `standings` to the rows of a table.
+    """Adds the entries of `standings` to the rows of a table, by "accuracy" or "loss".
 
-    Args:
-        rows: Each has "algorithm" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
-        score: "accuracy" or "loss".
-        reference: The method that the others are compared with, if any.
+    Rows have "algorithm" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
     """
     trial = lambda run: (run["seed"], run.get("split"))
     scores = {row["algorithm"]: {trial(run): run[score] for run in row["seeds"]} for row in rows}
@@ -228,12 +189,7 @@ def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | Non
 
 
 def columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
-    """Returns the columns of a table with the entries of `standings`: of intervals and ranks, and of differences.
-
-    Args:
-        rows: Rows that have the entries.
-        number: Formats a score.
-    """
+    """Returns the columns of intervals, ranks and differences, from rows with the entries of `standings`."""
     (heads, body), (more, further) = interval_columns(rows, number), difference_columns(rows, number)
     return heads + more, [cells + others for cells, others in zip(body, further, strict=True)]
 
@@ -285,11 +241,7 @@ def p_text(p: float) -> str:
 
 
 def told(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns sentences on what intervals and ranks rest on; "" without intervals.
-
-    Args:
-        rows: Rows that have the entries of `standings`.
-    """
+    """Returns sentences on what intervals and ranks rest on, from rows of `standings`; "" without intervals."""
     known = [row for row in rows if row.get("units", 0) > 1]
     if not known:
         return ""

@@ -70,11 +70,8 @@ def agreed(rounds: Sequence[int]) -> list[int]:
 def restore(directory: Path, round_number: int, like: State | dict) -> Any:
     """Restores the state after `round_number` rounds. Returns None on all processes if any cannot read its part.
 
-    Args:
-        directory: The directory passed to `save`.
-        round_number: Number of rounds.
-        like: Expected `State`: ShapeDtypeStructs with shardings for arrays on devices, NumPy arrays for arrays on the
-            host.
+    `like` is the expected `State`: ShapeDtypeStructs with shardings for arrays on devices, NumPy arrays for arrays on
+    the host.
     """
     parts: Any = None
     try:
@@ -86,15 +83,9 @@ def restore(directory: Path, round_number: int, like: State | dict) -> Any:
 
 
 def read(directory: Path, round_number: int, like: State | dict) -> Any:
-    """Reads a checkpoint as NumPy arrays, but only the arrays of `like`.
+    """Reads a checkpoint as NumPy arrays, but only the arrays of `like`, which has their shapes and dtypes.
 
-    Args:
-        directory: The directory passed to `save`.
-        round_number: Number of rounds.
-        like: Shapes and dtypes of what is read.
-
-    Raises:
-        ArgumentError: if the checkpoint has other shapes.
+    Raises `ArgumentError` if the checkpoint has other shapes.
     """
     path, skipped = str((directory / str(round_number)).absolute()), cast(Any, ocp.PLACEHOLDER)
     wanted = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(_as_dict(like))}

@@ -25,11 +25,7 @@ FULL_TEXTS = ("no space left on device", "disk quota exceeded", "file too large"
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when SIGINT or SIGTERM ends a run between two rounds, after saving it.
-
-    Attributes:
-        number: The signal's number.
-    """
+    """Raised when SIGINT or SIGTERM, of this `number`, ends a run between two rounds, after saving it."""
 
     def __init__(self, number: int, text: str):
         self.number = number
@@ -40,10 +36,8 @@ class Interrupted(KeyboardInterrupt):
 def noted() -> Iterator[Callable[[], int]]:
     """Records the first SIGINT or SIGTERM instead of acting on it, so that the current rounds are finished and saved.
 
-    A second signal acts at once. Signals reach only the main thread; in other threads, this changes nothing.
-
-    Yields:
-        A function that returns the number of the signal that any process has received, or 0.
+    A second signal acts at once. Signals reach only the main thread; in other threads, this changes nothing. Yields a
+    function that returns the number of the signal that any process has received, or 0.
     """
     came = 0
 

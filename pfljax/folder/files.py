@@ -44,9 +44,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def delete(path: Path, *, follow: bool = True) -> None:
     """Deletes a file, or a folder with its content, if it exists.
 
-    Args:
-        path: The file or folder.
-        follow: Whether a link to a folder stays and that folder is emptied; otherwise the link is deleted.
+    A link to a folder stays, and that folder is emptied; or without `follow`, the link is deleted.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -58,10 +56,9 @@ def delete(path: Path, *, follow: bool = True) -> None:
 
 
 def check_writable(folder: Path, argument: str = "out") -> None:
-    """Checks that files can be written to a folder. The folder need not exist yet.
+    """Raises `ArgumentError`, with the argument's name, if files cannot be written to a folder.
 
-    Raises:
-        ArgumentError: if they cannot; the message names the argument.
+    It need not exist yet.
     """
     place = folder.absolute()
     try:
@@ -90,7 +87,6 @@ def _is_there(path: Path) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file."""
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
@@ -115,7 +111,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file."""
     return json.loads(path.read_text())
 
 

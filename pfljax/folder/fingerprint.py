@@ -94,12 +94,9 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[str] = ()) -> list[str]:
-    """Names the parts of two programs that differ; empty if they compute the same, or one is not known.
+    """Names the parts of two programs (see `program`) that differ; empty if they compute the same, or one is not known.
 
-    Args:
-        before: Description of a program, see `program`.
-        now: Description of another one.
-        within: The parts to compare; empty: all.
+    Compares the parts `within`, or all.
     """
     if not (before and now):
         return []
@@ -127,7 +124,6 @@ def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 @functools.cache
 def version(name: str) -> str:
-    """Version of an installed library."""
     return importlib.metadata.version(name)
 
 
@@ -222,12 +218,10 @@ def in_part(name: str, fn: Callable) -> Callable:
 
 
 def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = None) -> dict[tuple[str, str], bytes]:
-    """Digests of a traced function: of its operations and of the arrays that it captured, by part.
+    """Digests of a jaxpr, closed or without constants: of its operations and of the arrays that it captured, by part.
 
-    Args:
-        traced: A jaxpr, closed or without constants.
-        part: Part of the operations that name no other.
-        known: Digests of functions inside others, which may be called several times.
+    Operations that name no part belong to `part`. `known` has the digests of functions inside others, which may be
+    called several times.
     """
     known = {} if known is None else known
     jaxpr = getattr(traced, "jaxpr", traced)

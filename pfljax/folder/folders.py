@@ -33,24 +33,14 @@ Resume = bool | Literal["from_scratch", "if_possible"]
 
 
 class Folders:
-    """The folders of some runs.
-
-    Attributes:
-        outs: One folder for each run; empty if nothing is written.
-        resume: Whether to resume from the folders' content.
-    """
+    """The folders `outs` of some runs, one for each, or none if nothing is written; `resume` says how they go on."""
 
     def __init__(self, experiments: Sequence[Experiment], outs: Sequence[Path], resume: Resume):
-        """Stores the folders. `check` reads them."""
         self.experiments, self.outs = experiments, list(outs)
         self.resume: Resume = resume
 
     def check(self) -> None:
-        """Checks that runs neither overwrite other runs nor resume from other settings or data.
-
-        Raises:
-            ArgumentError: if they would; the message names what differs.
-        """
+        """Raises `ArgumentError` if a run would overwrite another run, or resume from other settings or data."""
         for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
             processes.first(functools.partial(check, out, each, self.resume))
             if self.resume != "from_scratch":
@@ -74,16 +64,10 @@ class Folders:
     ) -> tuple[int, State] | None:
         """Restores the newest round for which all folders have an intact checkpoint: (round, joined states).
 
-        If there is none, clears the folders for runs that start at round 0 and returns None.
-
-        Args:
-            like: Expected content of a checkpoint; see `checkpoints.restore`.
-            say: Called with lines for the user.
-            load: Contents of all runs' checkpoints -> their state.
-
-        Raises:
-            ArgumentError: if a folder's checkpoints were lost and `resume` does not allow starting over, or if a file
-                cannot be deleted.
+        If there is none, clears the folders for runs that start at round 0 and returns None. `like` is the expected
+        content of a checkpoint (see `checkpoints.restore`), and `load` makes the runs' state of their contents. Raises
+        `ArgumentError` if a folder's checkpoints were lost and `resume` does not allow starting over, or if a file
+        cannot be deleted.
         """
         if not self.resume:
             return None
@@ -150,8 +134,7 @@ class Folders:
     def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
         """Writes files, then checkpoints, then manifests, so that none refers to something not written yet.
 
-        Raises:
-            RunError: if the disk is full.
+        Raises `RunError` if the disk is full.
         """
         if not self.outs:
             return
@@ -176,7 +159,6 @@ class Folders:
                 saving.saved(state)
 
     def finish(self, number: int, summary: dict, done: int) -> None:
-        """Writes the summary of one run."""
         if self.outs:
             out = self.outs[number]
             files.write_json(out / "summary.json", summary)
@@ -217,11 +199,7 @@ def has_begun(out: Path) -> bool:
 
 
 def clear(out: Path) -> None:
-    """Deletes a run's files from its folder.
-
-    Raises:
-        ArgumentError: if one cannot be deleted.
-    """
+    """Deletes a run's files from its folder. Raises `ArgumentError` if one cannot be deleted."""
     try:
         others = (name for name in manifest.RECORDS if name != CONFIG)
         for name in ("checkpoints", CLIENTS, "figures", *BOARDS, "report.html", *others, CONFIG, manifest.NAME):
@@ -242,9 +220,8 @@ class Changed(ArgumentError):
 def check(out: Path, experiment: Experiment, resume: Resume) -> None:
     """Checks that a run neither overwrites another run nor resumes one that computes something else.
 
-    Raises:
-        Changed: if settings, data or the program differ; the message names them.
-        ArgumentError: if the folder contains something else.
+    Raises `Changed` if settings, data or the program differ, and names them; `ArgumentError` for a folder with
+    something else.
     """
     if any(character in str(out.absolute()) for character in UNSAFE):
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
@@ -267,12 +244,7 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
 
 
 def changed(before: dict[str, dict], experiment: Experiment) -> str:
-    """Says how an earlier run differs from this one; "" if both compute the same.
-
-    Args:
-        before: "settings", "data" and "program" of the earlier run's config.json.
-        experiment: This run.
-    """
+    """Says how a run with these parts of config.json differs from this one; "" if both compute the same."""
     was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
     different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
     parts = fingerprint.differences(before["program"], experiment.program())
@@ -291,11 +263,7 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
 
 
 def check_store(client_store: str, out: Path) -> None:
-    """Checks that a run resumes with the store that has its clients' rows.
-
-    Raises:
-        ArgumentError: if the rows are on disk and another store is requested, or the other way around.
-    """
+    """Raises `ArgumentError` if a run's rows are on disk and another store is requested, or the other way around."""
     rows = out / CLIENTS
     on_disk = rows.is_dir()
     if not history.checkpoints(out / "checkpoints"):

@@ -79,15 +79,8 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
     """Creates and locks runs' folders for this process. With several connected processes, the first one locks them.
 
     Folders that the caller has already locked stay locked. The system releases the locks of a killed process, so no
-    lock outlives its process.
-
-    Args:
-        folders: One for each run.
-        say: Called with a line if a process left its lock behind.
-
-    Raises:
-        Locked: if another process has locked one of the folders.
-        ArgumentError: if something else is in place of a lock.
+    lock outlives its process; `say` gets a line if one left its lock behind. Raises `Locked` if another process has
+    locked one of the folders, and `ArgumentError` if something else is in place of a lock.
     """
     folders = [folder for folder in folders if _entry(folder) not in _held]
     made = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
@@ -117,7 +110,6 @@ def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _take(folder: Path, say: Callable[[str], None]) -> int:
-    """Returns the locked file."""
     assert fcntl
     while True:
         file = _open(folder)

@@ -23,21 +23,13 @@ RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "
 
 
 class Manifest(NamedTuple):
-    """The content of a run's folder when the run was last saved.
+    """The content of a run's folder when the run was last saved."""
 
-    Attributes:
-        rounds: Number of rounds done.
-        settings: "settings" of config.json, which must agree when the run is resumed.
-        data: "data" of config.json.
-        program: "program" of config.json.
-        files: Path relative to the folder -> (size in bytes, SHA-256).
-    """
-
-    rounds: int
-    settings: dict
-    data: dict
-    program: dict
-    files: dict[str, tuple[int, str]]
+    rounds: int  # number of rounds done
+    settings: dict  # "settings" of config.json, which must agree when the run is resumed
+    data: dict  # "data" of config.json
+    program: dict  # "program" of config.json
+    files: dict[str, tuple[int, str]]  # path relative to the folder -> (size in bytes, SHA-256)
 
     @property
     def checkpoints(self) -> list[int]:
@@ -45,12 +37,7 @@ class Manifest(NamedTuple):
         return sorted({step for name in self.files if (step := _step(name))}, reverse=True)
 
     def damaged(self, out: Path, checkpoint: int | None = None) -> str | None:
-        """Describes the first file that is missing or changed; None if all files are intact.
-
-        Args:
-            out: The run's folder.
-            checkpoint: The checkpoint to check; None: the files that belong to no checkpoint.
-        """
+        """Describes the first file of a checkpoint (None: of those that belong to none) that is missing or changed."""
         for name, (size, digest) in self.files.items():
             if _step(name) != checkpoint:
                 continue
@@ -65,8 +52,7 @@ class Manifest(NamedTuple):
 def read(out: Path) -> Manifest | None:
     """Reads the manifest of a run's folder; None if it is missing or damaged.
 
-    Raises:
-        ArgumentError: if a later version of pfljax wrote it.
+    Raises `ArgumentError` if a later version of pfljax wrote it.
     """
     try:
         kept = files.read_json(out / NAME)
@@ -84,14 +70,9 @@ def read(out: Path) -> Manifest | None:
 
 
 def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:
-    """Writes the manifest of a run's folder. With several processes, only the first one writes.
+    """Writes the manifest of a run's folder after `rounds` rounds. With several processes, only the first one writes.
 
-    Args:
-        out: The run's folder.
-        config: Content of config.json.
-        rounds: Number of rounds done.
-        checkpoints: Rounds of the checkpoints to list.
-        saved: Round of the new checkpoint; the entries of the others are kept.
+    Lists these checkpoints. That of round `saved` is new; the entries of the others are kept.
     """
     if not processes.is_first():
         return

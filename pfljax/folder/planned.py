@@ -11,13 +11,7 @@ NAME = "planned.json"
 
 
 def write(out: Path, folders: Sequence[Path], rounds: int) -> None:
-    """Writes the list.
-
-    Args:
-        out: The study's folder.
-        folders: The folders of all runs, below `out`.
-        rounds: Number of rounds of each run.
-    """
+    """Writes the list of the folders, below `out`, of runs of `rounds` rounds."""
     runs = [folder.relative_to(out).as_posix() for folder in folders]
     files.write_json(out / NAME, {"rounds": rounds, "runs": runs})
 

@@ -27,36 +27,24 @@ A, B = "_lora_a", "_lora_b"
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What an adapter trains for one frozen parameter.
+    """What an adapter trains for one frozen parameter."""
 
-    Attributes:
-        shapes: Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself.
-        init: Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there.
-        adapt: (frozen parameter, trained arrays) -> the parameter that the network uses.
-        layers: Number of leading axes of stacked layers, if it adds a product of two matrices.
-    """
-
+    # Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself
     shapes: dict[str, tuple[int, ...]]
+    # Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there
     init: Callable[[Key], Leaves] | None
-    adapt: Callable[[Any, Leaves], Any]
-    layers: int | None = None
+    adapt: Callable[[Any, Leaves], Any]  # (frozen parameter, trained arrays) -> the parameter that the network uses
+    layers: int | None = None  # number of leading axes of stacked layers, if it adds a product of two matrices
 
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A network's parameters, as adapters see them.
+    """A network's parameters, as adapters see them."""
 
-    Attributes:
-        shapes: Shape of each parameter by path.
-        uses: How the network multiplies by a parameter, for those that it does.
-        layers: Paths of the parameters in each layer, in the order of computation.
-        inputs: Shapes of the first arguments of modules, by path; for prompts.
-    """
-
-    shapes: Mapping[Path, tuple[int, ...]]
-    uses: Mapping[Path, Use]
-    layers: Sequence[Sequence[Path]]
-    inputs: Mapping[Path, tuple[int, ...]]
+    shapes: Mapping[Path, tuple[int, ...]]  # shape of each parameter by path
+    uses: Mapping[Path, Use]  # how the network multiplies by a parameter, for those that it does
+    layers: Sequence[Sequence[Path]]  # paths of the parameters in each layer, in the order of computation
+    inputs: Mapping[Path, tuple[int, ...]]  # shapes of the first arguments of modules, by path; for prompts
 
 
 class Adapter:
@@ -75,16 +63,11 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True)
 class Themselves(Adapter):
-    """Parameters that are trained themselves.
+    """Parameters that are trained themselves."""
 
-    Attributes:
-        where: Regular expression that their paths contain.
-    """
-
-    where: str
+    where: str  # regular expression that their paths contain
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        """The parameters."""
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes)}
 
 
@@ -99,7 +82,6 @@ class head(Adapter):
     layers: int = 1
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        """The layers' parameters."""
         if not 0 < self.layers <= len(given.layers):
             raise ArgumentError("trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers)
         return {path: itself(given.shapes[path]) for layer in given.layers[-self.layers :] for path in layer}
@@ -116,7 +98,6 @@ class bias(Adapter):
     where: str = ""
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        """The biases."""
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes) if path[-1] == "bias"}
 
 
@@ -207,7 +188,6 @@ class prompt(Adapter):
     where: str = r"block_?\d+"
 
     def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
-        """The tokens of each module."""
         if self.length < 1:
             raise ArgumentError("trainable", "prompt: the length must be at least 1", self.length)
         found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]
@@ -241,11 +221,7 @@ def matching(where: str, paths: Iterable[Path]) -> list[Path]:
 
 
 def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
-    """One or several adapters or regular expressions as adapters.
-
-    Raises:
-        ArgumentError: for anything else.
-    """
+    """One or several adapters or regular expressions as adapters. Raises `ArgumentError` for anything else."""
     each = trainable if isinstance(trainable, Sequence) and not isinstance(trainable, str) else [trainable]
     found = [Themselves(one) if isinstance(one, str) else one for one in each]
     for one in found:
@@ -258,8 +234,7 @@ def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
 def parts_of(trainable: Any, given: Given) -> dict[Path, list[Part]]:
     """All parts that are trained, by the path of the frozen parameter that they belong to.
 
-    Raises:
-        ArgumentError: if an adapter matches nothing, or two of them train the same array.
+    Raises `ArgumentError` if an adapter matches nothing, or two of them train the same array.
     """
     found: dict[Path, list[Part]] = {}
     for one in as_adapters(trainable):

@@ -23,30 +23,17 @@ PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 class Cut(NamedTuple):
-    """A place in a traced network.
+    """A place in a traced network."""
 
-    Attributes:
-        equations: Number of equations before it.
-        array: The only variable that later equations read of those that depend on the inputs; its first axis is the
-            batch.
-        before: The variables computed before it that depend on the inputs.
-        products: Number of products and convolutions before it, at least 1.
-    """
-
-    equations: int
+    equations: int  # number of equations before it
+    # The only variable that later equations read of those that depend on the inputs; its first axis is the batch
     array: Any
-    before: frozenset
-    products: int
+    before: frozenset  # the variables computed before it that depend on the inputs
+    products: int  # number of products and convolutions before it, at least 1
 
 
 def cut_of(jaxpr: Any, held: int, trained: int) -> Cut | None:
-    """Where a network is cut, or None.
-
-    Args:
-        jaxpr: The network, a function of frozen arrays, trained ones, and inputs (B, *features).
-        held: Number of frozen arrays.
-        trained: Number of trained arrays.
-    """
+    """Where a function of `held` frozen arrays, `trained` ones, and inputs (B, *features) is cut; or None."""
     of_x, late = set(jaxpr.invars[held + trained :]), set(jaxpr.invars[held : held + trained])
     batch, found, products = jaxpr.invars[held + trained].aval.shape[0], None, 0
     last = {v: number for number, eqn in enumerate(jaxpr.eqns) for v in variables(eqn.invars)}
@@ -122,12 +109,9 @@ class Traced:
 
 
 class Behind(Network):
-    """An adapted network whose inputs are its features at the cut.
+    """A network whose inputs are the features at the cut of a `whole` one, which has the inputs `inputs`.
 
-    Attributes:
-        whole: The network.
-        inputs: Inputs (B, *features) of the whole network.
-        saved: Share of its products and convolutions that are before the cut.
+    `saved` is the share of its products and convolutions that are before the cut.
     """
 
     def __init__(self, whole: AdaptedNetwork, features: jax.ShapeDtypeStruct, saved: float):

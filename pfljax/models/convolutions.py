@@ -22,25 +22,15 @@ CACHE_BYTES = 3 << 18  # patches of this size stay in a core's cache (docs/resul
 
 
 class Windows(NamedTuple):
-    """How windows lie over an image; each field but `groups` has an entry for each spatial axis.
+    """How windows lie over an image; each field but `groups` has an entry for each spatial axis."""
 
-    Attributes:
-        size: Places in a window.
-        strides: Places from one window to the next.
-        dilation: Places from one entry of a window to the next.
-        padding: Places added before and after; negative: cut off.
-        spread: Distance of the image's rows before it is padded: 1 but in transposed convolutions.
-        groups: Groups of channels.
-        cache: Bytes of patches that are made at a time; each block of images reads the kernel.
-    """
-
-    size: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: Sequence[tuple[int, int]]
-    spread: tuple[int, ...]
-    groups: int = 1
-    cache: int = CACHE_BYTES
+    size: tuple[int, ...]  # places in a window
+    strides: tuple[int, ...]  # places from one window to the next
+    dilation: tuple[int, ...]  # places from one entry of a window to the next
+    padding: Sequence[tuple[int, int]]  # places added before and after; negative: cut off
+    spread: tuple[int, ...]  # distance of the image's rows before it is padded: 1 but in transposed convolutions
+    groups: int = 1  # groups of channels
+    cache: int = CACHE_BYTES  # bytes of patches that are made at a time; each block of images reads the kernel
 
     def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each spatial axis of `shape`."""

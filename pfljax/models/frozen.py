@@ -147,7 +147,6 @@ class AdaptedNetwork(Network):
         return self.frozen.once(key, lambda: jax.tree.map(plan.hold, self.own))
 
     def digest(self) -> str:
-        """Digest of the frozen arrays."""
         found = hashlib.sha256()
         for name, array in sorted((self.own["frozen"] | self.own["initial"]).items()):
             found.update(f"{name}{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
@@ -231,8 +230,7 @@ def beside(path: Path, name: str) -> Path:
 class Frozen:
     """Values of a network's parameters that are held once for all clients.
 
-    Attributes:
-        source: What they are called in messages, such as a file.
+    Messages call them `source`, such as a file.
     """
 
     source = "frozen"
@@ -245,8 +243,7 @@ class Frozen:
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         """The arrays by path in a network with these shapes.
 
-        Raises:
-            ArgumentError: for an array that the network does not have.
+        Raises `ArgumentError` for an array that it does not have.
         """
         for path in self._values:
             if path not in shapes:

@@ -14,8 +14,6 @@ from pfljax.models.structure import Around, Network, flags
 
 
 class LinenNetwork(Network):
-    """A Linen module."""
-
     def __init__(self, module: nn.Module, example: PyTree):
         self.module, self.example = module, example
         params, rest = jax.eval_shape(self._variables, jax.random.key(0))

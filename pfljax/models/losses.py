@@ -25,13 +25,8 @@ def cross_entropy(
 ) -> Float[Array, " B"]:
     """Cross entropy of logits (B, C) in nats; of sequences or images (B, ..., C), the mean over places.
 
-    In sequences and images, places whose target is not one of 0..C-1, such as -1 or padding, are ignored.
-
-    Args:
-        outputs: Logits.
-        y: Classes.
-        class_weights: Per-class factors; None: 1.
-        label_smoothing: Share of the target distribution that is spread evenly over all classes.
+    In sequences and images, places whose target is not one of 0..C-1, such as -1 or padding, are ignored. Of the target
+    distribution, a share `label_smoothing` is spread evenly over all classes.
     """
     # One-hot labels: on a CPU, the gradient of a gather is a slow scatter.
     labels = jax.nn.one_hot(y, outputs.shape[-1])
@@ -86,8 +81,7 @@ def check_name(name: str) -> None:
 def named(loss: str | Loss, task: Task) -> Loss | None:
     """The loss that is named, or a function as it is; None for the task's default.
 
-    Raises:
-        ArgumentError: if the named loss is one of another task.
+    Raises `ArgumentError` if the named loss is one of another task.
     """
     if not isinstance(loss, str):
         return loss

@@ -23,23 +23,14 @@ from pfljax.models.rewriting import bound, evaluate
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """A weight W with what is added to its products.
+    """A weight W with what is added to its products."""
 
-    Attributes:
-        weight: W.
-        a: A, the axes of `inputs` and one for the rank; or None.
-        b: B, an axis for the rank and W's other axes; None if A is.
-        scale: s, factors of the outputs, W's other axes; or None.
-        inputs: The axes of W over which products sum, without those of stacked layers.
-        stacked: Number of leading axes for stacked layers, which `a`, `b` and `scale` have, too.
-    """
-
-    weight: Array
-    a: Array | None
-    b: Array | None
-    scale: Array | None
-    inputs: tuple[int, ...]
-    stacked: int = 0
+    weight: Array  # W
+    a: Array | None  # A, the axes of `inputs` and one for the rank; or None
+    b: Array | None  # B, an axis for the rank and W's other axes; None if A is
+    scale: Array | None  # s, factors of the outputs, W's other axes; or None
+    inputs: tuple[int, ...]  # the axes of W over which products sum, without those of stacked layers
+    stacked: int = 0  # number of leading axes for stacked layers, which `a`, `b` and `scale` have, too
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -72,19 +63,13 @@ jax.tree_util.register_dataclass(Adapted, ["weight", "a", "b", "scale"], ["input
 
 
 class Use(NamedTuple):
-    """How a network multiplies by a parameter.
+    """How a network multiplies by a parameter."""
 
-    Attributes:
-        inputs: The parameter's axes over which products sum, without those of stacked layers.
-        stacked: Number of leading axes for layers that a scan goes through.
-    """
-
-    inputs: tuple[int, ...]
-    stacked: int
+    inputs: tuple[int, ...]  # the parameter's axes over which products sum, without those of stacked layers
+    stacked: int  # number of leading axes for layers that a scan goes through
 
 
 def is_adapted(value: Any) -> bool:
-    """Whether a value is an adapted parameter."""
     return isinstance(value, Adapted)
 
 
@@ -117,12 +102,7 @@ def operation_of(eqn: Any) -> Callable[..., Any]:
 
 
 def uses(jaxpr: Any, names: Sequence[Any]) -> Iterator[tuple[Any, Use]]:
-    """Finds the parameters by which a network multiplies, and how.
-
-    Args:
-        jaxpr: The network.
-        names: Name of each of its inputs; None for what is no parameter.
-    """
+    """Finds the parameters by which a network multiplies, and how, by the `names` of its inputs; None: no parameter."""
     yield from _uses(jaxpr, [None if name is None else (name, 0) for name in names])
 
 

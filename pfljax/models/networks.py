@@ -32,7 +32,7 @@ def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int
 
 
 def pool(x: Array) -> Array:
-    """2 x 2 max pooling. Whoever pools before adding a bias and before ReLU gets the same, on a fourth of the values."""
+    """2 x 2 max pooling. Before a bias and ReLU, it gives the same as after them, and they take a fourth of the time."""
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
@@ -72,7 +72,7 @@ def stacked(
     return nn.Dense(outputs)(x)
 
 
-def pooled(x: Array, features: int | None) -> Array:
+def narrowed(x: Array, features: int | None) -> Array:
     """Features (B, F) as means of `features` neighboring ranges, so that networks of several widths have as many.
 
     Range i goes from floor(i F / features) to ceil((i + 1) F / features), as in PyTorch's adaptive pooling. None: x.
@@ -207,7 +207,7 @@ class MobileNetV2(nn.Module):
         *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
         *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
     )
-    features: int | None = None  # see `pooled`
+    features: int | None = None  # see `narrowed`
     outputs: int = UNSET
 
     @nn.compact
@@ -221,7 +221,7 @@ class MobileNetV2(nn.Module):
                 y = normalized(y, width, 1)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
         x = nn.relu6(normalized(x, 1280, 1)).mean(axis=(1, 2))
-        return nn.Dense(self.outputs)(pooled(x, self.features))
+        return nn.Dense(self.outputs)(narrowed(x, self.features))
 
 
 class ResNet(nn.Module):
@@ -235,7 +235,7 @@ class ResNet(nn.Module):
     widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; all but the first halve height and width
     blocks: Sequence[int] = (2, 2, 2, 2)  # per stage
     bottleneck: bool = False
-    features: int | None = None  # see `pooled`
+    features: int | None = None  # see `narrowed`
     outputs: int = UNSET
 
     @nn.compact
@@ -252,7 +252,7 @@ class ResNet(nn.Module):
                 if y.shape != x.shape:
                     x = normalized(x, y.shape[-1], 1, stride)
                 x = nn.relu(x + y)
-        return nn.Dense(self.outputs)(pooled(x.mean(axis=(1, 2)), self.features))
+        return nn.Dense(self.outputs)(narrowed(x.mean(axis=(1, 2)), self.features))
 
 
 class ResNet18(ResNet):
@@ -275,7 +275,7 @@ class GoogLeNet(nn.Module):
         ),
         ((256, (160, 320), (32, 128), 128), (384, (192, 384), (48, 128), 128)),
     )
-    features: int | None = None  # see `pooled`
+    features: int | None = None  # see `narrowed`
     outputs: int = UNSET
 
     @nn.compact
@@ -292,4 +292,4 @@ class GoogLeNet(nn.Module):
                 ]
                 branches.append(layer(nn.max_pool(x, (3, 3), (1, 1), "SAME"), after, 1))
                 x = jnp.concatenate(branches, axis=-1)
-        return nn.Dense(self.outputs)(pooled(x.mean(axis=(1, 2)), self.features))
+        return nn.Dense(self.outputs)(narrowed(x.mean(axis=(1, 2)), self.features))

@@ -41,12 +41,9 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def evaluate(traced: Any, args: Sequence[Any], choose: Callable[[Any], Operation] | None = None) -> list[Any]:
-    """Evaluates a traced function with other operations in place of some.
+    """Evaluates a traced function, a jaxpr with or without constants, with other operations in place of some.
 
-    Args:
-        traced: A jaxpr, closed or without constants.
-        args: Its inputs.
-        choose: equation -> what is called in its place; None: `operation_of`.
+    `choose` says what is called in place of an equation; by default `operation_of`.
     """
     choose = choose or operation_of
     # Equations that no output needs are left out: initial values, for instance, need no forward pass.
@@ -295,10 +292,7 @@ SLOWDOWNS = {"cpu": {"conv_general_dilated": 5, "reduce_window_min": 3, "reduce_
 def slow_layers(jaxpr: Any, names: Sequence[str], platform: str) -> Iterator[str]:
     """The layers that keep a slow form on a platform, and how slow it is: "Conv_3: 31 x 31, native: about 9 x".
 
-    Args:
-        jaxpr: A network.
-        names: Layer of each of its inputs, "" for what belongs to no layer.
-        platform: Where it will run.
+    `names` has the layer of each input of the network, "" for what belongs to no layer.
     """
     layers = dict(zip(jaxpr.invars, names, strict=True))
     for eqn in jaxpr.eqns:

@@ -43,23 +43,15 @@ class Call:
 
 
 class Network:
-    """A Flax module as pure functions.
+    """A Flax module as pure functions."""
 
-    Attributes:
-        example: Shape and type of inputs (B, *features), or a tree of them.
-        shapes: The parameters' shapes and types.
-        statistics: Paths of the leaves that a forward pass in training mode writes.
-        collections: Branches of the tree that hold other leaves of the modules whose parameters are beside them.
-        fixed: Whether there is only one initial model, whatever the key.
-        own: Arrays that are not trained, on the host, once for all clients.
-    """
-
-    example: PyTree
-    shapes: Params
-    statistics: frozenset[Path]
+    example: PyTree  # shape and type of inputs (B, *features), or a tree of them
+    shapes: Params  # the parameters' shapes and types
+    statistics: frozenset[Path]  # paths of the leaves that a forward pass in training mode writes
+    # Branches of the tree that hold other leaves of the modules whose parameters are beside them
     collections: tuple[str, ...] = ()
-    fixed: bool = False
-    own: PyTree = ()
+    fixed: bool = False  # whether there is only one initial model, whatever the key
+    own: PyTree = ()  # arrays that are not trained, on the host, once for all clients
 
     @property
     def momenta(self) -> list[float]:

@@ -26,44 +26,26 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """In which published Transformers' blocks differ.
+    """In which published Transformers' blocks differ."""
 
-    Attributes:
-        norm: Layer norm or RMS norm.
-        after: Whether norms follow the sums, as in BERT, instead of preceding attention and MLP.
-        activation: Of the MLP.
-        gated: Whether the MLP multiplies two branches.
-        bias: Whether products add a bias.
-        eps: Of the norms.
-        layer_scale: Whether trained factors scale what attention and MLP add.
-        rotary: Base of rotary position embeddings; 0: learned positions are added to the inputs.
-        registers: Number of trained tokens of a ViT beside the class token and the patches (Darcet et al., 2024).
-        key_bias: Whether keys add a bias, where products do.
-        kv_heads: Number of heads of keys and values; 0: as many as of queries.
-        head_width: Width of a head; 0: the model's width over the number of heads.
-        qk_norm: Whether queries and keys are normalized.
-    """
-
-    norm: Norm = "layer"
-    after: bool = False
-    activation: str = "gelu"
-    gated: bool = False
-    bias: bool = True
-    eps: float = 1e-6
-    layer_scale: bool = False
-    rotary: float = 0.0
-    kv_heads: int = 0
-    head_width: int = 0
-    qk_norm: bool = False
-    registers: int = 0
-    key_bias: bool = True
+    norm: Norm = "layer"  # layer norm or RMS norm
+    after: bool = False  # whether norms follow the sums, as in BERT, instead of preceding attention and MLP
+    activation: str = "gelu"  # of the MLP
+    gated: bool = False  # whether the MLP multiplies two branches
+    bias: bool = True  # whether products add a bias
+    eps: float = 1e-6  # of the norms
+    layer_scale: bool = False  # whether trained factors scale what attention and MLP add
+    rotary: float = 0.0  # base of rotary position embeddings; 0: learned positions are added to the inputs
+    kv_heads: int = 0  # number of heads of keys and values; 0: as many as of queries
+    head_width: int = 0  # width of a head; 0: the model's width over the number of heads
+    qk_norm: bool = False  # whether queries and keys are normalized
+    registers: int = 0  # number of trained tokens of a ViT beside the class token and the patches (Darcet et al., 2024)
+    key_bias: bool = True  # whether keys add a bias, where products do
 
     def normalize(self, name: str) -> nn.Module:
-        """A normalization layer."""
         return nn.RMSNorm(epsilon=self.eps, name=name) if self.norm == "rms" else nn.LayerNorm(self.eps, name=name)
 
     def head(self, width: int, heads: int) -> int:
-        """Width of a head."""
         return self.head_width or width // heads
 
 
@@ -86,12 +68,9 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array, mask: Array | None, angles: Array | None) -> Array:
-        """Attends within x (B, T, width).
+        """Attends within tokens x (B, T, width), to those of a mask (B, T).
 
-        Args:
-            x: Tokens.
-            mask: (B, T), the tokens that are attended to.
-            angles: (T, head width / 2), by which pairs of coordinates of queries and keys are rotated.
+        Pairs of coordinates of queries and keys are rotated by angles (T, head width / 2).
         """
         style, width = self.style, x.shape[-1]
         project = lambda name, num, bias: nn.DenseGeneral(
@@ -296,7 +275,6 @@ def blocks(
 
 
 def style_of(style: str | Style) -> Style:
-    """A style by name."""
     if isinstance(style, Style):
         return style
     if style not in STYLES:

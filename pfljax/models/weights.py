@@ -36,10 +36,10 @@ def norm(name: str, path: str) -> dict[str, str]:
     return {rf"{name}\.weight": f"{path}/scale", rf"{name}\.bias": f"{path}/bias"}
 
 
-def attention(name: str, path: str, query: str, key: str, value: str, out: str) -> dict[str, str]:
-    """An attention layer with four dense layers."""
-    names = {"query": query, "key": key, "value": value, "out": out}
-    return {k: v for to, source in names.items() for k, v in layer(rf"{name}\.{source}", f"{path}/{to}").items()}
+def attention(name: str, parts: str) -> dict[str, str]:
+    """A block's attention layer, whose queries, keys, values and outputs are the dense layers `parts`."""
+    pairs = zip(parts.split(), ("query", "key", "value", "out"), strict=True)
+    return {k: v for part, to in pairs for k, v in layer(rf"{name}\.{part}", f"{BLOCK}/attention/{to}").items()}
 
 
 def thirds(leaf: str) -> list[str]:
@@ -55,12 +55,7 @@ IMAGES = {
     r".*embeddings\.position_embeddings": "positions",
     **layer(r".*embeddings\.patch_embeddings\.projection", "patches"),
     **attention(
-        r".*encoder\.layer\.(\d+)\.attention",
-        f"{BLOCK}/attention",
-        r"attention\.query",
-        r"attention\.key",
-        r"attention\.value",
-        r"output\.dense",
+        r".*encoder\.layer\.(\d+)\.attention", r"attention\.query attention\.key attention\.value output\.dense"
     ),
 }
 LAYOUTS: dict[str, Layout] = {
@@ -90,7 +85,7 @@ LAYOUTS: dict[str, Layout] = {
         r".*embeddings\.register_tokens": "registers",
         r".*embeddings\.mask_token": "",
         **layer(r".*embeddings\.patch_embeddings", "patches"),
-        **attention(r".*layer\.(\d+)\.attention", f"{BLOCK}/attention", "q_proj", "k_proj", "v_proj", "o_proj"),
+        **attention(r".*layer\.(\d+)\.attention", "q_proj k_proj v_proj o_proj"),
         **norm(r".*layer\.(\d+)\.norm1", f"{BLOCK}/attention_norm"),
         **norm(r".*layer\.(\d+)\.norm2", f"{BLOCK}/mlp_norm"),
         r".*layer\.(\d+)\.layer_scale1\.lambda1": f"{BLOCK}/attention_scale",
@@ -106,14 +101,7 @@ LAYOUTS: dict[str, Layout] = {
         r".*embeddings\.token_type_embeddings\.weight": "type [0/2]",
         r".*embeddings\.position_ids": "",
         **norm(r".*embeddings\.LayerNorm", "embedding_norm"),
-        **attention(
-            r".*encoder\.layer\.(\d+)\.attention",
-            f"{BLOCK}/attention",
-            r"self\.query",
-            r"self\.key",
-            r"self\.value",
-            r"output\.dense",
-        ),
+        **attention(r".*encoder\.layer\.(\d+)\.attention", r"self\.query self\.key self\.value output\.dense"),
         **norm(r".*encoder\.layer\.(\d+)\.attention\.output\.LayerNorm", f"{BLOCK}/attention_norm"),
         **layer(r".*encoder\.layer\.(\d+)\.intermediate\.dense", f"{BLOCK}/mlp/up"),
         **layer(r".*encoder\.layer\.(\d+)\.output\.dense", f"{BLOCK}/mlp/down"),
@@ -138,7 +126,7 @@ LAYOUTS: dict[str, Layout] = {
     },
     "qwen3": {
         r".*embed_tokens\.weight": "embedding/embedding",
-        **attention(r".*layers\.(\d+)\.self_attn", f"{BLOCK}/attention", "q_proj", "k_proj", "v_proj", "o_proj"),
+        **attention(r".*layers\.(\d+)\.self_attn", "q_proj k_proj v_proj o_proj"),
         r".*layers\.(\d+)\.self_attn\.q_norm\.weight": f"{BLOCK}/attention/query_norm/scale",
         r".*layers\.(\d+)\.self_attn\.k_norm\.weight": f"{BLOCK}/attention/key_norm/scale",
         **layer(r".*layers\.(\d+)\.mlp\.gate_proj", f"{BLOCK}/mlp/gate"),
@@ -175,11 +163,9 @@ class Saved(Frozen):
         self.layout = LAYOUTS[layout] if isinstance(layout, str) and layout else layout or None
 
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        """The arrays by path in a network with these shapes."""
         return self.once(described(shapes), lambda: self._read(shapes))
 
     def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        """Reads the file."""
         load = optional.load("safetensors.numpy", "frozen").load_file
         try:
             arrays = load(self.file)

@@ -349,7 +349,15 @@ def _clients(methods: Sequence[Method], panels: Mapping[str, Any], score: Score,
         body.append([method.title, gained, *shares, *signed, *_cosines(method)])
     if not body:
         return ""
-    heads = ["method", "mean gain", "helped", "hurt", *["lose over 5 points"] * score.percent, "median gain", "worst client"]
+    heads = [
+        "method",
+        "mean gain",
+        "helped",
+        "hurt",
+        *["lose over 5 points"] * score.percent,
+        "median gain",
+        "worst client",
+    ]
     heads += ["cosine within groups", "across"]
     options = controls(choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs"))
     bars = plot("gains", "Gains of single clients", GAINS.format(reference=reference))

@@ -22,15 +22,8 @@ MAX_MERGES = 50  # last merges of the clustering that are considered for the cut
 
 
 class Content(NamedTuple):
-    """The data of a page.
-
-    Attributes:
-        data: Data for the scripts.
-        notes: Sentences about what was left out.
-    """
-
-    data: dict[str, Any]
-    notes: list[str]
+    data: dict[str, Any]  # data for the scripts
+    notes: list[str]  # sentences about what was left out
 
 
 def collect(run: RunData) -> Content:
@@ -76,7 +69,6 @@ def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, 
 
 
 def _orders(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    """Returns the orders of the clients on the page."""
     orders = {"group": np.argsort(run.groups[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
     return orders if sharing is None else orders | {"found": sharing["order"]}
 
@@ -181,9 +173,7 @@ def found_groups(
 
     Uses average linkage. Cuts the tree in the widest gap between the distances of its last merges; distance 1, where
     clients have no model in common, counts as one more merge. Clients that share with no one form their own groups.
-
-    Returns:
-        The clients in the order of the tree's leaves, and each client's group, numbered in that order.
+    Returns the clients in the order of the tree's leaves, and each client's group, numbered in that order.
     """
     from scipy.cluster import hierarchy  # heavy
     from scipy.spatial.distance import squareform

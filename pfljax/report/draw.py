@@ -28,7 +28,6 @@ class Shown(Figure):
 
 
 def to_png(figure: Figure) -> bytes:
-    """Returns the figure as a PNG."""
     layout, buffer = figure.get_layout_engine(), io.BytesIO()
     if layout:  # savefig would compute the layout twice and draw twice
         layout.execute(figure)
@@ -50,13 +49,9 @@ def save(figure: Figure, path: Path) -> None:
 def draw(
     panels: Sequence[Panel], size: tuple[float, float] = (6.4, 4.0), columns: int = 0, alike: bool = False
 ) -> Figure:
-    """Draws panels side by side.
+    """Draws panels side by side in a figure of `size` inches; in `columns`, or all in one row.
 
-    Args:
-        panels: The panels.
-        size: Width and height of the figure in inches.
-        columns: Number of columns; 0: all panels are in one row.
-        alike: Whether all panels have the same axes, which are labeled at the figure's left and lower edge only.
+    If they are `alike`, all panels have the same axes, which are labeled at the figure's left and lower edge only.
     """
     (width, height), columns = size, columns or len(panels)
     rows = -(-len(panels) // columns)

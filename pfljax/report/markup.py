@@ -45,13 +45,9 @@ def score(name: str, value: Any) -> str:
 
 
 def table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", title: str = "") -> Raw:
-    """Returns a table. Tables of the kind "sortable" are sorted by clicking a heading.
+    """Returns a table; without headings, of names and values. `kind` has CSS classes, and `title` is the caption.
 
-    Args:
-        heads: Column headings; empty for a table of names and values.
-        body: Cells by row.
-        kind: CSS classes.
-        title: Caption.
+    Tables of the kind "sortable" are sorted by clicking a heading.
     """
     sortable = "sortable" in kind.split()
     wrap = lambda head: f'<button type="button">{text(head)}</button>' if sortable and head else text(head)
@@ -71,13 +67,9 @@ def paragraph(content: str) -> Raw:
 
 
 def plot(name: str, label: str, caption: str = "", height: str = "22rem") -> Raw:
-    """Returns the placeholder of an interactive plot, which a script fills.
+    """Returns the placeholder of an interactive plot, which a script fills; `document`'s data name it by its id.
 
-    Args:
-        name: Element id, by which `document`'s data name the plot.
-        label: Description for screen readers.
-        caption: Caption below the plot.
-        height: Height in CSS.
+    `label` describes it for screen readers; `height` is that in CSS.
     """
     told = f"<figcaption>{text(caption)}</figcaption>" if caption else ""
     attributes = f'class="plot" id="{text(name)}" style="height: {height}" role="img" aria-label="{text(label)}"'
@@ -98,7 +90,6 @@ def cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
 
 
 def controls(*content: str) -> Raw:
-    """Returns controls in a row."""
     return Raw(f'<div class="controls">{"".join(content)}</div>')
 
 
@@ -108,15 +99,10 @@ def downloads(names: Mapping[str, str]) -> Raw:
 
 
 def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str] = ()) -> str:
-    """Returns a page.
+    """Returns a page with a heading, a line below it, and sections of HTML by heading; empty ones are left out.
 
-    Args:
-        title: Heading.
-        lead: Line below the heading.
-        sections: HTML by heading; empty sections are left out.
-        data: Data for the scripts, converted to JSON; NaN in arrays becomes null. "panels" are those of each plot by
-            choice, and "csv" the tables for downloading.
-        scripts: Files in assets/ that the page needs besides page.js.
+    `data` for the scripts are converted to JSON; NaN in arrays becomes null. "panels" are those of each plot by choice,
+    and "csv" the tables for downloading. `scripts` are files in assets/ that the page needs besides page.js.
     """
     kept = {name: content for name, content in sections.items() if content}
     ids = {name: f"section-{number}" for number, name in enumerate(kept)}

@@ -29,10 +29,7 @@ SQUARE = "min(35rem, 115vw)"  # height of the matrix and the graph
 def write(directory: Path) -> Path:
     """Draws a run's figures to figures/*.png and writes report.html, from the files in `directory`.
 
-    With several processes, only the first one writes.
-
-    Returns:
-        Path of the page.
+    Returns the page's path. With several processes, only the first one writes.
     """
     directory = Path(directory)
     if processes.is_first():
@@ -42,11 +39,7 @@ def write(directory: Path) -> Path:
 
 
 def write_page(directory: Path) -> Path:
-    """Writes only report.html, which does not need the files in figures/.
-
-    Returns:
-        Path of the page.
-    """
+    """Writes only report.html, which does not need the files in figures/. Returns its path."""
     page = Path(directory) / NAME
     if not processes.is_first():
         return page

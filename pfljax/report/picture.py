@@ -15,103 +15,61 @@ from matplotlib.colors import to_hex
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#7F7F7F")
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")
 GRAY = PALETTE[-1]
-MAX_TICKS = 40  # up to this many clients, each has its own tick
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """An axis.
-
-    Attributes:
-        label: Title.
-        ticks: Positions and texts of the ticks; None: chosen by the renderer.
-        percent: Whether fractions are shown in percent.
-        log: Whether the axis is logarithmic.
-        limits: First and last value; the axis is reversed if the first is larger.
-    """
-
-    label: str = ""
-    ticks: Sequence[tuple[float, str]] | None = None
-    percent: bool = False
-    log: bool = False
-    limits: tuple[float, float] | None = None
+    label: str = ""  # title
+    ticks: Sequence[tuple[float, str]] | None = None  # positions and texts of the ticks; None: chosen by the renderer
+    percent: bool = False  # whether fractions are shown in percent
+    log: bool = False  # whether the axis is logarithmic
+    limits: tuple[float, float] | None = None  # first and last value; the axis is reversed if the first is larger
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line, points, or a band.
+    """A line, points, or a band."""
 
-    Attributes:
-        x: Horizontal positions. Shape (n,).
-        y: Vertical positions. Shape (n,). NaN is not drawn.
-        name: Entry in the legend, if any.
-        kind: "line", "points", or "band": the area between `low` and `y`.
-        low: A band's lower edge. Shape (n,).
-        color: A color in hexadecimal digits.
-        dash: Style of the line.
-        width: Width of the line, in points.
-        symbol: Symbol at each position, one of `SYMBOLS`; "" for none.
-        size: Diameter of the symbols, in points.
-        keys: What each point stands for on a page: a client's place, or a link. Clicking the point selects it, and the
-            page's data say by key what the pointer shows.
-    """
-
-    x: Any
-    y: Any
-    name: str = ""
-    kind: Literal["line", "points", "band"] = "line"
-    low: Any = None
-    color: str = PALETTE[0]
-    dash: Literal["solid", "dash", "dot"] = "solid"
-    width: float = 1.5
-    symbol: str = ""
-    size: float = 5.0
+    x: Any  # horizontal positions. Shape (n,).
+    y: Any  # vertical positions. Shape (n,). NaN is not drawn.
+    name: str = ""  # entry in the legend, if any
+    kind: Literal["line", "points", "band"] = "line"  # a band is the area between `low` and `y`
+    low: Any = None  # a band's lower edge. Shape (n,).
+    color: str = PALETTE[0]  # a color in hexadecimal digits
+    dash: Literal["solid", "dash", "dot"] = "solid"  # style of the line
+    width: float = 1.5  # width of the line, in points
+    symbol: str = ""  # symbol at each position, one of `SYMBOLS`; "" for none
+    size: float = 5.0  # diameter of the symbols, in points
+    # What each point stands for on a page: a client's place, or a link. Clicking the point selects it, and the page's
+    # data say by key what the pointer shows.
     keys: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Heat:
-    """A heat map of a matrix, row 0 at the top.
+    """A heat map of a matrix, row 0 at the top."""
 
-    Attributes:
-        values: The matrix. Shape (n, m). None: the page fills it in. NaN is not drawn.
-        rows: Names of the rows.
-        columns: Names of the columns; (): the matrix is square, and columns are ordered like rows.
-        label: Title of the color bar.
-        limits: Lowest and highest value.
-        diverging: Whether the colors have a middle.
-        edges: Positions of lines between groups of rows, and of columns if these are ordered like rows.
-        strip: Group colors left of the rows, by runs of rows: (start, stop, color).
-    """
-
-    values: Any
-    rows: Sequence[str]
-    columns: Sequence[str] = ()
-    label: str = ""
-    limits: tuple[float, float] = (0.0, 1.0)
-    diverging: bool = False
+    values: Any  # the matrix. Shape (n, m). None: the page fills it in. NaN is not drawn.
+    rows: Sequence[str]  # names of the rows
+    columns: Sequence[str] = ()  # names of the columns; (): the matrix is square, and columns are ordered like rows
+    label: str = ""  # title of the color bar
+    limits: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
+    diverging: bool = False  # whether the colors have a middle
+    # Positions of lines between groups of rows, and of columns if these are ordered like rows
     edges: Sequence[float] = ()
-    strip: Sequence[tuple[int, int, str]] = ()
+    strip: Sequence[tuple[int, int, str]] = ()  # group colors left of the rows, by runs of rows: (start, stop, color)
 
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A pair of axes and what they show.
+    """A pair of axes and what they show."""
 
-    Attributes:
-        x: The horizontal axis.
-        y: The vertical axis.
-        series: Lines, points and bands; later ones cover earlier ones.
-        heat: A heat map instead.
-        title: Title above the axes.
-        legend: Where the names of the series stand in a figure; a page shows them below the plot.
-    """
-
-    x: Axis
-    y: Axis
-    series: Sequence[Series] = ()
-    heat: Heat | None = None
-    title: str = ""
+    x: Axis  # the horizontal axis
+    y: Axis  # the vertical axis
+    series: Sequence[Series] = ()  # lines, points and bands; later ones cover earlier ones
+    heat: Heat | None = None  # a heat map instead
+    title: str = ""  # title above the axes
+    # Where the names of the series stand in a figure; a page shows them below the plot
     legend: Literal["best", "below", "none"] = "best"
 
 

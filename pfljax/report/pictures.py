@@ -20,7 +20,6 @@ RELATIONS = {"sharing": "cosine of weights", "weights": "weight"}
 
 
 def axis_of(score: Score) -> Axis:
-    """Returns the axis of a score."""
     return Axis(score.label, percent=score.percent)
 
 
@@ -100,18 +99,11 @@ def matrix(
     blocks: Int[np.ndarray, " K"] | None = None,
     each: str = "client",
 ) -> Panel:
-    """Describes the matrix of who shares models, or of who uses which model.
+    """Describes the matrix of who shares models, or of who uses which model: a `kind` in `RELATIONS`.
 
-    Args:
-        kind: A key of `RELATIONS`.
-        order: The clients in the order of rows.
-        shades: The color of each client's true group.
-        names: The clients' names.
-        num_models: Number of shared models; None if models are the clients' own, whose columns are ordered like rows.
-        values: The matrix; None: the page fills it in.
-        largest: The largest weight.
-        blocks: Lines separate clients who differ in these; None: there are no lines.
-        each: What a row is.
+    Rows are clients in an order; each has the color of its true group and a name. Of `num_models` shared models each
+    has a column; None: models are the clients' own, whose columns are ordered like rows. Without `values`, the page
+    fills the matrix in. Lines separate clients who differ in `blocks`. `each` is what a row is.
     """
     of_clients, rows = kind == "sharing" or num_models is None, names[order].astype(str).tolist()
     edges = [] if blocks is None else (np.nonzero(np.diff(blocks[order]))[0] + 0.5).tolist()

@@ -63,16 +63,12 @@ def validated(summary: Mapping[str, Any]) -> bool:
 
 
 def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " n"]]:
-    """Returns what a comparison says of runs after their last rounds; NaN if unknown.
+    """Returns what a comparison says of runs after their last rounds, by their summary.json; NaN if unknown.
 
-    Args:
-        summaries: The contents of the runs' summary.json.
-
-    Returns:
-        "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the round
-        that is best on validation examples, if there are any), "unseen" (that of clients who never trained),
-        "gradients" and "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and the
-        further metrics by name.
+    "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the round that is
+    best on validation examples, if there are any), "unseen" (that of clients who never trained), "gradients" and
+    "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and further metrics by
+    name.
     """
     score, rounds = score_of(summaries[0]), lambda summary: max(summary["last"]["round"], 1)
     read: dict[str, Callable[[Mapping], Any]] = {
@@ -91,11 +87,9 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
 
 
 def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int], Float[np.ndarray, "n T"]]:
-    """Returns the rounds (T,) in which all runs were evaluated, and an entry of their metrics.jsonl in them.
+    """Returns the rounds (T,) in which all runs were evaluated, and an entry of their metrics.jsonl `rows` in them.
 
-    Args:
-        rows: The metrics.jsonl rows of each run.
-        name: Name of the entry; NaN where it is missing.
+    The entry is NaN where it is missing.
     """
     of_round = [{row["round"]: row.get(name) for row in each} for each in rows]
     rounds = sorted(set.intersection(*map(set, of_round)))
@@ -104,32 +98,21 @@ def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int]
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RunData:
-    """Data of a run.
+    """Data of a run."""
 
-    Attributes:
-        summary: Content of summary.json.
-        rows: Rows of metrics.jsonl, one dict per evaluated round.
-        results: Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K).
-        used: Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if
-            available, "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K).
-        curve: Content of curve.npz, if the data are a curve.
-        config: Content of config.json.
-    """
-
-    summary: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]  # content of summary.json
+    rows: Sequence[Mapping[str, Any]]  # rows of metrics.jsonl, one dict per evaluated round
+    # Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K)
     results: Mapping[str, np.ndarray]
+    # Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if available,
+    # "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
     used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of curve.npz, if the data are a curve
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of config.json
 
     @classmethod
     def read(cls, directory: Path):  # returns the class's own type
-        """Reads the run in a folder.
-
-        Raises:
-            RunError: if the files are damaged or do not belong to a run.
-        """
+        """Reads the run in a folder. Raises `RunError` if the files are damaged or do not belong to a run."""
         arrays = lambda name: files.read_npz(directory / name) if (directory / name).exists() else {}
         try:
             summary, config = (files.read_json(directory / name) for name in ("summary.json", "config.json"))

@@ -70,12 +70,9 @@ def unseen(scores: Mapping[str, Any]) -> str:
 def clients(
     rows: Sequence[Mapping[str, Any]], more: Mapping[str, Mapping[int, Any]] | None = None, pickable: bool = False
 ) -> str:
-    """Returns the clients' table, worst first.
+    """Returns the table of the per-client rows of summary.json, worst first.
 
-    Args:
-        rows: Per-client rows of summary.json.
-        more: Further columns: heading -> value by client.
-        pickable: Whether client numbers are buttons.
+    `more` has further columns, by heading and client. If the clients are `pickable`, their numbers are buttons.
     """
     if not rows:
         return ""

@@ -38,28 +38,17 @@ class Damaged(ValueError):
 
 
 class Watched(NamedTuple):
-    """What a run's folder says.
+    """What a run's folder says."""
 
-    Attributes:
-        title: The folder above those of seeds and splits.
-        name: The run's name within the title; "" if it is the only one.
-        state: One of `STATES`.
-        note: What there is to say about its state, such as the process that trains it.
-        done: Number of rounds done.
-        rounds: Number of rounds of all; None if it is not known yet.
-        pace: Seconds per round; NaN if they are not known yet.
-        score: What its clients are scored by, accuracy or loss; "" if they are not yet.
-        curve: Score by evaluated round.
-    """
-
-    title: str
-    name: str
-    state: str
-    note: str = ""
-    done: int = 0
-    rounds: int | None = None
-    pace: float = math.nan
-    score: str = ""
+    title: str  # the folder above those of seeds and splits
+    name: str  # the run's name within the title; "" if it is the only one
+    state: str  # one of `STATES`
+    note: str = ""  # what there is to say about its state, such as the process that trains it
+    done: int = 0  # number of rounds done
+    rounds: int | None = None  # number of rounds of all; None if it is not known yet
+    pace: float = math.nan  # seconds per round; NaN if they are not known yet
+    score: str = ""  # what its clients are scored by, accuracy or loss; "" if they are not yet
+    # Score by evaluated round
     curve: dict[int, float] = {}  # noqa: RUF012
 
     @property
@@ -83,12 +72,9 @@ def watched(folders: Sequence[Path]) -> list[Watched]:
 
 
 def read(folder: Path, root: Path, rounds: int | None = None) -> Watched:
-    """Returns what a run's folder says, whatever it contains.
+    """Returns what a run's folder says, whatever it contains; it may not exist yet.
 
-    Args:
-        folder: The run's folder, which may not exist yet.
-        root: The folder that its title is relative to.
-        rounds: The number of rounds that is planned for it.
+    Its title is relative to `root`; `rounds` is the number that is planned for it.
     """
     title, name = title_of(folder, root)
     about = Watched(title or folder.name, name, "damaged")
@@ -190,12 +176,7 @@ def curves(runs: Sequence[Watched], score: str) -> dict[str, tuple[np.ndarray, n
 
 
 def page(folders: Sequence[Path], refresh: int) -> str:
-    """Returns the page.
-
-    Args:
-        folders: Folders of runs, or folders that contain runs.
-        refresh: Seconds between two loads, which the page states.
-    """
+    """Returns the page of runs in or below folders, which states that it is loaded again every `refresh` seconds."""
     runs = watched(folders)
     counts, left = Counter(run.state for run in runs), seconds_left(runs)
     body = []

@@ -65,8 +65,7 @@ ARRAYS = {"round", "topology", "distribution", "labels", "target", "clients"}  #
 def check(experiment: Experiment) -> None:
     """Checks the shapes of what a user's method returns, by tracing its functions.
 
-    Raises:
-        ArgumentError: if one returns something that is not accepted, or raises an error.
+    Raises `ArgumentError` if one returns something that is not accepted, or raises an error.
     """
     if not is_built_in(experiment.method) and not isinstance(experiment.problem.plan, PythonPlan):
         Contract(experiment, experiment.problem.plan).check_shapes()
@@ -75,8 +74,7 @@ def check(experiment: Experiment) -> None:
 def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
     """Checks, by tracing a round, that none of the run's metrics has the name of one of the method's or the attack's.
 
-    Raises:
-        ArgumentError: if one has, or if a stage finds what it does not support in what clients send.
+    Raises `ArgumentError` if one has, or if a stage finds what it does not support in what clients send.
     """
     problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
     for name in experiment.metrics.keys() & {*experiment.attack.measures}:
@@ -94,17 +92,9 @@ def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
 
 
 def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> None:
-    """Checks the values of what a user's method returns for the initial state.
+    """Raises `ArgumentError` if values of the initial state, or what a user's method makes of it, are not accepted.
 
-    Args:
-        experiment: The run.
-        plan: How clients are mapped to devices.
-        key: The run's key.
-        state: Its initial state, as the client store keeps it.
-        clients: All clients' data, as the client store keeps them.
-
-    Raises:
-        ArgumentError: if a value is not accepted.
+    State and clients' data are those that the client store keeps.
     """
     if is_built_in(experiment.method) or isinstance(plan, PythonPlan):  # which shows what is wrong by itself
         return
@@ -120,16 +110,9 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
 
 
 def check_weights(experiment: Experiment, field: str, weights: np.ndarray, ids: np.ndarray | None = None) -> None:
-    """Checks that the weights of a user's method are on the simplex.
+    """Raises `ArgumentError` unless weights (n, J) of a user's method are on the simplex.
 
-    Args:
-        experiment: The run.
-        field: Where they come from.
-        weights: (n, J), of n clients.
-        ids: (n,), these clients' numbers; None: all clients.
-
-    Raises:
-        ArgumentError: if a client's are not.
+    `field` is where they come from, and `ids` (n,) are the clients' numbers; None: all clients.
     """
     total, least = weights.sum(axis=1), weights.min(axis=1)
     wrong = ~((least >= 0) & (np.abs(total - 1) <= TOLERANCE))
@@ -146,15 +129,9 @@ def is_built_in(method: Any) -> bool:
 
 
 class Contract:
-    """A method's functions, called with checks of what they return.
-
-    Attributes:
-        problem: The problem that the method is built for.
-        algorithm: The built method.
-    """
+    """The functions of a method, built for a problem, which are called with checks of what they return."""
 
     def __init__(self, experiment: Experiment, plan: ExecutionPlan):
-        """Builds the method."""
         self.experiment, self.problem = experiment, experiment.problem._replace(plan=plan)
         self.algorithm: Algorithm = self._call("build", experiment.method.build, self.problem)
         self._instance("build", self.algorithm, Algorithm)
@@ -190,7 +167,6 @@ class Contract:
             raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
-        """Traces a round."""
         algorithm, size = self.algorithm, self.problem.cohort_size
         rows, rest = lifting.split_state(algorithm, state)
         rows, data = tree.shapes_of_rows((rows, clients), size)
@@ -321,14 +297,7 @@ class Contract:
         return full
 
     def check_values(self, key: Key, state: State, clients: ClientData, ids: Array | None = None) -> None:
-        """Checks cohort, index, weights and models of the initial state.
-
-        Args:
-            key: The run's key.
-            state: The initial state.
-            clients: The clients' data.
-            ids: The clients whose rows and data are given; None: all.
-        """
+        """Checks cohort, index, weights and models of the initial state, whose rows are those of `ids`, or all."""
         plan = self.problem.plan
         run = Jitted(self.problem.model.network, plan, self._values, out_shardings=plan.everywhere)
         found = run(key, state, clients, ids)
@@ -354,11 +323,7 @@ class Contract:
     def check_places(self, key: Key, state: State, clients: ClientData, ids: np.ndarray) -> None:
         """Checks the places of the models that clients `ids` predict with, among those that they received.
 
-        Args:
-            key: The run's key.
-            state: The initial state, as the client store keeps it.
-            clients: All clients' data, as the client store keeps them.
-            ids: Numbers of clients.
+        State and clients' data are those that the client store keeps.
         """
         algorithm, plan, data = self.algorithm, self.problem.plan, self.experiment.federation.client_data
         if (predict := algorithm.predict) is None:

@@ -147,7 +147,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
 
 def stale_statistics(experiment: Experiment) -> str:
     """Says that a normalization's averages will hardly have left their initial values; "" if they will have."""
-    momentum = max(experiment.problem.model.network.momenta, default=0.0)
+    momentum = max((each for model in experiment.problem.models for each in model.network.momenta), default=0.0)
     steps = experiment.problem.rounds * float(experiment.steps.mean())
     if (kept := momentum**steps) <= STALE:
         return ""
@@ -163,32 +163,23 @@ def told_once(of_parts: dict[str, str]) -> str:
 
 def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
     """Returns the lines of the plan on what stands between clients and server, other than the defaults."""
-    server, attack, sent, lines = experiment.server, experiment.attack, experiment.compression, []
-    official = experiment.federation.official_test
-    if official is not None:
-        drawn = "drawn from each client's examples; the data set's own are not used"
-        lines.append(("test examples", "the data set's own" if official else drawn))
-    if server.sampler != "uniform":
-        lines.append(("cohorts", server.sampler))
-    if server.aggregator != "mean":
-        lines.append(("aggregator", server.described(experiment.problem.cohort_size)))
-    if attack.active:
-        attackers = experiment.federation.attacker
-        number = 0 if attackers is None else int(attackers.sum())
-        lines.append(("attackers", f"{number} of {experiment.federation.num_clients} clients, {attack.kind}"))
-    if sent.upload != "none":
-        lines.append(("compressed uploads", sent.described))
-    if sent.download != "none":
-        lines.append(("compressed downloads", sent.download))
-    if experiment.problem.clock is not None:
-        lines.append(("clock", experiment.problem.clock.described))
-    if experiment.faults.active:
-        lines.append(("faults", experiment.faults.described))
-    if experiment.client_privacy.active:
-        lines.append(("client privacy", experiment.client_privacy.described))
-    if (chance := experiment.problem.chance) is not None:
-        size = experiment.problem.cohort_size
+    server, attack, sent, clients = experiment.server, experiment.attack, experiment.compression, experiment.federation
+    clock, chance, size = experiment.problem.clock, experiment.problem.chance, experiment.problem.cohort_size
+    drawn = "drawn from each client's examples; the data set's own are not used"
+    tests = {None: "", True: "the data set's own", False: drawn}[clients.official_test]
+    attackers = 0 if clients.attacker is None else int(clients.attacker.sum())
+    lines = [
+        ("test examples", tests),
+        ("cohorts", server.sampler != "uniform" and server.sampler),
+        ("aggregator", server.aggregator != "mean" and server.described(size)),
+        ("attackers", attack.active and f"{attackers} of {clients.num_clients} clients, {attack.kind}"),
+        ("compressed uploads", sent.upload != "none" and sent.described),
+        ("compressed downloads", sent.download != "none" and sent.download),
+        ("clock", clock and clock.described),
+        ("faults", experiment.faults.active and experiment.faults.described),
+        ("client privacy", experiment.client_privacy.active and experiment.client_privacy.described),
+    ]
+    if chance is not None:
         lines.append(("cohorts", f"each client takes part with probability {chance:g}; at most {size} in a round"))
-    if server.secure_aggregation:
-        lines.append(("secure aggregation", "the server sees sums only"))
-    return lines
+    lines.append(("secure aggregation", server.secure_aggregation and "the server sees sums only"))
+    return [(name, text) for name, text in lines if text]

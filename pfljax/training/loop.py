@@ -14,32 +14,30 @@ import jax
 import numpy as np
 
 from pfljax.contract import processes
-from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.fields import knob
-from pfljax.contract.types import Algorithm, ClientData, Key, Split, State
+from pfljax.contract.types import ClientData, Key, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
-from pfljax.exchange.lifting import Use
-from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.rounds import Record
 from pfljax.folder import endings, files
 from pfljax.folder.folders import CLIENTS, Folders, Resume, clear, is_checked
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
 from pfljax.local.privacy import secret_key
-from pfljax.stores import memory, stacks
-from pfljax.stores.compiled import Compiled
+from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
-from pfljax.stores.replicates import ONE, Replicates
-from pfljax.training import choosing, conformance, scoring
+from pfljax.stores.replicates import Replicates
+from pfljax.training import conformance, scoring
+from pfljax.training.compiling import compile_to_fit, profile
 from pfljax.training.describe import plan_lines
+from pfljax.training.outcome import Outcome, make_key
 from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
 
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
 NAMED = 10  # most clients that lines name
-Dispatch = Callable[[], tuple[float, Record]]  # plays the next round: (seconds, record)
 
 
 class Diverged(RunError):
@@ -52,66 +50,14 @@ CheckpointEvery = Annotated[int, knob(at_least=1, help="minimum number of rounds
 
 
 class Schedule(NamedTuple):
-    """When to evaluate and save a run.
+    """When to evaluate and save a run."""
 
-    Attributes:
-        eval_every: Number of rounds between evaluations. The first evaluation is at round 0.
-        checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
-    """
-
-    eval_every: EvalEvery = 10
+    eval_every: EvalEvery = 10  # number of rounds between evaluations. The first evaluation is at round 0.
+    # Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     checkpoint_every: CheckpointEvery = 50
 
 
 EVERY = Schedule()
-
-
-@dataclasses.dataclass(eq=False)
-class Outcome:
-    """The outcome of a run.
-
-    Attributes:
-        summary: Content of summary.json.
-        history: All evaluations.
-        experiment: The run.
-        plan: How clients are mapped to devices.
-        key: The key of the last evaluation.
-        clients: The clients' data, where the run stores them.
-        state: The final state; an error if further rounds overwrote it.
-    """
-
-    summary: dict
-    history: History
-    experiment: Experiment
-    plan: ExecutionPlan
-    key: Key
-    clients: ClientData
-    state: State | OutOfMemory
-
-    def whole_state(self) -> State:
-        """Returns the final state with all clients' rows.
-
-        Raises:
-            OutOfMemory: if the clients' rows are on disk and do not fit in host memory.
-        """
-        if isinstance(self.state, OutOfMemory):
-            raise self.state
-        return stacks.in_memory(self.state)
-
-    def serve(self, use: Callable[[Algorithm], Use], clients: Sequence[int]) -> Any:
-        """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
-        if isinstance(self.state, OutOfMemory):
-            raise self.state
-        build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
-        args = build, self.plan, use, ids, self.key, self.state, self.clients
-        return store_of(self.experiment).serve(self.experiment, *args)
-
-    def detach(self) -> None:
-        """Copies the state to host memory, since the next rounds overwrite it."""
-        try:
-            self.state = stacks.copied(self.whole_state())
-        except OutOfMemory as error:
-            self.state = OutOfMemory(f"the run was trained further, and its earlier state was not kept: {error}")
 
 
 class Trainer:
@@ -133,20 +79,12 @@ class Trainer:
         keep_going: bool = False,
         trackers: Sequence[Tracker | None] = (),
     ):
-        """Checks the directories. Compiles and writes nothing yet.
+        """Checks the directories `outs`, if anything is written. Compiles and writes nothing yet.
 
-        Args:
-            experiments: The runs, with federations padded to the same sizes.
-            outs: The runs' directories; None: write nothing.
-            resume: Whether to resume from the newest intact checkpoint; see `folders.Resume`.
-            say: Called with lines for the user.
-            bar: Whether to show a progress bar if possible.
-            profile: Folder for a trace of a few rounds.
-            keep_going: Whether the other runs continue if the loss of one is not finite.
-            trackers: A tracker for each run, called with its evaluations; empty: no tracking.
-
-        Raises:
-            ArgumentError: if a directory contains another run.
+        Federations are padded to the same sizes. `resume` is as in `folders.Resume`, `say` gets lines for the user, and
+        `profile` is a folder for a trace of a few rounds. With `keep_going`, the other runs continue if the loss of one
+        is not finite. `trackers` has one for each run, called with its evaluations, or none. Raises `ArgumentError` if
+        a directory contains another run.
         """
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
@@ -176,8 +114,7 @@ class Trainer:
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
         """Trains up to round `rounds`, evaluates and saves. Returns the outcome of every run.
 
-        Raises:
-            RunError: if a loss is not finite and its client cannot be dropped, or memory runs out.
+        Raises `RunError` if a loss is not finite and its client cannot be dropped, or memory runs out.
         """
         with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:
@@ -298,7 +235,6 @@ class Trainer:
                 self._evaluate()
 
     def _describe(self) -> None:
-        """Writes config.json."""
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
             files.write_json(out / "config.json", each.described)
 
@@ -415,11 +351,10 @@ class Trainer:
         raise Diverged(f"{why}; a smaller learning rate may help.{kept}")
 
     def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
-        """Adds a row to every run's history.
+        """Adds a row to every run's history, with the runs' `newest` records.
 
-        Args:
-            newest: Each run's last records; None for the initial models. Their "train_loss" is then the loss of their
-                predictions, and the method's own metrics are missing.
+        None are those of the initial models: then "train_loss" is the loss of their predictions, and the method's own
+        metrics are missing.
         """
         found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
         records = newest or [None] * self.replicates.num
@@ -501,42 +436,12 @@ def most_dropped(times: dict[int, int]) -> str:
     return ", ".join(named + others)
 
 
-def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
-    """Returns the outcome of a finished run from its folder. Its state is in host memory or on disk.
-
-    Raises:
-        ArgumentError: if the run's model is not that of the folder.
-    """
-    from pfljax.folder import checkpoints  # orbax is slow to import
-
-    done, key = summary["last"]["round"], jax.random.key(experiment.seed)
-    experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
-    clients = experiment.federation.client_data
-    read = functools.partial(checkpoints.read, out / "checkpoints", done)
-    state = store_of(experiment).read_saved(experiment, read, clients)
-    topology = str(files.read_npz(out / "collaboration.npz")["topology"])
-    history = History(experiment, out, done, topology, summary["scored"])
-    key = make_key(experiment, key, secret_key(experiment.noise_seeds, key), 2, done)
-    return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
-
-
-def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: int) -> Key:
-    """Returns a run's key after `done` rounds; see `Trainer`. With private noise, no two predictors share theirs."""
-    known, hidden = (jax.random.fold_in(each, purpose) for each in (key, secret))
-    if purpose == 1:
-        return experiment.keys(known, hidden)
-    if purpose == 2 and experiment.noise_seeds:
-        return jax.random.fold_in(hidden, done)
-    return hidden if purpose else known
-
-
 def check(experiment: Experiment) -> Experiment:
     """Builds the method once, to find mistakes before compiling anything. Returns the run.
 
-    Raises:
-        ArgumentError: for a knob that does not fit the clients or the model, a user's method that returns something
-            that is not accepted, a store that does not support the method, a metric of the run's that has the name of
-            one of the method's, or more clients to score than there are.
+    Raises `ArgumentError` for a knob that does not fit the clients or the model, a user's method that returns something
+    that is not accepted, a store that does not support the method, a metric of the run's that has the name of one of
+    the method's, or more clients to score than there are.
     """
     num = experiment.federation.num_clients
     if experiment.eval_clients > num:
@@ -546,58 +451,3 @@ def check(experiment: Experiment) -> Experiment:
     store_of(experiment).check(experiment, algorithm)
     conformance.check_metrics(experiment, algorithm)
     return experiment
-
-
-def compile_to_fit(experiment: Experiment, clients: ClientData, length: int, replicates: Replicates = ONE) -> Compiled:
-    """Compiles with the largest chunk, no larger than the plan's, that fits in device memory.
-
-    Models that would be gathered on every device are first passed around a ring instead.
-
-    Raises:
-        RunError: if even one client at a time does not fit.
-    """
-    problem = experiment.problem
-    plan, store = choosing.chosen(experiment), store_of(experiment)
-    while True:
-        sorted_plan = plan.for_steps(experiment.steps, problem.cohort_size)
-        found = store.compile_segment(experiment, clients, sorted_plan, length, replicates)
-        if found.memory.fits:
-            if found.making and not found.making.fits:
-                raise memory.too_large(found.making, "initializing the state")
-            return found
-        plan = memory.next_smaller(plan, problem.cohort_size, found.algorithm.topology)
-        if plan is None:
-            raise memory.too_large(found.memory)
-
-
-def profile(directory: Path, compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData) -> str:
-    """Traces a few rounds on a state that is then discarded. Returns a line that describes where their time goes."""
-    from pfljax.exchange import profiling
-
-    dispatch = dispatcher(compiled, key_for, clients)
-    dispatch()
-    return profiling.describe(profiling.profile(directory, dispatch))
-
-
-def dispatcher(
-    compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData, period: int | None = None
-) -> Dispatch:
-    """Initializes a state. Returns a function that plays its next round to the end.
-
-    Args:
-        compiled: The compiled rounds.
-        key_for: The keys of the initial state (0) and of the rounds (1).
-        clients: The clients' data, where the run stores them.
-        period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
-    """
-    state, done, rounds_key = compiled.init(key_for(0), clients), 0, key_for(1)
-
-    def dispatch() -> tuple[float, Record]:
-        nonlocal state, done
-        begin, number = time.perf_counter(), done % period if period else done
-        state, record, _ = compiled.segment(rounds_key, number, number + 1, state, clients)
-        jax.block_until_ready(state)
-        done += 1
-        return time.perf_counter() - begin, record
-
-    return dispatch

@@ -18,11 +18,7 @@ Advance = Callable[[int], None]  # takes the number of rounds done
 def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool) -> Iterator[Advance]:
     """Shows the number of rounds done, rounds per second and the remaining time.
 
-    Args:
-        total: Total number of rounds.
-        done: Number of rounds done before.
-        say: Called with log lines if no bar is shown; None: no log lines.
-        bar: Whether to show a bar if there is a terminal or notebook.
+    With `bar`, and in a terminal or notebook, as a bar; otherwise as log lines for `say`, if it is given.
     """
     if bar and (sys.stdout.isatty() or "ipykernel" in sys.modules):
         with _bar(total, done) as advance:
@@ -36,12 +32,7 @@ def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool
 
 @contextlib.contextmanager
 def announced(step: str, say: Callable[[str], None] | None) -> Iterator[None]:
-    """Announces a step if it takes long.
-
-    Args:
-        step: Description of the step, such as "compiling".
-        say: Called with the line; None: no announcement.
-    """
+    """Tells `say`, if it is given, of a step, such as "compiling", that takes long."""
     if say is None:
         yield
         return

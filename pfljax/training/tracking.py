@@ -66,15 +66,10 @@ def make_evaluation(
     shared: bool,
     resumed: int,
 ) -> Evaluation:
-    """Makes the `Evaluation` for trackers.
+    """Makes the `Evaluation` for trackers, from a row of metrics.jsonl and by split the means of its scores.
 
-    Args:
-        row: The row of metrics.jsonl.
-        means: By split: the summary of its scores by `metrics.summarize`.
-        scores: By split and metric: one value for each scored client; NaN without examples.
-        used: "index" and "weights" (K, J) of the models that clients use; empty if not all clients are scored.
-        shared: Whether the models are shared rather than the clients' own.
-        resumed: See `Evaluation`.
+    `scores` has one value for each scored client; NaN without examples. `used` has "index" and "weights" (K, J) of the
+    models that clients use, which may be `shared`; it is empty if not all clients are scored.
     """
     scalars = {f"{name}/{split}": value for split, found in means.items() for name, value in found.items()}
     told = {"round", *means["test"], *(f"validation_{name}" for name in means["test"])}
@@ -96,9 +91,7 @@ def make_evaluation(
 class _Tracker:
     """What trackers of a library share: one open run for each run of a comparison.
 
-    Attributes:
-        package: The library's package.
-        board: Name of the folder in which the command line keeps a run's files of the tracker.
+    `package` is the library's, and `board` the folder in which the command line keeps a run's files of the tracker.
     """
 
     package = board = ""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from quadratics import SIZES, descend, loss_of, play, vectors
+from quadratics import SIZES, descend, loss_of, nearest_on_simplex, play, vectors
 
 
 def test_afl_by_hand():
@@ -14,13 +14,7 @@ def test_afl_by_hand():
         losses = np.array([loss_of(federation, k, w) for k in range(4)])
         trained = [descend(federation, k, w, 1) for k in range(4)]
         w = np.average(trained, axis=0, weights=share)
-        # The nearest point of the simplex: subtract an offset so that the positive parts sum to 1.
-        raised = share + rate * losses
-        low, high = raised.min() - 1, raised.max()
-        for _ in range(100):
-            middle = (low + high) / 2
-            low, high = (middle, high) if np.maximum(raised - middle, 0).sum() > 1 else (low, middle)
-        share = np.maximum(raised - low, 0)
+        share = nearest_on_simplex(share + rate * losses)
         np.testing.assert_allclose(states[number + 1].server, share, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(vectors(states[number + 1].models)[0], w, rtol=1e-3, atol=1e-4)
     assert (share == 0).any() and share.sum() == pytest.approx(1)

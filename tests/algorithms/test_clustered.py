@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import RATE, gradient, play, vectors
+from quadratics import RATE, descend, play, vectors
 
 from pfljax.algorithms import clustered
 from pfljax.algorithms.common import clusters
@@ -153,12 +153,7 @@ def test_clusters_are_found_and_averaged_apart():
     # The last round by hand: FedAvg within each cluster.
     before = vectors(states[-2].models)
     for kind in (0, 1):
-        trained = []
-        for k in range(kind, 6, 2):
-            own = before[k].copy()
-            for _ in range(2):
-                own = own - RATE * gradient(federation, k, own)
-            trained.append(own)
+        trained = [descend(federation, k, before[k], 2) for k in range(kind, 6, 2)]
         np.testing.assert_allclose(theta[kind], np.mean(trained, axis=0), rtol=1e-4, atol=1e-5)
     late = play("clustered", rounds=2, epochs=2, knobs=knobs | {"warmup": 9}, federation=federation)[2]
     assert (np.asarray(late[-1].server.label) == 0).all()

@@ -1,7 +1,7 @@
 """Ditto by hand on quadratics."""
 
 import numpy as np
-from quadratics import RATE, SIZES, descend, gradient, play, vectors
+from quadratics import SIZES, descend, play, vectors
 
 
 def test_ditto_by_hand():
@@ -9,8 +9,7 @@ def test_ditto_by_hand():
     w, own = vectors(states[0].models)[0], vectors(states[0].clients.own.model)
     for _ in range(2):
         for k in range(4):
-            for _ in range(3):
-                own[k] = own[k] - RATE * (gradient(federation, k, own[k]) + 2.0 * (own[k] - w))
+            own[k] = descend(federation, k, own[k], 3, lambda v, w=w: 2.0 * (v - w))
         w = np.average([descend(federation, k, w, 3) for k in range(4)], axis=0, weights=SIZES)
     np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(vectors(states[-1].models)[0], w, rtol=1e-4, atol=1e-5)

@@ -5,20 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from networks import (
-    BODY,
-    HEAD,
-    RATE,
-    assert_row_close,
-    descend,
-    examples,
-    features,
-    gradient,
-    mean,
-    play,
-    row,
-    step,
-)
+from networks import BODY, HEAD, RATE, assert_row_close, descend, examples, features, gradient, mean, play, row, step
 
 from pfljax.algorithms import fedas
 from pfljax.exchange.rounds import cohort_of

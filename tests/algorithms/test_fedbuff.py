@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import MINI, RATE, SIZES, gradient, play, vectors
+from quadratics import MINI, RATE, SIZES, descend, play, vectors
 
 from pfljax.contract.types import Cohort, State
 from pfljax.exchange import lifting
@@ -18,27 +18,21 @@ EMPTY = (2, 0, 5, 1, 3)
 LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]])
 
 
-def delayed(algorithm):
-    """The algorithm with its delays given, round by round."""
-    return toys.scripted(algorithm, LATE[..., None])
-
-
 @pytest.mark.parametrize(("mean", "discount", "server_rate"), [("weighted", 0.5, 0.7), ("uniform", 0.0, 1.0)])
 def test_by_hand(mean, discount, server_rate):
     federation = toys.make_federation(EMPTY, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2)
     knobs = {"max_staleness": 2, "discount": discount, "server_rate": server_rate, "mean": mean}
-    algorithm = delayed(toys.make_algorithm("fedbuff", problem, **knobs))
-    states, records = toys.train(algorithm, problem, federation.client_data, len(LATE))
+    options = {"script": LATE[..., None], "epochs": 2}
+    played = toys.play("fedbuff", federation, len(LATE), optax.sgd(RATE), knobs, **options)
+    _, problem, algorithm, states, records = played
     weights = np.float64(EMPTY) if mean == "weighted" else np.float64(np.array(EMPTY) > 0)
     models = [vectors(states[0].models)[0]]
     for number, late in enumerate(LATE):
         step = np.zeros(4)
         for k in np.flatnonzero(EMPTY):
-            own = start = models[number - late[k]]
-            for _ in range(2):
-                own = own - RATE * gradient(federation, k, own)
-            step += weights[k] / weights.sum() * (own - start) / (1 + late[k]) ** discount
+            start = models[number - late[k]]
+            moved = descend(federation, k, start, 2) - start
+            step += weights[k] / weights.sum() * moved / (1 + late[k]) ** discount
         models.append(models[-1] + server_rate * step)
         stack = [models[max(number + 1 - age, 0)] for age in range(3)]
         np.testing.assert_allclose(vectors(states[number + 1].models), stack, rtol=1e-4, atol=1e-5)
@@ -89,10 +83,9 @@ def test_nobody_is_later_than_the_rounds_played(delays, played):
 
 def test_batch_statistics_are_means_of_the_buffer():
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), model=toys.Normalized, epochs=2)
-    algorithm = toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.5)
     late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
-    states, _ = toys.train(toys.scripted(algorithm, late[..., None]), problem, federation.client_data, 3)
+    knobs, options = {"max_staleness": 2, "server_rate": 0.5}, {"model": toys.Normalized, "epochs": 2}
+    states = toys.play("fedbuff", federation, 3, optax.sgd(RATE), knobs, late[..., None], **options).states
     expected = np.zeros((2, 3))
     for k, size in enumerate(SIZES):
         x = np.float64(federation.train.x[k, np.arange(5) % size])  # what fills the batch are its first, once more

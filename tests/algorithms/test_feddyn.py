@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from quadratics import RATE, SIZES, gradient, play, vectors
+from quadratics import SIZES, descend, play, vectors
 
 EMPTY = (2, 0, 5, 1, 3)
 
@@ -21,9 +21,8 @@ def test_by_hand(mean):
     for number in range(3):
         trained = np.tile(theta, (5, 1))
         for k in np.flatnonzero(EMPTY):
-            for _ in range(3):
-                pull = alpha * (trained[k] - theta) - slopes[k]
-                trained[k] = trained[k] - RATE * (gradient(federation, k, trained[k]) + pull)
+            pull = lambda own, theta=theta, slope=slopes[k]: alpha * (own - theta) - slope
+            trained[k] = descend(federation, k, theta, 3, pull)
             slopes[k] = slopes[k] - alpha * (trained[k] - theta)
         h = h - alpha * weights @ (trained - theta) / weights.sum()
         theta = weights @ trained / weights.sum() - h / alpha

@@ -1,7 +1,6 @@
 """FedEM and D-FedEM against Eq. 6-10 written out in NumPy, and against their limit cases."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,9 +14,8 @@ from pfljax.evaluation import metrics
 RATE = 0.1
 
 
-def regression(sizes, **options):
-    federation = toys.make_federation(sizes, "regression", features=2)
-    return federation, toys.make_problem(federation, optax.sgd(RATE), **options)
+def regression(sizes):
+    return toys.make_federation(sizes, "regression", features=2)
 
 
 def arrays(params):
@@ -62,9 +60,10 @@ def data_of(federation):
 @pytest.mark.parametrize(("num", "smaller", "batch_size", "epochs"), [(2, 4, 0, 3), (4, 1, 2, 2)])
 def test_two_rounds_of_two_clients_by_hand(num, smaller, batch_size, epochs):
     """Also with more components than a client has examples."""
-    federation, problem = regression((smaller, 5), batch_size=batch_size, epochs=epochs)
-    algorithm = toys.make_algorithm("fedem", problem, components=num)
-    states, records = toys.train(algorithm, problem, federation.client_data, 2)
+    options = {"knobs": {"components": num}, "batch_size": batch_size, "epochs": epochs}
+    federation, problem, _, states, records = toys.play(
+        "fedem", regression((smaller, 5)), 2, optax.sgd(RATE), **options
+    )
     clients = data_of(federation)
     w, b = arrays(states[0].models)
     assert not np.allclose(w[0], w[1])
@@ -72,7 +71,7 @@ def test_two_rounds_of_two_clients_by_hand(num, smaller, batch_size, epochs):
     for number in range(2):
         work_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), number)
         before = f_by_hand(w, b, pi, clients)
-        sums_w, sums_b, total = 0, 0, 0
+        sums_w, sums_b = 0, 0
         for k, (x, y) in enumerate(clients):
             q, pi[k] = e_step(pi[k], losses_by_hand(w, b, x, y))
             orders = problem.solver.draw_orders(jax.random.fold_in(work_key, k), len(y), 5)
@@ -80,16 +79,12 @@ def test_two_rounds_of_two_clients_by_hand(num, smaller, batch_size, epochs):
             size = batch_size or 5
             batches = [order[at : at + size] for order in orders for at in range(0, len(y), size)]
             trained = [m_step(w[m], b[m], q[m], x, y, batches) for m in range(num)]
-            sums_w, sums_b = (
-                sums_w + len(y) * np.stack([t[0] for t in trained]),
-                sums_b + len(y) * np.array([t[1] for t in trained]),
-            )
-            total += len(y)
-        np.testing.assert_allclose(records[number].metrics["negative_log_likelihood"], before, rtol=1e-5)
-        np.testing.assert_allclose(
-            records[number].metrics["delta_pi"], before - f_by_hand(w, b, pi, clients), rtol=1e-3, atol=1e-6
-        )
-        w, b = sums_w / total, sums_b / total
+            sums_w = sums_w + len(y) * np.stack([t[0] for t in trained])
+            sums_b = sums_b + len(y) * np.array([t[1] for t in trained])
+        found, gain = records[number].metrics, before - f_by_hand(w, b, pi, clients)
+        np.testing.assert_allclose(found["negative_log_likelihood"], before, rtol=1e-5)
+        np.testing.assert_allclose(found["delta_pi"], gain, rtol=1e-3, atol=1e-6)
+        w, b = sums_w / (smaller + 5), sums_b / (smaller + 5)
         np.testing.assert_allclose(states[number + 1].clients.v, pi, rtol=1e-4)
         found = arrays(states[number + 1].models)
         np.testing.assert_allclose(found[0], w, rtol=1e-4, atol=1e-6)
@@ -123,18 +118,24 @@ def test_decentralized_on_the_complete_graph_is_fedem():
     assert records[0].down == records[0].up == one_way
 
 
+def mixing(sizes, rounds, knobs=None, **options):
+    """D-FedEM's states where clients mix models that are apart, and do not train them."""
+    federation = toys.make_federation(sizes)
+    problem = toys.make_problem(federation, optax.sgd(0.0), **options)
+    algorithm = toys.make_algorithm("dfedem", problem, components=2, **knobs or {})
+    start, own = toys.start(algorithm, problem, federation.client_data), np.arange(len(sizes), dtype=np.float32)
+    models = jax.tree.map(lambda leaf: leaf + own.reshape(-1, *[1] * (leaf.ndim - 1)), start.models)
+    return toys.train(algorithm, problem, federation.client_data, rounds, state=start._replace(models=models))[0]
+
+
 @pytest.mark.parametrize(
     "knobs", [{"graph": "ring"}, pytest.param({"edge_probability": 0.3, "graphs": 4}, marks=pytest.mark.slow)]
 )
 def test_decentralized_mixing_is_the_matrix(knobs):
-    federation = toys.make_federation((4, 3, 5, 2, 4, 4))
-    problem = toys.make_problem(federation, optax.sgd(0.0))
-    algorithm = toys.make_algorithm("dfedem", problem, components=2, **knobs)
-    start = toys.start(algorithm, problem, federation.client_data)
-    models = jax.tree.map(lambda leaf: leaf + jnp.arange(6.0).reshape(6, *[1] * (leaf.ndim - 1)), start.models)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 5, state=start._replace(models=models))
+    states = mixing((4, 3, 5, 2, 4, 4), 5, knobs)
+    start = states[0]
     neighbors, weights = np.asarray(start.clients.neighbors), np.asarray(start.clients.weights)  # (K, T, J)
-    expected = np.float64(models["Dense_0"]["bias"])
+    expected = np.float64(start.models["Dense_0"]["bias"])
     for number, state in enumerate(states[1:]):
         matrix = np.zeros((6, 6))
         t = number % neighbors.shape[1]
@@ -148,15 +149,10 @@ def test_decentralized_mixing_is_the_matrix(knobs):
 
 
 def test_absent_clients_take_no_weight_with_them():
-    federation = toys.make_federation((4,) * 7)
-    problem = toys.make_problem(federation, optax.sgd(0.0), cohort=4)
-    algorithm = toys.make_algorithm("dfedem", problem, components=2)
-    start = toys.start(algorithm, problem, federation.client_data)
-    models = jax.tree.map(lambda leaf: leaf + jnp.arange(7.0).reshape(7, *[1] * (leaf.ndim - 1)), start.models)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 6, state=start._replace(models=models))
+    states = mixing((4,) * 7, 6, cohort=4)
     spread = [np.ptp(np.asarray(state.models["Dense_0"]["bias"]), axis=0).max() for state in states]
     for state in states[1:]:
-        toys.assert_trees_close(tree_mean(state.models), tree_mean(models), rtol=1e-5, atol=1e-5)
+        toys.assert_trees_close(tree_mean(state.models), tree_mean(states[0].models), rtol=1e-5, atol=1e-5)
     assert spread[-1] < 0.8 * spread[0]
 
 
@@ -179,10 +175,8 @@ def test_predictions_mix_probabilities():
 
 @pytest.mark.parametrize(("name", "steps"), [("fedem", 1), ("fedem", 4), ("dfedem", 3)])
 def test_newcomers_take_e_steps_from_equal_weights(name, steps):
-    federation, problem = regression((5, 5, 5))
-    default = {} if steps == 1 else {"newcomer_steps": steps}
-    algorithm = toys.make_algorithm(name, problem, components=2, **default)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    knobs = {"components": 2} | ({} if steps == 1 else {"newcomer_steps": steps})
+    _, problem, algorithm, states, _ = toys.play(name, regression((5, 5, 5)), 3, optax.sgd(RATE), knobs)
     newcomers = toys.make_federation((3, 6), "regression", features=2, seed=7)
     found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
     models = states[-1].models if name == "fedem" else tree_mean(states[-1].models)
@@ -211,7 +205,7 @@ def test_a_federation_with_a_tiny_client_is_trained():
 def test_sampling_needs_a_symmetric_matrix(tmp_path):
     matrix = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
     np.save(tmp_path / "w.npy", matrix)
-    _, problem = regression((5, 3, 4))
+    problem = toys.make_problem(regression((5, 3, 4)))
     knobs = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
     toys.make_algorithm("dfedem", problem, **knobs)
     with pytest.raises(ArgumentError, match=r"^participation: accepted below 1 only with a symmetric mixing matrix"):

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import quadratics
 import toys
+from quadratics import play, vectors
+from scipy.special import softmax
 
 from pfljax import ArgumentError, data
 from pfljax.algorithms import FedeRiCo, FedeRiCoCentralized, Local
@@ -27,22 +28,11 @@ SIZES = np.array([2, 4, 3, 1])
 K, RATE, BETA = 4, 0.05, 0.6
 
 
-def parameters(state):
-    """Every model as one vector (K, 4), the intercept last, in float64."""
-    layer = state.models["Dense_0"]
-    return np.concatenate([np.float64(layer["kernel"])[:, :, 0], np.float64(layer["bias"])], axis=1)
-
-
 def loss_and_gradient(theta, split, k):
     """Squared error of one model on client k's data, summed, and its gradient."""
     x = np.append(np.float64(split.x[k, : split.size[k]]), np.ones((split.size[k], 1)), axis=1)
     error = x @ theta - split.y[k, : split.size[k]]
     return (error**2).sum(), 2 * x.T @ error
-
-
-def softmax(scores):
-    exp = np.exp(scores - scores.max())
-    return exp / exp.sum()
 
 
 def collaboration(algorithm, problem, federation):
@@ -69,11 +59,7 @@ def by_id(table, name):
 
 # Models held by each client, its own first. Only client 3 holds its model until the third round.
 SCRIPT = np.array(
-    [
-        [[0, 1], [1, 2], [2, 0], [3, 0]],
-        [[0, 2], [1, 2], [2, 1], [3, 1]],
-        [[0, 1], [1, 3], [2, 3], [3, 0]],
-    ]
+    [[[0, 1], [1, 2], [2, 0], [3, 0]], [[0, 2], [1, 2], [2, 1], [3, 1]], [[0, 1], [1, 3], [2, 3], [3, 0]]]
 )
 
 
@@ -89,13 +75,12 @@ SCRIPT = np.array(
 def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
     federation = toys.make_federation(SIZES, "regression")
     split = federation.train
-    problem = toys.make_problem(federation, optax.sgd(RATE))
     knobs = {"neighbors": 1, "beta": BETA, "tracking": tracking, "faithful": faithful, "rule": "posterior"}
-    algorithm = toys.scripted(toys.make_algorithm("federico", problem, **knobs), SCRIPT)
-    states, _ = toys.train(algorithm, problem, federation.client_data, len(SCRIPT))
+    played = toys.play("federico", federation, len(SCRIPT), optax.sgd(RATE), knobs, SCRIPT)
+    _, problem, algorithm, states, _ = played
     weights_of = collaboration(algorithm, problem, federation)
 
-    theta = parameters(states[0])
+    theta = vectors(states[0].models)
     evaluated = np.full((K, K), faithful)
     last, tracked = np.zeros((K, K)), np.zeros((K, K))  # line 3
     moderate = False
@@ -118,7 +103,7 @@ def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
                 gradient[b] += weights[b] * slope  # line 17
         theta = theta - RATE * gradient / SIZES[:, None]
         state = states[number + 1]
-        np.testing.assert_allclose(parameters(state), theta, rtol=2e-4, atol=2e-6)
+        np.testing.assert_allclose(vectors(state.models), theta, rtol=2e-4, atol=2e-6)
         table = state.clients.table
         for name, expected in (("last", last), ("tracked", tracked)):
             found = by_id(table, name)
@@ -135,12 +120,11 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     split = federation.train
     for k, size in enumerate(split.size):  # equal examples within a client: their order plays no part
         split.x[k, :size], split.y[k, :size] = split.x[k, 0], split.y[k, 0]
-    problem = toys.make_problem(federation, optax.sgd(RATE), batch_size=2)
-    algorithm = toys.make_algorithm("federico", problem, neighbors=1, rule="posterior")
+    knobs = {"neighbors": 1, "rule": "posterior"}
+    *_, algorithm, states, records = toys.play("federico", federation, 1, optax.sgd(RATE), knobs, SCRIPT, batch_size=2)
     assert algorithm.exchanges == 3
-    states, records = toys.train(toys.scripted(algorithm, SCRIPT), problem, federation.client_data, 1)
 
-    theta = parameters(states[0])
+    theta = vectors(states[0].models)
     totals = np.array([[loss_and_gradient(theta[b], split, i)[0] for b in SCRIPT[0, i]] for i in range(K)])
     weights = np.stack([softmax(-row) for row in totals])  # held fixed over the round
     sent = 0
@@ -152,7 +136,7 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
                 for b, weight in zip(SCRIPT[0, i], weights[i], strict=True):
                     gradient[b] += weight * loss_and_gradient(theta[b], split, i)[1]
         theta = theta - RATE * gradient / split.size[:, None]
-    np.testing.assert_allclose(parameters(states[1]), theta, rtol=2e-4, atol=2e-6)
+    np.testing.assert_allclose(vectors(states[1].models), theta, rtol=2e-4, atol=2e-6)
     last = by_id(states[1].clients.table, "last")
     np.testing.assert_allclose(np.take_along_axis(last, SCRIPT[0], axis=1), totals, rtol=2e-4)
     model_bytes = 4 * 4  # three weights and an intercept
@@ -160,29 +144,31 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
     assert records[0].down == sent * model_bytes  # who has no batch left downloads no more
 
 
+def train_and_note(method, federation, rate, rounds):
+    """All states, and the models (rounds, K, J) that clients drew."""
+    problem, held = toys.make_problem(federation, optax.sgd(rate)), {}
+    noting = toys.watched(method.build(problem), lambda *found: held.update({(int(found[0]), int(found[1])): found[2]}))
+    states, _ = toys.train(noting, problem, federation.client_data, rounds)
+    jax.effects_barrier()
+    return states, [[held[number, k] for k in range(problem.num_clients)] for number in range(rounds)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "examples"), [(0.0, 1.5), (0.3, np.inf)])
 def test_rounds_with_the_draws_given(epsilon, examples):
     """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
-    num, sizes, drawn = 5, np.array([2, 4, 3, 6, 1]), np.zeros((6, 5, 3), int)
+    num, sizes = 5, np.array([2, 4, 3, 6, 1])
     federation = toys.make_federation(sizes, "regression", features=2, seed=3)
-    problem = toys.make_problem(federation, optax.sgd(RATE))
     method = FedeRiCo(neighbors=2, epsilon=epsilon, beta=BETA, rule="posterior", effective_examples=examples)
-
-    def note(number, client, ids):
-        drawn[number, client] = ids
-
-    noting = toys.watched(method.build(problem), note)
-    states, _ = toys.train(noting, problem, federation.client_data, 6)
-    jax.effects_barrier()
-    theta, explored = parameters(states[0]), 0
+    states, drawn = train_and_note(method, federation, RATE, 6)
+    theta, explored = vectors(states[0].models), 0
     last, tracked, known = np.zeros((num, num)), np.zeros((num, num)), np.zeros((num, num), bool)
     for number, held in enumerate(drawn):
         gradient = np.zeros_like(theta)
         for i, n in enumerate(sizes):
             others = np.setdiff1d(np.arange(num), [i])
             rank = np.where(known[i, others], tracked[i, others], -np.inf)  # models never evaluated come first
-            greedy = np.sort(rank)[:2].tolist() == np.sort([rank[others == b][0] for b in held[i, 1:]]).tolist()
+            greedy = np.sort(rank)[:2].tolist() == np.sort([rank[others == b][0] for b in held[i][1:]]).tolist()
             explored += not greedy
             evaluated = {b: loss_and_gradient(theta[b], federation.train, i) for b in held[i]}
             for b, (loss, _) in evaluated.items():
@@ -196,7 +182,7 @@ def test_rounds_with_the_draws_given(epsilon, examples):
             for b, (_, slope) in evaluated.items():
                 gradient[b] += weights[b] * slope / sizes[b]  # summed over n_i examples; the owner divides by n_b
         theta = theta - RATE * gradient
-        np.testing.assert_allclose(parameters(states[number + 1]), theta, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(vectors(states[number + 1].models), theta, rtol=1e-3, atol=1e-5)
     assert known.all() and (explored > 0) == (epsilon > 0)
 
 
@@ -248,16 +234,9 @@ def linear_models(state):
 @pytest.mark.slow
 def test_rounds_of_friends_with_the_draws_given():
     """Eight rounds in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
-    num, rate, sizes, drawn = 5, 0.5, np.array([12, 20, 9, 15, 1]), np.zeros((8, 5, 3), int)
+    num, rate, sizes = 5, 0.5, np.array([12, 20, 9, 15, 1])
     federation = labels_of_two_groups(sizes)
-    problem = toys.make_problem(federation, optax.sgd(rate))
-
-    def note(number, client, ids):
-        drawn[number, client] = ids
-
-    noting = toys.watched(FedeRiCo(neighbors=2, beta=BETA).build(problem), note)
-    states, _ = toys.train(noting, problem, federation.client_data, 8)
-    jax.effects_barrier()
+    states, drawn = train_and_note(FedeRiCo(neighbors=2, beta=BETA), federation, rate, 8)
     data_of = [(federation.train.x[k, :n], federation.train.y[k, :n]) for k, n in enumerate(sizes)]
     theta, bars = linear_models(states[0]), np.zeros(num)
     last, tracked = np.zeros((num, num)), np.full((num, num), np.inf)
@@ -343,20 +322,11 @@ def test_label_code_is_the_code_length_of_the_labels(size):
 
 
 @pytest.mark.slow
-def test_beta_one_keeps_the_newest_loss_only():
-    states = quadratics.play("federico", knobs={"neighbors": 1, "beta": 1.0, "epsilon": 1.0, "rule": "posterior"})[2]
-    table = states[2].clients.table
-    tracked, last = np.asarray(table.tracked), np.asarray(table.last)
-    assert np.isfinite(tracked).sum() >= 2 * K and not np.isnan(tracked).any()
-    np.testing.assert_array_equal(tracked[np.isfinite(tracked)], last[np.isfinite(tracked)])
-
-
-@pytest.mark.slow
 def test_newcomers_weigh_by_one_e_step():
-    federation, algorithm, states, _, _ = quadratics.play("federico", knobs={"neighbors": 2})
+    federation, algorithm, states, _, _ = play("federico", knobs={"neighbors": 2})
     problem = toys.make_problem(federation)
     found = toys.adapt(algorithm, problem, jax.random.key(0), states[2], federation.client_data)
-    theta = parameters(states[2])
+    theta = vectors(states[2].models)
     losses = np.array([[loss_and_gradient(model, federation.train, k)[0] for model in theta] for k in range(4)])
     order = np.argsort(losses, axis=1)  # the heaviest first
     weights = [softmax(-row[first]) for row, first in zip(losses, order, strict=True)]
@@ -381,12 +351,9 @@ def test_knobs_that_do_not_fit_are_refused(knobs):
 
 def test_delta_returns_the_weighted_change_of_local_epochs():
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=3)
-    algorithm = toys.scripted(
-        toys.make_algorithm("federico", problem, neighbors=1, update="delta", rule="posterior"), SCRIPT
-    )
-    states, _ = toys.train(algorithm, problem, federation.client_data, 1)
-    theta = parameters(states[0])
+    knobs = {"neighbors": 1, "update": "delta", "rule": "posterior"}
+    states = toys.play("federico", federation, 1, optax.sgd(RATE), knobs, SCRIPT, epochs=3).states
+    theta = vectors(states[0].models)
     expected = theta.copy()
     for i in range(K):
         held = SCRIPT[0, i]
@@ -396,7 +363,7 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
             for _ in range(3):
                 copy = copy - RATE * loss_and_gradient(copy, federation.train, i)[1] / SIZES[i]
             expected[b] += weight * SIZES[i] / SIZES[b] * (copy - theta[b])
-    np.testing.assert_allclose(parameters(states[1]), expected, rtol=2e-4, atol=2e-6)
+    np.testing.assert_allclose(vectors(states[1].models), expected, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -416,23 +383,16 @@ def test_delta_trains_each_held_model_with_noise_of_its_own():
     assert np.abs(kernel[0] - kernel[1]).max() > 1e-3  # equal models on equal examples
 
 
-def play(name, rounds=3, optimizer=None, sizes=(5, 1, 3, 4, 2), batch_size=0, plan=None, **knobs):
-    federation = toys.make_federation(sizes)
-    problem = toys.make_problem(federation, optimizer or optax.adam(0.05), batch_size=batch_size, plan=plan)
-    algorithm = toys.make_algorithm(name, problem, **knobs)
-    states, records = toys.train(algorithm, problem, federation.client_data, rounds)
-    return states, records, algorithm, federation
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "devices"), [pytest.param(0, 2, marks=pytest.mark.slow), (2, 1)])
 def test_without_neighbors_it_is_local_training(batch_size, devices):
-    options = {"sizes": (5, 1, 3, 4), "batch_size": batch_size, "plan": make_plan("map", devices=devices)}
-    alone, records, _, _ = play("federico", neighbors=0, **options)
-    local, _, _, _ = play("local", **options)
+    options = {"optimizer": optax.adam(0.05), "batch_size": batch_size, "plan": make_plan("map", devices=devices)}
+    played = functools.partial(toys.play, federation=toys.make_federation((5, 1, 3, 4)), rounds=3, **options)
+    *_, alone, records = played("federico", knobs={"neighbors": 0})
+    local = played("local").states
     toys.assert_trees_close(alone[-1].models, local[-1].models, rtol=1e-5, atol=1e-6)
     assert all(record.down == 0 and record.up == 0 for record in records)
-    joint, records, _, _ = play("federico", neighbors=1, rule="posterior", **options)
+    *_, joint, records = played("federico", knobs={"neighbors": 1, "rule": "posterior"})
     assert all(record.down > 0 for record in records)
     difference = np.abs(joint[-1].models["Dense_0"]["kernel"] - local[-1].models["Dense_0"]["kernel"])
     assert difference.max() > 0.01
@@ -459,7 +419,7 @@ def test_a_round_carries_data_only_to_the_models_held():
     states, _ = play(federation.client_data)
     federation.train.y[3] += 1  # client 3 holds models 3 and 0
     other, _ = play(federation.client_data)
-    changed = (parameters(states[1]) != parameters(other[1])).any(axis=1)
+    changed = (vectors(states[1].models) != vectors(other[1].models)).any(axis=1)
     np.testing.assert_array_equal(changed, [True, False, False, True])
 
 
@@ -492,12 +452,8 @@ def test_epsilon_decides_who_is_downloaded():
 @pytest.mark.slow
 def test_a_small_table_keeps_the_own_model_and_the_newest():
     federation = toys.make_federation((2,) * 7)
-    problem = toys.make_problem(federation)
-    algorithm = toys.make_algorithm("federico", problem, neighbors=2, epsilon=1.0, candidates=4, collaborators=3)
-    state, held = toys.start(algorithm, problem, federation.client_data), {}
-    noting = toys.watched(algorithm, lambda number, client, ids: held.update({(int(number), int(client)): {*ids}}))
-    states, _ = toys.train(noting, problem, federation.client_data, 6, state=state)
-    jax.effects_barrier()
+    method = FedeRiCo(neighbors=2, epsilon=1.0, candidates=4, collaborators=3)
+    states, held = train_and_note(method, federation, 0.1, 6)
     for number, (before, state) in enumerate(itertools.pairwise(states)):
         ids = np.asarray(state.clients.table.ids)
         old = before.clients.table
@@ -505,12 +461,13 @@ def test_a_small_table_keeps_the_own_model_and_the_newest():
         for k in range(7):
             known = ids[k].tolist()
             assert ids[k, 0] == k and len(set(known)) == 4
-            assert held[number, k] <= set(known)
+            assert set(held[number][k]) <= set(known)
             left = [(t, i) for i, t in zip(old.ids[k].tolist(), old.tracked[k].tolist(), strict=True)]
             gone = [pair for pair in left if pair[1] not in known]
-            stayed = [pair for pair in left if pair[1] in known and pair[1] not in held[number, k]]
+            stayed = [pair for pair in left if pair[1] in known and pair[1] not in held[number][k]]
             assert all(worse[0] >= better[0] for worse in gone for better in stayed)
-    weights = collaboration(algorithm, problem, federation)(states[-1])
+    problem = toys.make_problem(federation)
+    weights = collaboration(method.build(problem), problem, federation)(states[-1])
     for k in range(7):
         used = np.flatnonzero(weights[k])
         assert 0 < len(used) <= 3 and np.isin(used, states[-1].clients.table.ids[k]).all()
@@ -539,9 +496,8 @@ def test_newcomers_weigh_all_models_in_blocks():
 
 def test_models_are_weighed_as_they_predict_not_as_they_train():
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, model=toys.Dropped)
-    algorithm = toys.make_algorithm("federico", problem, neighbors=0, rule="posterior")
-    states, records = toys.train(algorithm, problem, federation.client_data, 1)
+    knobs = {"neighbors": 0, "rule": "posterior"}
+    *_, states, records = toys.play("federico", federation, 1, knobs=knobs, model=toys.Dropped)
     layer = states[0].models["Dense_0"]
     last, split = by_id(states[1].clients.table, "last"), federation.train
     for k, size in enumerate(SIZES):

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import toys
-from quadratics import RATE, gradient, play, vectors
+from quadratics import descend, play, vectors
 
 EMPTY = (2, 0, 5, 1, 3)
 
@@ -21,10 +21,7 @@ def test_by_hand(mean):
     for number in range(4):
         theta, moved = models[-1], np.zeros((5, 4))
         for k in np.flatnonzero(EMPTY):
-            own = theta
-            for _ in range(8):
-                own = own - RATE * gradient(federation, k, own)
-            moved[k] = own - theta
+            moved[k] = descend(federation, k, theta, 8) - theta
         step = share @ moved
         rates.append(max(1, share @ np.square(moved).sum(axis=1) / (2 * (step @ step + eps))))
         models.append(theta + rates[-1] * step)

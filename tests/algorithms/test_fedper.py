@@ -9,8 +9,7 @@ from quadratics import RATE, SIZES
 
 def test_a_round_by_hand_shares_the_base_only():
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(RATE), epochs=2, hidden=(3,))
-    states, records = toys.train(toys.make_algorithm("fedper", problem), problem, federation.client_data, 1)
+    *_, states, records = toys.play("fedper", federation, 1, optax.sgd(RATE), epochs=2, hidden=(3,))
     assert jax.tree.leaves(states[1].models[HEAD]) == []
     bodies = []
     for k in range(4):

@@ -20,8 +20,7 @@ def sharp(params, x, y, rho):
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs"),
-    [("fedsam", {"rho": 0.05}), ("fedsam", {"rho": 0.5}), ("mofedsam", {"rho": 0.5, "beta": 0.3})],
+    ("name", "knobs"), [("fedsam", {"rho": 0.05}), ("fedsam", {"rho": 0.5}), ("mofedsam", {"rho": 0.5, "beta": 0.3})]
 )
 def test_rounds_by_hand(name, knobs):
     federation, _, _, states, _ = networks.play(name, 3, SIZES, knobs=knobs, epochs=3)

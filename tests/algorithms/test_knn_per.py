@@ -23,10 +23,8 @@ SIZES, KEY = (6, 1, 0, 3), jax.random.key(0)
 def trained(name, **knobs):
     """(federation, problem, algorithm, last state, records) after two rounds."""
     federation = toys.make_federation(SIZES, validation_size=4)
-    problem = toys.make_problem(federation, optax.sgd(0.3), hidden=(4,), batch_size=2)
-    algorithm = toys.make_algorithm(name, problem, **knobs)
-    states, records = toys.train(algorithm, problem, federation.client_data, 2)
-    return federation, problem, algorithm, states[-1], records
+    played = toys.play(name, federation, 2, optax.sgd(0.3), knobs, hidden=(4,), batch_size=2)
+    return played._replace(states=played.states[-1])
 
 
 def predicted(algorithm, problem, state, clients, x, key=KEY):

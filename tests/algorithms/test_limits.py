@@ -7,7 +7,7 @@ import toys
 from quadratics import MINI, RATE, SIZES, play, vectors
 
 SIX, EQUAL = (2, 5, 1, 3, 4, 2), (3, 3, 3, 3)
-SCORED_ON_OTHERS = ("fedala", "fedexp")  # clients' own copies, and a mean over two rounds
+SCORED_ON_OTHERS = ("fedala", "fedexp", "l2sgd")  # clients' own copies, a mean over two rounds, own models
 
 
 def models_of(name, sizes=SIZES, knobs=None):
@@ -38,6 +38,8 @@ def scored_of(name, sizes=SIZES, knobs=None):
         ("fedala", {"layers": 0}, SIZES),
         ("fedexp", {"eps": 1e9}, SIZES),
         ("pfedmb", {"branches": 1}, SIZES),
+        ("l2sgd", {"pull": 1.0}, SIZES),
+        ("fedasync", {"alpha": 1.0, "rho": 0.0, "max_staleness": 0}, SIZES),
     ],
 )
 def test_with_its_knob_off_it_is_fedavg(name, off, sizes):

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from quadratics import RATE, gradient, play, vectors
+from quadratics import descend, play, vectors
 
 from pfljax.algorithms import mocha
 from pfljax.contract import tree
@@ -37,10 +37,9 @@ def test_mocha_by_hand():
         precision = np.linalg.inv(omega + ridge / 4 * np.eye(4))
         trained = weights.copy()
         for k in range(4):
-            for _ in range(2):
-                others = precision[k] @ weights - precision[k, k] * weights[k]
-                pull = strength * (precision[k, k] * trained[k] + others)
-                trained[k] = trained[k] - RATE * (gradient(federation, k, trained[k]) + pull)
+            weight, others = precision[k, k], precision[k] @ weights - precision[k, k] * weights[k]
+            pull = lambda own, weight=weight, others=others: strength * (weight * own + others)
+            trained[k] = descend(federation, k, weights[k], 2, pull)
         weights = trained
         root = np.real(scipy.linalg.sqrtm(weights @ weights.T))
         omega = root / np.trace(root)

@@ -80,10 +80,10 @@ class Normalized(nn.Module):
 @pytest.mark.slow
 def test_the_contrast_moves_no_batch_statistics():
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1), model=Normalized(), batch_size=2, epochs=2)
-    last = []
-    for name, knobs in (("fedavg", {}), ("moon", {"mu": 5.0})):
-        algorithm = toys.make_algorithm(name, problem, **knobs)
-        last.append(toys.train(algorithm, problem, federation.client_data, 3)[0][-1].models)
+    options = {"model": Normalized(), "batch_size": 2, "epochs": 2}
+    last = [
+        toys.play(name, federation, 3, optax.sgd(0.1), knobs, **options).states[-1].models
+        for name, knobs in (("fedavg", {}), ("moon", {"mu": 5.0}))
+    ]
     toys.assert_trees_close(last[0]["batch_stats"], last[1]["batch_stats"], rtol=1e-5, atol=1e-6)
     assert np.abs(last[0]["Dense_0"]["kernel"] - last[1]["Dense_0"]["kernel"]).max() > 1e-3

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from quadratics import RATE, SIZES, descend, gradient, play, vectors
+from quadratics import SIZES, descend, nearest_on_simplex, play, vectors
 
 from pfljax.algorithms.pfedgraph import PFedGraph
 
@@ -16,18 +16,14 @@ def cosine(a, b):
     return a @ b / np.sqrt((a @ a) * (b @ b))
 
 
-def nearest(point):
-    """The nearest point of the simplex: point - t, cut at 0, with the t by which it sums to 1; by bisection."""
-    low, high = point.min() - 1, point.max()
-    for _ in range(100):
-        t = (low + high) / 2
-        low, high = (t, high) if np.maximum(point - t, 0).sum() > 1 else (low, t)
-    return np.maximum(point - low, 0)
+def turn(w, u):
+    """The gradient of the cosine of w and u in w."""
+    return (u / np.linalg.norm(u) - cosine(w, u) * w / np.linalg.norm(w)) / np.linalg.norm(w)
 
 
 def graph(moved, shares, alpha):
     angles = np.array([[cosine(a, b) for b in moved] for a in moved])
-    return np.array([nearest(shares + row / (2 * alpha)) for row in angles])
+    return np.array([nearest_on_simplex(shares + row / (2 * alpha)) for row in angles])
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.8, 5.0])
@@ -55,12 +51,9 @@ def test_rounds_by_hand():
     initial = vectors(states[0].models)[0]
     received = np.tile(initial, (4, 1))
     for number in range(3):
-        own = received.copy()
+        own = np.empty((4, 4))
         for k in range(4):
-            for _ in range(2):
-                w, u = own[k], received[k]
-                turn = (u / np.linalg.norm(u) - cosine(w, u) * w / np.linalg.norm(w)) / np.linalg.norm(w)
-                own[k] = w - RATE * (gradient(federation, k, w) - 0.8 * turn)
+            own[k] = descend(federation, k, received[k], 2, lambda w, u=received[k]: -0.8 * turn(w, u))
         weights = graph(own - initial, SHARES, 0.6)
         received = weights @ own
         np.testing.assert_allclose(states[number + 1].server.graph, weights, rtol=1e-5, atol=1e-5)
@@ -88,9 +81,7 @@ def test_limits_of_alpha(alpha, wanted):
 
 def test_the_graph_is_the_cohort_s():
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation, cohort=2)
-    algorithm = toys.make_algorithm("pfedgraph", problem, alpha=2.0, strength=0.0)
-    before, after = toys.train(algorithm, problem, federation.client_data, 1)[0]
+    before, after = toys.play("pfedgraph", federation, 1, knobs={"alpha": 2.0, "strength": 0.0}, cohort=2).states
     initial, trained = (vectors(state.clients.model) for state in (before, after))
     here = np.flatnonzero((trained != initial).any(axis=1))
     assert len(here) == 2
@@ -105,10 +96,8 @@ def test_the_graph_is_the_cohort_s():
 def test_newcomers_train_from_the_mean():
     newcomers = toys.make_federation((3, 4), "regression", seed=5)
     federation = toys.make_federation(SIZES, "regression")
-    problem = toys.make_problem(federation)
-    algorithm = toys.make_algorithm("pfedgraph", problem, strength=0.0)
-    state = toys.train(algorithm, problem, federation.client_data, 1)[0][-1]
-    found = vectors(toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data).models)[:, 0]
-    start = vectors(state.models).mean(axis=0)
+    _, problem, algorithm, states, _ = toys.play("pfedgraph", federation, 1, knobs={"strength": 0.0})
+    found = vectors(toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data).models)[:, 0]
+    start = vectors(states[-1].models).mean(axis=0)
     wanted = [descend(newcomers, k, start, 2) for k in range(2)]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

@@ -8,26 +8,14 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import RATE, SIZES, gradient, play, vectors
+from quadratics import RATE, SIZES, gradient, nearest_on_simplex, play, vectors
+from scipy.special import softmax
 
 from pfljax import models
 from pfljax.algorithms.common import branches
 from pfljax.evaluation.fine_tuning import fine_tuned
 
 B = 3
-
-
-def softmax(raw):
-    return np.exp(raw) / np.exp(raw).sum()
-
-
-def nearest_on_simplex(point):
-    """Projects by bisecting the offset that makes the positive parts sum to 1."""
-    low, high = point.min() - 1, point.max()
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)
-    return np.maximum(point - low, 0)
 
 
 def client_step(federation, k, shared, raw, simplex, rate, epochs):
@@ -145,9 +133,9 @@ def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_alpha_is_one_vector_a_layer_or_one_for_all(per_layer):
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(4,), epochs=2)
-    algorithm = toys.make_algorithm("pfedmb", problem, branches=B, per_layer=per_layer, alpha_rate=5.0)
-    states, _ = toys.train(algorithm, problem, federation.client_data, 3)
+    knobs = {"branches": B, "per_layer": per_layer, "alpha_rate": 5.0}
+    played = toys.play("pfedmb", federation, 3, optax.sgd(RATE), knobs, hidden=(4,), epochs=2)
+    _, problem, algorithm, states, _ = played
     start, told = (
         toys.used(algorithm, problem, jax.random.key(0), state, federation.client_data)
         for state in (states[0], states[-1])

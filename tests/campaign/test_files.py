@@ -116,8 +116,7 @@ def in_sample(case):
 
 
 @pytest.mark.parametrize(
-    ("flag", "kind"),
-    [pytest.param(*case, marks=[pytest.mark.campaign] * (not in_sample(case))) for case in CASES],
+    ("flag", "kind"), [pytest.param(*case, marks=[pytest.mark.campaign] * (not in_sample(case))) for case in CASES]
 )
 def test_a_file_that_is_not_what_is_asked_for_is_refused(flag, kind, tmp_path):
     module, words, suffix = FLAGS[flag]

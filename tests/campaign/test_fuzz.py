@@ -60,11 +60,7 @@ def test_a_damaged_npz_gives_the_same_data_or_none(budget, compressed, tmp_path)
     whole = sources.npz(str(path))
 
     @drawn(budget)
-    @given(
-        st.sampled_from(["flip", "insert", "remove", "cut"]),
-        st.floats(0, 1, exclude_max=True),
-        st.integers(1, 255),
-    )
+    @given(st.sampled_from(["flip", "insert", "remove", "cut"]), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
     def check(kind, place, value):
         path.write_bytes(damaged(content, kind, place, value))
         try:

@@ -69,11 +69,7 @@ CASES = [
         (name, "--algorithms=fedper --fedper.personal_layers=9", "the number of layers")
         for name in ("compare", "robustness")
     ),
-    (
-        "fedem.table2",
-        "--algorithms=local,fedper --fedper.personal_layers=9 --dataset=digits",
-        "the number of layers",
-    ),
+    ("fedem.table2", "--algorithms=local,fedper --fedper.personal_layers=9 --dataset=digits", "the number of layers"),
     ("compare", "--algorithms=local,fedper --fedper.personal_layers=9 --tune", "the number of layers"),
     ("compare", "--algorithms=local,fedper --fedper.personal_layers=9 --replicate=vmap", "the number of layers"),
     ("compare", "--algorithms=dfedem --dfedem.graph_seed=-1", "0 or more"),

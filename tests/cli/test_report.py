@@ -12,9 +12,7 @@ from pfljax.folder import files
 def runs(tmp_path):
     """A comparison: two methods, one of them with two seeds."""
     for name, seed in (("local", 0), ("local", 1), ("fedavg", 0)):
-        folder = tmp_path / "runs" / name / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        make_run(folder, optional=False)
+        make_run(tmp_path / "runs" / name / f"seed-{seed}", optional=False)
     return tmp_path / "runs"
 
 

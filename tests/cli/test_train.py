@@ -59,9 +59,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, flags, words):
 
 def test_mistakes_in_a_file_are_named(npz, tmp_path):
     x = np.zeros((40, 3), np.float32)
-    cases = [
-        (npz("words", x=x, y=np.array([b"a"] * 40)), ["y is", "y.astype(str)"]),
-    ]
+    cases = [(npz("words", x=x, y=np.array([b"a"] * 40)), ["y is", "y.astype(str)"])]
     for path, words in cases:
         line = one_line(call(train.COMMAND, "--dataset=npz", f"--data_file={path}", *SMALL, code=2))
         assert f"--data_file={path}" in line

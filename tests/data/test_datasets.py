@@ -111,17 +111,6 @@ def test_clients_that_are_numbers_from_0_have_no_other_names():
     assert Federation.from_arrays(X, Y, num_clients=4).client_names is None
 
 
-def test_ones_own_arrays_are_standardized_unless_told_otherwise():
-    shifted = X * 7 + 3 + 100 * TESTS[:, None]
-    federation = Federation.from_arrays(shifted, Y, OWNER, is_test=TESTS)
-    train = real(federation.train)
-    scaled = np.unique(federation.scaling(shifted[~TESTS]), axis=0)
-    np.testing.assert_allclose(np.unique(train, axis=0), scaled, rtol=1e-5, atol=1e-6)
-    assert Federation.from_arrays(shifted, Y, OWNER, standardize=False).scaling is None
-    np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-5)
-    np.testing.assert_allclose(train.std(axis=0), 1, atol=1e-5)
-
-
 def test_a_file_and_arrays_have_the_same_scale(tmp_path):
     """Gray pixels: the file's images have a channel, the arrays' have none; tokens stay as they are in both."""
     pixels = np.random.default_rng(0).integers(256, size=(40, 3, 3)).astype(np.uint8)

@@ -19,11 +19,7 @@ start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)
 def reference_convolution(x, kernel, size, margin=None, stride=1):
     margin = (size - 1) // 2 if margin is None else margin
     return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        (stride, stride),
-        [(margin, margin)] * 2,
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        x, kernel, (stride, stride), [(margin, margin)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
 
 
@@ -279,11 +275,11 @@ def test_families_have_torchvision_s_sizes_and_one_width_of_features():
     }
 
 
-def test_features_are_pooled_over_neighboring_ranges():
+def test_features_are_narrowed_to_means_of_neighboring_ranges():
     x = np.random.default_rng(0).normal(size=(3, 7)).astype(np.float32)
     expected = np.stack([x[:, 0:3].mean(1), x[:, 2:5].mean(1), x[:, 4:7].mean(1)], axis=1)
-    np.testing.assert_allclose(networks.pooled(x, 3), expected, rtol=1e-6)
-    assert networks.pooled(x, None) is x and networks.pooled(x, 7) is x
+    np.testing.assert_allclose(networks.narrowed(x, 3), expected, rtol=1e-6)
+    assert networks.narrowed(x, None) is x and networks.narrowed(x, 7) is x
 
 
 @pytest.mark.slow

@@ -63,7 +63,10 @@ def convolution_cases(draw):
     return x, kernel, axes_of(draw, axes, (1, 1, 2, 3)), padding, options | {"feature_group_count": groups}
 
 
-def check_convolution(case):
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(convolution_cases())
+def test_convolutions_are_jax_s_in_value_and_gradients(case):
     x, kernel, strides, padding, options = case
     letters = "HWD"[: len(strides)]
     layout = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
@@ -76,20 +79,6 @@ def check_convolution(case):
     arrays = [np.random.default_rng(2).normal(size=shape).astype(np.float32) for shape in (x, kernel)]
     assert "stablehlo.convolution" not in text_of(rewritten(fn), *arrays)
     check(fn, *arrays)
-
-
-@pytest.mark.slow
-@settings(max_examples=10, deadline=None, derandomize=True)
-@given(convolution_cases())
-def test_a_convolution_is_jax_s_in_value_and_gradients(case):
-    check_convolution(case)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(convolution_cases())
-def test_many_convolutions_are_jax_s_in_value_and_gradients(case):
-    check_convolution(case)
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)

@@ -91,8 +91,7 @@ def driver():
 @pytest.fixture(scope="module")
 def run_page(tmp_path_factory):
     """Six clients of two groups; at first each uses its own model, at last its group shares a model."""
-    folder = tmp_path_factory.mktemp("run")
-    make_run(folder)
+    folder = make_run(tmp_path_factory.mktemp("run"))
     kept = files.read_npz(folder / "collaboration.npz")
     group = kept["distribution"]
     kept["index"] = np.stack([np.arange(6), np.arange(6), group])[:, :, None]
@@ -200,9 +199,7 @@ def test_all_controls_have_names_and_are_reached_with_the_keyboard(driver, run_p
 def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, tmp_path, width):
     levels = (("fedavg", 0, 0.5), ("fedavg", 1, 0.7), ("x<b>y", 0, 0.9), ("z", 0, 0.4), ("z", 1, 0.5))
     for name, seed, level in levels:
-        folder = tmp_path / name / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        make_run(folder, level=level, optional=False)
+        make_run(tmp_path / name / f"seed-{seed}", level=level, optional=False)
     page = Page(driver, report.write_comparison(tmp_path / "report.html", [tmp_path]), width)
     page.see("dots")
     points = lambda plot="dots": page.ask(
@@ -261,9 +258,7 @@ def test_the_page_of_a_thousand_clients_stays_small(driver, tmp_path, neighbors)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_running_studies_are_drawn(driver, tmp_path, width):
     """A folder without a summary, as a run leaves it that was killed."""
-    folder = tmp_path / "runs" / "<b>fedavg" / "seed-0"
-    folder.mkdir(parents=True)
-    make_run(folder)
+    folder = make_run(tmp_path / "runs" / "<b>fedavg" / "seed-0")
     (folder / "summary.json").unlink()
     path = tmp_path / "watch.html"
     path.write_text(watching.page([tmp_path / "runs"], 5))

@@ -403,9 +403,7 @@ def test_rounded_numbers_keep_their_first_digits():
 
 def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path):
     for name, seed, level in (("a<b", 0, 0.5), ("a<b", 1, 0.7), ("best", 0, 0.9), ("c", 0, 0.4), ("c", 1, 0.4)):
-        folder = tmp_path / "out" / name / f"seed-{seed}"
-        folder.mkdir(parents=True)
-        make_run(folder, level=level, optional=False)
+        make_run(tmp_path / "out" / name / f"seed-{seed}", level=level, optional=False)
     page = report.write_comparison(tmp_path / "out" / "report.html", [tmp_path / "out"], "t<i>tle")
     text = readable(page)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)[1:]]
@@ -434,7 +432,6 @@ def test_a_page_shows_paired_differences_with_intervals_within_each_group(tmp_pa
     for group, name in itertools.product(("one", "two"), levels):
         for (split, seed), level in zip(itertools.product((0, 1), (5, 6)), levels[name], strict=True):
             folder = tmp_path / group / name / f"split-{split}-seed-{seed}"
-            folder.mkdir(parents=True)
             make_run(folder, level=level + (0.1 if group == "two" else 0), optional=False)
     page = report.write_comparison(tmp_path / "report.html", [tmp_path], reference="local")
     text, panels = readable(page), packed(page)["panels"]["differences"]
@@ -454,9 +451,7 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
     """In each of two runs, the method's four clients gain 0.3, 0.1, 0 and -0.2 over local's 0.5."""
     for name, gained in (("local", [0, 0, 0, 0]), ("fedavg", [0.1, -0.2, 0.3, 0])):
         for seed in (0, 1):
-            folder = tmp_path / name / f"seed-{seed}"
-            folder.mkdir(parents=True)
-            make_run(folder, level=0.5, optional=False)
+            folder = make_run(tmp_path / name / f"seed-{seed}", level=0.5, optional=False)
             files.write_json(folder / "config.json", {"data": {"digest": "of both seeds"}})
             results = files.read_npz(folder / "results.npz")
             results["accuracy_test"] = np.tile(0.5 + np.array(gained), (3, 1))
@@ -484,7 +479,6 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
 
 def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_differ(tmp_path):
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
         make_run(tmp_path / name, optional=False)
     summary = json.loads((tmp_path / "two" / "summary.json").read_text()) | {"num_clients": 7}
     (tmp_path / "two" / "summary.json").write_text(json.dumps(summary))
@@ -500,7 +494,6 @@ def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_dif
 
 def test_runs_are_looked_for_three_levels_deep(tmp_path):
     for name in ("1", "1/2/3", "a/b/c/4", "a/tuning/r"):
-        (tmp_path / name).mkdir(parents=True, exist_ok=True)
         make_run(tmp_path / name, optional=False)
     found = [path.relative_to(tmp_path).as_posix() for path in report.runs_below(tmp_path)]
     assert found == ["1", "1/2/3"] and report.runs_below(tmp_path / "1") == [tmp_path / "1"]

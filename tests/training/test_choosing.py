@@ -16,7 +16,7 @@ from pfljax.exchange.targets import Chip, Target
 from pfljax.stores import planning
 from pfljax.stores.planning import Row
 from pfljax.training import choosing
-from pfljax.training.loop import compile_to_fit
+from pfljax.training.compiling import compile_to_fit
 
 CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
 

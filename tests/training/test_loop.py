@@ -9,16 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from runs import (
-    EVERY_ROUND,
-    ROUNDS,
-    SIZES,
-    assert_same_predictions,
-    assert_same_runs,
-    figures,
-    make_experiment,
-    train,
-)
+from runs import EVERY_ROUND, ROUNDS, SIZES, assert_same_predictions, assert_same_runs, figures, make_experiment, train
 
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
@@ -309,19 +300,6 @@ def test_a_file_that_is_lost_is_made_again(whole, tmp_path, lost, how):
     assert (other / "metrics.jsonl").read_text() == (out / "metrics.jsonl").read_text()
     assert files.read_json(other / "summary.json")["last"] == files.read_json(out / "summary.json")["last"]
     assert files.read_npz(other / "collaboration.npz").keys() == files.read_npz(out / "collaboration.npz").keys()
-
-
-def test_a_checkpoint_without_its_history_is_not_gone_on_from(whole, tmp_path):
-    out, _ = whole("local")
-    other, said = tmp_path / "run", []
-    shutil.copytree(out, other)
-    steps = sorted(int(path.name) for path in (other / "checkpoints").iterdir() if path.name.isdigit())
-    kept = other / "checkpoints" / f"history-{steps[-1]}.npz"
-    kept.write_bytes(kept.read_bytes()[:100])
-    train(make_experiment("local"), other, resume=True, say=said.append)
-    assert f"  resumed after round {steps[0]}" in said and len(steps) == 2
-    for name, values in files.read_npz(out / "results.npz").items():
-        np.testing.assert_array_equal(files.read_npz(other / "results.npz")[name], values)
 
 
 def test_fewer_rounds_than_a_folder_has_are_refused(whole):

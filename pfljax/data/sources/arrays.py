@@ -184,11 +184,7 @@ def _check_shapes(arrays: Mapping[str, Any]) -> None:
 
 
 def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Numbers the clients 0..K-1 in sorted order.
-
-    Returns:
-        (n,) int64, and the ids (K,) that were numbered; None if they are the numbers.
-    """
+    """Numbers the clients (n,) 0..K-1 in sorted order, and returns their ids (K,); None if they are the numbers."""
     if client.dtype.kind not in "iuUS":
         raise ArgumentError("client", f"is {client.dtype}; accepted: integers or strings")
     names, numbers = np.unique(client, return_inverse=True)
@@ -219,13 +215,10 @@ def _inputs(
 def _features(
     key: str, x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Converts one array of examples (n, *features), rows (n,) of their data set.
+    """Converts one array of examples (n, *features), rows (n,) of their data set; scaled, with mean and deviation.
 
     Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32. Pixels
     in a memory map stay there, and are scaled when a mini-batch is read.
-
-    Returns:
-        The examples, their mean and their standard deviation; None if they are not standardized.
     """
     if x.dtype.kind not in "biuf":
         raise ArgumentError(key, f"is {x.dtype}; accepted: numbers")

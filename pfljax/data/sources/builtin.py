@@ -126,18 +126,11 @@ def synthetic(
 def published_synthetic(
     num_clients: int, components: int, alpha: float, test_examples: int, seed: int, fraction: float
 ) -> Source:
-    """Generates the synthetic data that FedEM's authors published, with the same draws as their code.
+    """Generates the synthetic data that FedEM's authors published, with the same draws as their code; see `synthetic`.
 
     Their generator has a bug: component m labels the client's first count[m] examples, not those after the examples of
     component m - 1. So components overwrite each other's labels, and examples that no component reaches have class 0.
-
-    Args:
-        num_clients: K.
-        components: M.
-        alpha: Dirichlet concentration of the clients' shares.
-        test_examples: Number of test examples per client. If it is not 5,000, the later clients' data differ.
-        seed: Seed for the subsample. The data have a fixed seed.
-        fraction: The share of the examples to keep, drawn uniformly.
+    With other than 5,000 test examples, the later clients' data differ. The seed is that of the subsample.
     """
     if not 0.01 <= alpha < np.inf:  # for smaller values, all of a client's shares may underflow
         raise ArgumentError("alpha", "accepted for the published data: 0.01 or more", alpha)

@@ -14,14 +14,9 @@ MOST = 255  # different characters: one token of uint8 is padding
 
 
 def tokens(texts: Sequence[str], file: str) -> np.ndarray:
-    """Returns texts (n,) as uint8 (n, length of the longest): characters from 1 in sorted order, and 0 as padding.
+    """Texts (n,) as uint8 (n, length of the longest): characters from 1 in sorted order, and 0 as padding.
 
-    Args:
-        texts: The texts.
-        file: Where they are from, for messages.
-
-    Raises:
-        ArgumentError: if they have too many different characters, or need too much memory.
+    Raises `ArgumentError`, which names their file, for too many different characters or too little memory.
     """
     letters = sorted(set().union(*texts) - {"\0"})
     if len(letters) > MOST:

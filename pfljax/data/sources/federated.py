@@ -12,7 +12,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import opened
 from pfljax.data.sources import hdf5, sqlite
-from pfljax.data.sources.files import PARTS, FileTask, Shape, of_file, shaped
+from pfljax.data.sources.files import PARTS, FileTask, Shape, damaged, of_file, shaped
 from pfljax.data.sources.plays import Stride, halves, next_characters
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
@@ -39,15 +39,13 @@ def tff(
 
     Where a client has snippets of text, the model predicts the next character, as in `text`.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Path of the file. If it ends in _train or _test, the file of the other part is read from beside it.
         shape: Shape of an example that the file stores as a list of numbers; empty: the file's, or that of EMNIST or
             CIFAR-100 for as many pixels as these have.
         stride: Number of characters between the starts of consecutive windows of text.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if a file or shape is not accepted.
@@ -74,11 +72,10 @@ def tff(
 def _arrays(found: Clients, file: str, x: str, y: str, shape: Sequence[int]) -> dict[str, np.ndarray]:
     """The arrays of `make_source` from the clients' arrays x and y."""
     wanted = {"x": x, "y": y, **({"coarse": COARSE} if COARSE in found[0][2] else {})}
-    try:
+    # One that only the first client has, or of another shape.
+    with damaged(file, "has clients with different arrays ({error})", (KeyError, ValueError)):
         arrays = {name: np.concatenate([values[key] for _, _, values in found]) for name, key in wanted.items()}
         sizes = [len(values[x]) for _, _, values in found]
-    except (KeyError, ValueError) as error:  # one that only the first client has, or of another shape
-        raise ArgumentError("file", f"has clients with different arrays ({error})", file) from error
     if x in PIXELS and arrays["x"].dtype.kind in "iu" and 0 <= arrays["x"].min() <= arrays["x"].max() <= 255:
         arrays["x"] = arrays["x"].astype(np.uint8)
     flat = SHAPES.get(arrays["x"].shape[-1], ()) if x in PIXELS and arrays["x"].ndim == 2 else ()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -74,15 +75,14 @@ def npy(
 ) -> Source:
     """Maps the arrays of a folder, which may be larger than memory: examples are read when their client takes part.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Path of the folder, with the arrays of an npz file as x.npy, y.npy and so on; see `npz`. Pixels (uint8)
             and float32 that are not standardized stay in the file; other numbers are converted, and so are in memory.
-        seed: See `npz`.
         fraction: See `npz`. A subsample is in memory.
         standardize: See `npz`. Pixels are scaled in each mini-batch, with the mean and standard deviation of 10,000
             examples that are spread evenly over the file.
-        task: See `npz`.
-        ignored_index: See `npz`.
 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.
@@ -106,18 +106,9 @@ def of_file(
     called: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Source:
-    """Makes a `Source` of what was read from a file.
+    """Makes a `Source` of what was read from a file or folder; `options` are those of `make_source`.
 
-    Args:
-        arrays: See `make_source`.
-        file: Path of the file or folder.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep.
-        called: What the file calls an array, for messages, if it has another name.
-        **options: Arguments of `make_source`.
-
-    Raises:
-        ArgumentError: if the content is not accepted.
+    Its messages name the file and the array, as the file calls it (`called`).
     """
     rows = subsample(generator(seed, "load"), len(arrays["x"]) if arrays["x"].ndim else 0, fraction)
     try:
@@ -126,6 +117,21 @@ def of_file(
         if error.argument not in ARRAYS:
             raise
         raise ArgumentError("file", f"{called.get(error.argument, error.argument)} {error.text}", file) from error
+
+
+@contextlib.contextmanager
+def damaged(file: str, text: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Raises `ArgumentError` for errors of what reads a file; by default any, since a damaged file can cause any.
+
+    In the text, {kind} and {error} are replaced by the error's type and first line.
+    """
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except errors as error:
+        told = text.format(kind=type(error).__name__, error=str(error).partition("\n")[0])
+        raise ArgumentError("file", told, file) from error
 
 
 def names_in(text: Names) -> list[str]:

@@ -16,7 +16,7 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.files import PARTS, of_file
+from pfljax.data.sources.files import PARTS, damaged, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
@@ -37,13 +37,12 @@ def images(
 ) -> Source:
     """Reads a folder of images. All are gray, or else all are converted to RGB.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Folder with images in CLASS/FILE or CLIENT/CLASS/FILE. If it consists of train and test, these hold the
             images, and those in test are the official test examples.
         size: Rows and columns to which images are resized; empty: all images must have one size.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
 
     Raises:
         ArgumentError: if the folder or an image is not accepted.
@@ -102,12 +101,9 @@ def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -> np.ndarray:
-    """The images in files, uint8 (n, rows, columns, 1 or 3).
+    """The images in files, uint8 (n, rows, columns, 1 or 3); `pillow` is the module `PIL.Image`, `size` as in `images`.
 
-    Args:
-        pillow: Pillow's module `PIL.Image`.
-        files: What opens each file, by its name for messages.
-        size: See `images`.
+    `files` has what opens each file, by its name for messages.
     """
     first = next(iter(files))
     with _image(pillow, first, files[first]) as image:
@@ -135,14 +131,8 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
 
 @contextlib.contextmanager
 def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
-    """An open image."""
-    with open_file() as stream:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # of images that are suspiciously large
-                with pillow.open(stream) as image:
-                    yield image
-        except ArgumentError:
-            raise
-        except Exception as error:  # a damaged image can make Pillow raise anything
-            raise ArgumentError("file", "is damaged, or no image that Pillow reads", name) from error
+    text = "is damaged, or no image that Pillow reads"
+    with open_file() as stream, damaged(name, text), warnings.catch_warnings():
+        warnings.simplefilter("error")  # of images that are suspiciously large
+        with pillow.open(stream) as image:
+            yield image

@@ -19,18 +19,12 @@ from pfljax.data.sources.tables import table
 
 
 class Kind(NamedTuple):
-    """A kind of file or folder.
-
-    Attributes:
-        read: Reads it.
-        looks: What a path of this kind looks like, in words.
-        fits: Whether a path looks like it.
-        tested: Whether the file at a path has official test examples, apart from those that a column marks.
-    """
+    """A kind of file or folder."""
 
     read: Callable[..., Source]
-    looks: str
-    fits: Callable[[pathlib.Path], bool]
+    looks: str  # what a path of this kind looks like, in words
+    fits: Callable[[pathlib.Path], bool]  # whether a path looks like it
+    # Whether the file at a path has official test examples, apart from those that a column marks
     tested: Callable[[pathlib.Path], bool] = lambda path: False
 
 
@@ -53,11 +47,7 @@ KINDS = {  # the first that a path looks like is what it is
 
 
 def kind_of(file: str | pathlib.Path) -> str:
-    """The kind of a file or folder, by its path.
-
-    Raises:
-        ArgumentError: if it is of no kind.
-    """
+    """The kind of a file or folder, by its path. Raises `ArgumentError` if it is of no kind."""
     path, found = pathlib.Path(file), None
     with contextlib.suppress(OSError, ValueError):  # ValueError: the path contains a null byte
         found = next((name for name, kind in KINDS.items() if kind.fits(path)), None)
@@ -76,15 +66,9 @@ def has_tests(kind: str, file: str | pathlib.Path, test: str = "") -> bool:
 
 
 def read(file: str | pathlib.Path, kind: str = "file", **options: Any) -> Source:
-    """Reads a file or folder of any kind.
+    """Reads a file or folder of a kind in `KINDS`, with this kind's options; "file": what the path looks like.
 
-    Args:
-        file: Its path.
-        kind: A name in `KINDS`; "file": what the path looks like.
-        **options: Arguments of what reads this kind.
-
-    Raises:
-        ArgumentError: if the path is of no kind, or for an argument that its kind does not have.
+    Raises `ArgumentError` if the path is of no kind, or for an argument that its kind does not have.
     """
     kind = kind_of(file) if kind == "file" else kind
     make = KINDS[kind].read

@@ -15,7 +15,7 @@ from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.arrays import IGNORED
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, FileTask, Shape, of_file, shaped
+from pfljax.data.sources.files import PARTS, FileTask, Shape, damaged, of_file, shaped
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 LEAF = "a LEAF folder with JSON files in train and test"
@@ -36,13 +36,11 @@ def leaf(
 
     Where examples are texts, the model reads a character at each place and predicts the one after the last.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Folder with train, and test for the official test examples; both contain JSON files.
         shape: Shape of an example that the files store as a list of numbers, such as 28,28; empty: the list's.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if a file or shape is not accepted.
@@ -71,17 +69,11 @@ def leaf(
 
 def _users(file: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """The users in a JSON file with their examples x (n, *features) or texts (n,), and y (n,)."""
-    try:
+    text = "is not a JSON file with users and user_data, and x and y of each user ({kind}: {error})"
+    with damaged(file, text, (ValueError, RecursionError, KeyError, TypeError)):
         content = json.loads(read_text(file))
         users = [(user, content["user_data"][user]) for user in content["users"]]
         users = [(str(user), data["x"], data["y"]) for user, data in users if data["y"] or data["x"]]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        if isinstance(error, ArgumentError):
-            raise
-        text = (
-            f"is not a JSON file with users and user_data, and x and y of each user ({type(error).__name__}: {error})"
-        )
-        raise ArgumentError("file", text, file) from error
     for user, given, targets in users:
         try:
             x, y = np.array(given), np.array(targets)

@@ -30,13 +30,11 @@ def tfds(
 ) -> Source:
     """Reads a prepared TFDS data set with the random-access reader, which does not need TensorFlow.
 
+    The other arguments are those of `npz`.
+
     Args:
         name: Name in TFDS, such as "mnist" or "cifar100".
         data_dir: Folder of the prepared TFDS data sets; None: the default of TFDS.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if dataset, fraction or task is not accepted.

@@ -14,7 +14,7 @@ import numpy as np
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
-from pfljax.data.sources.files import PARTS, FileTask, names_in, of_file
+from pfljax.data.sources.files import PARTS, FileTask, damaged, names_in, of_file
 from pfljax.data.sources.folders import Size, check_size, read_images
 from pfljax.data.sources.source import Fraction, Source, Standardize
 from pfljax.data.sources.tables import CALLED, Client, Columns, Features, Label, Text, arrays_of, check_column
@@ -39,6 +39,8 @@ def huggingface(
 ) -> Source:
     """Reads a data set that `save_to_disk` wrote. Its part test, if it has one, holds the official test examples.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: The folder.
         label: Column with the labels, or several; see `table`.
@@ -47,10 +49,6 @@ def huggingface(
         features: Columns of numbers to learn from instead; see `table`.
         text: Column of text to learn from instead; see `table`.
         size: Rows and columns to which images are resized; empty: all images must have one size.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if the folder cannot be read, or a column is missing or not accepted.
@@ -61,15 +59,10 @@ def huggingface(
     whole = next(iter(parts.values()))
     if not image and not features and not text:
         image = next((name for name, kind in whole.features.items() if _is_image(kind)), "")
-    try:
+    with damaged(file, "is damaged, or has parts that differ ({error})"):
         table = optional.load("pyarrow", "file", file).concat_tables([part.data.table for part in parts.values()])
         table.validate(full=True)
         x = np.concatenate([_pixels(part, image, file, tuple(size)) for part in parts.values()]) if image else None
-    except ArgumentError:
-        raise
-    except Exception as error:  # damaged files can make pyarrow raise anything
-        told = str(error).partition("\n")[0]
-        raise ArgumentError("file", f"is damaged, or has parts that differ ({told})", file) from error
     arrays = arrays_of(table, file, Columns(label, client, features, text), x)
     if len(parts) > 1:
         arrays["is_test"] = np.repeat([part == PARTS[1] for part in parts], list(map(len, parts.values())))
@@ -94,11 +87,8 @@ def has_test_part(path: pathlib.Path) -> bool:
 def _parts(file: str) -> dict[str, Any]:
     """The data sets in a folder: train and test, or the only one."""
     datasets = optional.load("datasets", "file", file)
-    try:
+    with damaged(file, f"is not {SAVED} ({{error}})"):
         found = datasets.load_from_disk(file)
-    except Exception as error:  # a damaged folder can make datasets raise anything
-        told = str(error).partition("\n")[0]
-        raise ArgumentError("file", f"is not {SAVED} ({told})", file) from error
     if isinstance(found, datasets.Dataset):
         return {"": found}
     if len(found) > 1 and PARTS[0] not in found:

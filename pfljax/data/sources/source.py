@@ -17,16 +17,12 @@ PAD_TOKEN = 255  # target of positions without a character to predict: ignored i
 
 
 class Scaling(NamedTuple):
-    """Statistics with which features were standardized, one per channel of images or per feature.
+    """Statistics with which features were standardized, one per channel of images or per feature."""
 
-    Attributes:
-        mean: Mean of the examples that are not for testing, float64. If x is a tree, a tree with None for arrays that
-            are not scaled.
-        std: Their standard deviation; 1 for a constant feature.
-    """
-
+    # Mean of the examples that are not for testing, float64. If x is a tree, a tree with None for arrays that are not
+    # scaled.
     mean: PyTree
-    std: PyTree
+    std: PyTree  # their standard deviation; 1 for a constant feature
 
     def __call__(self, x: PyTree) -> PyTree:
         """Standardizes other examples (n, *features), or a tree of them, with the same statistics."""
@@ -36,39 +32,27 @@ class Scaling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A data set of n examples.
+    """A data set of n examples."""
 
-    Attributes:
-        x: Features (n, *features), float32 or uint8, for images (n, height, width, channels); or tokens of sequences,
-            int32 or uint8 (n, T); or a tree of such arrays.
-        y: Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with
-            PAD_TOKEN at positions without a character to predict.
-        client: Client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients.
-        is_test: Whether each example is an official test example, bool (n,); None if there are none.
-        num_classes: Number of classes C; 1 for regression.
-        task: "classification" or "regression".
-        name: Name for titles.
-        distribution: True distribution of each natural client (K,), if known.
-        coarse: Coarse label of each example (the superclass of its class), int32 (n,), if available.
-        class_names: Names of the classes, if the data set's labels are strings.
-        client_names: The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers.
-        scaling: How x was standardized; None: it was not.
-        tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
-    """
-
+    # Features (n, *features), float32 or uint8, for images (n, height, width, channels); or tokens of sequences, int32
+    # or uint8 (n, T); or a tree of such arrays
     x: Any
+    # Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with PAD_TOKEN at
+    # positions without a character to predict
     y: np.ndarray
-    client: np.ndarray | None
-    is_test: np.ndarray | None
-    num_classes: int
-    task: Task
-    name: str
-    distribution: np.ndarray | None = None
+    client: np.ndarray | None  # client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients
+    is_test: np.ndarray | None  # whether each example is an official test example, bool (n,); None if there are none
+    num_classes: int  # number of classes C; 1 for regression
+    task: Task  # "classification" or "regression"
+    name: str  # name for titles
+    distribution: np.ndarray | None = None  # true distribution of each natural client (K,), if known
+    # Coarse label of each example (the superclass of its class), int32 (n,), if available
     coarse: np.ndarray | None = None
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # names of the classes, if the data set's labels are strings
+    # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
     client_names: np.ndarray | None = None
-    scaling: Scaling | None = None
-    tokens: bool = False
+    scaling: Scaling | None = None  # how x was standardized; None: it was not
+    tokens: bool = False  # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

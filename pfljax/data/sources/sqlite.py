@@ -18,6 +18,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import free_memory
 from pfljax.contract.reading import opened
+from pfljax.data.sources.files import damaged
 from pfljax.data.sources.hdf5 import Found
 
 EXAMPLES, CLIENTS = "examples", "federated_data"  # TFF's table with a row per example, FedJAX's with one per client
@@ -55,14 +56,9 @@ def _connected(file: str) -> Iterator[sqlite3.Connection]:
     uri = f"{pathlib.Path(file).absolute().as_uri()}?mode=ro&immutable=1"
     with opened(file):  # SQLite would wait for a pipe, and says less of a file that is not there
         pass
-    try:
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
-            yield base
-    except ArgumentError:
-        raise
-    except Exception as error:  # a damaged file can make sqlite3, zlib, msgpack and protobuf raise anything
-        text = f"is not a federated data set in SQLite ({type(error).__name__}: {error})"
-        raise ArgumentError("file", text, file) from error
+    text = "is not a federated data set in SQLite ({kind}: {error})"
+    with damaged(file, text), contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
+        yield base
 
 
 def _text(client: Any) -> str:

@@ -15,7 +15,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, FileTask, Names, names_in, of_file
+from pfljax.data.sources.files import PARTS, FileTask, Names, damaged, names_in, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
@@ -54,6 +54,8 @@ def table(
 ) -> Source:
     """Reads a CSV file (with a header) or a Parquet file. Its first bytes say which it is.
 
+    The other arguments are those of `npz`.
+
     Args:
         file: Path of the file.
         label: Column with the labels: text (classes in sorted order), whole numbers (classes 0..C-1) or other numbers
@@ -62,10 +64,6 @@ def table(
         features: Columns of numbers to learn from; empty: all but those named otherwise.
         text: Column of text to learn from instead: its characters are tokens from 1 in sorted order, uint8, and 0 pads.
         test: Column that marks the official test examples, with True or test; empty: none does.
-        seed: Seed for the subsample.
-        fraction: Fraction of the examples to keep, sampled uniformly.
-        standardize: See `npz`.
-        task: See `npz`.
 
     Raises:
         ArgumentError: if the file cannot be read, or a column is missing or not accepted.
@@ -129,7 +127,7 @@ def _read(file: str) -> Any:
     with opened(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         check_memory(size, file)
-        try:
+        with damaged(file, "is not a CSV or Parquet file ({error})"):
             if stream.read(4) == b"PAR1":
                 whole = parquet.ParquetFile(stream)
                 groups = range(whole.metadata.num_row_groups)
@@ -142,11 +140,6 @@ def _read(file: str) -> Any:
             if not table.column_names:  # which are decoded here
                 raise ValueError("no columns")
             return table
-        except ArgumentError:
-            raise
-        except Exception as error:  # a damaged file can make pyarrow raise anything
-            told = str(error).partition("\n")[0]
-            raise ArgumentError("file", f"is not a CSV or Parquet file ({told})", file) from error
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:

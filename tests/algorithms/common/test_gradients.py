@@ -42,10 +42,7 @@ def test_negligible_weight_skips_a_model(federation, hidden):
         assert np.abs(old[kept]).max() > 0
 
 
-METHODS = {
-    "gradient": ("federico", {"neighbors": 2, "rule": "posterior"}),
-    "centralized": ("federico_centralized", {}),
-}
+METHODS = {"gradient": ("federico", {"neighbors": 2, "rule": "posterior"}), "centralized": ("federico_centralized", {})}
 
 
 @pytest.mark.slow

@@ -1,0 +1,89 @@
+"""What training leaves in memory, and a run's keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pfljax.contract.errors import OutOfMemory
+from pfljax.contract.types import Algorithm, ClientData, Key, State
+from pfljax.exchange.lifting import Use
+from pfljax.exchange.plan import ExecutionPlan
+from pfljax.folder import files
+from pfljax.folder.folders import CLIENTS
+from pfljax.folder.history import History
+from pfljax.local.privacy import secret_key
+from pfljax.stores import stacks
+from pfljax.stores.experiment import Experiment
+from pfljax.stores.registry import store_of
+
+
+@dataclasses.dataclass(eq=False)
+class Outcome:
+    """The outcome of a run."""
+
+    summary: dict  # content of summary.json
+    history: History  # all evaluations
+    experiment: Experiment  # the run
+    plan: ExecutionPlan  # how clients are mapped to devices
+    key: Key  # the key of the last evaluation
+    clients: ClientData  # the clients' data, where the run stores them
+    state: State | OutOfMemory  # the final state; an error if further rounds overwrote it
+
+    def whole_state(self) -> State:
+        """Returns the final state with all clients' rows. Raises `OutOfMemory` if these are on disk and do not fit."""
+        if isinstance(self.state, OutOfMemory):
+            raise self.state
+        return stacks.in_memory(self.state)
+
+    def serve(self, use: Callable[[Algorithm], Use], clients: Sequence[int]) -> Any:
+        """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
+        if isinstance(self.state, OutOfMemory):
+            raise self.state
+        build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
+        args = build, self.plan, use, ids, self.key, self.state, self.clients
+        return store_of(self.experiment).serve(self.experiment, *args)
+
+    def detach(self) -> None:
+        """Copies the state to host memory, since the next rounds overwrite it."""
+        try:
+            self.state = stacks.copied(self.whole_state())
+        except OutOfMemory as error:
+            self.state = OutOfMemory(f"the run was trained further, and its earlier state was not kept: {error}")
+
+
+def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
+    """Returns the outcome of a finished run from its folder. Its state is in host memory or on disk.
+
+    Raises `ArgumentError` if the run's model is not that of the folder.
+    """
+    from pfljax.folder import checkpoints  # orbax is slow to import
+
+    done, key = summary["last"]["round"], jax.random.key(experiment.seed)
+    experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
+    clients = experiment.federation.client_data
+    read = functools.partial(checkpoints.read, out / "checkpoints", done)
+    state = store_of(experiment).read_saved(experiment, read, clients)
+    topology = str(files.read_npz(out / "collaboration.npz")["topology"])
+    history = History(experiment, out, done, topology, summary["scored"])
+    key = make_key(experiment, key, secret_key(experiment.noise_seeds, key), 2, done)
+    return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
+
+
+def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: int) -> Key:
+    """Returns a run's key after `done` rounds, for its initial state (0), rounds (1), predictors (2) or newcomers (3).
+
+    With private noise, no two predictors share theirs.
+    """
+    known, hidden = (jax.random.fold_in(each, purpose) for each in (key, secret))
+    if purpose == 1:
+        return experiment.keys(known, hidden)
+    if purpose == 2 and experiment.noise_seeds:
+        return jax.random.fold_in(hidden, done)
+    return hidden if purpose else known
