@@ -113,8 +113,9 @@ def test_a_likely_mistake_is_one_line_on_the_command_line(npz):
 
 
 def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
-    line = one_line(call(train.COMMAND, "--dataset=tfds:mnist", f"--data_dir={tmp_path}", code=2))
-    assert "tfds:mnist" in line and "download_and_prepare" in line
+    for name, extra in (("mnist", "prepare"), ("iris", "tfds")):  # TFDS encodes images with TensorFlow
+        line = one_line(call(train.COMMAND, f"--dataset=tfds:{name}", f"--data_dir={tmp_path}", code=2))
+        assert f"tfds:{name}" in line and f"pfljax[{extra}]" in line and "download_and_prepare" in line
 
 
 @pytest.mark.slow

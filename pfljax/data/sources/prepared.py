@@ -92,8 +92,18 @@ def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentErr
         raise error_of(str(error).splitlines()[0]) from error
     except (KeyError, OSError, NotImplementedError) as error:  # not prepared, or files without random access
         folder = f", data_dir={data_dir!r}" if data_dir else ""
+        extra = "prepare" if _has_images(tfds, name) else "tfds"
         raise error_of(
             f"not prepared in data_dir={data_dir or '(the default of TFDS)'}; prepare it "
-            "with pip install 'pfljax[prepare]' && python -c \"import tensorflow_datasets as tfds; "
+            f"with pip install 'pfljax[{extra}]' && python -c \"import tensorflow_datasets as tfds; "
             f"tfds.builder({name!r}, file_format='array_record'{folder}).download_and_prepare()\""
         ) from error
+
+
+def _has_images(tfds: Any, name: str) -> bool:
+    """Whether a data set has images, which TFDS encodes with TensorFlow; it prepares others without."""
+    try:
+        features = tfds.builder(name, file_format="array_record").info.features.values()
+    except Exception:  # some builders need TensorFlow to be made
+        return True
+    return any(isinstance(feature, tfds.features.Image) for feature in features)
