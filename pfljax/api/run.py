@@ -23,7 +23,7 @@ from pfljax.folder.folders import Resume
 from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.models.groups import Networks, grouped
+from pfljax.models.groups import Networks, grouped, modules_of
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
@@ -90,8 +90,7 @@ class Run:
         Args:
             method: A method with its knobs, such as `FedeRiCo(neighbors=3)`.
             clients: The training clients.
-            model: Any Flax module, Linen or NNX; a `Model`; or a function of the number of classes that returns one.
-                Or several of them by name, {"small": ..., "large": ...}, which clients take in turns; or `Networks`.
+            model: A Flax module, a `Model`, or a function of the number of classes; or several by name, as `Networks`.
             local: How clients train on their own data. Default: Adam, learning rate 0.01, full batches.
             seed: Seed for initial models, cohorts, mini-batches and sampling.
             participation: Fraction of clients that take part in a round; with `client_privacy`, each one's chance.
@@ -111,13 +110,14 @@ class Run:
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
         """
         local, execution = local or LocalTraining(), execution or Execution()
-        model = Networks(model) if isinstance(model, Mapping) else model
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
         problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
-        config = config or describe.config(method, clients, models.module_of(model), local, participation, told | timed)
+        config = config or describe.config(
+            method, clients, modules_of(model), local, participation, told | timed
+        )
         clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
         told |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
@@ -212,6 +212,7 @@ def make_problem(
     client_privacy: ClientPrivacy | None = None,
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
+    model = Networks(model) if isinstance(model, Mapping) else model
     options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
     build = lambda each: models.build(each, clients.inputs, clients.task, clients.num_classes, **options)
     networks = model.networks if isinstance(model, Networks) else [("", model)]

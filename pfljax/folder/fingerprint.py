@@ -178,7 +178,8 @@ def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
         for (name, suffix), digest in digests(
             trace(taking(model.network, fn))(*args, frozen=model.network.own), part
         ).items():
-            streams[name + suffix].update(digest)
+            if part != "adapt" or name not in PREDICTS:  # which "predict" has, and `pfljax.load` traces alone
+                streams[name + suffix].update(digest)
     streams["ledger"].update(repr(algorithm.ledger).encode())
     if model.frozen is not None:
         streams[FROZEN].update(model.adapted.digest().encode())

@@ -3,7 +3,7 @@
 from pfljax.models import adapters, weights
 from pfljax.models.building import FAMILIES, NAMES, SEQUENCES, build, make
 from pfljax.models.groups import Networks
-from pfljax.models.model import Model, module_of
+from pfljax.models.model import Model
 from pfljax.models.networks import (
     CNN,
     MLP,
@@ -44,6 +44,5 @@ __all__ = [
     "adapters",
     "build",
     "make",
-    "module_of",
     "weights",
 ]

@@ -54,6 +54,11 @@ class Networks:
         return f"Networks({given}, clients={digest if self.clients else 'in turns'})"
 
 
+def modules_of(model: Any) -> Any:
+    """The module of a `Model`; `Networks` of several by name; anything else as it is."""
+    return Networks(model) if isinstance(model, Mapping) else module_of(model)
+
+
 @dataclasses.dataclass(frozen=True)
 class Groups:
     """`Networks` that are built for data.

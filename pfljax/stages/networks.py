@@ -35,7 +35,6 @@ from pfljax.contract.types import (
 from pfljax.exchange.lifting import resolved
 from pfljax.exchange.views import view
 from pfljax.local.problem import Problem
-from pfljax.models.groups import Groups
 
 Packed = dict[str, Array]
 
@@ -96,14 +95,14 @@ class Mixed:
     """A method for several networks.
 
     Attributes:
-        groups: The networks.
-        problems: The problem of each.
+        problem: The problem of all clients, with its groups.
+        problems: The problem of each network.
         algorithms: The method built for each.
         clients: Shapes of the data of all clients.
         predict: `evaluation.metrics.predict`.
     """
 
-    groups: Groups
+    problem: Problem
     problems: tuple[Problem, ...]
     algorithms: tuple[Algorithm, ...]
     clients: ClientData
@@ -138,6 +137,11 @@ class Mixed:
             report=dataclasses.replace(base.report, collaboration=collaboration),
             **optional,
         )
+
+    @property
+    def groups(self) -> Any:
+        """The networks."""
+        return self.problem.groups
 
     @property
     def named(self) -> str:

@@ -229,7 +229,7 @@ class Experiment:
         problems = [each._replace(common=problems[0]) for each in problems]
         algorithms = [fine_tuned(each, method.build(each), epochs) for each in problems]
         clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)
-        return Mixed(problem.groups, tuple(problems), tuple(algorithms), clients, predict)
+        return Mixed(problem, tuple(problems), tuple(algorithms), clients, predict)
 
     def keys(self, key: Key, secret: Key) -> Key:
         """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""

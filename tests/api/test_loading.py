@@ -69,6 +69,7 @@ OTHER = {"server": pfl.Server(aggregator="median"), "attack": pfl.Attack("sign_f
         (pfl.FedeRiCo(neighbors=2), "device", {}),
         (pfl.FedAvgPlus(), "host", {}),
         (pfl.Ditto(), "disk", {}),
+        (pfl.FedProto(), "device", {}),  # which predicts in a way of its own, and so do its newcomers
         (pfl.FedAvg(), "device", {"fine_tune_epochs": 1, "seed": 3, **OTHER}),
     ],
 )
