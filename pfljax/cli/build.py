@@ -133,6 +133,7 @@ def sizes(settings: Settings) -> dict[str, Any]:
 
 
 def build_model(settings: Settings, federation: Federation) -> api.models.Model:
+    """Returns the clients' network."""
     name, task, options = settings.model, federation.task, settings.make(Adapting).options()
     shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
