@@ -114,7 +114,8 @@ class Trainer:
     def train(self, rounds: int, schedule: Schedule = EVERY) -> list[Outcome]:
         """Trains up to round `rounds`, evaluates and saves. Returns the outcome of every run.
 
-        Raises `RunError` if a loss is not finite and its client cannot be dropped, or memory runs out.
+        Raises:
+            RunError: if a loss is not finite and its client cannot be dropped, or memory runs out.
         """
         with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:

@@ -451,7 +451,9 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
     """In each of two runs, the method's four clients gain 0.3, 0.1, 0 and -0.2 over local's 0.5."""
     for name, gained in (("local", [0, 0, 0, 0]), ("fedavg", [0.1, -0.2, 0.3, 0])):
         for seed in (0, 1):
-            folder = make_run(tmp_path / name / f"seed-{seed}", level=0.5, optional=False)
+            folder = tmp_path / name / f"seed-{seed}"
+            folder.mkdir(parents=True)
+            make_run(folder, level=0.5, optional=False)
             files.write_json(folder / "config.json", {"data": {"digest": "of both seeds"}})
             results = files.read_npz(folder / "results.npz")
             results["accuracy_test"] = np.tile(0.5 + np.array(gained), (3, 1))
