@@ -103,4 +103,4 @@ class Scaffold:
             return state._replace(models=models, server=Server(c, total)), {}
 
         functions = {"client_update": client_update, "server_update": server_update}
-        return averaging(problem, row=row, beside=beside, **functions, ledger=ledger)
+        return averaging(problem, row=row, beside=beside, **functions, ledger=ledger, changes=("control",))

@@ -329,6 +329,7 @@ class Algorithm:
         averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
             "weight": weight} next to other entries; zeros if these are updates. Another aggregator can then replace the
             mean. None: the server averages neither.
+        changes: Entries of the upload, beside "model", that a server adds up over rounds: changes of what clients keep.
         sends: What uploads hold, besides the weighted models of `averages`: "updates", of which compression may leave
             parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
             factors.
@@ -359,6 +360,7 @@ class Algorithm:
     measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
     via_server: bool = False
     averages: Callable[[Params], Params] | None = None
+    changes: tuple[str, ...] = ()
     sends: Literal["updates", "sums", "models", "products"] = "updates"
     traffic: Callable[[Traffic], Traffic] | None = None
     stale: bool = False

@@ -5,6 +5,10 @@ variates, FedPAC's features by class) and the squared norm of its update that it
 weights. Each part is combined on its own, features by class for each class, and counts again as much as the weights'
 sum. In one stack of all parts, the largest would decide which client stands out, and hide what attackers do to others.
 Weights, counts and numbers next to them stay sums.
+
+A rule of changes that a server adds up (`Algorithm.changes`) would add up its errors, too. The server has the sum of
+each client's changes so far, and moves by the rule of the new sums minus that of the old ones; for the mean, this is
+the mean change. FLTrust combines the changes: its server keeps no sum of its own ones.
 """
 
 from __future__ import annotations
@@ -17,9 +21,20 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Params,
+    PyTree,
+)
+from pfljax.exchange.views import view
 from pfljax.local.problem import Problem
 from pfljax.stages import messages
+from pfljax.stages.notes import Noted, with_notes
 
 Combine = Callable[[PyTree, Array, Array, PyTree], PyTree]
 Parts = dict[str, PyTree]
@@ -64,6 +79,20 @@ def weight_of(name: str, weights: dict[str, Array]) -> Array:
     return weights["count" if "count" in weights and name not in ("model", "square") else "weight"]
 
 
+def no_changes(algorithm: Algorithm, clients: ClientData) -> Parts:
+    """A client's sums of changes before its first round: zeros."""
+
+    def one(key, clients):
+        begun, client = algorithm.start(key, clients), jnp.zeros((), jnp.int32)
+        row, index = algorithm.first_row(key, client, begun).row, jnp.arange(tree.num_rows(begun.models))
+        context = ClientContext(key, client, client, index, begun.server, client)
+        out = algorithm.client_update(context, begun.models, row, view(clients, client))
+        return {name: parts_of(algorithm, begun.models, out)[0][name] for name in algorithm.changes}
+
+    shapes = jax.eval_shape(one, jax.random.key(0), clients)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
 def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algorithm:
     """The algorithm whose server combines the parts of what clients send in its own way.
 
@@ -76,12 +105,17 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         combine: (part, weights (n,), attackers (n,), root) -> part, for n stacked ones; those that were not sent have
             weight 0. The root is the server's own part, or ().
     """
-    averages = algorithm.averages
+    bare, averages, summed = algorithm, algorithm.averages, () if algorithm.root else algorithm.changes
     assert averages is not None
+    if summed:
+        algorithm = with_notes(bare, lambda clients: no_changes(bare, clients), lambda nothing, client: nothing)
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
-        parts, weights, rest = parts_of(algorithm, models, out)
+        parts, weights, rest = parts_of(bare, models, out)
+        if summed:
+            sums = {name: tree.add(row.note[name], parts[name]) for name in summed}
+            out = out._replace(client=Noted(out.client.inner, sums))
         attacker = jnp.zeros((), bool) if data.attacker is None else data.attacker
         apart = {"parts": parts, "weights": weights, "first": context.index[0], "attacker": attacker}
         return out._replace(upload=rest, report=messages.beside(out.report, apart=apart))
@@ -97,6 +131,9 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
         parts, weights = jax.tree.map(flat, (apart["parts"], apart["weights"]))
         attackers = jnp.repeat(apart["attacker"], received)
+        new = {name: jax.tree.map(flat, state.clients.note[name]) for name in summed}
+        old = {name: tree.subtract(new[name], parts[name]) for name in summed}
+        parts |= new
         roots = algorithm.root(key, state) if algorithm.root else {name: () for name in parts}
 
         def of_average(values, weight, root):
@@ -109,6 +146,9 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
             own = tree.where(number == n, weights, jax.tree.map(jnp.zeros_like, weights))
             root = jax.tree.map(lambda leaf: leaf[n], roots)
             found = {name: of_average(part, weight_of(name, own), root[name]) for name, part in parts.items()}
+            for name in summed:
+                before = of_average(old[name], weight_of(name, own), root[name])
+                found[name] = tree.subtract(found[name], before)
             return found, jax.tree.map(lambda weight: weight.sum(axis=0), own), (own["weight"] > 0).sum()
 
         found, totals, count = problem.plan.over_rows(of_model, jnp.arange(num))

@@ -13,19 +13,20 @@ With error feedback, the client keeps what was left out: it sends C(u_k + e_k), 
   as in FedPAQ (Reisizadeh et al., AISTATS 2020). One bit: -m or m.
 - "sign", the signs times the mean absolute value: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD and
   other gradient compression schemes" (ICML 2019).
-- "lowrank:RANK", P Q^T for each matrix, by a power iteration from a random Q: Vogels, Karimireddy, Jaggi, "PowerSGD"
-  (NeurIPS 2019). Vectors are sent as they are.
+- "lowrank:RANK", P Q^T for each matrix M: P is an orthonormal basis of M Q, and Q <- M^T P. With error feedback, Q is
+  the client's last one, so that power iterations go on from round to round; it is random otherwise, and at first.
+  Vogels, Karimireddy, Jaggi, "PowerSGD" (NeurIPS 2019, Algorithm 1). Vectors are sent as they are.
 
 Departures from the papers: QSGD scales by the Euclidean norm and codes its integers in fewer bits; here, every entry
-takes BITS bits. PowerSGD averages P over clients before it orthonormalizes, and begins with the last round's Q; here,
-every client compresses alone. Arrays in reports, such as FedPAC's heads, and in the server's state are not compressed.
+takes BITS bits. PowerSGD averages P over clients before it orthonormalizes, and then Q; here, every client compresses
+alone. Arrays in reports, such as FedPAC's heads, and in the server's state are not compressed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -110,13 +111,31 @@ class Compressor(NamedTuple):
         values, rest = tree.partition(update, messages.payload(update, axes))
         values = values if axes else tree.stack_one(values)
         if self.kind == "lowrank":
-            keys = jax.random.split(key, max(len(jax.tree.leaves(values)), 1))
-            leaves, form = jax.tree.flatten(values)
-            found = [self._low_rank(key, leaf) for key, leaf in zip(keys, leaves, strict=False)]
-            values = jax.tree.unflatten(form, found)
+            values, _ = self.low_rank(key, values)
         else:
             values = over_vectors(lambda rows: self._of_vectors(key, rows, scaled), values)
         return tree.combine(values if axes else tree.first(values), rest)
+
+    def low_rank(self, key: Key, values: PyTree, last: Sequence[Array] = ()) -> tuple[PyTree, tuple[Array, ...]]:
+        """What arrives of leaves (J, ..., outputs), as matrices (J, inputs, outputs); vectors are unchanged.
+
+        Args:
+            key: Key of the first Q.
+            values: The leaves.
+            last: Q (J, outputs, r) of each matrix, with zeros for columns that are drawn; empty: all are drawn.
+
+        Returns:
+            What arrives, and each matrix's next Q.
+        """
+        leaves, form = jax.tree.flatten(values)
+        keys = jax.random.split(key, max(len(leaves), 1))
+        found, factors = [], []
+        for key, leaf in zip(keys, leaves, strict=False):
+            if leaf.ndim > 2:
+                leaf, factor = self._power_iteration(key, leaf, last[len(factors)] if last else None)
+                factors.append(factor)
+            found.append(leaf)
+        return jax.tree.unflatten(form, found), tuple(factors)
 
     def _of_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
         """What arrives of vectors (J, n)."""
@@ -132,15 +151,15 @@ class Compressor(NamedTuple):
         found = jnp.zeros_like(rows).at[at].set(rows[at])
         return n / kept * found if self.kind == "randomk" and scaled else found
 
-    def _low_rank(self, key: Key, leaf: Array) -> Array:
-        """What arrives of an array (J, ..., outputs), as matrices (J, inputs, outputs); vectors are unchanged."""
-        if leaf.ndim < 3:
-            return leaf
+    def _power_iteration(self, key: Key, leaf: Array, last: Array | None) -> tuple[Array, Array]:
+        """What arrives of an array (J, ..., outputs), and its next Q (J, outputs, r)."""
         matrices = leaf.reshape(leaf.shape[0], -1, leaf.shape[-1])
         rank = min(int(self.amount), *matrices.shape[1:])
         q = jax.random.normal(key, (matrices.shape[-1], rank))
+        q = q if last is None else jnp.where((last == 0).all(axis=1, keepdims=True), q, last)
         p = orthonormal((matrices @ q).mT)
-        return (p.mT @ (p @ matrices)).reshape(leaf.shape)
+        following = p @ matrices
+        return (p.mT @ following).reshape(leaf.shape), following.mT
 
     def entries(self, n: int) -> int:
         """Number of entries that are sent of n."""
@@ -241,30 +260,47 @@ def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Alg
     return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
 
 
+class Memory(NamedTuple):
+    """What a client keeps for its next update.
+
+    Attributes:
+        left: What compression left out, by leaf of the payload.
+        factors: "lowrank": each matrix's Q.
+    """
+
+    left: PyTree
+    factors: tuple[Array, ...] = ()
+
+
 def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
     """The algorithm whose clients send compressed updates and keep what was left out.
 
     Clients with nothing to send keep what they have.
     """
-    noted = with_notes(algorithm, lambda clients: nothing_left_out(algorithm, clients), lambda nothing, client: nothing)
+    begin = lambda clients: nothing_left_out(algorithm, compressor, clients)
+    noted = with_notes(algorithm, begin, lambda nothing, client: nothing)
 
     def client_update(context, models, row, data):
         out = noted.client_update(context, models, row, data)
         update = messages.relative(algorithm, models, out.upload)
         values, rest = tree.partition(update, mask := messages.payload(update))
-        whole = tree.add(values, row.note)
-        sent = compressor(key_of(context), tree.combine(whole, rest), scaled=False)
-        left = tree.subtract(whole, tree.partition(sent, mask)[0])
+        whole, factors = tree.add(values, row.note.left), ()
+        if compressor.kind == "lowrank":
+            found, factors = compressor.low_rank(key_of(context), whole, row.note.factors)
+            sent = tree.combine(found, rest)
+        else:
+            sent = compressor(key_of(context), tree.combine(whole, rest), scaled=False)
+        kept = Memory(tree.subtract(whole, tree.partition(sent, mask)[0]), factors)
         if out.sent is not None:
-            left = tree.where(out.sent, left, row.note)
+            kept = tree.where(out.sent, kept, row.note)
         upload, report = messages.absolute(algorithm, models, sent), messages.with_square(out.report, update, sent)
-        return out._replace(client=Noted(out.client.inner, left), upload=upload, report=report)
+        return out._replace(client=Noted(out.client.inner, kept), upload=upload, report=report)
 
     return dataclasses.replace(noted, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
 
 
-def nothing_left_out(algorithm: Algorithm, clients: ClientData) -> PyTree:
-    """Zeros of the shapes of a client's payload.
+def nothing_left_out(algorithm: Algorithm, compressor: Compressor, clients: ClientData) -> Memory:
+    """A client's memory before its first update: zeros.
 
     Raises:
         ArgumentError: if clients do not all contribute to the same models in every round.
@@ -283,7 +319,8 @@ def nothing_left_out(algorithm: Algorithm, clients: ClientData) -> PyTree:
         models = tree.take(begun.models, index) if algorithm.stale else begun.models
         out = algorithm.client_update(context._replace(index=index), models, row, view(clients, client))
         update = messages.relative(algorithm, models, out.upload)
-        return tree.partition(update, messages.payload(update))[0]
+        values = tree.partition(update, messages.payload(update))[0]
+        return Memory(values, compressor.low_rank(key, values)[1] if compressor.kind == "lowrank" else ())
 
     shapes = jax.eval_shape(one, jax.random.key(0), clients)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)

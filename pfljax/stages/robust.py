@@ -1,4 +1,4 @@
-"""Robust aggregation: alternatives to the mean of weighted updates, and thus of models.
+"""Robust aggregation: alternatives to the mean of weighted updates, and thus of models; see `combining`.
 
 - "median", the median of each coordinate, and "trimmed_mean", the mean of each coordinate without its largest and
   smallest values: Yin, Chen, Ramchandran, Bartlett, "Byzantine-robust distributed learning: towards optimal statistical

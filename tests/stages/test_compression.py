@@ -101,6 +101,72 @@ def test_low_rank():
     check_bytes("lowrank:9", 4 * (4 * (5 + 4) + 3))
 
 
+def iterated(matrices, q):
+    """What arrives of matrices that come one after the other, by PowerSGD's power iterations in float64."""
+    sent = []
+    for matrix in np.float64(matrices):
+        p = np.linalg.qr(matrix @ q)[0]
+        q = matrix.T @ p
+        sent.append(p @ q.T)
+    return np.array(sent)
+
+
+def test_low_rank_goes_on_from_the_last_factors():
+    """Of changing matrices by NumPy; of one and the same, in the end the best approximation of that rank."""
+    rng, compressor, keys = np.random.default_rng(5), Compressor("lowrank", 2), jax.random.split(jax.random.key(0), 40)
+    matrices, last, found = rng.normal(size=(4, 6, 5)), (), []
+    for key, matrix in zip(keys, matrices, strict=False):
+        sent, last = compressor.low_rank(key, {"a": jnp.float32(matrix[None]), "b": jnp.ones((1, 3))}, last)
+        found.append(sent["a"][0])
+        assert last[0].shape == (1, 5, 2) and (sent["b"] == 1).all()
+    first = np.asarray(jax.random.normal(jax.random.split(keys[0], 2)[0], (5, 2)))
+    np.testing.assert_allclose(found, iterated(matrices, first), atol=1e-4)
+    leaf, last = {"a": jnp.float32(matrices[:1])}, ()
+    for key in keys:
+        sent, last = compressor.low_rank(key, leaf, last)
+    u, s, v = np.linalg.svd(matrices[0])
+    np.testing.assert_allclose(sent["a"][0], u[:, :2] * s[:2] @ v[:2], atol=1e-3)
+    alone = compressor(keys[0], leaf)["a"][0]
+    assert np.linalg.norm(alone - matrices[0]) > 1.05 * np.sqrt((s[2:] ** 2).sum())
+
+
+def test_directions_without_a_factor_are_drawn_anew():
+    """A matrix of zeros leaves no Q; the next one arrives as if it were the first."""
+    compressor, (first, second) = Compressor("lowrank", 1), jax.random.split(jax.random.key(1))
+    matrix = {"a": jnp.float32(np.random.default_rng(6).normal(size=(2, 4, 3)))}
+    _, last = compressor.low_rank(first, jax.tree.map(jnp.zeros_like, matrix))
+    assert (last[0] == 0).all()
+    toys.assert_trees_close(compressor.low_rank(second, matrix, last), compressor.low_rank(second, matrix))
+
+
+def test_clients_keep_their_factors():
+    """Each sends the projection of its update, and what was left out, on M Q; those without a turn keep their Q."""
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1), cohort=3)
+    clients, local = federation.client_data, toys.make_algorithm("local", problem._replace(cohort_size=4))
+    algorithm = Compression("lowrank:1").on(problem, toys.make_algorithm("fedavg", problem))
+    states, _ = toys.train(algorithm, problem, clients, 4)
+    kernel = lambda models: np.float64(models["Dense_0"]["kernel"])
+    whole = problem._replace(cohort_size=4)
+    begin = toys.start(local, whole, clients)
+    for number in range(1, 4):
+        before, after = (states[at].clients.note for at in (number, number + 1))
+        models = jax.tree.map(lambda leaf: np.repeat(leaf, 4, axis=0), jax.device_get(states[number].models))
+        own = toys.train(local, whole, clients, 1, state=jax.tree.map(jnp.array, begin)._replace(models=models))[0][1]
+        updates = np.array(SIZES)[:, None, None] * (kernel(own.models) - kernel(models))  # sums by n_k are sent
+        matrices = updates + kernel(before.left["model"])[:, 0]
+        cohort = np.asarray(cohort_of(jax.random.key(0), number, 4, 3).ids)
+        for k in range(4):
+            q, new = (np.float64(note.factors[0])[k, 0] for note in (before, after))
+            if k not in cohort or not (q != 0).any():
+                assert k in cohort or (q == new).all()
+                continue
+            p = np.linalg.qr(matrices[k] @ q)[0]
+            sent = p @ p.T @ matrices[k]
+            np.testing.assert_allclose(kernel(after.left["model"])[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(np.outer(new, new), sent.T @ sent, rtol=1e-3, atol=1e-5)
+
+
 def updates_by_hand(federation, weights, rate):
     """Every client's one full-batch step on a linear model of one output, (K, features + 1)."""
     split, found = federation.train, []

@@ -16,6 +16,7 @@ import toys
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.stages import robust
+from pfljax.stages.notes import inner
 from pfljax.stages.server import Server
 
 SIZES = (2, 5, 1, 3, 4, 0, 6)
@@ -193,6 +194,7 @@ def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean(name):
     for a, b in zip(
         *(toys.train(each, problem, federation.client_data, 2)[0] for each in (method, served)), strict=True
     ):
+        b = inner(b) if method.changes else b  # the server has sums of changes beside it
         toys.assert_trees_close(a, b, rtol=1e-4, atol=1e-6)
 
 

@@ -13,6 +13,7 @@ from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import checkpoints, files
+from pfljax.stages.faults import Faults
 from pfljax.training.loop import Schedule, Trainer
 
 ROUNDS = 4
@@ -156,7 +157,8 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
 
 @pytest.mark.slow
 def test_one_that_diverges_is_named(tmp_path):
-    experiments = experiments_of("local")
+    stops = {"faults": Faults(on_divergence="stop")}
+    experiments = [dataclasses.replace(each, **stops) for each in experiments_of("local")]
     experiments[1].federation.train.x[3, 0] = np.nan
     outs = [tmp_path / str(number) for number in range(3)]
     with pytest.raises(RunError, match=f"the loss of client 3 is not finite.*{outs[1]}"):

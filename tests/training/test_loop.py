@@ -14,6 +14,7 @@ from runs import EVERY_ROUND, ROUNDS, SIZES, assert_same_predictions, assert_sam
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import checkpoints, files
+from pfljax.stages.faults import Faults
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.registry import STORES
@@ -190,7 +191,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
     federation.train.x[2] *= 300  # client 2's steps overshoot further and further; the others' do not
     knobs = {"neighbors": 0} if name == "federico" else {}
     problem = toys.make_problem(federation, optax.sgd(0.05))
-    experiment = toys.make_experiment(name, problem, federation, knobs=knobs)
+    faults = Faults(on_divergence="stop")
+    experiment = toys.make_experiment(name, problem, federation, knobs=knobs, faults=faults)
     with pytest.raises(RunError, match=r"round (\d+): the loss of client 2 is not finite") as error:
         toys.run(experiment, 50, out=tmp_path, schedule=EVERY_ROUND)
     stopped = int(str(error.value).split(":")[0].removeprefix("round "))
@@ -261,7 +263,8 @@ def test_a_model_that_the_last_update_breaks_is_told(tmp_path):
     with pytest.raises(
         RunError, match=r"round 1: the loss of client \d is not finite after it.* Earlier evaluations are saved in"
     ):
-        toys.run(toys.make_experiment("fedprox", problem, federation), 1, out=tmp_path)
+        faults = Faults(on_divergence="stop")
+        toys.run(toys.make_experiment("fedprox", problem, federation, faults=faults), 1, out=tmp_path)
     assert not (tmp_path / "summary.json").exists()
     assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [0]
 
