@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import sys
 import threading
@@ -22,9 +23,10 @@ def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool
         total: Total number of rounds.
         done: Number of rounds done before.
         say: Called with log lines if no bar is shown; None: no log lines.
-        bar: Whether to show a bar if there is a terminal or notebook.
+        bar: Whether to show a bar if there is a terminal, or a notebook with ipywidgets.
     """
-    if bar and (sys.stdout.isatty() or "ipykernel" in sys.modules):
+    notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets")  # without which rich warns
+    if bar and (sys.stdout.isatty() or notebook):
         with _bar(total, done) as advance:
             yield advance
     elif say is not None:
