@@ -316,7 +316,7 @@ def compare(
         local: See `Run`; tuned methods have their own.
         rounds: Number of rounds.
         seeds: Seeds for initial models, cohorts, mini-batches and sampling.
-        out: Folder for the table. Finished runs in its subfolders are kept, and those of other processes are waited for.
+        out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for.
         replicate: Whether to train all seeds of a method at once, stacked in one kernel: "auto", if their clients' data
             have the same shapes; "vmap", also if they must be padded; or "no".
         rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.

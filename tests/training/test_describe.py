@@ -20,9 +20,9 @@ class Normalized(nn.Module):
 @pytest.mark.parametrize(
     ("momentum", "rounds", "said"),
     [
-        (0.99, 10, "momentum 0.99 keeps 82 % of the initial values after 20 steps; lower it, or predictions may be poor"),
+        (0.99, 10, "momentum 0.99 keeps 82 % of the initial values after 20 steps"),
         (0.99, 150, ""),  # 0.99^300 = 4.9 %
-        (0.9, 10, "momentum 0.9 keeps 12 % of the initial values after 20 steps; lower it, or predictions may be poor"),
+        (0.9, 10, "momentum 0.9 keeps 12 % of the initial values after 20 steps"),
         (0.9, 15, ""),
     ],
 )
@@ -31,7 +31,8 @@ def test_batch_statistics_that_hardly_move_are_told(momentum, rounds, said):
     clients = pfl.data.digits(num_clients=2, train_examples=20)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=10)
     run = pfl.Run(pfl.FedAvg(), clients, Normalized(momentum), local)
-    assert stale_statistics(run.experiment.with_rounds(rounds)) == said
+    told = stale_statistics(run.experiment.with_rounds(rounds))
+    assert told == (said and f"{said}; lower it, or predictions may be poor")
 
 
 def test_networks_without_averages_are_not_mentioned():
