@@ -256,8 +256,13 @@ def epsilon_text(values: Sequence[float | None]) -> str:
     return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
 
 
+def method_of(each: Any) -> Any:
+    """The method that was tuned; anything else as it is."""
+    return each.method if isinstance(each, Tuning) else each
+
+
 def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, Any]:
-    """Returns the methods, or their tunings, by title: the registered name, and changed knobs where it is not unique.
+    """Returns the methods, or their tunings, by title: the registered name, plus the changed knobs if it occurs twice.
 
     Raises:
         ArgumentError: if two methods have the same title, or none has that of the reference.
@@ -265,7 +270,6 @@ def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, An
     pairs: list[tuple[Any, Any]] = [
         each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
     ]
-    method_of = lambda each: each.method if isinstance(each, Tuning) else each
     for title, each in pairs:
         check_method(method_of(each), "methods")
         if title is not None:
@@ -312,8 +316,7 @@ def compare(
         local: See `Run`; tuned methods have their own.
         rounds: Number of rounds.
         seeds: Seeds for initial models, cohorts, mini-batches and sampling.
-        out: Folder for the table. Each method and seed has its own subfolder. Finished runs are not repeated, and those
-            that another process is training are waited for.
+        out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for.
         replicate: Whether to train all seeds of a method at once, stacked in one kernel: "auto", if their clients' data
             have the same shapes; "vmap", also if they must be padded; or "no".
         rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.
@@ -324,14 +327,13 @@ def compare(
         options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
     """
     found, seeds, say = titled(methods, reference), list(seeds), say or (lambda line: None)
-    tunings = {title: each for title, each in found.items() if isinstance(each, Tuning)}
     if out:
         processes.first(functools.partial(files.check_writable, Path(out)))
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
     of_seed = of_each_seed(clients, seeds)
-    how = {title: (each.method, each.local) for title, each in tunings.items()}
+    parts = lambda each: (each.method, each.local) if isinstance(each, Tuning) else (each, local)
     make = lambda method, own, seed: Run(method, of_seed[seed], model, own, seed=seed, **options)
-    runs = {title: [make(*how.get(title, (each, local)), seed) for seed in seeds] for title, each in found.items()}
+    runs = {title: [make(*parts(each), seed) for seed in seeds] for title, each in found.items()}
     folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
     study = Study(rounds, schedule, replicate, rerun, say)
     for title in found:  # find mistakes before training anything
@@ -344,9 +346,7 @@ def compare(
         trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
         return study.train(runs[title], folders[title], trackers, wait=wait)
 
-    table = table_of(trained(list(found), train, say), reference, target=target)
-    for row in table.rows:
-        row.update(tunings[row["algorithm"]].entries if row["algorithm"] in tunings else {})
+    table = table_of(trained(list(found), train, say), reference, target=target, found=found)
     if out:
         table.write(Path(out))
     return table
@@ -374,14 +374,24 @@ def table_of(
     reference: str | None,
     trials: Sequence[Trial] = (),
     target: float | None = None,
+    found: Mapping[str, Any] = {},
 ) -> Table:
-    """Returns the table of methods' cells; `trials` are their seeds and splits, by default their seeds alone."""
+    """Returns the table of methods' cells.
+
+    Args:
+        cells: The cells by title.
+        reference: See `compare`.
+        trials: Seeds and splits of the cells; by default their seeds alone.
+        target: See `compare`.
+        found: The methods by title; the table says what was tuned for a `Tuning`.
+    """
     own = next(iter(cells.values()))
     trials, about = trials or [(cell.summary["seed"], None) for cell in own], own[0].summary
     scored, num_clients = about.get("scored_clients"), about["num_clients"]
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
     title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials)}"
-    rows = [method_row(title, each, trials, target) for title, each in cells.items()]
+    chosen = {title: each.entries for title, each in found.items() if isinstance(each, Tuning)}
+    rows = [method_row(title, each, trials, target) | chosen.get(title, {}) for title, each in cells.items()]
     rows = compared(rows, score_of(about), reference)
     if reference is not None:
         rows = [row | effect_of(cells[row["algorithm"]], cells[reference], trials) for row in rows]

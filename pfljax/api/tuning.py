@@ -87,6 +87,11 @@ class Tuning:
         tried = "; ".join(map("{} ({:.4f})".format, self.points, self.scores))
         return f"Tuning({terms.values(self.best.values, self.at_edge)} of {tried})"
 
+    def of(self, method: Any, local: LocalTraining) -> Tuning:
+        """Returns the search with a method and local training at its best point."""
+        method, local = self.best.applied(method, local)
+        return dataclasses.replace(self, method=method, local=local)
+
     @property
     def entries(self) -> dict[str, Any]:
         """Entries of a table's row: the best values as text, and those at an edge."""
@@ -359,6 +364,4 @@ def tune(
         files.check_writable(folder)
     how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
     with locks.locked([folder] if folder else [], lambda line: None):
-        found = search_in_turn(rates, knobs, list(seeds), make, rounds, **how)
-    best, how = found.best.applied(method, default)
-    return dataclasses.replace(found, method=best, local=how)
+        return search_in_turn(rates, knobs, list(seeds), make, rounds, **how).of(method, default)

@@ -40,8 +40,8 @@ TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how m
 MAX_POINTS = 1000  # clients of a panel
 HELPED = (
     "Each client of each run counts once. Helped and hurt: shares of those whose score is better or worse than with "
-    "{reference}. Mean gain: with the 95 % t interval over clients, whose gains are first averaged over the runs on the "
-    "same data. Cosines are of clients' weights, within and across true groups, means over runs."
+    "{reference}. Mean gain: with the 95 % t interval over clients, whose gains are first averaged over the runs on "
+    "the same data. Cosines are of clients' weights, within and across true groups, means over runs."
 )
 GAINS = "What single clients gain over {reference}, from the largest gain to the smallest."
 PAIRS = "Each point is a client of a run: its scores with {reference} and with the method, equal on the dashed line."
@@ -349,16 +349,8 @@ def _clients(methods: Sequence[Method], panels: Mapping[str, Any], score: Score,
         body.append([method.title, gained, *shares, *signed, *_cosines(method)])
     if not body:
         return ""
-    heads = [
-        "method",
-        "mean gain",
-        "helped",
-        "hurt",
-        *["lose over 5 points"] * score.percent,
-        "median gain",
-        "worst client",
-    ]
-    heads += ["cosine within groups", "across"]
+    heads = ["method", "mean gain", "helped", "hurt", *["lose over 5 points"] * score.percent]
+    heads += ["median gain", "worst client", "cosine within groups", "across"]
     options = controls(choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs"))
     bars = plot("gains", "Gains of single clients", GAINS.format(reference=reference))
     points = plot("pairs", "Scores of single clients with two methods", PAIRS.format(reference=reference))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import sys
 import threading
@@ -18,9 +19,10 @@ Advance = Callable[[int], None]  # takes the number of rounds done
 def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool) -> Iterator[Advance]:
     """Shows the number of rounds done, rounds per second and the remaining time.
 
-    With `bar`, and in a terminal or notebook, as a bar; otherwise as log lines for `say`, if it is given.
+    With `bar`, and in a terminal or a notebook with ipywidgets, as a bar; otherwise as log lines for `say`, if given.
     """
-    if bar and (sys.stdout.isatty() or "ipykernel" in sys.modules):
+    notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets")  # without which rich warns
+    if bar and (sys.stdout.isatty() or notebook):
         with _bar(total, done) as advance:
             yield advance
     elif say is not None:

@@ -85,7 +85,8 @@ def test_the_committed_file_is_whole():
 def test_outputs_that_are_large_or_name_a_folder_are_not_stored():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[])])
     check_stored(notebook)
-    for text, said in (("x" * 1_000_001, "bytes; accepted: at most"), (str(Path.home() / "runs"), "an output of the cell .* names")):
+    home = str(Path.home() / "runs")
+    for text, said in (("x" * 1_000_001, "bytes; accepted: at most"), (home, "an output of the cell .* names")):
         notebook.cells[0].outputs = [nbformat.v4.new_output("stream", text=text)]
         with pytest.raises(ValueError, match=said):
             check_stored(notebook)

@@ -1,5 +1,6 @@
 """What a command says while it works."""
 
+import sys
 import time
 
 import pytest
@@ -16,3 +17,15 @@ def test_a_step_is_told_once_it_takes_long(monkeypatch, seconds, said):
         while said and not lines and time.monotonic() < until:
             time.sleep(0.01)
     assert lines == said
+
+
+def test_a_notebook_without_widgets_gets_lines(monkeypatch):
+    """rich's bar would warn in each run that a package is missing."""
+    monkeypatch.setitem(sys.modules, "ipykernel", object())
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(progress, "_bar", lambda total, done: pytest.fail("a bar"))
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0)
+    lines = []
+    with progress.progress(2, 0, lines.append, bar=True) as advance:
+        advance(1)
+    assert len(lines) == 1 and "1" in lines[0]
