@@ -1,4 +1,4 @@
-"""Shows that a method gives the same numbers in pfljax and in another library's own code.
+"""Shows that a method gives the same numbers in pfljax and in another library's, or its authors', own code.
 
     python -m experiments.parity --peer=pfllib --peer_folder=PFLlib
 
