@@ -293,11 +293,10 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="share=1; their weights' first learning fixed to 10 passes; scored after local training",
         ),
         "FedProto": Cell(
-            pfl.FedProto(strength=1.0),
+            pfl.FedProto(strength=1.0, mean="uniform"),
             lambda state: {"personal": state.clients.model, "prototypes": state.models.mean},
             play("serverproto.FedProto", with_prototypes, of_clients, prepare=prototypes_after_training, lamda=1.0),
-            sizes=EQUAL,
-            note="their prototypes collected after training; clients of one size, which theirs weights equally",
+            note="mean=uniform; their prototypes collected after training",
         ),
         "pFedMe": Cell(
             pfl.PFedMe(strength=strength, steps=1, rate=rate),

@@ -13,8 +13,10 @@ of epochs anew in every round (the paper: 2 to 5). The solver's optimizer may ha
 
 Departures from the paper: a_k is measured: it is the distance that the client's freshly started optimizer moves one
 parameter under a constant gradient of 1. This is the paper's a_k times eta, which cancels, and it is defined for any
-optimizer. With a proximal term, the server's step is sum_k p_k a_k, while the authors use sum_k p_k tau_k. Batch
-statistics are averaged. The server has no momentum.
+optimizer. With a proximal term, the server's step is sum_k p_k a_k, while the authors use sum_k p_k tau_k. The term's
+gradient is part of what the optimizer sees, so it enters the momentum, and a_k is measured with it. The authors' code
+adds it to the step after the momentum. Without momentum, both are the same. Batch statistics are averaged. The server
+has no momentum.
 """
 
 from __future__ import annotations

@@ -15,10 +15,13 @@ n_j is 0 for a client with a single example, whose head would then look the most
 own head, which nobody else uses. Both training phases use the solver's learning rate; the paper uses a larger one for
 the head. The statistics h and V use the received body, so that clients are comparable; the centroids use the trained
 bodies; the squared distance is a mean over F (our readings). The weights come from a fixed number of accelerated
-projected-gradient steps, not from a quadratic-programming solver. The loss uses training features (batch statistics of
-the mini-batch); statistics and centroids use inference features. The heads of the round's cohort are combined; clients
-outside it keep theirs. Traffic counts a combined head for every client, although one with a single example downloads
-none. Newcomers train their own head on the shared body, for as many rounds of `head_epochs` epochs as the run has.
+projected-gradient steps, not from a quadratic-programming solver; the authors' code sets those below 0.001 to 0. It
+also pulls features of a class without a centroid toward the client's own mean before training; here a centroid stays
+once some client has had the class, so this is the case in the first rounds only, and nothing pulls. The loss uses
+training features (batch statistics of the mini-batch); statistics and centroids use inference features. The heads of
+the round's cohort are combined; clients outside it keep theirs. Traffic counts a combined head for every client,
+although one with a single example downloads none. Newcomers train their own head on the shared body, for as many rounds
+of `head_epochs` epochs as the run has.
 """
 
 from __future__ import annotations
