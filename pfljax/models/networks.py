@@ -31,7 +31,7 @@ def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int
 
 
 def pool(x: Array) -> Array:
-    """2 x 2 max pooling. Whoever pools before adding a bias and before ReLU gets the same, on a fourth of the values."""
+    """2 x 2 max pooling; before a bias is added and before ReLU, it gives the same, on a fourth of the values later."""
     return nn.max_pool(x, (2, 2), (2, 2))
 
 

@@ -228,16 +228,23 @@ def test_vgg_is_for_images_of_32_x_32():
 
 
 def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
+    """In outputs and gradients, although it pools before it adds the bias."""
     model = models.make("cnn", (9, 8, 2), "classification", 3, channels=(4, 5))
     params = start(model)
     params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # biases that matter
     x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
-    h = x
-    for number in range(2):
-        layer = params[f"Conv_{number}"]
-        h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
-    expected = h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+
+    def expected(params):
+        h = x
+        for number in range(2):
+            layer = params[f"Conv_{number}"]
+            h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
+        return h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+
+    np.testing.assert_allclose(model.apply(params, x), expected(params), rtol=1e-4, atol=1e-5)
+    slope_of = lambda fn: jax.grad(lambda params: jnp.square(fn(params)).sum())(params)
+    slopes = slope_of(lambda params: model.apply(params, x)), slope_of(expected)
+    toys.assert_trees_close(*slopes, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
