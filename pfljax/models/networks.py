@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -32,13 +32,29 @@ def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int
 
 
 def pool(x: Array) -> Array:
-    """2 x 2 max pooling. Before a bias and ReLU, it gives the same as after them, for a fourth of their work."""
+    """2 x 2 max pooling."""
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
-def pooled(*args: Any, **options: Any) -> Array:
-    """A convolution and pooling, to which `nn.Conv` adds the bias."""
-    return pool(jax.lax.conv_general_dilated(*args, **options))
+class PooledConv(nn.Module):
+    """A convolution with bias, and 2 x 2 max pooling.
+
+    On a TPU, the bias is added after pooling: the same, on a fourth of the values. By its compiler's estimates, a round
+    then takes half of the memory and time; on a CPU, gradients would take longer.
+    """
+
+    features: int
+    size: int
+    padding: str
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param("kernel", nn.linear.default_kernel_init, (self.size, self.size, x.shape[-1], self.features))
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
+        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), self.padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        forms = {"tpu": lambda y, bias: pool(y) + bias, "default": lambda y, bias: pool(y + bias)}
+        return jax.lax.platform_dependent(y, bias, **forms)
 
 
 def stacked(
@@ -59,13 +75,16 @@ def stacked(
     """
     if stages:
         check_images(x, least)
-    for widths in stages:
-        for number, width in enumerate(widths):
-            x = nn.relu(x) if number else x
-            last = number == len(widths) - 1 and not normalize
-            x = nn.Conv(width, (size, size), padding=padding, conv_general_dilated=pooled if last else None)(x)
-            x = nn.GroupNorm(num_groups=8)(x) if normalize else x
-        x = nn.relu(pool(x) if normalize else x)
+    names = (f"Conv_{number}" for number in itertools.count())
+
+    def convolve(x, width):
+        x = nn.Conv(width, (size, size), padding=padding, name=next(names))(x)
+        return nn.GroupNorm(num_groups=8)(x) if normalize else x
+
+    for *before, last in stages:
+        for width in before:
+            x = nn.relu(convolve(x, width))
+        x = nn.relu(pool(convolve(x, last)) if normalize else PooledConv(last, size, padding, name=next(names))(x))
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
         x = nn.relu(nn.Dense(width)(x))

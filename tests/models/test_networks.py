@@ -223,17 +223,25 @@ def test_vgg_is_for_images_of_32_x_32():
         models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
-def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer():
-    model = models.make("cnn", (9, 8, 2), "classification", 3, channels=(4, 5))
-    params = start(model)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # biases that matter
+@pytest.mark.parametrize("platform", ["default", "tpu"])
+def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeypatch):
+    """In outputs and gradients, although a TPU pools before it adds the bias."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
+    cnn = networks.CNN((4, 5), 3)
     x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
-    h = x
-    for number in range(2):
-        layer = params[f"Conv_{number}"]
-        h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
-    expected = h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, cnn.init(jax.random.key(0), x)["params"])  # biases that matter
+
+    def expected(params):
+        h = x
+        for number in range(2):
+            layer = params[f"Conv_{number}"]
+            h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
+        return h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+
+    found = lambda params: cnn.apply({"params": params}, x)
+    np.testing.assert_allclose(found(params), expected(params), rtol=1e-4, atol=1e-5)
+    slopes = (jax.grad(lambda params, fn=fn: jnp.square(fn(params)).sum())(params) for fn in (found, expected))
+    toys.assert_trees_close(*slopes, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
