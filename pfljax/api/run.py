@@ -115,9 +115,7 @@ class Run:
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
         problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
-        config = config or describe.config(
-            method, clients, modules_of(model), local, participation, told | timed
-        )
+        config = config or describe.config(method, clients, modules_of(model), local, participation, told | timed)
         clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
         told |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
