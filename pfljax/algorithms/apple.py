@@ -27,7 +27,6 @@ cores move by about 1 / K of the learning rate, since p_kk is about 1 / K.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -39,6 +38,7 @@ from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
+    ClientContext,
     ClientOutput,
     First,
     Ledger,
@@ -90,13 +90,6 @@ class APPLE:
             steps = jax.random.permutation(key, num - 1)[:num_others] if num_stale else jnp.arange(num - 1)
             return jnp.concatenate([own[None], (own + 1 + steps) % num]).astype(jnp.int32)
 
-        def others(context, models, row):
-            """The cores (K - 1, ...) of the clients after a client, of which some were just received."""
-            received = jax.tree.map(lambda leaf: leaf[1:], models)
-            places = (context.index[1:] - context.client) % num - 1
-            refresh = lambda copies, new: copies.at[places].set(new)
-            return jax.tree.map(refresh, row.copies, received) if num_stale else received
-
         def server_update(key, state, aggregate):
             return state._replace(models=tree.where(aggregate.count > 0, aggregate.upload, state.models)), {}
 
@@ -120,7 +113,7 @@ class APPLE:
             start=start,
             first_row=first_row,
             download=lambda context, row, cohort: held(context.key, context.client),
-            client_update=self._client_update(problem, others),
+            client_update=self._client_update(problem),
             server_update=server_update,
             whom=whom,
             predict=predict,
@@ -140,8 +133,8 @@ class APPLE:
             ),
         )
 
-    def _client_update(self, problem: Problem, others: Callable):
-        """Returns the client's update, given its function for the other clients' cores."""
+    def _client_update(self, problem: Problem):
+        """Returns the client's update."""
         solver = problem.solver
         of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
 
@@ -162,10 +155,8 @@ class APPLE:
             core, optimizer, loss, (p, _) = solver.descend(
                 context.key, tree.first(models), row.optimizer, data.train, step, memory, round_number=context.round
             )
-            moved = row.moved.at[order].set(p - shares)
-            return ClientOutput(
-                Row(optimizer, moved, cores if row.copies else ()), tree.stack_one(core), {"loss": loss}
-            )
+            moved, copies = row.moved.at[order].set(p - shares), cores if jax.tree.leaves(row.copies) else ()
+            return ClientOutput(Row(optimizer, moved, copies), tree.stack_one(core), {"loss": loss})
 
         return client_update
 
@@ -173,6 +164,15 @@ class APPLE:
 def ordered(client: Array, num: int) -> Array:
     """(K,) all clients: one itself, then those after it."""
     return (client + jnp.arange(num)) % num
+
+
+def others(context: ClientContext, models: Params, row: Row) -> Params:
+    """The cores (K - 1, ...) of the clients after a client: its copies, of which it just received some."""
+    received = jax.tree.map(lambda leaf: leaf[1:], models)
+    if not jax.tree.leaves(row.copies):
+        return received
+    places = (context.index[1:] - context.client) % len(row.moved) - 1
+    return jax.tree.map(lambda copies, new: copies.at[places].set(new), row.copies, received)
 
 
 def schedule(number: Array, length: Array | float) -> Array:
