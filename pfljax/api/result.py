@@ -191,7 +191,7 @@ class Result:
             mixed, group = self.experiment.mixed(problem, self.experiment.method), int(prediction.inputs)
             prediction = mixed.unpacked(group, prediction.models)
             model, algorithm = problem.groups.models[group], mixed.algorithms[group]
-        used = np.flatnonzero(prediction.weights > ALONE)
+        used = np.flatnonzero(np.asarray(prediction.weights) > ALONE)
         applied = algorithm.apply is not None
         if applied or len(used) != 1:
             what = "more than the outputs of one model" if applied else "a mixture of several models"

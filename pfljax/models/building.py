@@ -77,7 +77,7 @@ NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
 FEATURES = 512  # of all networks in a family
 _cnn, _resnet = networks.FemnistCNN(hidden=FEATURES), functools.partial(networks.ResNet, features=FEATURES)
 _resnet18, _resnet34 = _resnet(), _resnet(blocks=(3, 4, 6, 3))
-_others = {
+_four: dict[str, nn.Module] = {
     "cnn": _cnn,
     "googlenet": networks.GoogLeNet(features=FEATURES),
     "mobilenet_v2": networks.MobileNetV2(features=FEATURES),
@@ -88,8 +88,8 @@ _others = {
 FAMILIES: dict[str, dict[str, nn.Module]] = {
     "htfe2": {"cnn": _cnn, "resnet18": _resnet18},
     "htfe3": {"resnet10": _resnet(blocks=(1, 1, 1, 1)), "resnet18": _resnet18, "resnet34": _resnet34},
-    "htfe4": _others,
-    "htfe8": _others
+    "htfe4": _four,
+    "htfe8": _four
     | {"resnet34": _resnet34, "resnet50": _resnet(blocks=(3, 4, 6, 3), bottleneck=True)}
     | {f"resnet{n}": _resnet(blocks=(3, m, r, 3), bottleneck=True) for n, m, r in ((101, 4, 23), (152, 8, 36))},
 }
