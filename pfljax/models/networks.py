@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.linen.dtypes import promote_dtype
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array
@@ -51,8 +52,9 @@ class PooledConv(nn.Module):
     def __call__(self, x: Array) -> Array:
         kernel = self.param("kernel", nn.linear.default_kernel_init, (self.size, self.size, x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        x, kernel, bias = nn.dtypes.promote_dtype(x, kernel, bias)
-        y = jax.lax.conv_general_dilated(x, kernel, (1, 1), self.padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        left, kernel, bias = map(jnp.asarray, promote_dtype(x, kernel, bias))
+        numbers = ("NHWC", "HWIO", "NHWC")
+        y = jax.lax.conv_general_dilated(left, kernel, (1, 1), self.padding, dimension_numbers=numbers)
         forms = {"tpu": lambda y, bias: pool(y) + bias, "default": lambda y, bias: pool(y + bias)}
         return jax.lax.platform_dependent(y, bias, **forms)
 
