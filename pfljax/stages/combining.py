@@ -14,7 +14,7 @@ the mean change. FLTrust combines the changes: its server keeps no sum of its ow
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,6 +79,39 @@ def weight_of(name: str, weights: dict[str, Array]) -> Array:
     return weights["count" if "count" in weights and name not in ("model", "square") else "weight"]
 
 
+def one_by_one(
+    problem: Problem, combine: Combine, values: PyTree, weight: Array, attackers: Array, root: PyTree
+) -> PyTree:
+    """What `combine` makes of stacked values with weights (n,), or with weights (n, ...), of each entry on its own."""
+    if weight.ndim == 1:
+        return combine(values, weight, attackers, root)
+    apiece = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), (values, weight))
+    of_entry = lambda values, weight, root: one_by_one(problem, combine, values, weight, attackers, root)
+    return problem.plan.over_rows(of_entry, *apiece, root)
+
+
+def apart(algorithm: Algorithm, client_update: Callable[..., ClientOutput], summed: Sequence[str]) -> Callable:
+    """A client's update whose parts are in its report instead of its upload.
+
+    Args:
+        algorithm: The algorithm without notes.
+        client_update: The algorithm's, with the sums of parts beside its row, if any are `summed`.
+        summed: Names of parts.
+    """
+
+    def separate(context, models, row, data):
+        out = client_update(context, models, row, data)
+        parts, weights, rest = parts_of(algorithm, models, out)
+        if summed:
+            sums = {name: tree.add(row.note[name], parts[name]) for name in summed}
+            out = out._replace(client=Noted(out.client.inner, sums))
+        attacker = jnp.zeros((), bool) if data.attacker is None else data.attacker
+        single = {"parts": parts, "weights": weights, "first": context.index[0], "attacker": attacker}
+        return out._replace(upload=rest, report=messages.beside(out.report, apart=single))
+
+    return separate
+
+
 def no_changes(algorithm: Algorithm, clients: ClientData) -> Parts:
     """A client's sums of changes before its first round: zeros."""
 
@@ -110,45 +143,28 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
     if summed:
         algorithm = with_notes(bare, lambda clients: no_changes(bare, clients), lambda nothing, client: nothing)
 
-    def client_update(context, models, row, data):
-        out = algorithm.client_update(context, models, row, data)
-        parts, weights, rest = parts_of(bare, models, out)
-        if summed:
-            sums = {name: tree.add(row.note[name], parts[name]) for name in summed}
-            out = out._replace(client=Noted(out.client.inner, sums))
-        attacker = jnp.zeros((), bool) if data.attacker is None else data.attacker
-        apart = {"parts": parts, "weights": weights, "first": context.index[0], "attacker": attacker}
-        return out._replace(upload=rest, report=messages.beside(out.report, apart=apart))
-
     def server_update(key, state, aggregate):
         report: Any = aggregate.report
-        apart, sent = report["apart"], report["apart"]["weights"]["weight"]
+        single, sent = report["apart"], report["apart"]["weights"]["weight"]
         models = jax.tree.map(lambda leaf: leaf[:1], state.models) if algorithm.stale else state.models
         cohort, received = sent.shape
         num = tree.num_rows(models)
         assert received in (1, num)  # each client trains one averaged model, or all of them in order
-        number = (apart["first"][:, None] * (not algorithm.stale) + jnp.arange(received)).reshape(-1)
+        number = (single["first"][:, None] * (not algorithm.stale) + jnp.arange(received)).reshape(-1)
         flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
-        parts, weights = jax.tree.map(flat, (apart["parts"], apart["weights"]))
-        attackers = jnp.repeat(apart["attacker"], received)
+        parts, weights = jax.tree.map(flat, (single["parts"], single["weights"]))
+        attackers = jnp.repeat(single["attacker"], received)
         new = {name: jax.tree.map(flat, state.clients.note[name]) for name in summed}
         old = {name: tree.subtract(new[name], parts[name]) for name in summed}
         parts |= new
         roots = algorithm.root(key, state) if algorithm.root else {name: () for name in parts}
 
-        def of_average(values, weight, root):
-            if weight.ndim == 1:
-                return combine(values, weight, attackers, root)
-            apiece = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), (values, weight))
-            return problem.plan.over_rows(of_average, *apiece, root)
-
         def of_model(n):
             own = tree.where(number == n, weights, jax.tree.map(jnp.zeros_like, weights))
             root = jax.tree.map(lambda leaf: leaf[n], roots)
-            found = {name: of_average(part, weight_of(name, own), root[name]) for name, part in parts.items()}
-            for name in summed:
-                before = of_average(old[name], weight_of(name, own), root[name])
-                found[name] = tree.subtract(found[name], before)
+            rule = lambda name, part: one_by_one(problem, combine, part, weight_of(name, own), attackers, root[name])
+            found = {name: rule(name, part) for name, part in parts.items()}
+            found |= {name: tree.subtract(found[name], rule(name, old[name])) for name in summed}
             return found, jax.tree.map(lambda weight: weight.sum(axis=0), own), (own["weight"] > 0).sum()
 
         found, totals, count = problem.plan.over_rows(of_model, jnp.arange(num))
@@ -162,4 +178,5 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         came = Aggregate(rest | sums | totals, count, sent > 0, inner)
         return algorithm.server_update(key, state, came)
 
+    client_update = apart(bare, algorithm.client_update, summed)
     return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=None)

@@ -122,7 +122,7 @@ def test_fltrust_holds_where_the_mean_does_not():
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("local", "mean; no server averages"), ("fedem", "whose server averages several models")]
+    ("name", "text"), [("local", "mean; no server averages"), ("fedem", "whose server has several models")]
 )
 def test_methods_that_have_no_single_mean_refuse_it(name, text):
     federation = toys.make_federation(SIZES)
