@@ -103,9 +103,9 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
 
 
 def test_other_blocks_are_few():
-    """Those that need a server, an account or a cluster; "text" is what a program prints."""
+    """Those that need a server or an account; "text" is what a program prints, or a cluster's script."""
     others = {page for page in PAGES for language, _ in blocks(page) if language not in (*SHORTER, "text")}
-    assert others == {"docs/howto/cluster.md", "docs/howto/track.md"}
+    assert others == {"docs/howto/track.md"}
 
 
 def test_commands_that_take_hours_or_hosts_are_right():
