@@ -55,6 +55,21 @@ def put_whole(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
     part.replace(cache.path / f"{key}-cache")
 
 
+MOST_BYTES = 6 << 30  # of a worker, above which it forgets programs between files
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Forgets compiled programs once they take too much memory; the folder of compiled programs still has them."""
+    if nextitem is not None and nextitem.path != item.path and resident_bytes() > MOST_BYTES:
+        jax.clear_caches()
+
+
+def resident_bytes() -> int:
+    """Memory that this process takes; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
 gc.freeze()  # modules stay; visiting them in every collection takes a part of the suite's time
 gc.set_threshold(50_000)
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS") or "cpu")
