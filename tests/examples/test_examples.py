@@ -42,7 +42,7 @@ def test_networks_differ_and_learn():
     table = load("different_networks").main(rounds=20, seeds=[0])
     sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
     assert sent["local"] == 0 < sent["fedproto"] < sent["fml"]
-    assert all(row["accuracy"] > 0.6 for row in table.rows)
+    assert all(row["accuracy_mean"] > 0.5 for row in table.rows)
 
 
 @pytest.mark.slow
