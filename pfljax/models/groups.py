@@ -83,12 +83,16 @@ class Groups:
         """() int32: the group of a client if clients take the networks in turns."""
         return jnp.asarray(client, jnp.int32) % len(self.models)
 
+    def of_clients(self, num_clients: int, unseen: bool = False) -> list[str]:
+        """The name of each client's group; `unseen`: of clients unseen in training."""
+        in_turns = np.arange(num_clients) % len(self.models)
+        found = in_turns if unseen or self.given is None else self.given
+        return [self.names[number] for number in found]
+
     def described(self, num_clients: int) -> str:
         """Each group's name, number of clients and number of parameters per model, in words."""
-        found = np.arange(num_clients) % len(self.models) if self.given is None else self.given
-        counts = Counter(found.tolist())
-        told = zip(self.names, self.models, range(len(self.models)), strict=True)
-        return "; ".join(f"{name}: {counts[n]} clients, {model.num_parameters:,} parameters" for name, model, n in told)
+        counts, told = Counter(self.of_clients(num_clients)), zip(self.names, self.models, strict=True)
+        return "; ".join(f"{name}: {counts[name]} clients, {model.num_parameters:,} parameters" for name, model in told)
 
 
 def grouped(networks: Networks, models: Sequence[Model], num_clients: int) -> Groups:

@@ -24,6 +24,7 @@ SCORES = {
 }
 CLIENT_HEADS = {
     "name": "name",
+    "network": "network",
     "distribution": "group",
     "target": "target",
     "accuracy": "accuracy",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -22,15 +23,22 @@ from pfljax.stores.experiment import Experiment
 
 
 def per_client(
-    federation: Federation, metrics: dict[str, dict[str, np.ndarray]], scored: np.ndarray | None = None
+    federation: Federation,
+    metrics: dict[str, dict[str, np.ndarray]],
+    scored: np.ndarray | None = None,
+    networks: Sequence[str] | None = None,
 ) -> list[dict]:
-    """Returns one row per scored client (all if `scored` is None) with its scores on its test examples."""
+    """Returns one row per scored client (all if `scored` is None) with its scores on its test examples.
+
+    `networks` has the name of each client's network, if they differ.
+    """
     test, names = metrics["test"], federation.client_names
     groups = {"distribution": federation.distribution, "target": federation.target}
     return [
         {
             "client": k,
             **({} if names is None else {"name": names[k].item()}),
+            **({} if networks is None else {"network": networks[k]}),
             "n_train": int(federation.train.size[k]),
             "n_test": int(federation.test.size[k]),
             **{name: int(group[k]) for name, group in groups.items() if group is not None},
@@ -59,10 +67,12 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
     found = run(key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits)
-    scores = serving.measured(experiment.metrics, jax.device_get(found))
+    scores, groups = serving.measured(experiment.metrics, jax.device_get(found)), experiment.problem.groups
+    networks = groups and groups.of_clients(unseen.num_clients, unseen=True)
     out = evaluation.summarize(scores["test"], unseen.test.size)
     train = evaluation.summarize(scores["train"], unseen.train.size)
-    return out | {f"train_{name}": value for name, value in train.items()} | {"per_client": per_client(unseen, scores)}
+    out |= {f"train_{name}": value for name, value in train.items()}
+    return out | {"per_client": per_client(unseen, scores, networks=networks)}
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
@@ -121,7 +131,8 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
     """Returns the content of summary.json. `key` is the key of the rounds."""
     rows, federation, algorithm = history.rows, experiment.federation, experiment.algorithm(compiled.plan)
     last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
-    rounds = rows[-1]["round"]
+    rounds, groups = rows[-1]["round"], experiment.problem.groups
+    networks = groups and groups.of_clients(federation.num_clients)
     return {
         "algorithm": experiment.name,
         "dataset": federation.name,
@@ -135,7 +146,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],
         "best": best_row(rows),
-        "per_client": per_client(federation, last_test, experiment.scored),
+        "per_client": per_client(federation, last_test, experiment.scored, networks),
         "earth_movers_distance": data.heterogeneity(federation),
         "privacy": spent(experiment, algorithm, key, rounds),
         "knows": experiment.knows,

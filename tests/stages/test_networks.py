@@ -113,6 +113,7 @@ def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path)
     resumed = trained(method, FOUR, out=tmp_path / "run", resume=True, **options)
     assert toys.same_trees(resumed.state, whole.state)
     assert "networks" in dict(map(tuple, resumed.summary["plan"]))
+    assert [row["network"] for row in resumed.summary["per_client"]] == 5 * [name for name in FOUR]
     assert "parameters" in resumed.write_report().read_text()
     loaded = pfl.load(tmp_path / "run", clients=clients)
     x = np.asarray(clients.test.x[0])
