@@ -28,7 +28,8 @@ from pfljax.exchange import buckets, model_axis
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
 from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
-from pfljax.exchange.side_by_side import TOGETHER, bytes_of
+from pfljax.exchange.side_by_side import TOGETHER, bytes_of, fitting
+from pfljax.exchange.views import view
 
 Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
@@ -73,6 +74,11 @@ class ExecutionPlan:
         if self.model_devices == 1:
             return f"{self.num_devices} device(s)"
         return f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether clients are side by side only as far as they fit in a core's cache: under vmap on CPUs."""
+        return self.chunk == 0 and self.device.platform == "cpu"
 
     @property
     def device(self) -> Any:
@@ -272,11 +278,20 @@ class ExecutionPlan:
     def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
         """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
         (num_clients, held), topology = clients.index.shape, clients.topology
-        by_size = self.buckets if clients.sizes is not None else ()
+        client_fn = jax.jit(client_fn, inline=True)  # traced once for shapes and the loop
+        chunk = self._in_cache(client_fn, models, clients, common) if self.in_cache else self.chunk
+        by_size = self.buckets if clients.sizes is not None and chunk != 1 else ()
         together = self._together(topology, models, held)
-        layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
+        layout = lay_out(num_clients, self.num_devices, chunk, by_size, together)
         route = self._route(topology, models, held, clients.own_first and layout.as_they_come)
         return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
+
+    def _in_cache(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> int:
+        """Number of clients that a CPU device processes side by side, so that they stay in its core's cache."""
+        num_clients, held = clients.index.shape
+        received = tree.shapes_of_rows(models, 1 if clients.topology == "push" else held)
+        run = lambda models, row: client_fn(models, row, view(clients.data, jnp.zeros((), jnp.int32)), *common)
+        return fitting(run, -(-num_clients // self.num_devices), received, tree.shapes_of_rows(clients.rows))
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
