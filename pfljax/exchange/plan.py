@@ -1,8 +1,8 @@
 """Mapping of clients and models over devices. All vmap, lax.map and shard_map calls live in `pfljax.exchange`.
 
 An `ExecutionPlan` sets how many clients a device processes at a time (`chunk`: 1 is a map over clients, 0 a vmap over
-all of a device's clients), the devices that the client axis is spread over, and how models reach clients on other
-devices:
+all of a device's clients, or on a CPU over those that fit in a core's cache), the devices that the client axis is
+spread over, and how models reach clients on other devices:
     own models do not move; a server's small stack is on every device, and contributions are summed (psum);
     peers' models are gathered on every device and contributions are summed at the owners (gather), or models and
     contributions travel around the ring of devices, one message at a time (ring).
@@ -45,7 +45,8 @@ class ExecutionPlan:
 
     Attributes:
         mesh: One axis, `clients`, over D devices; or a second one, `model`, over the devices that share a model.
-        chunk: Number of clients that a device processes at a time; 0: all of them (vmap), 1: one by one (map).
+        chunk: Number of clients that a device processes at a time; 0: all of them (vmap; see `in_cache`), 1: one by one
+            (map).
         peers: How models reach clients on other devices: "gather", "ring" or "auto", which gathers except for large
             stacks on CPU devices, which share one memory; the memory plan switches to a ring if copies do not fit.
         buckets: For clients with different numbers of steps: (clients side by side, repetitions) on each device, which
