@@ -60,14 +60,13 @@ class Exchange:
     def run(self, models: Params, clients: Clients, common: tuple) -> tuple[PyTree, Aggregate]:
         """Runs the exchange; `common` holds further arguments of `client_fn`, shared by all clients."""
         layout, route = self.layout, self.route
-        work = jax.jit(self.client_fn, inline=True)  # traced once for both the output shapes and the loop
         real = layout.real()
         sizes, clients = clients.sizes, layout.pad(dataclasses.replace(clients, sizes=None))
         if sizes is not None and layout.by_size:
             clients = dataclasses.replace(clients, sizes=jnp.where(real, layout.pad(sizes), -1))
         if route.models_held:
             models = layout.pad(models, route.models_held)
-        on_device = dataclasses.replace(self, client_fn=work)._on_device
+        on_device = self._on_device
         if self.mesh.shape[AXIS] > 1:
             on_device = jax.shard_map(
                 on_device,

@@ -1,8 +1,8 @@
 """Mapping of clients and models over devices. All vmap, lax.map and shard_map calls live in `pfljax.exchange`.
 
 An `ExecutionPlan` sets how many clients a device processes at a time (`chunk`: 1 is a map over clients, 0 a vmap over
-all of a device's clients), the devices that the client axis is spread over, and how models reach clients on other
-devices:
+all of a device's clients, or on a CPU over those that fit in a core's cache), the devices that the client axis is
+spread over, and how models reach clients on other devices:
     own models do not move; a server's small stack is on every device, and contributions are summed (psum);
     peers' models are gathered on every device and contributions are summed at the owners (gather), or models and
     contributions travel around the ring of devices, one message at a time (ring).
@@ -28,7 +28,8 @@ from pfljax.exchange import buckets, model_axis
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
 from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
-from pfljax.exchange.side_by_side import TOGETHER, bytes_of
+from pfljax.exchange.side_by_side import TOGETHER, bytes_of, fitting
+from pfljax.exchange.views import view
 
 Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
@@ -44,7 +45,8 @@ class ExecutionPlan:
 
     Attributes:
         mesh: One axis, `clients`, over D devices; or a second one, `model`, over the devices that share a model.
-        chunk: Number of clients that a device processes at a time; 0: all of them (vmap), 1: one by one (map).
+        chunk: Number of clients that a device processes at a time; 0: all of them (vmap; see `in_cache`), 1: one by one
+            (map).
         peers: How models reach clients on other devices: "gather", "ring" or "auto", which gathers except for large
             stacks on CPU devices, which share one memory; the memory plan switches to a ring if copies do not fit.
         buckets: For clients with different numbers of steps: (clients side by side, repetitions) on each device, which
@@ -73,6 +75,11 @@ class ExecutionPlan:
         if self.model_devices == 1:
             return f"{self.num_devices} device(s)"
         return f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
+
+    @property
+    def in_cache(self) -> bool:
+        """Whether clients are side by side only as far as they fit in a core's cache: under vmap on CPUs."""
+        return self.chunk == 0 and self.device.platform == "cpu"
 
     @property
     def device(self) -> Any:
@@ -272,11 +279,20 @@ class ExecutionPlan:
     def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
         """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
         (num_clients, held), topology = clients.index.shape, clients.topology
-        by_size = self.buckets if clients.sizes is not None else ()
+        client_fn = jax.jit(client_fn, inline=True)  # traced once for shapes and the loop
+        chunk = self._in_cache(client_fn, models, clients, common) if self.in_cache else self.chunk
+        by_size = self.buckets if clients.sizes is not None and chunk != 1 else ()
         together = self._together(topology, models, held)
-        layout = lay_out(num_clients, self.num_devices, self.chunk, by_size, together)
+        layout = lay_out(num_clients, self.num_devices, chunk, by_size, together)
         route = self._route(topology, models, held, clients.own_first and layout.as_they_come)
         return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
+
+    def _in_cache(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> int:
+        """Number of clients that a CPU device processes side by side, so that they stay in its core's cache."""
+        num_clients, held = clients.index.shape
+        received = tree.shapes_of_rows(models, 1 if clients.topology == "push" else held)
+        run = lambda models, row: client_fn(models, row, view(clients.data, jnp.zeros((), jnp.int32)), *common)
+        return fitting(run, -(-num_clients // self.num_devices), received, tree.shapes_of_rows(clients.rows))
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""

@@ -13,6 +13,7 @@ from pfljax.contract.types import PyTree
 CLIENTS = "side_by_side"  # the axis of clients that a device processes at once
 TOGETHER = 16 << 20  # bytes that occupy a device longer than a loop's step; models that take less are processed at once
 BLOCK = 128 << 20  # bytes that a block of their examples may take in the largest array
+CACHE = 3 << 18  # bytes of a CPU core's cache that the largest array of clients side by side may take
 
 
 def width() -> int:
@@ -32,6 +33,18 @@ def bytes_of(fn: Callable[..., PyTree], *args: PyTree, of: int = 1) -> int:
         of: Arrays whose size this does not divide do not count: with a rare number of examples, all but theirs.
     """
     return max(width() * largest_array(jax.make_jaxpr(fn)(*args).jaxpr, of), 1)
+
+
+def fitting(fn: Callable[..., PyTree], num: int, *args: PyTree) -> int:
+    """How many of `num` clients, which it divides, a CPU's core processes side by side: those that fit in its cache.
+
+    Args:
+        fn: A client's function; it is traced, not run.
+        num: Number of clients.
+        *args: Arguments of `fn`, or their shapes.
+    """
+    largest = largest_array(jax.make_jaxpr(fn, axis_env=[(CLIENTS, num)])(*args).jaxpr)
+    return max(n for n in range(1, num + 1) if num % n == 0 and (n == 1 or n * largest <= CACHE))
 
 
 def largest_array(jaxpr: Any, of: int = 1) -> int:

@@ -108,6 +108,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     at_once = min(plan.chunk or per_device, per_device)
     kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
     at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets) or at_once
+    most = "at most " * plan.in_cache
     store = store_of(experiment)
     cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
     of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
@@ -123,8 +124,8 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         ("other outputs, per device", needs.outputs),
         ("temporaries, per device", needs.temporaries),
         ("device memory", needs.limit),
-        ("plan", f"{kind}: {at_once} of {per_device} clients at a time, {plan.devices_in_words}"),
-        ("idle steps", f"{100 * plan.waiting(experiment.steps, size):.1f} %"),
+        ("plan", f"{kind}: {most}{at_once} of {per_device} clients at a time, {plan.devices_in_words}"),
+        ("idle steps", f"{most}{100 * plan.waiting(experiment.steps, size):.1f} %"),
         ("gradients per client and round", f"{experiment.gradients(algorithm):,.4g} on average, of mini-batches"),
         ("exchange", plan.exchange_of(algorithm.topology, of_round)),
         ("clients' state and data", store.home),

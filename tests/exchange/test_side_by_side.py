@@ -1,6 +1,8 @@
 """What clients side by side compute at once, against the bytes that are allowed."""
 
+import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +11,20 @@ import pytest
 
 from pfljax.contract.types import ClientOutput, Split
 from pfljax.exchange import plan as plans
+from pfljax.exchange import side_by_side
 from pfljax.exchange.side_by_side import CLIENTS, largest_array, width
 from pfljax.local import batches
 
 WIDE = 1000  # numbers that a model computes for a client: 4,000 bytes
 
 
-def exchange(plan, models, x):
+def exchange(plan, models, x, sizes=None):
     def client(models, _, x):
         one = lambda w: jnp.tanh(w @ x[...] * jnp.arange(1.0, 1 + WIDE)).sum()
         return ClientOutput((), (), {"loss": plan.over_models(one, models)})
 
     index = jnp.broadcast_to(jnp.arange(len(models)), (len(x), len(models)))
-    return plan.exchange(client, models, index, (), x, topology="shared")[1].report["loss"]
+    return plan.exchange(client, models, index, (), x, topology="shared", sizes=sizes)[1].report["loss"]
 
 
 @pytest.mark.parametrize(("kind", "side"), [("vmap", 6), ("chunk", 2)])
@@ -34,6 +37,39 @@ def test_models_are_processed_at_once_only_if_they_are_small_together(monkeypatc
     expected = np.tanh((x @ models.T)[..., None].astype(np.float64) * np.arange(1, 1 + WIDE)).sum(axis=-1)
     np.testing.assert_allclose(jax.jit(run)(models, x), expected, rtol=1e-4, atol=1e-2)
     assert largest_array(jax.make_jaxpr(run)(models, x).jaxpr, of=WIDE) == side * at_once * 4 * WIDE
+
+
+# Room in the cache, in clients; of 6 clients, how many are then side by side.
+@pytest.mark.parametrize(("room", "side"), [(0, 1), (1, 1), (2, 2), (5, 3), (6, 6)])
+@pytest.mark.parametrize("kind", ["vmap", "chunk"])
+def test_a_core_computes_as_many_clients_side_by_side_as_fit_in_its_cache(monkeypatch, kind, room, side):
+    rng = np.random.default_rng(0)
+    models, x = rng.normal(size=(3, 5)).astype(np.float32), rng.normal(size=(6, 5)).astype(np.float32)
+    monkeypatch.setattr(side_by_side, "CACHE", room * 3 * 4 * WIDE)
+    run = functools.partial(exchange, plans.make_plan(kind, 3, devices=1))
+    expected = np.tanh((x @ models.T)[..., None].astype(np.float64) * np.arange(1, 1 + WIDE)).sum(axis=-1)
+    np.testing.assert_allclose(jax.jit(run)(models, x), expected, rtol=1e-4, atol=1e-2)
+    side = 3 if kind == "chunk" else side  # as the user asks
+    assert largest_array(jax.make_jaxpr(run)(models, x).jaxpr, of=WIDE) == side * 3 * 4 * WIDE
+
+
+def test_clients_of_different_sizes_come_one_by_one_if_no_two_fit_in_the_cache(monkeypatch):
+    sizes, models, x = np.array([9, 1, 1, 8, 1, 1], np.int32), np.ones((3, 5), np.float32), np.eye(6, 5)
+    plan = plans.make_plan("vmap", devices=1).for_steps(sizes, 6)
+    assert max(wide for wide, _ in plan.buckets) > 1
+    run = lambda: functools.partial(exchange, plan, sizes=sizes)  # a new one, so that JAX traces it again
+    largest = lambda: largest_array(jax.make_jaxpr(run())(models, x).jaxpr, of=WIDE)
+    assert largest() > 3 * 4 * WIDE
+    monkeypatch.setattr(side_by_side, "CACHE", 0)
+    assert largest() == 3 * 4 * WIDE
+
+
+def test_only_under_vmap_on_cpus_does_the_cache_count():
+    plan = plans.make_plan("vmap")
+    accelerator = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="cuda")]))
+    assert plan.in_cache
+    assert not dataclasses.replace(plan, mesh=accelerator).in_cache
+    assert not plans.make_plan("map").in_cache and not plans.make_plan("chunk", 2).in_cache
 
 
 def test_blocks_of_examples_are_as_small_as_the_bytes_of_all_clients_ask_for(monkeypatch):
