@@ -1,4 +1,6 @@
-"""All stages at once: the same under every plan and after a resumption, and off they are nothing."""
+"""All stages at once: the same under every plan and after a resumption; at work on nothing they change nothing."""
+
+import dataclasses
 
 import jax
 import numpy as np
@@ -6,11 +8,13 @@ import optax
 import pytest
 import toys
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.local.clock import Clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
+from pfljax.stages.notes import Noted
 from pfljax.stages.server import Server
 
 SIZES = (4, 3, 5, 2, 4, 6, 3, 5)
@@ -56,3 +60,86 @@ def test_stages_that_are_off_leave_the_method_alone():
     method = toys.make_algorithm("fedavg", problem)
     assert Server().of(problem, method, Attack()) is method
     assert all(stage.on(problem, method) is method for stage in (Attack(), Compression(), Faults()))
+
+
+# Stages at work that change no figure of a round. Trimming nothing is the uniform mean.
+NEUTRAL = {
+    "clock": Clock(),
+    "compression": Compression("topk:1"),
+    "sent as it is": Compression("topk:1", error_feedback=False),
+    "checked": True,
+    "server": Server(aggregator="trimmed_mean", trim=0.0),
+}
+# Two learn or compute how much clients count; two average by class, for which clients do not count alike.
+WEIGHED = ("afl", "fedas", "fedpac", "ccvr")
+WHOLE = {"sums", "models", "products"}  # of which compression may leave out nothing
+SPOILED = 3  # the client whose examples are NaN
+
+
+def refused_by(name, method, problem):
+    """The stages that a method may refuse, by what it sends and how its server combines that."""
+    several = method.topology != "shared" or name in ("fedbuff", "clustered", "pfedhn")
+    whole = method.topology == "own" or method.sends in WHOLE or problem.solver.statistics is not None
+    found = {"sent as it is", "compression"} if whole else {"compression"} if several else set()
+    found |= {"checked"} if method.topology == "push" else set()
+    return found | (set() if method.averages else {"server"})
+
+
+def taken(made, stage):
+    """The experiment with a stage, or None where the method refuses it, in one line."""
+    name = "compression" if stage == "sent as it is" else stage
+    clock = {"problem": made.problem._replace(clock=NEUTRAL["clock"])}
+    made = dataclasses.replace(made, **(clock if stage == "clock" else {name: NEUTRAL[stage]}))
+    try:
+        made.algorithm(made.problem.plan)
+    except ArgumentError as error:
+        assert "accepted for this method" in str(error) and "\n" not in str(error)
+        return None
+    return made
+
+
+def bare(state):
+    """The state as the method knows it."""
+    parts = []
+    for part in (state.server, state.clients):
+        while isinstance(part, Noted):
+            part = part.inner
+        parts.append(part)
+    return state._replace(server=parts[0], clients=parts[1])
+
+
+@toys.each_method(fast=("fedavgm", "ditto", "fedem", "federico", "dfedem"))
+def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_change_nothing(name):
+    """With a client whose examples are NaN, which is as if it had none. All are alike, so that means are uniform."""
+    federation = toys.make_federation((3,) * 5)
+    problem = toys.make_problem(federation, optax.sgd(0.1), **{"hidden": (4,)} | toys.network(name))
+    knobs = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
+    plain = toys.make_algorithm(name, problem, **knobs)
+    made = toys.make_experiment(name, problem, federation, knobs=knobs, plan=problem.plan)
+    stages = [stage for stage in NEUTRAL if not (stage == "clock" and plain.stale)]  # whose models would be stale
+    refused = {stage for stage in stages if taken(made, stage) is None}
+    assert refused <= refused_by(name, plain, problem)
+    left_out = refused | ({"sent as it is"} - refused if "compression" not in refused else set())
+    left_out |= {"server"} if name in WEIGHED else set()
+    for stage in stages:
+        made = made if stage in left_out else taken(made, stage)
+    clients, checked = federation.client_data, "checked" not in refused
+    x = np.array(clients.train.x)
+    x[SPOILED] = np.nan if checked else x[SPOILED]
+    given = clients._replace(train=clients.train._replace(x=x))
+    states, records = toys.train(made.algorithm(problem.plan), made.problem, given, 2)
+    if checked:
+        empty = lambda split: split._replace(size=np.where(np.arange(5) == SPOILED, 0, split.size))
+        clients = clients._replace(train=empty(clients.train), validation=empty(clients.validation))
+        assert [record.dropped.tolist() for record in records] == [[-1, -1, -1, SPOILED, -1]] * 2
+    found, begun = bare(states[-1]), bare(states[0])
+    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if leaf.dtype == np.float32)
+    assert all(np.isfinite(record.train_loss) and record.diverged == -1 for record in records)
+    if "clock" in stages:
+        assert all(np.isfinite(record.seconds) and record.seconds > 0 for record in records)
+    expected, exact = toys.train(plain, problem, clients, 2, state=begun)
+    toys.assert_trees_close(found.models, expected[-1].models, rtol=1e-4, atol=1e-5)
+    kept = [jax.tree.map(lambda leaf: np.delete(leaf, SPOILED, 0), each.clients) for each in (found, expected[-1])]
+    toys.assert_trees_close(*kept, rtol=1e-4, atol=1e-5)
+    assert records[-1].down == exact[-1].down
+    assert {"compression", "sent as it is"} <= refused or records[-1].up > exact[-1].up  # a value and its place
