@@ -11,7 +11,6 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Traffic
 from pfljax.exchange.rounds import cohort_of
 from pfljax.stages.compression import BLOCK, Compression, Compressor, counted, parsed
-from pfljax.stores.registry import STORES
 
 SIZES = (4, 3, 5, 2)
 DRAWS = 4000
@@ -218,18 +217,6 @@ def test_a_server_keeps_what_it_sends_compressed():
         for text in ("quantize:2", "none")
     )
     assert abs(coarse - exact) > 1e-4  # they do receive coarse models
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", STORES)
-def test_runs_under_every_store_are_the_same(store):
-    federation = toys.make_federation((4, 3, 5, 2, 4))
-    problem = toys.make_problem(federation, cohort=3)
-    options = {"compression": Compression("topk:0.3", "quantize:4"), "client_store": store}
-    outcome = toys.run(toys.make_experiment("fedavg", problem, federation, **options), 3)
-    expected = toys.run(toys.make_experiment("fedavg", problem, federation, **options | {"client_store": "device"}), 3)
-    toys.assert_trees_close(outcome.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(outcome.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6)
 
 
 def test_fedexp_is_told_the_norms_of_what_arrives():

@@ -183,18 +183,6 @@ def test_runs_start_over_under_every_store(store, tmp_path):
     assert found.summary["dropped"] == {"1": 4, "3": 2}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("store", STORES)
-def test_faults_are_the_same_under_every_store(store):
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, cohort=3)
-    options = {"faults": Faults(0.2, 0.2, 0.2)}
-    run = lambda store: toys.run(toys.make_experiment("ditto", problem, federation, client_store=store, **options), 3)
-    found, expected = run(store).whole_state(), run("device").whole_state()
-    toys.assert_trees_close(found.models, expected.models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(found.clients, expected.clients, rtol=1e-5, atol=1e-6)
-
-
 def test_faults_that_mean_nothing_are_refused():
     problem = toys.make_problem(toys.make_federation(SIZES))
     method = toys.make_algorithm("local", problem)
