@@ -56,7 +56,7 @@ def test_all_stages_give_the_same_under_every_store():
     stages = STAGES | {"server": Server(aggregator="trimmed_mean", trim=0.2)}  # whose sampler draws uniformly
     run = lambda store: toys.run(experiment("ditto", client_store=store, **stages), 4)
     expected = run("device")
-    assert expected.history.last["failed_clients"] > 0 and expected.history.simulated[-1] > 0
+    assert expected.history.last["failed_clients"] > 0 and expected.history.simulated > 0
     for store in ("host", "disk"):
         found = run(store)
         toys.assert_trees_close(found.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
