@@ -166,10 +166,10 @@ def validated(z: Array, labels: Array, received: Gaussians, shares: Array, ridge
         covariance = mixed(own, received, b, b).covariance
         weights = jnp.split(solved(covariance, jnp.concatenate([own.means, received.means])), 2, axis=1)
         every = values[:, None, None]
-        means, weights = blend(every, own.means, received.means), blend(every, *weights)
-        offsets = jnp.log(shares) - jnp.einsum("acf,afc->ac", means, weights) / 2
-        logs = jax.nn.log_softmax(jnp.einsum("nf,afc->nac", z, weights) + offsets)
-        return -jnp.einsum("nc,nac->a", held, logs) / jnp.maximum(held.sum(), 1)
+        means = blend(every, own.means, received.means)
+        offsets = jnp.log(shares) - (means * blend(every, weights[0].T, weights[1].T)).sum(axis=2) / 2
+        logs = jax.nn.log_softmax(blend(every, z @ weights[0], z @ weights[1]) + offsets[:, None])
+        return -(held * logs).sum(axis=(1, 2)) / jnp.maximum(held.sum(), 1)
 
     def of_half(held):
         own = estimated(z, labels - held, received.means, ridge)
