@@ -48,8 +48,12 @@ from pfljax.algorithms.fedrod import FedRoD
 from pfljax.algorithms.feddbe import FedDBE
 from pfljax.algorithms.fedpac import FedPAC
 from pfljax.algorithms.fedas import FedAS
+from pfljax.algorithms.pfedfda import PFedFDA
 from pfljax.algorithms.gpfl import GPFL
+from pfljax.algorithms.fedcp import FedCP
+from pfljax.algorithms.flute import FLUTE
 from pfljax.algorithms.fedala import FedALA
+from pfljax.algorithms.fedah import FedAH
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
 from pfljax.algorithms.pfedhn import PFedHN
@@ -73,6 +77,7 @@ __all__ = [
     "APFL",
     "APPLE",
     "CCVR",
+    "FLUTE",
     "FML",
     "GPFL",
     "IFCA",
@@ -84,6 +89,7 @@ __all__ = [
     "DFedEM",
     "Ditto",
     "FFALoRA",
+    "FedAH",
     "FedALA",
     "FedAMP",
     "FedAS",
@@ -98,6 +104,7 @@ __all__ = [
     "FedBN",
     "FedBuff",
     "FedCAC",
+    "FedCP",
     "FedDBE",
     "FedDPA",
     "FedDyn",
@@ -129,6 +136,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "MoFedSAM",
+    "PFedFDA",
     "PFedGraph",
     "PFedHN",
     "PFedMB",

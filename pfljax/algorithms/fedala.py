@@ -25,10 +25,9 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
+from pfljax.algorithms.common.adoption import Adoption
 from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.projection import projected
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
@@ -73,36 +72,24 @@ class FedALA:
         if self.layers > num_layers:
             raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the number of layers", self.layers)
 
-        def mixed(params):
-            """The last p layers without batch statistics; None for everything else."""
-            mask, statistics = problem.model.mask(params, self.layers), problem.model.statistics(params)
-            mask = mask if statistics is None else jax.tree.map(lambda m, s: m and not s, mask, statistics)
-            return tree.partition(params, mask)[0]
-
-        def start(weights, own, theta):
-            parts = weights, mixed(own), mixed(theta)
-            return tree.combine(jax.tree.map(lambda w, mine, shared: mine + (shared - mine) * w, *parts), theta)
+        adoption = Adoption(problem, self.layers, self.rate, self.first_passes)
 
         def learn(context, row, theta, split):
             """W_k after this round's steps; a client's first round has none."""
             key, share_key = jax.random.split(jax.random.fold_in(context.key, OF_WEIGHTS))
             part = random_share(share_key, split, self.share)
-            loss = lambda w, x, y, key=None: problem.solver.loss(start(w, row.model, theta), x, y, key)
-            descent = projected(optax.sgd(self.rate), lambda moved: jax.tree.map(lambda w: jnp.clip(w, 0, 1), moved))
-            solver = problem.solver.with_loss(loss).with_epochs(self.first_passes)._replace(optimizer=descent)
             passes = jnp.where(row.rounds == 1, self.first_passes, jnp.minimum(row.rounds, 1))
-            steps, weights = passes * -(-part.size // solver.batch(split.y.shape[0])), row.weights
-            return solver.fit(key, weights, descent.init(weights), part, round_number=context.round, steps=steps)[0]
+            return adoption.learn(context._replace(key=key), row.weights, row.model, theta, part, passes)
 
         def row(key, client, models):
             model = tree.first(models)
-            weights = jax.tree.map(jnp.ones_like, mixed(model))
+            weights = jax.tree.map(jnp.ones_like, adoption.part(model))
             return Row(model, weights, jnp.zeros((), jnp.int32), problem.kept_optimizers(models))
 
         def begin(context, row, theta, split):
             """The model from which a client trains, and W_k."""
             weights = learn(context, row, theta, split) if self.layers else row.weights
-            own = start(weights, row.model, theta)
+            own = adoption.mix(weights, row.model, theta)
             return jax.tree.map(lambda own, shared: jnp.where(row.rounds > 0, own, shared), own, theta), weights
 
         def train(context, models, row, data):

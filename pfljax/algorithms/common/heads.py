@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pfljax.algorithms.common import classes
 from pfljax.contract import tree
 from pfljax.contract.types import Array, Params, PyTree
 from pfljax.local.problem import Problem
@@ -14,6 +15,13 @@ from pfljax.local.problem import Problem
 def head_of(problem: Problem, params: Params) -> Params:
     """The last layer's leaves of one model or of a stack; None replaces the others."""
     return tree.partition(params, problem.model.mask(params, 1))[0]
+
+
+def matrix(problem: Problem, params: Params) -> Array:
+    """H (C, F), by which the last layer multiplies features, of one model."""
+    size = classes.num_features(problem)
+    outputs = problem.model.head(params, jnp.concatenate([jnp.zeros((1, size)), jnp.eye(size)]))
+    return (outputs[1:] - outputs[0]).T
 
 
 def fit(
