@@ -222,16 +222,6 @@ def run_with(store="device", **options):
     return run.train(2, eval_every=2, progress=False)
 
 
-@pytest.mark.slow
-def test_attackers_and_aggregators_are_the_same_under_every_store():
-    options = {"server": pfl.Server(aggregator="trimmed_mean"), "attack": pfl.Attack("noise", 0.25)}
-    expected, found = (run_with(where, participation=0.75, **options) for where in ("device", "disk"))
-    np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-5)
-    assert np.isnan(expected.results["loss_test"][-1]).sum() == 2
-    honest = run_with(participation=0.75).results["loss_test"]
-    assert not np.allclose(expected.results["loss_test"], honest, equal_nan=True)
-
-
 def test_samplers_draw_on_the_devices_only():
     sampled = run_with(server=pfl.Server("power_of_choice"), participation=0.25)
     assert np.isfinite(sampled.accuracy) and ("cohorts", "power_of_choice") in sampled.summary["plan"]

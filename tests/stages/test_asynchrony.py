@@ -211,15 +211,3 @@ def test_asynchronous_runs_are_the_same_under_every_plan(name):
     for other in runs[1:]:
         toys.assert_trees_close(other.whole_state().models, runs[0].whole_state().models, rtol=1e-4, atol=1e-5)
         assert other.history.simulated == pytest.approx(runs[0].history.simulated, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_a_clock_is_the_same_under_every_store():
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, cohort=3)._replace(clock=Clock(deadline=1.0))
-    run = lambda store: toys.run(toys.make_experiment("ditto", problem, federation, client_store=store), 3)
-    expected = run("device")
-    for store in ("host", "disk"):
-        found = run(store)
-        toys.assert_trees_close(found.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
-        assert found.history.simulated == pytest.approx(expected.history.simulated, rel=1e-6)

@@ -1,4 +1,7 @@
-"""All stages at once: the same under every plan and after a resumption, and off they are nothing."""
+"""All stages at once: the same under every plan and after a resumption; at work on nothing they change nothing."""
+
+import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -6,11 +9,13 @@ import optax
 import pytest
 import toys
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.local.clock import Clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
+from pfljax.stages.notes import Noted
 from pfljax.stages.server import Server
 
 SIZES = (4, 3, 5, 2, 4, 6, 3, 5)
@@ -32,8 +37,11 @@ def experiment(name, plan=("map", 0, 1), clock=None, **stages):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [STAGES, TRUSTED], ids=["trimmed", "trusted"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ditto"])
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("fedavg", TRUSTED), ("scaffold", STAGES), ("scaffold", TRUSTED), ("ditto", STAGES)],
+    ids=["fedavg-trusted", "scaffold-trimmed", "scaffold-trusted", "ditto-trimmed"],
+)
 def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stages, tmp_path):
     whole = toys.run(experiment(name, **stages), 4).whole_state()
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(whole) if leaf.dtype == np.float32)
@@ -45,10 +53,24 @@ def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", list(STAGES))
-def test_each_stage_changes_the_run(stage):
-    plain = toys.run(experiment("fedavg"), 3).whole_state().models
-    assert not toys.same_trees(toys.run(experiment("fedavg", **{stage: STAGES[stage]}), 3).whole_state().models, plain)
+def test_all_stages_give_the_same_under_every_store():
+    stages = STAGES | {"server": Server(aggregator="trimmed_mean", trim=0.2)}  # whose sampler draws uniformly
+    run = lambda store: toys.run(experiment("ditto", client_store=store, **stages), 4)
+    expected = run("device")
+    assert expected.history.last["failed_clients"] > 0 and expected.history.simulated > 0
+    for store in ("host", "disk"):
+        found = run(store)
+        toys.assert_trees_close(found.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
+        toys.assert_trees_close(found.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6)
+        assert found.history.simulated == pytest.approx(expected.history.simulated, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_each_stage_changes_the_run():
+    models = lambda **stages: toys.run(experiment("fedavg", **stages), 3).whole_state().models
+    plain = models()
+    for stage, made in STAGES.items():
+        assert not toys.same_trees(models(**{stage: made}), plain), stage
 
 
 def test_stages_that_are_off_leave_the_method_alone():
@@ -56,3 +78,93 @@ def test_stages_that_are_off_leave_the_method_alone():
     method = toys.make_algorithm("fedavg", problem)
     assert Server().of(problem, method, Attack()) is method
     assert all(stage.on(problem, method) is method for stage in (Attack(), Compression(), Faults()))
+
+
+# Stages at work that change no figure of a round. Trimming nothing is the uniform mean.
+NEUTRAL = {
+    "clock": Clock(),
+    "compression": Compression("topk:1"),
+    "sent as it is": Compression("topk:1", error_feedback=False),
+    "checked": True,
+    "server": Server(aggregator="trimmed_mean", trim=0.0),
+}
+# Two learn or compute how much clients count; two average by class, for which clients do not count alike.
+WEIGHED = ("afl", "fedas", "fedpac", "ccvr")
+WHOLE = {"sums", "models", "products"}  # of which compression may leave out nothing
+SPOILED = 3  # the client whose examples are NaN
+
+
+def refused_by(method, problem):
+    """The stages that a method refuses, by what it sends and how its server combines that."""
+    whole = method.topology == "own" or method.sends in WHOLE or problem.solver.statistics is not None
+    found = {"sent as it is", "compression"} if whole else set()
+    found |= {"checked"} if method.topology == "push" else set()
+    return found | (set() if method.averages else {"server"})
+
+
+def taken(made, stage):
+    """The experiment with a stage, or None where the method refuses it, in one line, when its state is begun."""
+    name = "compression" if stage == "sent as it is" else stage
+    clock = {"problem": made.problem._replace(clock=NEUTRAL["clock"])}
+    made = dataclasses.replace(made, **(clock if stage == "clock" else {name: NEUTRAL[stage]}))
+    try:
+        algorithm = made.algorithm(made.problem.plan)
+        begin = functools.partial(toys.init, algorithm, made.problem)
+        jax.eval_shape(begin, jax.random.key(0), made.federation.client_data)
+    except ArgumentError as error:
+        assert "accepted for " in str(error) and "\n" not in str(error)
+        return None
+    return made
+
+
+def bare(state):
+    """The state as the method knows it."""
+    parts = []
+    for part in (state.server, state.clients):
+        while isinstance(part, Noted):
+            part = part.inner
+        parts.append(part)
+    return state._replace(server=parts[0], clients=parts[1])
+
+
+@toys.each_method(fast=("fedavgm", "ditto", "fedem", "federico", "dfedem"))
+def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_change_nothing(name):
+    """With a client whose examples are NaN, which is as if it had none. All are alike, so that means are uniform."""
+    federation = toys.make_federation((3,) * 5)
+    problem = toys.make_problem(federation, optax.sgd(0.1), **{"hidden": (4,)} | toys.network(name))
+    knobs = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
+    plain = toys.make_algorithm(name, problem, **knobs)
+    made = toys.make_experiment(name, problem, federation, knobs=knobs, plan=problem.plan)
+    stages = [stage for stage in NEUTRAL if not (stage == "clock" and plain.stale)]  # whose models would be stale
+    refused, left_out = set(), {"server"} if name in WEIGHED else set()
+    for stage in stages:
+        found = taken(made, stage)
+        if found is None:
+            refused.add(stage)
+        elif stage not in left_out:
+            made = found
+            left_out |= {"sent as it is"} if stage == "compression" else set()
+    assert refused ^ refused_by(plain, problem) <= {"compression"}
+    # With ledger.gradients=0 clients send examples, so that those of the client would spoil everybody's.
+    clients, checked = federation.client_data, "checked" not in refused and plain.ledger.gradients > 0
+    x = np.array(clients.train.x)
+    x[SPOILED] = np.nan if checked else x[SPOILED]
+    given = clients._replace(train=clients.train._replace(x=x))
+    states, records = toys.train(made.algorithm(problem.plan), made.problem, given, 2)
+    if checked:
+        empty = lambda split: split._replace(size=np.where(np.arange(5) == SPOILED, 0, split.size))
+        clients = clients._replace(train=empty(clients.train), validation=empty(clients.validation))
+        assert [record.dropped.tolist() for record in records] == [[-1, -1, -1, SPOILED, -1]] * 2
+    found, begun = bare(states[-1]), bare(states[0])
+    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if leaf.dtype == np.float32)
+    assert all(np.isfinite(record.train_loss) and record.diverged == -1 for record in records)
+    if "clock" in stages:
+        assert all(np.isfinite(record.seconds) and record.seconds > 0 for record in records)
+    expected, exact = toys.train(plain, problem, clients, 2, state=begun)
+    toys.assert_trees_close(found.models, expected[-1].models, rtol=1e-4, atol=1e-5)
+    kept = [jax.tree.map(lambda leaf: np.delete(leaf, SPOILED, 0), each.clients) for each in (found, expected[-1])]
+    toys.assert_trees_close(*kept, rtol=1e-4, atol=1e-5)
+    assert records[-1].down == exact[-1].down
+    # A value is sent with its place. What a rule of the server reads is counted with reports, which are not compressed.
+    ruled = "server" not in refused | left_out
+    assert ruled or {"compression", "sent as it is"} <= refused or records[-1].up > exact[-1].up

@@ -11,7 +11,6 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Traffic
 from pfljax.exchange.rounds import cohort_of
 from pfljax.stages.compression import BLOCK, Compression, Compressor, counted, parsed
-from pfljax.stores.registry import STORES
 
 SIZES = (4, 3, 5, 2)
 DRAWS = 4000
@@ -218,49 +217,6 @@ def test_a_server_keeps_what_it_sends_compressed():
         for text in ("quantize:2", "none")
     )
     assert abs(coarse - exact) > 1e-4  # they do receive coarse models
-
-
-WHOLE = {"sums", "models", "products"}  # of which compression may leave out nothing
-
-
-@toys.each_method(fast=("fedavg",))
-def test_all_that_is_sent_is_what_is_sent_without_compression(name):
-    """Or the method says why its uploads are not compressed."""
-    federation = toys.make_federation((4, 3, 5, 2, 4), validation_size=3)
-    problem = toys.make_problem(federation, cohort=4, **toys.network(name))
-    knobs = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
-    plain = toys.make_algorithm(name, problem, **knobs)
-    each = []
-    for corrects in (False, True):
-        try:
-            algorithm = Compression("topk:1", error_feedback=corrects).on(problem, plain)
-            states, records = toys.train(algorithm, problem, federation.client_data, 2)
-        except ArgumentError as error:
-            assert str(error).count("\n") == 0 and "accepted" in str(error)
-            several = plain.topology != "shared" or name in ("fedbuff", "clustered", "pfedhn")
-            refused = plain.topology == "own" or plain.sends in WHOLE or problem.solver.statistics is not None
-            assert refused or (corrects and several), error
-            continue
-        each.append((states[-1], records[-1]))
-    if each:
-        expected, record = (part[-1] for part in toys.train(plain, problem, federation.client_data, 2))
-        for state, compressed in each:
-            inner = state if not hasattr(state.clients, "note") else state._replace(clients=state.clients.inner)
-            toys.assert_trees_close(inner.models, expected.models, rtol=1e-4, atol=1e-5)
-            toys.assert_trees_close(inner.clients, expected.clients, rtol=1e-4, atol=1e-5)
-            assert record.down == compressed.down and record.up < compressed.up
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", STORES)
-def test_runs_under_every_store_are_the_same(store):
-    federation = toys.make_federation((4, 3, 5, 2, 4))
-    problem = toys.make_problem(federation, cohort=3)
-    options = {"compression": Compression("topk:0.3", "quantize:4"), "client_store": store}
-    outcome = toys.run(toys.make_experiment("fedavg", problem, federation, **options), 3)
-    expected = toys.run(toys.make_experiment("fedavg", problem, federation, **options | {"client_store": "device"}), 3)
-    toys.assert_trees_close(outcome.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(outcome.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6)
 
 
 def test_fedexp_is_told_the_norms_of_what_arrives():

@@ -16,7 +16,6 @@ import toys
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.stages import robust
-from pfljax.stages.notes import inner
 from pfljax.stages.server import Server
 
 SIZES = (2, 5, 1, 3, 4, 0, 6)
@@ -179,23 +178,6 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send(plan):
     assert not toys.same_trees(states[1].models, means[1].models)
     assert records[0].up - mean_records[0].up == 4 * 4 + 4  # the client without examples sends its model, too
     assert records[0].down == mean_records[0].down
-
-
-@toys.each_method(fast=("fedavgm", "ditto", "fedper", "fedem", "ifca"))
-def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean(name):
-    """Of every method that says it averages, as far as all clients count alike."""
-    federation = toys.make_federation((3,) * 5)  # all alike, so that the mean by n_k is uniform
-    problem = toys.make_problem(federation, optax.sgd(0.1), **({"hidden": (4,)} | toys.network(name)))
-    method = toys.make_algorithm(name, problem)
-    # Two learn or compute how much clients count; two average by class, for which clients do not count alike.
-    if not method.averages or name in ("afl", "fedas", "fedpac", "ccvr"):
-        pytest.skip("its server does not average by n_k alone")
-    served = Server(aggregator="trimmed_mean", trim=0.0).of(problem, method)
-    for a, b in zip(
-        *(toys.train(each, problem, federation.client_data, 2)[0] for each in (method, served)), strict=True
-    ):
-        b = inner(b) if method.changes else b  # the server has sums of changes beside it
-        toys.assert_trees_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_only_methods_that_average_take_another_aggregator():
