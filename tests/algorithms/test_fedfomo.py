@@ -35,7 +35,7 @@ def play(name="fedfomo", rounds=3, sizes=SIZES, epochs=2, knobs=None, **options)
         ("fedfomo", {}),
         ("fedfomo", {"norm": "l1", "scaled": True, "clusters": 1}),
         ("fedfomo_average", {}),
-        pytest.param("fedfomo_average", {"scaled": True}, marks=pytest.mark.slow),
+        ("fedfomo_average", {"scaled": True}),
     ],
 )
 def test_rounds_by_hand(name, knobs):
