@@ -10,6 +10,7 @@ import toys
 from pfljax.algorithms import METHODS
 from pfljax.folder import files
 from pfljax.stores.registry import STORES
+from pfljax.stores.replicates import ONE
 from pfljax.training import loop
 from pfljax.training.loop import Schedule
 
@@ -40,26 +41,29 @@ def train(experiment, out, rounds=ROUNDS, **options):
 
 @pytest.fixture
 def compile_once(monkeypatch):
-    """Runs of one method share their compiled functions; gives the true `score_unseen`."""
+    """Runs on the devices share what they compile, by method and shapes; gives the true `score_unseen`."""
     compile_to_fit, make_evaluation = loop.compile_to_fit, STORES["device"].make_evaluation
     score_unseen = loop.scoring.score_unseen
 
-    def shared(kind, experiment, make, length=0):
-        key = (kind, experiment.name, experiment.federation.task, length)
+    def shared(kind, experiment, make, *sizes):
+        if experiment.client_store != "device":
+            return make()
+        federation = experiment.federation
+        key = (kind, experiment.name, experiment.checked, federation.task, federation.train.y.shape, *sizes)
         if key not in SHARED:
             SHARED[key] = make()
         return SHARED[key]
 
-    monkeypatch.setattr(
-        loop,
-        "compile_to_fit",
-        lambda e, *rest: shared("round", e, lambda: compile_to_fit(e, *rest), rest[1]),
-    )
-    monkeypatch.setattr(
-        STORES["device"],
-        "make_evaluation",
-        lambda es, *rest: shared("evaluation", es[0], lambda: make_evaluation(es, *rest)),
-    )
+    def rounds(experiment, clients, length, replicates=ONE):
+        make = lambda: compile_to_fit(experiment, clients, length, replicates)
+        return shared("rounds", experiment, make, length, replicates.num)
+
+    def evaluation(experiments, compiled, replicates):
+        make = lambda: make_evaluation(experiments, compiled, replicates)
+        return shared("evaluation", experiments[0], make, replicates.num)
+
+    monkeypatch.setattr(loop, "compile_to_fit", rounds)
+    monkeypatch.setattr(STORES["device"], "make_evaluation", evaluation)
     monkeypatch.setattr(loop.scoring, "score_unseen", lambda *args: {})
     return score_unseen
 

@@ -40,7 +40,7 @@ def same(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("store", ["device", "host"])
 def test_figures_are_those_of_computing_them_in_every_step(store):
     clients = images(validation_fraction=0.2)
     cached = trained(clients, vit(), client_store=store)

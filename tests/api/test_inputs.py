@@ -109,9 +109,7 @@ def test_pixels_train_as_the_same_floats():
 
 # The slow ones send or keep examples.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (pfl.FedAvgData(0.2), pfl.KNNPer()))]
-)
+@pytest.mark.parametrize("method", [None, *(each for each in (pfl.FedAvgData(0.2), pfl.KNNPer()))])
 def test_a_tree_trains_as_its_arrays_concatenated(method):
     tree, flat = trained("tree", method), trained("flat", method)
     np.testing.assert_allclose(tree.per_client_accuracy, flat.per_client_accuracy)

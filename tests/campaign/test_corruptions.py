@@ -13,6 +13,7 @@ from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
 from pfljax.training.loop import Schedule, Trainer
 
+pytestmark = pytest.mark.usefixtures("compile_once")
 EVERY, PLAYED, ROUNDS = Schedule(eval_every=1, checkpoint_every=2), 4, 6
 # A mode -> the method, where the clients live, seeds, and the number of cases.
 MODES = {

@@ -20,8 +20,12 @@ from pfljax.contract.method import METHODS
 from pfljax.data import sources
 from pfljax.folder import planned
 
-# How many examples hypothesis draws, by default and in the campaign; always the same ones.
-BUDGETS = lambda few, many: [few, pytest.param(many, marks=pytest.mark.campaign)]
+# How many examples hypothesis draws: by default, in the campaign, and before a release; always the same ones.
+BUDGETS = lambda few, some, many: [
+    few,
+    pytest.param(some, marks=pytest.mark.campaign),
+    pytest.param(many, marks=pytest.mark.long),
+]
 
 
 def drawn(budget):
@@ -52,7 +56,7 @@ def damaged(content, kind, place, value):
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("budget", BUDGETS(100, 5000))
+@pytest.mark.parametrize("budget", BUDGETS(100, 2000, 5000))
 def test_a_damaged_npz_gives_the_same_data_or_none(budget, compressed, tmp_path):
     content, arrays = digits(compressed)
     path = tmp_path / "digits.npz"
@@ -92,7 +96,7 @@ def names(module):
     return sorted((flag.name, group) for group, found in groups if taken(group) for flag in found)
 
 
-@pytest.mark.parametrize("budget", BUDGETS(40, 1500))
+@pytest.mark.parametrize("budget", BUDGETS(40, 400, 1500))
 @pytest.mark.parametrize("module", [train, compare, scaling], ids=lambda module: module.__name__.split(".")[-1])
 def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp_path):
     cheap = {train: [], compare: ["--algorithms=local", "--seeds=0"], scaling: ["--num_clients=4", "--devices=1"]}
@@ -112,7 +116,7 @@ def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp
     check()
 
 
-@pytest.mark.parametrize("budget", BUDGETS(30, 1000))
+@pytest.mark.parametrize("budget", BUDGETS(30, 400, 1000))
 def test_any_words_are_refused_in_a_line(budget, tmp_path):
     @drawn(budget)
     @given(st.lists(st.one_of(WORDS, WORDS.map("--{}".format), WORDS.map("--flagfile={}".format)), min_size=1))

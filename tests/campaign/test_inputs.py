@@ -1,6 +1,7 @@
 """Bad values of every flag of `train`, `compare` and `scaling`: refused in one line with exit code 2, before training.
 
-The cases are made of the flags' types, so that a new flag is in the campaign by being registered.
+The cases are made of the flags' types, so that a new flag is in the campaign by being registered. `compare` and
+`scaling` read the flags that they share with `train` by the same declarations, so each of these gets two values there.
 """
 
 import zlib
@@ -71,10 +72,27 @@ def values_of(flag):
     return (never, perhaps | {""}) if flag.parser.empty else (never | {""}, perhaps)
 
 
-def cases(name):
-    """(name of the command, words, whether they must be refused); knobs of methods by `train` alone."""
+def registry_of(name):
+    """The flags of a command."""
     registry = flags.FlagValues()
     COMMANDS[name][0].define(registry)
+    return registry
+
+
+OF_TRAIN = registry_of("train")
+
+
+def played(name, flag, never, perhaps):
+    """The values that a command's flag gets: a flag of `train` elsewhere one of each kind, which differ by flag."""
+    if name == "train" or flag not in OF_TRAIN:
+        return sorted(never | perhaps)
+    turn = zlib.crc32(f"{name} {flag}".encode())
+    return [sorted(kind)[turn % len(kind)] for kind in (never, perhaps) if kind]
+
+
+def cases(name):
+    """(name of the command, words, whether they must be refused); knobs of methods by `train` alone."""
+    registry = registry_of(name)
     for group, found in registry.flags_by_module_dict().items():
         if group.startswith("absl") or (group in METHODS and name != "train"):
             continue
@@ -83,7 +101,7 @@ def cases(name):
             method = [f"--algorithm={group}"] if group in METHODS else []
             others = WITH.get(flag.name, "--clock" * flag.name.startswith("clock_")).split()
             others = others if all(other.partition("=")[0].strip("-") in registry for other in others) else []
-            for value in sorted(never | perhaps) if flag.name not in LEFT_OUT else ():
+            for value in played(name, flag.name, never, perhaps) if flag.name not in LEFT_OUT else ():
                 infinite = flag.name in INFINITE and value in ("inf", "1e400")
                 yield name, [f"--{flag.name}={value}", *method, *others], value in never and not infinite
 

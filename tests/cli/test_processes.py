@@ -19,6 +19,12 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ("--num_clients=16", "--participation=0.5", "--hidden=16", "--eval_every=5", "--checkpoint_every=5")
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Starts `train` on both, or with flags of their own, and ends what is left of them."""
@@ -26,9 +32,7 @@ def start(tmp_path_factory):
     started = []
 
     def run(out, *flags, own=((), ())):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         pair = [
             subprocess.Popen(
                 [
@@ -117,12 +121,16 @@ def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp
     np.testing.assert_allclose(resumed["loss_test"], whole["loss_test"], rtol=1e-5, atol=1e-5)
 
 
+SOON = "from pfljax import cli; from pfljax.contract import processes; processes.START_SECONDS = 3; cli.main()"
+
+
 @pytest.mark.slow
-def test_a_process_that_waits_for_nobody_says_so_in_one_line(start, tmp_path):
-    alone, absent = start(tmp_path / "run", "--rounds=3")
-    absent.kill()
-    said = alone.communicate(timeout=100)[1]
-    assert alone.returncode == 1 and said == "error: --coordinator: the processes did not connect within 40 s\n"
+def test_a_process_that_waits_for_nobody_says_so_in_one_line(tmp_path):
+    words = [f"--out={tmp_path}/run", f"--coordinator=localhost:{free_port()}", "--num_processes=2", "--process_id=0"]
+    command = [sys.executable, "-c", SOON, "train", "--devices=2", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: --coordinator: the processes did not connect within 3 s\n"
 
 
 @pytest.mark.slow

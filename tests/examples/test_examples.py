@@ -16,9 +16,9 @@ from pfljax.contract import tree
 @pytest.mark.parametrize(
     ("name", "least"),
     [  # chance is 0.5 or 0.1
-        pytest.param("own_data", 0.85, marks=pytest.mark.slow),
-        pytest.param("own_linen_model", 0.75, marks=pytest.mark.slow),
-        pytest.param("own_nnx_model", 0.75, marks=pytest.mark.slow),
+        ("own_data", 0.85),
+        ("own_linen_model", 0.75),
+        ("own_nnx_model", 0.75),
         ("own_loss", 0.6),
         ("own_inputs", 0.8),
         ("own_target", 0.8),  # 0.75 of the pixels are outside of the square
@@ -95,8 +95,8 @@ def test_metrics_of_one_s_own_are_in_the_table():
     ("name", "other", "own"),
     [
         ("own_method", "fedavg", "fedclip"),
-        pytest.param("own_phases", "fedrep", "bodyfirst", marks=pytest.mark.slow),
-        pytest.param("own_personal_head", "fedrep", "personalhead", marks=pytest.mark.slow),
+        ("own_phases", "fedrep", "bodyfirst"),
+        ("own_personal_head", "fedrep", "personalhead"),
     ],
 )
 def test_a_method_of_one_s_own_is_compared(name, other, own):

@@ -99,8 +99,8 @@ RUNS = [  # K - 1 clients do not divide by the devices
     ("fedavg", "map", 1, K, K),
     ("fedavg_data", "vmap", 2, K, K),
     ("fedavg", "map", 2, 4, K - 1),
-    pytest.param("federico", "map", 4, K, K, marks=pytest.mark.slow),
-    pytest.param("fedfomo", "chunk", 2, K, K - 1, marks=pytest.mark.slow),
+    ("federico", "map", 4, K, K),
+    ("fedfomo", "chunk", 2, K, K - 1),
 ]
 
 

@@ -82,8 +82,8 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     ("name", "knob", "store", "devices"),
     [
         ("ditto", "strength", "disk", 1),
-        pytest.param("fedfomo", "epsilon", "host", 1, marks=pytest.mark.slow),
-        pytest.param("federico", "beta", "device", 2, marks=pytest.mark.slow),
+        ("fedfomo", "epsilon", "host", 1),
+        ("federico", "beta", "device", 2),
     ],
 )
 def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, store, devices, tmp_path):
@@ -103,6 +103,7 @@ def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, st
 
 @pytest.mark.parametrize("store", ["device", "disk"])
 @pytest.mark.slow
+@pytest.mark.usefixtures("compile_once")
 def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
     every = Schedule(1, 1)
@@ -136,6 +137,7 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compile_once")
 def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
     outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
     train(experiments_of("federico"), whole)

@@ -94,7 +94,7 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "epochs"), [("fedavg", 1), pytest.param("federico", 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "epochs"), [("fedavg", 1), ("federico", 0)])
 def test_newcomers_are_scored_under_every_store(name, epochs):
     unseen, found = toys.make_federation((3, 2), seed=1), []
     for store in ("device", "host", "disk"):

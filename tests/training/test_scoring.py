@@ -24,19 +24,15 @@ def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
     return toys.run(toys.make_experiment(name, problem, federation, **fields), rounds, **options)
 
 
-FAST = [("fedavg", "device"), ("ditto", "disk"), ("fedem", "host")]
-SLOW = [("federico", "disk"), ("fedfomo", "host"), ("clustered", "device")]
+SLOW = [("fedavg", "device"), ("ditto", "disk"), ("fedem", "host")]
+SLOW += [("federico", "disk"), ("fedfomo", "host"), ("clustered", "device")]
 LONG = [("federico", "device"), ("mocha", "disk")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "store"),
-    [
-        *FAST,
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in LONG),
-    ],
+    [*SLOW, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)],
 )
 def test_scores_are_those_of_the_whole(name, store):
     whole = outcome(name, 0).history
