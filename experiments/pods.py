@@ -3,7 +3,7 @@
     python -m experiments.pods
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64,1024 --networks=mlp
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64 --networks=cnn --examples=60 \
-        --algorithms=local,federico --dtypes=float32,bfloat16
+        --algorithms=local,federico --exchanges=gather --dtypes=float32,bfloat16
     python -m experiments.pods --targets=cuda:h100:4 --num_clients=16 --networks=small --algorithms=all \
         --plans=vmap,map,chunk --client_stores=device,host --table=methods
 
@@ -23,7 +23,7 @@ import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,6 +149,7 @@ def define(registry: flags.FlagValues) -> None:
     )
     add.add("examples", int, 20, "examples of a client; a fifth is for testing", at_least=5)
     add.several("plans", ["vmap"], f"plans; a chunk has {CHUNK} clients", list(PLANS))
+    add.several("exchanges", ["gather", "ring"], "how models of peers travel", ["gather", "ring"])
     add.several("client_stores", ["device"], "where clients are stored", ["device", "host", "disk"])
     add.several("dtypes", ["float32"], "what networks compute in", ["float32", "bfloat16"])
     add.add("table", str, "rounds", "rows of the table", choices=["rounds", "methods"])
@@ -180,12 +181,14 @@ def run_of(case: Case, examples: int) -> Run:
         return made(work.adapted())
 
 
-def compiled(case: Case, target: targets.Target, examples: int) -> list[dict]:
+def compiled(case: Case, target: targets.Target, examples: int, exchanges: Sequence[str]) -> list[dict]:
     """The programs of a case, one for each exchange; one that does not compile says why."""
     try:
         experiment = run_of(case, examples).experiment.with_rounds(1)
         found = []
         for exchange in dict.fromkeys(exchange for _, exchange in choices(experiment, target)):
+            if exchange and exchange not in exchanges:
+                continue
             row, compiling = prepare(experiment, target, PLANS[case.plan], exchange)
             found.append(dataclasses.asdict(compiling() if compiling else row))
         return found
@@ -207,7 +210,7 @@ def run(settings: Settings) -> None:
             case = Case(network, place, str(num), *words)
             key = " ".join(case)
             if key not in kept:
-                kept[key] = compiled(case, target, settings.examples)
+                kept[key] = compiled(case, target, settings.examples, settings.exchanges)
                 files.write_json(path, kept)
                 jax.clear_caches()
             for row in kept[key]:
