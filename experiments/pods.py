@@ -109,7 +109,7 @@ class Case(NamedTuple):
     clients: str
     method: str
     plan: str
-    store: str
+    store: Any
     dtype: str
 
     @property
@@ -278,9 +278,7 @@ def by_methods(kept: Kept) -> Table:
         Row(name, title_of(name), [cell(found.get((name, column), [])) for column in columns])
         for name in dict.fromkeys(name for name, _ in found)
     ]
-    title = (
-        "KiB of temporaries / of collectives in a round, on one chip; where peers' models travel: gathered; in a ring"
-    )
+    title = "Temporaries / collectives of a round, bytes of one chip; where peers' models travel: gathered; in a ring"
     return Table(title, [Column(column) for column in columns], rows)
 
 

@@ -44,7 +44,8 @@ FEW = 4  # channels, those of images, with which a convolution takes a TPU less 
 def convolved(x: Array, kernel: Array, stride: int, padding: str | Sequence[tuple[int, int]]) -> Array:
     """A convolution of images without bias."""
     numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=numbers)
+    left, right = map(jnp.asarray, (x, kernel))
+    return jax.lax.conv_general_dilated(left, right, (stride, stride), padding, dimension_numbers=numbers)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -84,7 +85,7 @@ class PooledConv(nn.Module):
     def __call__(self, x: Array) -> Array:
         kernel = self.param("kernel", nn.linear.default_kernel_init, (self.size, self.size, x.shape[-1], self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
-        left, kernel, bias = map(jnp.asarray, promote_dtype(x, kernel, bias))
+        left, kernel, bias = promote_dtype(x, kernel, bias)
         y, fixed = convolved(left, kernel, 1, self.padding), jax.lax.stop_gradient((left, kernel))
         few = lambda y, bias, x, kernel: pooled(y, x, kernel, self.padding) + bias
         many = lambda y, bias, *_: pool(y) + bias
