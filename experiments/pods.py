@@ -1,83 +1,199 @@
-"""Rounds on TPUs that nobody here has, as their compiler estimates them: memory, collectives and time. Nothing is run.
+"""Rounds on TPUs and GPUs that nobody here has, as their compilers see them: memory, collectives, time. Runs nothing.
 
     python -m experiments.pods
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64,1024 --networks=mlp
+    python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64 --networks=cnn --examples=60 \
+        --algorithms=local,federico --exchanges=gather --dtypes=float32,bfloat16
+    python -m experiments.pods --targets=cuda:h100:4 --num_clients=16 --networks=small --algorithms=all \
+        --plans=vmap,map,chunk --client_stores=device,host --table=methods
 
-Clients train for one epoch of 20 examples in batches of 10, with plan vmap; FedeRiCo in lockstep with its neighbors.
-Needs `pip install 'pfljax[tpu-target]'` and Python 3.13. It writes OUT/pods.json after every program, and continues
-where it stopped; entry.json is an entry of the ledger.
+Clients train for one epoch of their part of the examples in batches of 10; FedeRiCo in lockstep with its neighbors.
+The networks `small` and `small_nnx` are one network in Linen and NNX, with LoRA for methods of adapters.
+--table=rounds has a row for each program, --table=methods a row for each method.
+Needs `pip install 'pfljax[tpu-target]'` or `gpu-target`, and Python 3.13. It writes OUT/pods.json after every program,
+and continues where it stopped; entry.json is an entry of the ledger.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import itertools
 import os
 import platform
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import flags
+from flax import nnx
 
 from experiments.ledger.entries import Column, Entry, Row, text
-from pfljax import Run, models
+from pfljax import Execution, Run, models
 from pfljax.cli import launch
 from pfljax.cli.parsing import Group
 from pfljax.cli.plan import on_cpu
 from pfljax.cli.settings import Settings
 from pfljax.contract import method
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import readable
 from pfljax.data import Federation
 from pfljax.exchange import targets
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.stores.planning import Row as Found
 from pfljax.stores.planning import choices, prepare
 
-EXAMPLES, BATCH = 20, 10
+BATCH, CHUNK = 10, 2
+PLANS = {"vmap": 0, "map": 1, "chunk": CHUNK}
+
+
+class Work(NamedTuple):
+    """A network, how it is called, and the shape of an example.
+
+    Attributes:
+        adapted: Makes the network with a frozen layer, for methods that refuse it without one.
+        validation: Share of the examples for validation, which some methods need.
+    """
+
+    title: str
+    shape: tuple[int, ...]
+    network: Any
+    adapted: Callable[[], Any] | None = None
+    validation: float = 0.0
+
+
+class Small(nnx.Module):
+    """The network `small` in NNX."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.hidden, self.head = nnx.Linear(64, 64, rngs=rngs), nnx.Linear(64, 10, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
+
+
+def in_nnx(rngs: nnx.Rngs) -> Small:
+    """Makes it."""
+    return Small(rngs=rngs)
+
+
+def adapted(linen: bool) -> models.Model:
+    """The small network, whose hidden layer is frozen: LoRA and the last layer are trained."""
+    if linen:
+        module, names = models.MLP(hidden=(64,), outputs=10), ("Dense_0", "Dense_1")
+        frozen = module.init(jax.random.key(0), jnp.zeros((1, 64)))
+    else:
+        module, names, frozen = in_nnx, ("hidden", "head"), in_nnx(nnx.Rngs(0))
+    return models.Model(module, frozen=frozen, trainable=[models.adapters.lora(rank=2, where=names[0]), names[1]])
+
+
 NETWORKS = {
-    "mlp": ("MLP 784-200-10", (28, 28, 1), models.MLP(hidden=(200,))),
-    "cnn": ("CNN 3 x 128", (32, 32, 3), models.CNN(channels=(128, 128, 128))),
+    "mlp": Work("MLP 784-200-10", (28, 28, 1), models.MLP(hidden=(200,))),
+    "cnn": Work("CNN 3 x 128", (32, 32, 3), models.CNN(channels=(128, 128, 128))),
+    "small": Work("MLP 64-64-10", (8, 8, 1), models.MLP(hidden=(64,)), functools.partial(adapted, True), 0.2),
+    "small_nnx": Work("MLP 64-64-10, NNX", (8, 8, 1), in_nnx, functools.partial(adapted, False), 0.2),
 }
-HEADS = ["network", "chips", "clients", "arguments", "temporaries", "collectives", "ms a round", "of it collectives"]
+
+
+class Case(NamedTuple):
+    """What is compiled: words, which joined are its key in the results."""
+
+    network: str
+    target: str
+    clients: str
+    method: str
+    plan: str
+    store: Any
+    dtype: str
+
+    @property
+    def place(self) -> str:
+        """The devices, in words."""
+        return self.target.partition(":")[2].replace(":", " ")
+
+    @property
+    def column(self) -> str:
+        """The case without its method, as the head of a column."""
+        plan = f"chunk of {CHUNK}" if self.plan == "chunk" else self.plan
+        words = (NETWORKS[self.network].title, self.place, f"K={self.clients}", plan)
+        return ", ".join([*words, *[f"{self.store} store"] * (self.store != "device")])
+
+
+class Table(NamedTuple):
+    """A table of all results: what it shows, its columns and its rows."""
+
+    title: str
+    columns: list[Column]
+    rows: list[Row]
+
+
+Kept = dict[str, list[dict]]  # by a case's key, a program for each exchange
+HEADS = ["network", "computes in", "chips", "clients", "plan", "arguments", "temporaries", "collectives", "Mcycles"]
+HEADS += ["ms a round", "of it collectives"]
 
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     add = Group("Training", registry)
-    add.several("algorithms", ["local", "fedavg", "fedem", "federico"], "methods")
-    add.several("networks", list(NETWORKS), "networks", list(NETWORKS))
+    add.several("algorithms", ["local", "fedavg", "fedem", "federico"], "methods, or all")
+    add.several("networks", ["mlp", "cnn"], "networks", list(NETWORKS))
     add.several("targets", ["tpu:v5e:2x2", "tpu:v5e:8x8", "tpu:v5e:16x16"], "devices")
     add.several(
         "num_clients", ["64", "1024", "8192"], "numbers of clients K; those below the devices are left out", int
     )
+    add.add("examples", int, 20, "examples of a client; a fifth is for testing", at_least=5)
+    add.several("plans", ["vmap"], f"plans; a chunk has {CHUNK} clients", list(PLANS))
+    add.several("exchanges", ["gather", "ring"], "how models of peers travel", ["gather", "ring"])
+    add.several("client_stores", ["device"], "where clients are stored", ["device", "host", "disk"])
+    add.several("dtypes", ["float32"], "what networks compute in", ["float32", "bfloat16"])
+    add.add("table", str, "rounds", "rows of the table", choices=["rounds", "methods"])
     add.add("out", str, "runs/pods", "folder")
     for name in ("coordinator", "num_processes", "process_id", "profile"):
         add.add(name, str, None, "not used")
 
 
-def federation(network: str, num_clients: int) -> Federation:
+@functools.lru_cache(maxsize=1)
+def federation(network: str, num_clients: int, examples: int) -> Federation:
     """Clients with the shapes of a data set; only shapes matter."""
-    shape = NETWORKS[network][1]
-    x = np.zeros((num_clients * EXAMPLES, *shape), np.uint8)
-    y = np.arange(len(x)) % 10
-    return Federation.from_arrays(x, y, client=np.repeat(np.arange(num_clients), EXAMPLES), standardize=False)
+    work = NETWORKS[network]
+    x = np.zeros((num_clients * examples, *work.shape), np.uint8)
+    y, client = np.arange(len(x)) % 10, np.repeat(np.arange(num_clients), examples)
+    return Federation.from_arrays(x, y, client=client, standardize=False, validation_fraction=work.validation)
 
 
-def estimated(name: str, network: str, clients: Federation, target: targets.Target) -> list[Found]:
-    """A row for each exchange of plan vmap."""
-    local = LocalTraining(optax.sgd(0.1), batch_size=BATCH)
-    experiment = Run(method.get(name)(), clients, NETWORKS[network][2], local).experiment.with_rounds(1)
-    found = []
-    for chunk, exchange in choices(experiment, target):
-        if chunk == 0:
-            row, compiling = prepare(experiment, target, chunk, exchange)
-            found.append(compiling() if compiling else row)
-    return found
+def run_of(case: Case, examples: int) -> Run:
+    """The run of a case, whose network has a frozen layer if the method refuses it without one."""
+    work, algorithm = NETWORKS[case.network], method.get(case.method)()
+    local = LocalTraining(optax.sgd, 0.1, batch_size=BATCH, dtype=case.dtype)
+    clients = federation(case.network, int(case.clients), examples)
+    made = lambda network: Run(algorithm, clients, network, local, execution=Execution(client_store=case.store))
+    try:
+        return made(work.network)
+    except ArgumentError:
+        if work.adapted is None:
+            raise
+        return made(work.adapted())
+
+
+def compiled(case: Case, target: targets.Target, examples: int, exchanges: Sequence[str]) -> list[dict]:
+    """The programs of a case, one for each exchange; one that does not compile says why."""
+    try:
+        experiment = run_of(case, examples).experiment.with_rounds(1)
+        found = []
+        for exchange in dict.fromkeys(exchange for _, exchange in choices(experiment, target)):
+            if exchange and exchange not in exchanges:
+                continue
+            row, compiling = prepare(experiment, target, PLANS[case.plan], exchange)
+            found.append(dataclasses.asdict(compiling() if compiling else row))
+        return found
+    except Exception as error:  # whatever a method or a compiler says is a result
+        return [{"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}]
 
 
 def run(settings: Settings) -> None:
@@ -85,56 +201,92 @@ def run(settings: Settings) -> None:
     path = Path(settings.out) / "pods.json"
     kept = files.read_json(path) if path.exists() else {}
     numbers = settings.numbers("num_clients", int)
+    methods = list(method.METHODS) if settings.algorithms == ["all"] else settings.algorithms
     for network, place, num in itertools.product(settings.networks, settings.targets, numbers):
         target = targets.find(place)
         if num < len(target.devices) or num % len(target.devices):
             continue
-        clients = None
-        for name in settings.algorithms:
-            key = f"{network} {place} {num} {name}"
+        for words in itertools.product(methods, settings.plans, settings.client_stores, settings.dtypes):
+            case = Case(network, place, str(num), *words)
+            key = " ".join(case)
             if key not in kept:
-                clients = clients or federation(network, num)
-                rows = estimated(name, network, clients, target)
-                kept[key] = [dataclasses.asdict(row) for row in rows]
+                kept[key] = compiled(case, target, settings.examples, settings.exchanges)
                 files.write_json(path, kept)
+                jax.clear_caches()
             for row in kept[key]:
-                shown = line(key, row)
-                print(shown.title, *shown.cells, row["why"], flush=True)
-    files.write_text(path.with_name("entry.json"), text(entry(kept)))
+                shown = line(case, row)
+                print(shown.title, *shown.cells, row.get("why", ""), flush=True)
+    table = {"rounds": by_rounds, "methods": by_methods}[settings.table](kept)
+    names = list(dict.fromkeys(case.method for case in cases(kept)))
+    files.write_text(path.with_name("entry.json"), text(entry(table, names)))
 
 
-def entry(kept: dict[str, list[dict]]) -> Entry:
-    """The ledger's entry of all rows."""
+def cases(kept: Kept) -> list[Case]:
+    """The cases of the results."""
+    return [Case(*key.split()) for key in kept]
+
+
+def entry(table: Table, methods: list[str]) -> Entry:
+    """The ledger's entry of a table."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-    names = list(dict.fromkeys(key.split()[-1] for key in kept))
-    versions = {"Python": platform.python_version(), "jax": jax.__version__}
     return Entry(
-        "A round by the compiler's estimate, plan vmap: bytes of one chip, milliseconds",
+        table.title,
         "python -m experiments.pods",
         asked.stdout.strip()[:10],
         None,
         datetime.date.today().isoformat(),
         f"none: compiled on {os.cpu_count()} CPU cores",
-        versions,
-        names,
-        [Column(head) for head in HEADS],
-        [line(key, row) for key, rows in kept.items() for row in rows],
+        {"Python": platform.python_version(), "jax": jax.__version__},
+        methods,
+        table.columns,
+        table.rows,
     )
 
 
-def line(key: str, row: dict) -> Row:
-    """A row of the table."""
-    network, place, num, name = key.split()
-    title = method.get(name).info.title.partition(" (")[0].partition(",")[0]
-    title += f", {row['exchange']}" if row["exchange"] else ""
-    sizes = [row[f"{part}_bytes"] for part in ("arguments", "temporaries", "collectives")]
-    told = ["does not fit" if value is None else readable(value) for value in sizes]
-    times = ["", ""]
-    if row["milliseconds"] is not None:
+def title_of(name: str) -> str:
+    """A method's title without its abbreviations."""
+    return method.get(name).info.title.partition(" (")[0].partition(",")[0]
+
+
+def by_rounds(kept: Kept) -> Table:
+    """A table with a row for each program."""
+    rows = [line(case, row) for case, found in zip(cases(kept), kept.values(), strict=True) for row in found]
+    title = "A round by the compiler's estimate: bytes of one chip, loops weighed"
+    return Table(title, [Column(head) for head in HEADS], rows)
+
+
+def line(case: Case, row: dict) -> Row:
+    """A row of the table of rounds."""
+    exchange = row.get("exchange", "")
+    title = title_of(case.method) + (f", {exchange}" if exchange else "")
+    sizes = [row.get(f"{part}_bytes") for part in ("arguments", "temporaries", "collectives")]
+    told = [row.get("failed", "does not fit") if value is None else readable(value) for value in sizes]
+    times, clock = ["", "", ""], targets.TPUS[case.target.split(":")[1]].clock if case.target[:3] == "tpu" else 0.0
+    if row.get("milliseconds") is not None:
         share = 100 * row["collectives_milliseconds"] / row["milliseconds"]
-        times = [f"{row['milliseconds']:.3g}", f"{share:.0f} %"]
-    cells = [NETWORKS[network][0], place.removeprefix("tpu:").replace(":", " "), f"{int(num):,}", *told, *times]
-    return Row(f"{key} {row['exchange']}".strip(), title, cells)
+        cycles = f"{row['compute_milliseconds'] * clock / 1e9:.3g}" if clock else ""
+        times = [cycles, f"{row['milliseconds']:.3g}", f"{share:.0f} %"]
+    what = [NETWORKS[case.network].title, case.dtype, case.place, f"{int(case.clients):,}", case.plan]
+    return Row(" ".join([*case, exchange]).strip(), title, [*what, *told, *times])
+
+
+def by_methods(kept: Kept) -> Table:
+    """A table with a row for each method and a column for each network, target, plan and store."""
+    found = {(case.method, case.column): kept[" ".join(case)] for case in cases(kept)}
+    columns = list(dict.fromkeys(column for _, column in found))
+    rows = [
+        Row(name, title_of(name), [cell(found.get((name, column), [])) for column in columns])
+        for name in dict.fromkeys(name for name, _ in found)
+    ]
+    title = "Temporaries / collectives of a round, bytes of one chip; where peers' models travel: gathered; in a ring"
+    return Table(title, [Column(column) for column in columns], rows)
+
+
+def cell(found: list[dict]) -> str:
+    """The bytes of a case's programs, or what went wrong."""
+    size = lambda row, part: readable(row[f"{part}_bytes"])
+    wrong = lambda row: row.get("failed") or row["why"]
+    return "; ".join(wrong(row) or f"{size(row, 'temporaries')} / {size(row, 'collectives')}" for row in found)
 
 
 COMMAND = launch.Command(__doc__, define, run, devices=on_cpu)

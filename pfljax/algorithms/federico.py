@@ -204,16 +204,14 @@ class FedeRiCo:
         """
         split, evaluate = data.train, self._rule(problem).evaluate(row.bar)
         e_step = lambda totals: self._e_step(problem, context, row, totals, split)
-        if self.update == "gradient":
+        if self.update == "gradient":  # l. 17
             out = gradients.after_e_step(problem, context, models, split, row, e_step, lambda row: row.held, evaluate)
-            after, losses, changes = out.row, out.losses, out.grads
+            after, losses, upload = out.row, out.losses, out.upload
         else:
             total = evaluate or problem.solver.total_loss
             after = e_step(problem.plan.over_models(lambda params: total(params, split), models))
             losses, changes = gradients.local_changes(problem, context, models, after.held, split)
-        # A stranger's loss may be infinite, and 0 x inf would reach its owner.
-        losses, changes = tree.where(after.held > 0, (losses, changes), jax.tree.map(jnp.zeros_like, (losses, changes)))
-        upload = tree.scale(changes, after.held * split.size)  # l. 17
+            upload = tree.scale(changes, after.held * split.size)
         loss = jnp.vdot(after.held, losses) / jnp.maximum(after.held.sum(), jnp.finfo(jnp.float32).tiny)
         report = {"loss": loss, "size": split.size}
         return ClientOutput(after, upload, report, gradients.takes_step(problem, context, split))

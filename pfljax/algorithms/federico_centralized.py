@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss, gradients
-from pfljax.contract import tree
 from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger, Mixture, Report, Start
 from pfljax.local.privacy import BY_LOSS
@@ -43,14 +42,13 @@ class FedeRiCoCentralized:
             e_step = lambda totals: jax.nn.log_softmax(prior - totals)  # Eq. 3
             out = gradients.after_e_step(problem, context, models, split, prior, e_step, jnp.exp)
             weights = jnp.exp(out.row)
-            upload = tree.scale(out.grads, weights * split.size)  # n_i of Eq. 6; the server divides by n
             log_likelihood = jax.nn.logsumexp(prior - out.totals)  # log p(D_i; Theta) of Eq. 1
             report = {
                 "loss": weights @ out.losses,
                 "log_likelihood": jnp.where(context.step == 0, log_likelihood, 0.0),
                 "size": split.size,
             }
-            return ClientOutput(out.row, upload, report, gradients.takes_step(problem, context, split))
+            return ClientOutput(out.row, out.upload, report, gradients.takes_step(problem, context, split))
 
         def server_update(key, state, aggregate):
             total = jnp.maximum(aggregate.report["size"].sum(), 1)

@@ -140,7 +140,8 @@ def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
 
     def client_update(context, models, chosen, data):
         choose = lambda: by_loss.best_of(problem, models, data)
-        chosen = jax.lax.cond(context.step == 0, choose, lambda: chosen)
+        if not context.later:
+            chosen = jax.lax.cond(context.step == 0, choose, lambda: chosen)
         losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen[None]), data.train)
         mine = jnp.arange(num) == chosen
         upload = tree.scale(tree.repeat(grads, num), mine * data.train.size)

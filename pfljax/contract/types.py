@@ -122,6 +122,7 @@ class ClientContext(NamedTuple):
         index: (J,) int32, indices of the models that the client received.
         server: `State.server`. Whatever a client reads from it counts as downloaded, except scalars.
         client: () int32, the client's number.
+        later: Whether it is known to be a later exchange of the round, so that `step` is not 0.
     """
 
     key: Key
@@ -130,6 +131,7 @@ class ClientContext(NamedTuple):
     index: Array
     server: PyTree = ()
     client: Array = np.zeros((), np.int32)
+    later: bool = False
 
 
 class Mixture(NamedTuple):

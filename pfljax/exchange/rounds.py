@@ -152,8 +152,8 @@ def make_cohort_round(
         position = index if algorithm.topology == "shared" else cohort.position(index)
         playing = _Round(_key(key, WORK, number), number, cohort, index, position, clients)
 
-        def exchange(step: Array, state: State) -> tuple[State, Record]:
-            state, aggregate, read = _exchange(algorithm, plan, playing, step, state)
+        def exchange(step: Array, state: State, later: bool = False) -> tuple[State, Record]:
+            state, aggregate, read = _exchange(algorithm, plan, playing, step, state, later)
             moved = traffic.of_exchange(state.models, aggregate, read)
             record = _record(algorithm, playing, step, aggregate, moved)
             update_key = jax.random.fold_in(_key(key, UPDATE, number), step)
@@ -165,7 +165,7 @@ def make_cohort_round(
             # The first exchange's loss and metrics refer to the downloaded models.
             def again(step, carry):
                 state, record = carry
-                state, new = exchange(step, state)
+                state, new = exchange(step, state, later=True)
                 diverged = jnp.maximum(record.diverged, new.diverged)
                 add = lambda name: jax.tree.map(jnp.add, getattr(record, name), getattr(new, name))
                 total = {name: add(name) for name in ("down", "up", "seconds")}
@@ -191,7 +191,7 @@ class _Round:
 
 
 def _exchange(
-    algorithm: Algorithm, plan: ExecutionPlan, playing: _Round, step: Array, state: State
+    algorithm: Algorithm, plan: ExecutionPlan, playing: _Round, step: Array, state: State, later: bool
 ) -> tuple[State, Aggregate, int]:
     """Returns (state with the clients' next rows, aggregate, bytes that a client read from the server's state)."""
     index, topology = playing.index, algorithm.topology
@@ -199,7 +199,7 @@ def _exchange(
     def client(models, row, data, server):
         number, index, client_data = data
         key = jax.random.fold_in(playing.key, number)
-        context = ClientContext(key, playing.number, step, index[...], server, number)
+        context = ClientContext(key, playing.number, step, index[...], server, number, later)
         return algorithm.client_update(context, models, row, client_data)
 
     data = (playing.cohort.ids, index, playing.clients)

@@ -78,7 +78,11 @@ def operation_of(eqn: Any) -> Operation:
     if forms_of(eqn):
         key = repr((eqn.primitive, [v.aval for v in eqn.invars], sorted(eqn.params.items())))
         return by_platform(Keyed(key, eqn))
-    params = jax.tree.map(rewritten_trace, eqn.params) if eqn.primitive in NESTED else eqn.params
+    if platforms := eqn.params.get("branches_platforms"):  # what is written for one platform stays as it is
+        pairs = zip(eqn.params["branches"], platforms, strict=True)
+        params = {"branches": tuple(branch if named else rewritten_trace(branch) for branch, named in pairs)}
+    else:
+        params = jax.tree.map(rewritten_trace, eqn.params) if eqn.primitive in NESTED else {}
     return lambda *args: bound(eqn, *args, **params)
 
 

@@ -209,3 +209,14 @@ def test_in_later_exchanges_only_those_that_send_are_charged():
 
     down, up = traffic(make(work, server=SERVER, exchanges=3), cohort=K)
     assert (down, up) == ((5 + 3 + 1) * (MODEL + 4 * K), (5 + 3 + 1) * (MODEL + MODEL))
+
+
+def test_a_method_knows_a_later_exchange_when_it_is_traced():
+    """So a program of later exchanges needs nothing that only the first one does."""
+
+    def work(context, models, row, data):
+        right = context.step > 0 if context.later else context.step == 0
+        report = ships_model(context, models, row, data).report
+        return ClientOutput(row, models, report, jnp.broadcast_to(right, (1,)))
+
+    assert traffic(make(work, exchanges=3), cohort=K)[1] == 3 * K * (MODEL + MODEL)

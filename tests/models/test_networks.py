@@ -244,6 +244,18 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeyp
     toys.assert_trees_close(*slopes, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("size", "padding"), [(3, "SAME"), (4, "SAME"), (5, "VALID")])
+def test_the_largest_of_four_convolutions_is_the_pooled_one(size, padding):
+    """Also where pooling drops a last row or column; derivatives are those of pooling."""
+    rng = np.random.default_rng(3)
+    x, kernel = rng.normal(size=(2, 9, 10, 3)), rng.normal(size=(size, size, 3, 4))
+    y = networks.convolved(x, kernel, 1, padding)
+    run = lambda y: networks.pooled(y, x, kernel, padding)
+    np.testing.assert_allclose(run(y), reference_pool(y), rtol=1e-5, atol=1e-5)
+    slope = lambda pool: jax.grad(lambda y: jnp.square(pool(y)).sum())(y)
+    np.testing.assert_array_equal(slope(run), slope(networks.pool))
+
+
 @pytest.mark.slow
 def test_the_pfl_research_network_is_its_layers():
     model = models.make("pfl_research_cnn", (9, 8, 2), "classification", 3)

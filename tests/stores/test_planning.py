@@ -140,6 +140,19 @@ def test_loops_over_blocks_count_as_often_as_they_run(monkeypatch, block, chunk)
     )  # each of the 4 / chunk chunks calls `chunk` times
 
 
+@pytest.mark.slow
+def test_an_e_step_is_in_a_rounds_program_once():
+    """A round of 3 exchanges has as many loops over blocks of examples as one of a single exchange."""
+    loops = []
+    for batch in (0, 20):
+        run = experiment(
+            pfl.FedeRiCo(neighbors=1), batch=batch, model=pfl.models.MLP(hidden=()), sizes=[60] * 2, clients=2
+        )
+        lowered, _ = planning.lower(run, here(devices=1).plan(1, "auto"))
+        loops.append(len(re.findall(r" while\(.*rest_\d\w+_of_\d+", lowered.program.compile().as_text())))
+    assert loops[0] == loops[1] > 0
+
+
 def test_blocks_of_sorted_clients_count_in_the_order_in_which_they_are_sorted():
     """Clients 0 and 3 are large and need 1 and 5 blocks, the others 9 and 2: buckets of 2 take 5 and 9."""
     plan = dataclasses.replace(here(devices=1).plan(2, "auto"), buckets=((2, 2),))

@@ -24,13 +24,13 @@ class Weighed(NamedTuple):
         row: The client's next own state.
         totals: (J,) losses, summed over the client's data; valid only in a round's first exchange.
         losses: (J,) mean losses on the mini-batch; 0 where the weight is negligible.
-        grads: Gradients (J, ...); 0 where the weight is negligible.
+        upload: Gradients (J, ...), times the weight and the client's number of examples; 0 where it is negligible.
     """
 
     row: PyTree
     totals: Array
     losses: Array
-    grads: Params
+    upload: Params
 
 
 def after_e_step(
@@ -58,11 +58,17 @@ def after_e_step(
     """
     first, total = context.step == 0, evaluate or problem.solver.total_loss
     step = lambda totals: jax.tree.map(lambda new, old: jnp.where(first, new, old), e_step(totals), row)
+    nothing = jnp.zeros((tree.num_rows(models),))
+    if context.later:  # a program without an E-step is smaller
+        return Weighed(row, nothing, *of_batch(problem, context, models, split, weights(row)))
     if evaluate is None and _losses_cover_data(problem, models):
         losses, grads = of_batch(problem, context, models, split)
         totals = losses * split.size
-        return Weighed(step(totals), totals, losses, grads)
-    nothing = jnp.zeros((tree.num_rows(models),))
+        row = step(totals)
+        # A model's loss may be infinite, and 0 x inf would reach its owner.
+        zeros, weight = jax.tree.map(jnp.zeros_like, (losses, grads)), weights(row)
+        losses, grads = tree.where(weight > NEGLIGIBLE, (losses, grads), zeros)
+        return Weighed(row, totals, losses, tree.scale(grads, weight * split.size))
     of_all = lambda: problem.plan.over_models(lambda params: total(params, split), models)
     totals = jax.lax.cond(first, of_all, lambda: nothing)
     row = step(totals)
@@ -74,7 +80,8 @@ def of_batch(
 ) -> tuple[Array, Params]:
     """Mean loss (J,) and gradient (J, ...) of each received model on this exchange's mini-batch.
 
-    With `weights` (J,), both are 0 for models of negligible weight, and clients processed one by one save that work.
+    With `weights` (J,), gradients are times the weight and the client's number of examples. Loss and gradient are 0 for
+    models of negligible weight, and clients processed one by one save that work.
     """
     solver = problem.solver
     orders = solver.draw_orders(context.key, split.size, problem.n_max)
@@ -84,7 +91,10 @@ def of_batch(
         compute = jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))
         if weights is None:
             return compute(params)
-        return if_weighed(weight, compute, params)
+        loss, grads = if_weighed(weight, compute, params)
+        return loss, jax.tree.map(
+            lambda leaf: weight * split.size * leaf, grads
+        )  # here, a TPU need not read them again
 
     num = tree.num_rows(models)
     return problem.plan.over_models(one, models, jnp.arange(num), jnp.ones(num) if weights is None else weights)
