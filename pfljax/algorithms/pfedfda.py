@@ -67,16 +67,16 @@ class PFedFDA:
 
     def build(self, problem: Problem) -> Algorithm:
         model, num_classes = problem.model, classes.required(problem, "pfedfda", places=False)
-        width = classes.num_features(problem)
-        shapes = problem.model.network.shapes
+        width, shapes = classes.num_features(problem), model.network.shapes
         no_head = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), heads.head_of(problem, shapes))
         whole = lambda body: tree.combine(body, no_head)
+        of_body = tree.complement(model.mask(shapes, 1))
+        body_of = lambda models: tree.partition(models, of_body)[0]
 
         def start(key, clients):
             models = problem.init_models(key, 1)
-            body = tree.partition(models, model.mask(models, 1))[1]
             means = jax.random.uniform(jax.random.fold_in(key, 1), (num_classes, width))
-            return Start(models=Shared(body, tree.stack_one(Gaussians(means, jnp.eye(width)))))
+            return Start(models=Shared(body_of(models), tree.stack_one(Gaussians(means, jnp.eye(width)))))
 
         def adapted(models, split):
             """mu' and Sigma' of a client."""
@@ -92,11 +92,13 @@ class PFedFDA:
         def train(context, models, row, data):
             weights, offsets = discriminant(tree.first(models.gaussians), shares_of(data.train, num_classes))
 
-            def loss(body, x, y, *key):
-                logits = model.features(whole(body), x, *key) @ weights + offsets
-                return problem.solver.loss(whole(body), x, y, *key, shift=logits - model.apply(whole(body), x, *key))
+            def loss(params, x, y, *key):
+                logits = model.features(params, x, *key) @ weights + offsets
+                return problem.solver.loss(params, x, y, *key, shift=logits - model.apply(params, x, *key))
 
-            body, row, losses = problem.with_loss(loss).fit(context, models.body, row, data.train)
+            start = tree.stack_one(whole(tree.first(models.body)))
+            trained, row, losses = problem.with_loss(loss).part(of_body).fit(context, start, row, data.train)
+            body = body_of(trained)
             gaussians = adapted(models._replace(body=body), data.train)
             return Shared(body, tree.stack_one(gaussians)), row, losses
 
@@ -110,7 +112,7 @@ class PFedFDA:
         return averaging(
             problem,
             start=start,
-            row=lambda key, client, models: problem.kept_optimizers(models.body),
+            row=lambda key, client, models: problem.part(of_body).kept_optimizers(problem.init_models(key, 1)),
             train=train,
             predict=lambda context, models, row, data: predicting(models, data),
             apply=apply,
