@@ -25,6 +25,7 @@ from pfljax.algorithms.pfedgraph import PFedGraph
 from pfljax.algorithms.fedcac import FedCAC
 from pfljax.algorithms.ifca import IFCA, HypCluster
 from pfljax.algorithms.pfedmb import PFedMB
+from pfljax.algorithms.floco import Floco
 from pfljax.algorithms.mocha import MOCHA
 from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo
@@ -123,6 +124,7 @@ __all__ = [
     "FedeRiCo",
     "FedeRiCoCentralized",
     "FlexLoRA",
+    "Floco",
     "HiLoRA",
     "HypCluster",
     "KNNPer",

@@ -295,6 +295,7 @@ WITHOUT_CHANCE = {
     "fedbuff": {"max_staleness": 0},
     "fedasync": {"max_staleness": 0},
     "fedala": {"share": 1.0},
+    "floco": {"endpoints": 1},
 }
 
 
