@@ -19,6 +19,7 @@ from pfljax.algorithms.ditto import Ditto
 from pfljax.algorithms.apfl import APFL
 from pfljax.algorithms.fml import FML
 from pfljax.algorithms.fedkd import FedKD
+from pfljax.algorithms.perada import PerAda
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
 from pfljax.algorithms.pfedgraph import PFedGraph
@@ -135,6 +136,7 @@ __all__ = [
     "PFedHN",
     "PFedMB",
     "PFedMe",
+    "PerAda",
     "PerFedAvg",
     "Scaffold",
 ]

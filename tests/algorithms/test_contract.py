@@ -296,6 +296,7 @@ WITHOUT_CHANCE = {
     "fedasync": {"max_staleness": 0},
     "fedala": {"share": 1.0},
     "floco": {"endpoints": 1},
+    "perada": {"share": 1.0},
 }
 
 
