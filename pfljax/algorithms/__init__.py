@@ -55,6 +55,7 @@ from pfljax.algorithms.fedala import FedALA
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
 from pfljax.algorithms.pfedhn import PFedHN
+from pfljax.algorithms.pefll import PeFLL
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -136,6 +137,7 @@ __all__ = [
     "PFedHN",
     "PFedMB",
     "PFedMe",
+    "PeFLL",
     "PerAda",
     "PerFedAvg",
     "Scaffold",

@@ -33,8 +33,6 @@ from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Prediction, S
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
 
-DRAWN = 0xADA  # folded into the first key: the server's examples
-
 
 @method(keeps="its model", travels="the global model, both ways", knows="unlabeled examples at the server")
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +49,17 @@ class PerAda:
     def build(self, problem: Problem) -> Algorithm:
         outputs = classes.required(problem, "perada", places=False)
         capacity = max(math.ceil(self.share * problem.num_clients * problem.n_max), 1)
-        near = lambda w: lambda v, batch: problem.solver.proximal(w, self.strength)(v, batch.of_model(1))
+        near = lambda w: lambda v, batch: problem.solver.proximal(tree.first(w), self.strength)(v, batch.of_model(1))
         descent = optax.adam(optax.cosine_decay_schedule(self.rate, self.steps))
 
         def start(key, clients):
-            draw_key = jax.random.fold_in(key, DRAWN)
+            draw_key = jax.random.fold_in(key, problem.num_clients)
             found = sampled(draw_key, clients.train, capacity, jnp.rint(self.share * clients.train.size.sum()))
             return Start((found.x, found.size), problem.init_models(key, 1))
 
         def client_update(context, models, row, data):
             trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
-            own, loss = row.own.fit(problem, context, data.train, near(tree.first(models)))
+            own, loss = row.own.fit(problem, context, data.train, near(models))
             upload, sent = aggregation.weighted(trained, data.train.size)
             logits = data.train.size * problem.model.apply(tree.first(trained), context.server[0])
             return ClientOutput(beside.Row(own, optimizer), upload | {"logits": logits[None]}, {"loss": loss}, sent)
@@ -75,8 +73,8 @@ class PerAda:
             return state._replace(models=tree.stack_one(distilled)), {}
 
         def adapt(context, models, data):
-            w = tree.first(models)
-            return Prediction.one(problem.alone(context, w, data, rounds=problem.rounds, objective=near(w)))
+            own = problem.alone(context, tree.first(models), data, rounds=problem.rounds, objective=near(models))
+            return Prediction.one(own)
 
         functions = {"start": start, "client_update": client_update, "server_update": server_update, "adapt": adapt}
         return averaging(
