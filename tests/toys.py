@@ -73,7 +73,7 @@ def adapted(features=3, hidden=6):
 ADAPTERS = ("fedit", "ffa_lora", "fedsa_lora", "flexlora", "feddpa", "hilora")
 # What a method is tested with where a linear model would not do.
 HIDDEN = ("fedper", "fedrep", "fedbabu", "fedrod", "fedpac", "fedsim", "fedalt", "fedkd", "fedas")
-HIDDEN += ("feddbe", "fedgh", "ccvr", "gpfl", "fedah", "pfedfda", "flute", "fedcp")
+HIDDEN += ("feddbe", "fedgh", "ccvr", "gpfl", "fedah", "pfedfda", "flute", "fedcp", "perada")
 NETWORKS = {name: {"hidden": (3,)} for name in HIDDEN} | {
     "fedbn": {"model": Normalized},
     "moon": {"hidden": (4,)},  # of a single layer the features would be the inputs

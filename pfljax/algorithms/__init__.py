@@ -19,12 +19,14 @@ from pfljax.algorithms.ditto import Ditto
 from pfljax.algorithms.apfl import APFL
 from pfljax.algorithms.fml import FML
 from pfljax.algorithms.fedkd import FedKD
+from pfljax.algorithms.perada import PerAda
 from pfljax.algorithms.l2sgd import L2SGD
 from pfljax.algorithms.fedamp import FedAMP
 from pfljax.algorithms.pfedgraph import PFedGraph
 from pfljax.algorithms.fedcac import FedCAC
 from pfljax.algorithms.ifca import IFCA, HypCluster
 from pfljax.algorithms.pfedmb import PFedMB
+from pfljax.algorithms.floco import Floco
 from pfljax.algorithms.mocha import MOCHA
 from pfljax.algorithms.clustered import ClusteredFL
 from pfljax.algorithms.fedfomo import FedFomo
@@ -57,6 +59,7 @@ from pfljax.algorithms.fedah import FedAH
 from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
 from pfljax.algorithms.pfedhn import PFedHN
+from pfljax.algorithms.pefll import PeFLL
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -130,6 +133,7 @@ __all__ = [
     "FedeRiCo",
     "FedeRiCoCentralized",
     "FlexLoRA",
+    "Floco",
     "HiLoRA",
     "HypCluster",
     "KNNPer",
@@ -141,6 +145,8 @@ __all__ = [
     "PFedHN",
     "PFedMB",
     "PFedMe",
+    "PeFLL",
+    "PerAda",
     "PerFedAvg",
     "Scaffold",
 ]

@@ -36,7 +36,7 @@ MOVES = {  # what may move in larger pieces
     "peers": {"all-reduce", "reduce-scatter", "all-gather"},
 }
 # Their servers compare all clients' models, heads or bases; the chips share that work and its results.
-COMPARE = {"clustered", "fedamp", "fedcac", "fedpac", "hilora", "mocha", "pfedgraph"}
+COMPARE = {"clustered", "fedamp", "fedcac", "fedpac", "floco", "hilora", "mocha", "pfedgraph"}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,7 +28,7 @@ def rounds_of(name):
     """Knobs -> (the state after two rounds, what clients predict with, what newcomers predict with)."""
     federation = toys.make_federation((3, 5, 2, 4))
     problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,), batch_size=2)
-    clients, key = federation.client_data, jax.random.key(0)
+    clients, key = jax.tree.map(jnp.asarray, federation.client_data), jax.random.key(0)
 
     def play(knobs, learning_rate=0.1):
         algorithm = toys.make_algorithm(name, problem._replace(learning_rate=learning_rate), **knobs)

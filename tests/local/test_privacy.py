@@ -207,7 +207,7 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     per_client = len(calls) / 4
     assert per_client >= 1 and np.isfinite(records[0].train_loss)
     ledger = algorithm.ledger
-    assert (ledger.gradients == 0) == (name == "fedavg_data")  # which sends examples themselves
+    assert (ledger.gradients == 0) == (name in ("fedavg_data", "perada"))  # which send examples themselves
     if ledger.gradients:
         # FedEM's components, pFedMe's steps, ...: no more than the ledger states.
         assert per_client <= ledger.gradients * ledger.passes

@@ -26,10 +26,10 @@ class Network(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What the server learns: the hypernetwork, and the clients' embeddings (K, E)."""
+    """What the server learns: the hypernetwork, and the clients' embeddings (K, E) or what computes them."""
 
     network: Network
-    embeddings: Array
+    embeddings: Any
 
 
 def init(
@@ -73,13 +73,17 @@ def torch_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
     return {"kernel": both[:-1], "bias": both[-1]}
 
 
+def mlp(layers: PyTree, inputs: Array) -> Array:
+    """Outputs (n, H) of dense layers for inputs (n, E), with rectifiers between them."""
+    for number, layer in enumerate(layers):
+        inputs = jax.nn.relu(inputs) if number else inputs
+        inputs = inputs @ layer["kernel"] + layer["bias"]
+    return inputs
+
+
 def generate(network: Network, embeddings: Array) -> Params:
     """Generates models (n, ...) from embeddings (n, E)."""
-    features = embeddings
-    for number, layer in enumerate(network.trunk):
-        features = jax.nn.relu(features) if number else features
-        features = features @ layer["kernel"] + layer["bias"]
-    return jax.tree.map(jnp.add, tree.mix(features, network.kernel), network.bias)
+    return jax.tree.map(jnp.add, tree.mix(mlp(network.trunk, embeddings), network.kernel), network.bias)
 
 
 def embedded(
