@@ -44,8 +44,21 @@ def test_knobs_that_do_not_fit_the_problem(name, knobs, said):
     [
         *itertools.product(["fedrod", "fml", "fedkd", "fedntd", "fedlc"], ["regression"]),
         *itertools.product(
-            ["fedpac", "fedproto", "feddbe", "fedgh", "ccvr", "gpfl", "knn_per", "fedas", "pfedfda", "flute", "fedcp"]
-            + ["perada", "pefll"],
+            [
+                "fedpac",
+                "fedproto",
+                "feddbe",
+                "fedgh",
+                "ccvr",
+                "gpfl",
+                "knn_per",
+                "fedas",
+                "pfedfda",
+                "flute",
+                "fedcp",
+                "perada",
+                "pefll",
+            ],
             ["regression", "sequences"],
         ),
     ],
