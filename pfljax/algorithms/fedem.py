@@ -7,19 +7,14 @@ Algorithm 1 and Section 3.3; both are instances of federated surrogate optimizat
     q_k(i, m) ~ pi_k[m] exp(-l(theta_m; s_i))                    (Eq. 8; l. 5)
     pi_k[m] = mean_i q_k(i, m)                                   (Eq. 9; l. 6)
     theta_{m,k} = local SGD from theta_m on sum_i q_k(i, m) l    (l. 7)
-    FedEM: theta_m = sum_k n_k theta_{m,k} / n                   (l. 10)
-    D-FedEM: client k has its own components, and theta_{m,k} = sum_i W[k, i] theta_{m,i}.
+    FedEM: theta_m = sum_k n_k theta_{m,k} / n (l. 10); D-FedEM: client k's own theta_m = sum_i W[k, i] theta_{m,i}.
 
-A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). A newcomer takes `newcomer_steps` steps of Eq. 8 and 9
-from equal weights; the paper's text has one. Every evaluation logs, for the components that the last round received, f
-(Eq. 6) and Delta_Pi f (Theorem 3.2), the improvement in f from the new pi alone.
+A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). Every evaluation logs, for the components that the last
+round received, f (Eq. 6) and Delta_Pi f (Theorem 3.2), the improvement in f from the new pi alone.
 
-Departures from the paper: Local optimizers are reset in every round, as in the authors' code, unless
-`Problem.keep_optimizer` is set. With client sampling, the server averages over the cohort. Newcomers take all their
-steps after training; in the authors' code they take one at every evaluation, on the components of that round. D-FedEM's
-averages weight clients equally, whatever their n_k, and a newcomer uses the mean over clients of each component.
-D-FedEM's clients keep a share W[k, k] of their own update; in the authors' code, whose matrices have no self-loops,
-they keep none.
+Departures from the paper: With client sampling, the server averages over the cohort. A newcomer takes its steps of
+Eq. 8 and 9 from equal weights after training, not one at every evaluation. D-FedEM's averages weight clients equally;
+its newcomers use each component's mean over clients, and its clients keep a share W[k, k] of their own update.
 """
 
 from __future__ import annotations
@@ -35,15 +30,13 @@ from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Prediction
 from pfljax.local.problem import Problem
 
-COMPONENTS = "M, number of shared components; 1 is FedAvg"
-
 
 @method(keeps="its mixture weights", travels="M components, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedEM:
     """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights."""
 
-    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=COMPONENTS)
+    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help="M, number of components; 1 is FedAvg")
     newcomer_steps: int = knob(1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights")
 
     def build(self, problem: Problem) -> Algorithm:
@@ -74,8 +67,7 @@ def mixture(problem: Problem, num: int, newcomer_steps: int) -> surrogates.Surro
         log_q, before = negative_log_likelihood(pi)
         q = jnp.where(inside, jnp.exp(log_q), 0)  # Eq. 8; Alg. 1, l. 5
         pi = jnp.where(split.size > 0, q.sum(axis=1) / jnp.maximum(split.size, 1), pi)  # Eq. 9; l. 6
-        _, after = negative_log_likelihood(pi)
-        return pi, q, {"negative_log_likelihood": before, "delta_pi": before - after}
+        return pi, q, {"negative_log_likelihood": before, "delta_pi": before - negative_log_likelihood(pi)[1]}
 
     return surrogates.Surrogate(
         num_models=num,

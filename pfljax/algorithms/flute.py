@@ -1,7 +1,6 @@
 """FLUTE: FedRep whose heads are pulled toward a simplex of the client's classes, by clients and by the server.
 
-Liu, Shen, Yang, "Federated representation learning in the under-parameterized regime" (ICML 2024), as extended beyond
-linear models.
+Liu, Shen, Yang, "Federated representation learning in the under-parameterized regime" (ICML 2024), its nonlinear form.
 
     H (C, F) is the matrix of the head phi, z = f(x; theta) are features, and m_kc is 1 if client k has class c, or 0.
         N_k(H) = |H H' / |H H'| - (I - 11' / C) * (m_k m_k') / sqrt(C - 1)|,  with Frobenius norms.
@@ -12,9 +11,8 @@ linear models.
     Client k predicts with theta and phi_k.
 
 Departures from the paper: A server's step for a head depends on no other head, so clients take it, and heads do not
-travel. The authors' code sums |z|^2 over mini-batches of 10; l3 is ten times theirs, for a mean. Their momentum of 0.5
-and weight decay of 0.0001 are the optimizer's. Each phase resets its optimizer unless optimizers are kept. Newcomers
-train their own head on the shared body by CE alone, for as many rounds of `head_epochs` epochs as the run has.
+travel. The authors' code sums |z|^2 over mini-batches of 10; l3 is ten times theirs, for a mean. Newcomers train their
+own head on the shared body by CE alone, for as many rounds of `head_epochs` epochs as the run has.
 """
 
 from __future__ import annotations
@@ -37,16 +35,12 @@ from pfljax.local.problem import Problem
 class FLUTE:
     """FLUTE (Liu et al., 2024): a shared body, and personal heads pulled toward a simplex of the client's classes."""
 
-    collapse: float = knob(
-        0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of a client's head toward a simplex of its classes"
-    )
+    collapse: float = knob(0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of heads to a simplex of classes")
     decay: float = knob(0.0025, at_least=0, help="l2, weight of the head's squared norm")
     features: float = knob(0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="l3, weight of features' squared norm")
     server_rate: float = knob(0.5, at_least=0, help="eta, rate of the server's step for the heads of S clients")
     head_epochs: int = knob(10, at_least=1, grid=(1, 5, 10), help="number of epochs for the head, with the body fixed")
-    epochs: int | None = knob(
-        None, at_least=1, grid=(1, 5), help="number of epochs for body and head; not given: as in local training"
-    )
+    epochs: int | None = knob(None, at_least=1, grid=(1, 5), help="epochs for both; not given: as in local training")
 
     def build(self, problem: Problem) -> Algorithm:
         model, num_classes = problem.model, classes.required(problem, "flute", places=False)
@@ -61,13 +55,11 @@ class FLUTE:
             def loss(params, x, y, *key):
                 h, z = heads.matrix(problem, params), model.features(params, x, *key)
                 of_head = self.collapse * distance(h, present) + self.decay * jnp.square(h).sum()
-                of_features = self.features * jnp.square(z).sum(axis=-1)
-                return problem.solver.loss(params, x, y, *key) + of_head + of_features
+                return problem.solver.loss(params, x, y, *key) + of_head + self.features * jnp.square(z).sum(axis=-1)
 
             start = tree.combine(models, tree.stack_one(row.own))
-            trained, optimizers, losses = fit_phases(
-                problem.with_loss(loss), phases, context, start, row.optimizer, data.train
-            )
+            found = fit_phases(problem.with_loss(loss), phases, context, start, row.optimizer, data.train)
+            trained, optimizers, losses = found
             theta, phi = tree.partition(trained, body(trained))
             whole = lambda own: heads.matrix(problem, tree.combine(own, tree.first(theta)))
             slope = jax.grad(lambda own: distance(whole(own), present))(tree.first(phi))

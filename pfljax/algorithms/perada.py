@@ -11,9 +11,8 @@ generalization guarantees" (CVPR 2024, Algorithm 1).
 
 Departures from the paper: The server's examples are a share of all clients' inputs, where the paper takes another data
 set; they do not travel. Means are weighted by n_k. Each of the server's steps, of Adam with a cosine schedule, takes
-all of these examples; they are as many in every round, where the authors' code validates the result and distills in
-early rounds only. lambda / 2 is the paper's; that code has lambda. Newcomers train a model from w, regularized toward
-it, for as many rounds as the run has.
+all of these examples, in every round; the authors' code distills in early rounds only, and has lambda for lambda / 2.
+Newcomers train a model from w, regularized toward it, for as many rounds as the run has.
 """
 
 from __future__ import annotations

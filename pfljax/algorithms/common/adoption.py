@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ class Adoption(NamedTuple):
 
     problem: Problem
     layers: int
-    rate: Array | float
+    rate: Any
     epochs: int
 
     def part(self, params: Params) -> Params:
