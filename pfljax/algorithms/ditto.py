@@ -6,7 +6,7 @@ Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through perso
     its own v_k takes local steps on l_k(v_k) + lambda / 2 |v_k - w|^2, w as received;
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with v_k.
 
-On adapters of a frozen model, this is PerAda (Xie, Huang, Chen, Yu, Xiao, CVPR 2024) without its server's distillation.
+On adapters of a frozen model, this is PerAda (Xie et al., CVPR 2024, `perada`) without its server's distillation.
 
 Departures from the paper: Both models see the data in the same order and for equally long. The mean is weighted by n_k.
 Newcomers train a model from w, regularized toward it, for as many rounds as the run has.

@@ -13,7 +13,7 @@ conditional policy" (KDD 2023).
     theta, A, a <- their means, and psi <- the mean of (phi_k + psi) / 2, weighted by n_k; phi_k and v_k stay.
     Client k predicts with theta, phi_k, psi and the policy, without noise.
 
-Departures from the paper: v_k is that of phi_k before a round, as in the authors' code, but also in the first round,
+Departures from the paper: v_k is that of phi_k before a round, as in PFLlib's code, but also in the first round,
 where theirs is random, and for clients that were absent. Their predictions draw Gumbel noise, too. The policy's gain
 and offset are trained, as A and a are. Newcomers train a head of their own with the rest fixed and v following it,
 without noise, for as many rounds as the run has.

@@ -13,8 +13,9 @@ Grinwald, Wiesner, Nakajima, "Federated learning over connected modes" (NeurIPS 
 Departures from the paper: tau is a share of the rounds, not a number of them. In the authors' code, all clients train
 once more for their changes; here these are from the last round that they took part in, and a client that has not taken
 part yet has the simplex's center. As in that code, z is one of 1000 values up to 1, and the last layer's bias is
-shared. Draws outside of the simplex, which that code uses as they are, are clipped and normalized. Floco+, with a
-personal model beside the simplex, is not here. Newcomers predict at the simplex's center.
+shared. Draws outside of the simplex, which that code uses as they are, are clipped and normalized. The server reads
+clients' changes as they were, and at no cost, also where uploads are compressed. Floco+, with a personal model beside
+the simplex, is not here. Newcomers predict at the simplex's center.
 """
 
 from __future__ import annotations

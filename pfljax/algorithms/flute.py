@@ -11,8 +11,8 @@ Liu, Shen, Yang, "Federated representation learning in the under-parameterized r
     Client k predicts with theta and phi_k.
 
 Departures from the paper: A server's step for a head depends on no other head, so clients take it, and heads do not
-travel. The authors' code sums |z|^2 over mini-batches of 10; l3 is ten times theirs, for a mean. Newcomers train their
-own head on the shared body by CE alone, for as many rounds of `head_epochs` epochs as the run has.
+travel; the authors' code leaves it out by default. That code weighs clients equally, sums |z|^2 over mini-batches of 10
+(l3 is ten times theirs, for a mean), and ends with a round of heads alone. Newcomers train a head on the shared body.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ Scott, Zakerinia, Lampert, "PeFLL: personalized federated learning by learning t
 
 Departures from the paper: m and s, the mean and standard deviation of a descriptor's entries, are from random inputs,
 where the authors' code takes the first client's examples. v_k is over all examples. phi is an MLP of inputs and
-one-hot labels. h begins as in pFedHN, near an initial model, and does not generate batch statistics. As in the authors'
-code with Adam, no parameters of phi and h decay; clients do not clip their gradients. The default rate is for some
-hundred rounds (theirs: 2e-4 for 5000).
+one-hot labels. Predictions are not limited to the classes that a client has. h begins as in pFedHN, near an initial
+model, and does not generate batch statistics. As in the authors' code with Adam, no parameters of phi and h decay;
+clients do not clip their gradients. The default rate is for some hundred rounds (theirs: 2e-4 for 5000).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class PeFLL:
             network = hypernetwork.init(network_key, problem, bias, widths, self.spread)
             v = embedder.probed(phi, probe_key)
             optimizer = descent.init(hypernetwork.Learned(network, phi))
-            return Start(Server(network, v.mean(), v.std()), tree.stack_one(phi), optimizer)
+            scale = jnp.where(size > 1, v.std(), 1)
+            return Start(Server(network, v.mean(), scale), tree.stack_one(phi), optimizer)
 
         def model_of(server, v):
             return tree.first(hypernetwork.generate(server.network, ((v - server.center) / server.scale)[None]))

@@ -11,7 +11,8 @@ generalization guarantees" (CVPR 2024, Algorithm 1).
 
 Departures from the paper: The server's examples are a share of all clients' inputs, where the paper takes another data
 set; they do not travel. Means are weighted by n_k. Each of the server's steps, of Adam with a cosine schedule, takes
-all of these examples, in every round; the authors' code distills in early rounds only, and has lambda for lambda / 2.
+all of these examples, in every round; the authors' code takes 500 steps in early rounds only, keeps the best by
+validation, or the plain mean, and has lambda for lambda / 2. Compression and attacks change logits as other uploads.
 Newcomers train a model from w, regularized toward it, for as many rounds as the run has.
 """
 
@@ -48,6 +49,7 @@ class PerAda:
     def build(self, problem: Problem) -> Algorithm:
         outputs = classes.required(problem, "perada", places=False)
         capacity = max(math.ceil(self.share * problem.num_clients * problem.n_max), 1)
+        num_logits = 4 * capacity * outputs if self.share else 0  # bytes
         near = lambda w: lambda v, batch: problem.solver.proximal(tree.first(w), self.strength)(v, batch.of_model(1))
         descent = optax.adam(optax.cosine_decay_schedule(self.rate, self.steps))
 
@@ -60,11 +62,15 @@ class PerAda:
             trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
             own, loss = row.own.fit(problem, context, data.train, near(models))
             upload, sent = aggregation.weighted(trained, data.train.size)
-            logits = data.train.size * problem.model.apply(tree.first(trained), context.server[0])
-            return ClientOutput(beside.Row(own, optimizer), upload | {"logits": logits[None]}, {"loss": loss}, sent)
+            if self.share:
+                logits = data.train.size * problem.model.apply(tree.first(trained), context.server[0])
+                upload |= {"logits": logits[None]}
+            return ClientOutput(beside.Row(own, optimizer), upload, {"loss": loss}, sent)
 
         def server_update(key, state, aggregate):
             models = aggregation.average(state.models, aggregate)
+            if not self.share:
+                return state._replace(models=models), {}
             weight, (x, size) = aggregate.upload["weight"][0], state.server
             teacher = aggregate.upload["logits"][0] / jnp.maximum(weight, 1)
             real = (jnp.arange(capacity) < size) & (weight > 0)
@@ -82,6 +88,6 @@ class PerAda:
             row=beside.first_row(problem),
             own=lambda row: row.own.model,
             # The server has its examples, and computes the logits of what it receives.
-            traffic=lambda counted: counted._replace(server=0, upload=counted.upload - 4 * capacity * outputs),
+            traffic=lambda counted: counted._replace(server=0, upload=counted.upload - num_logits),
             ledger=Ledger(gradients=0, unaccounted="the server's examples") if self.share else Ledger(gradients=2),
         )

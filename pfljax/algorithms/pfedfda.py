@@ -15,8 +15,9 @@ McLaughlin, Su, "Personalized federated learning via feature distribution adapta
 
 Departures from the paper: (a, b) are the best of 11 x 11 values in [0, 1], not where L-BFGS is after 10 steps from 0.5.
 Features of a round are inference features under theta_k; the authors' code takes those of the mini-batches, while theta
-moves. It adds 0.0001 to all entries of Sigma_k, and its rho is 1. Its halves are random. Classes with one example take
-no part in cross validation. Newcomers adapt as other clients do.
+moves. It adds 0.0001 to all entries of Sigma_k, and its rho is 1. Its halves are random, and take mu_c for a class with
+at most 2 examples; here a half has its own mean from one example on. Classes with one example take no part in cross
+validation. Newcomers adapt as other clients do.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def solved(covariance: Array, means: Array) -> Array:
     """S^-1 mu, (F, C)."""
     size = len(covariance)
     shrunk = (1 - EPSILON) * covariance + EPSILON * jnp.trace(covariance) / size * jnp.eye(size)
-    return jax.scipy.linalg.solve(shrunk, means.T, assume_a="pos")
+    return jax.scipy.linalg.solve(shrunk, means.T)  # noise on what travels may leave it indefinite
 
 
 def estimated(z: Array, labels: Array, means: Array, ridge: Array | float, most: int = 0) -> Gaussians:

@@ -67,12 +67,15 @@ def of_compiled(compiled: Any) -> MemoryPlan:
 
 
 def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> ExecutionPlan | None:
-    """Returns a plan that needs less memory: first a ring instead of gathered peer models, then half the chunk size."""
+    """Returns a plan that needs less memory: first a ring instead of gathered peer models, then half the chunk size.
+
+    Clients that are side by side only as far as a cache has room come one by one.
+    """
     if topology in ("peers", "push") and plan.peers == "auto" and plan.num_devices > 1:
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
-    return dataclasses.replace(plan, chunk=at_once // 2) if at_once > 1 else None
+    return dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2) if at_once > 1 else None
 
 
 def check_host(need: int) -> None:

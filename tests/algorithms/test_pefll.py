@@ -130,3 +130,9 @@ def test_at_rate_0_nothing_moves():
     states = networks.play("pefll", 2, SIZES, knobs=KNOBS | {"rate": 0.0}).states
     toys.assert_trees_close(states[-1].models, states[0].models)
     toys.assert_trees_close(states[-1].server, states[0].server)
+
+
+def test_a_descriptor_of_one_entry_is_not_scaled():
+    states = networks.play("pefll", 2, SIZES, knobs=KNOBS | {"embedding": 1}).states
+    assert states[0].server.scale == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[-1].models))

@@ -75,6 +75,7 @@ def test_without_distillation_it_is_ditto(knobs):
     toys.assert_trees_close(found.states[-1].models, wanted.states[-1].models, rtol=1e-5, atol=1e-6)
     toys.assert_trees_close(found.states[-1].clients.own, wanted.states[-1].clients.own, rtol=1e-5, atol=1e-6)
     assert found.algorithm.ledger.gradients == (0 if "rate" in knobs else 2)
+    assert [record.up for record in found.records] == [record.up for record in wanted.records]
 
 
 def test_distillation_pulls_the_mean_to_the_teachers():

@@ -1,4 +1,4 @@
-"""A server that trains a model's last layer, its head, on features."""
+"""A model's last layer, its head, by itself: its parameters, its matrix, and a server that trains it on features."""
 
 from __future__ import annotations
 
