@@ -19,11 +19,10 @@ from pfljax.contract.types import Split
 from pfljax.exchange import targets
 from pfljax.exchange.compiled_text import Kernel, Reading
 from pfljax.exchange.exchange import in_chunks
-from pfljax.exchange.plan import make_plan
 from pfljax.exchange.side_by_side import CLIENTS
 from pfljax.exchange.targets import Chip, Collective, Estimate, Target
 from pfljax.local import batches
-from pfljax.stores import memory, planning
+from pfljax.stores import planning
 from pfljax.stores.planning import Row
 
 CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
@@ -249,8 +248,3 @@ def test_a_missing_compiler_is_named(target, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(pfl.ArgumentError, match=rf"target={target}: needs .*pip install 'pfljax\[{extra}\]'"):
         targets.find(target)
-
-
-def test_clients_that_fill_a_cache_come_one_by_one_if_memory_is_short():
-    assert memory.next_smaller(make_plan("vmap", devices=1), 100, "own").chunk == 1
-    assert memory.next_smaller(make_plan("chunk", 50, devices=1), 100, "own").chunk == 25

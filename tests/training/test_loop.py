@@ -218,16 +218,21 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "devices", "expected"),
+    ("name", "plan", "expected"),
     [
-        ("local", 1, [(0, "auto"), (2, "auto"), (1, "auto")]),
-        ("federico", 2, [(0, "auto"), (0, "ring"), (1, "ring")]),  # no copies of others' models, then fewer clients
+        ("local", ("chunk", 4, 1), [(4, "auto"), (2, "auto"), (1, "auto")]),
+        ("local", ("vmap", 0, 1), [(0, "auto"), (1, "auto")]),  # of which a cache may have held any number
+        (
+            "federico",
+            ("vmap", 0, 2),
+            [(0, "auto"), (0, "ring"), (1, "ring")],
+        ),  # no copies of others' models, then fewer
     ],
 )
-def test_the_chunk_shrinks_until_a_round_fits(name, devices, expected, monkeypatch):
+def test_the_chunk_shrinks_until_a_round_fits(name, plan, expected, monkeypatch):
     monkeypatch.undo()
     experiment = make_experiment(name)
-    problem = experiment.problem._replace(plan=make_plan("vmap", devices=devices))
+    problem = experiment.problem._replace(plan=make_plan(*plan))
     experiment = dataclasses.replace(experiment, problem=problem)
     tried = []
 
