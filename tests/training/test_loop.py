@@ -226,7 +226,7 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
             "federico",
             ("vmap", 0, 2),
             [(0, "auto"), (0, "ring"), (1, "ring")],
-        ),  # no copies of others' models, then fewer
+        ),  # first without copies
     ],
 )
 def test_the_chunk_shrinks_until_a_round_fits(name, plan, expected, monkeypatch):
