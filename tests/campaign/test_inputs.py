@@ -32,7 +32,14 @@ LISTED = {
     int: (LISTS | {"-1", "nan", "inf", "abc", "2.5", HUGE, "²", "1,x"}, {"0", "2147483647"}),
     float: (LISTS | {"nan", "inf", "abc", "1e400", "²", "1,x"}, {"-1", "0", HUGE}),
 }
-INFINITE = {"dp_clip_norm", "client_dp_clip_norm", "clock_deadline", "federico.effective_examples", "pfedhn.clip"}
+INFINITE = {
+    "dp_clip_norm",
+    "client_dp_clip_norm",
+    "clock_deadline",
+    "federico.effective_examples",
+    "pfedhn.clip",
+    "pefll.clip",
+}
 WITH = {  # flags under which another is read
     "lr_decay": "--lr_schedule=exponential",
     "momentum": "--optimizer=sgd",
