@@ -90,7 +90,7 @@ WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ i
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
-    """One after the other, the Python as one program; pages of runs, which take a second each, are README's alone."""
+    """One after the other, the Python as one program, README's as it stands, with the pages of its runs."""
     if page != "README.md":
         monkeypatch.setattr(pfl.Result, "write_report", lambda result: result.out / "report.html")
     program = types.ModuleType("program")
@@ -99,7 +99,8 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     for language, code in blocks(page):
         if language == "python":
             whole = SNIPPET.sub(lambda found: (ROOT / found[1]).read_text(), code)
-            exec(compile(shorter(whole, language), page, "exec"), vars(program))
+            made = whole if page == "README.md" else shorter(whole, language)
+            exec(compile(made, page, "exec"), vars(program))
         for line in filter(runs_here, lines_of(code) if language == "bash" else ()):
             for own in set(METHODS) - registered:  # a command is a process of its own
                 METHODS.pop(own)
