@@ -12,9 +12,9 @@ Algorithm 1 and Section 3.3; both are instances of federated surrogate optimizat
 A client predicts with sum_m pi_k[m] p(y | x, theta_m) (Eq. 5). Every evaluation logs, for the components that the last
 round received, f (Eq. 6) and Delta_Pi f (Theorem 3.2), the improvement in f from the new pi alone.
 
-Departures from the paper: With client sampling, the server averages over the cohort. A newcomer takes its steps of
-Eq. 8 and 9 from equal weights after training, not one at every evaluation. D-FedEM's averages weight clients equally;
-its newcomers use each component's mean over clients, and its clients keep a share W[k, k] of their own update.
+Departures from the paper: The server averages over the cohort. Newcomers take their steps of Eq. 8 and 9 after
+training, where the authors' code takes one at every evaluation. D-FedEM's averages weight clients equally; newcomers
+use each component's mean over clients, and clients keep a share W[k, k] of their own update (in that code, none).
 """
 
 from __future__ import annotations
