@@ -116,8 +116,8 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     if set(windows.spread) != {1}:  # the transpose of a convolution with strides, without zeros between rows
         plain = windows._replace(strides=(1,) * len(windows.size))
         wide = plain.outputs(x.shape[1:-1])
-        forth = _back(plain, x.shape[1:-1], wide)
-        y = _spread(x, _turned(kernel, groups), forth, (x.shape[0], *wide, outputs))
+        forth = back(plain, x.shape[1:-1], wide)
+        y = _spread(x, turned(kernel, groups), forth, (x.shape[0], *wide, outputs))
         return y[(slice(None), *(slice(None, None, stride) for stride in windows.strides))]
     if _is_product(x, windows):
         rows = views(x, windows)[0] if math.prod(windows.size) == 1 else tiles(x, windows)
@@ -125,7 +125,8 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
         return y.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), outputs)
     if groups == x.shape[-1] == outputs:
         rows = kernel.reshape(-1, groups)
-        return jnp.asarray(sum(view * row for view, row in zip(views(x, windows), rows, strict=True)))
+        product = lambda x: jnp.asarray(sum(view * row for view, row in zip(views(x, windows), rows, strict=True)))
+        return in_blocks(product, x.shape[0], x)  # in a loop, so that it is not computed anew where it is read
 
     def product(x):
         if groups == 1:
@@ -133,14 +134,31 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
         y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows), kernel.reshape(-1, groups, outputs // groups))
         return y.reshape(*y.shape[:-2], -1)
 
-    return _in_blocks(product, _num_blocks(x.shape, kernel, windows), x)
+    return in_blocks(product, num_blocks(x.shape, kernel, windows), x)
 
 
 def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array, Array]:
     """The gradients of `convolve` with respect to x and the kernel, given that of its result."""
-    groups = windows.groups
-    if set(windows.spread) != {1} or _is_product(x, windows):
+    groups, wide, narrow = windows.groups, x.shape[1:-1], dy.shape[1:-1]
+    if set(windows.spread) == {1}:
+        if _is_product(x, windows):
+            return jax.vjp(lambda x, kernel: convolve(x, kernel, windows), x, kernel)[1](dy)
+        if any(stride > 1 for stride in windows.strides):
+            dx = _spread(dy, kernel, windows, x.shape)
+        else:
+            dx = convolve(dy, turned(kernel, groups), back(windows, wide, narrow))
+        return dx, _slope_of_kernel(dy, x, kernel, windows)
+    if set(windows.strides) != {1}:
         return jax.vjp(lambda x, kernel: convolve(x, kernel, windows), x, kernel)[1](dy)
+    # A convolution with strides is the transpose of this one, with the roles of x and dy exchanged.
+    back_kernel, forth = turned(kernel, groups), back(windows, wide, narrow)
+    dkernel = _slope_of_kernel(x, dy, back_kernel, forth)
+    return convolve(dy, back_kernel, forth), turned(dkernel, groups)
+
+
+def _slope_of_kernel(dy: Array, x: Array, kernel: Array, windows: Windows) -> Array:
+    """The gradient of `convolve` with respect to the kernel, in convolutions that are not transposed."""
+    groups = windows.groups
 
     def depthwise(x, dy):  # image by image, so that each is read into cache once instead of once per window
         return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in views(x, windows)])
@@ -155,15 +173,11 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
         return jnp.einsum("b...go,b...gp->gop", dy, rows, preferred_element_type=exact)
 
     if groups == x.shape[-1] == kernel.shape[-1]:
-        dkernel = _in_blocks(depthwise, x.shape[0], x, dy, add=True)
+        dkernel = in_blocks(depthwise, x.shape[0], x, dy, add=True)
     else:
-        blocks = _num_blocks(x.shape, kernel, windows)
-        dkernel = jnp.moveaxis(_in_blocks(product, blocks, x, dy, add=True), -1, 0)
-    if any(stride > 1 for stride in windows.strides):
-        dx = _spread(dy, kernel, windows, x.shape)
-    else:
-        dx = convolve(dy, _turned(kernel, groups), _back(windows, x.shape[1:-1], dy.shape[1:-1]))
-    return dx, dkernel.reshape(kernel.shape).astype(kernel.dtype)
+        blocks = num_blocks(x.shape, kernel, windows)
+        dkernel = jnp.moveaxis(in_blocks(product, blocks, x, dy, add=True), -1, 0)
+    return dkernel.reshape(kernel.shape).astype(kernel.dtype)
 
 
 def _is_product(x: Array, windows: Windows) -> bool:
@@ -171,10 +185,10 @@ def _is_product(x: Array, windows: Windows) -> bool:
     return windows.tile(x.shape[1:-1]) or (windows.groups == 1 and math.prod(windows.size) == 1)
 
 
-def _back(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Windows:
+def back(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Windows:
     """The windows of a convolution's transpose, from `narrow` to `wide`: strides and spread change places."""
-    rows = zip(*windows[:4], wide, narrow, strict=True)
-    padding = tuple((d * (n - 1) - low, w - (m - 1) * s - 1 + low) for n, s, d, (low, _), w, m in rows)
+    rows = zip(*windows[:5], wide, narrow, strict=True)
+    padding = tuple((d * (n - 1) - low, (w - 1) * t - (m - 1) * s + low) for n, s, d, (low, _), t, w, m in rows)
     return windows._replace(strides=windows.spread, padding=padding, spread=windows.strides)
 
 
@@ -185,22 +199,25 @@ def _spread(y: Array, kernel: Array, windows: Windows, shape: tuple[int, ...]) -
         return unview([y * row for row in kernel.reshape(-1, outputs)], windows, shape)
 
     def spread(y):
-        rows = kernel.reshape(-1, inputs, groups, outputs // groups)
-        parts = jnp.einsum("b...go,wcgo->b...wgc", y.reshape(*y.shape[:-1], groups, -1), rows)
+        if groups == 1:  # as a product of matrices, whose result XLA does not lay out in another order
+            parts = y.reshape(-1, outputs) @ kernel.reshape(-1, outputs).T
+        else:
+            rows = kernel.reshape(-1, inputs, groups, outputs // groups)
+            parts = jnp.einsum("b...go,wcgo->b...wgc", y.reshape(*y.shape[:-1], groups, -1), rows)
         parts = jnp.split(parts.reshape(*y.shape[:-1], -1), math.prod(size), axis=-1)
         return unview(parts, windows, (y.shape[0], *shape[1:]))
 
-    return _in_blocks(spread, _num_blocks(shape, kernel, windows), y)
+    return in_blocks(spread, num_blocks(shape, kernel, windows), y)
 
 
-def _turned(kernel: Array, groups: int) -> Array:
+def turned(kernel: Array, groups: int) -> Array:
     """The kernel (*W, C / G, O) of a convolution as that of its transpose, (*W, O / G, C)."""
     *size, inputs, outputs = kernel.shape
     flipped = jnp.flip(kernel, range(len(size))).reshape(*size, inputs, groups, outputs // groups)
     return jnp.swapaxes(flipped, -3, -1).reshape(*size, outputs // groups, groups * inputs)
 
 
-def _num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:
+def num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:
     """Number of blocks of images whose patches stay in cache; each reads the kernel, so none is smaller than it."""
     batch, *places, channels = shape
     one = math.prod(windows.size) * math.prod(windows.outputs(places)) * channels * kernel.dtype.itemsize
@@ -208,7 +225,7 @@ def _num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:
     return batch // max(d for d in range(1, batch + 1) if batch % d == 0 and d <= fitting)
 
 
-def _in_blocks(fn: Callable[..., Array], blocks: int, *arrays: Array, add: bool = False) -> Array:
+def in_blocks(fn: Callable[..., Array], blocks: int, *arrays: Array, add: bool = False) -> Array:
     """fn(*arrays), computed in blocks of their rows; `add`: whether it sums over the rows."""
     if blocks == 1:
         return fn(*arrays)

@@ -15,7 +15,8 @@ from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
 from pfljax.contract.types import PyTree
-from pfljax.models.convolutions import CACHE_BYTES, Windows, convolve, max_pool, max_pool_slope, slopes, sum_pool
+from pfljax.models import convolutions, winograd
+from pfljax.models.convolutions import CACHE_BYTES, Windows, max_pool, max_pool_slope, sum_pool
 
 FEW = 32  # neighbors that a sum adds last: fewer than fill a core's vectors well
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
@@ -121,10 +122,10 @@ def rewritten_trace(value: Any) -> Any:
     return new if isinstance(new, type(value)) else new.jaxpr
 
 
-def convolution(eqn: Any, cache: int = CACHE_BYTES) -> Form | None:
+def convolution(eqn: Any, cache: int = CACHE_BYTES, fewer_products: bool = True) -> Form | None:
     """A convolution as patches times a matrix; None if it has no spatial axes, or too large windows.
 
-    `cache` is as in `Windows`.
+    `cache` is as in `Windows`; `fewer_products` allows Winograd's form.
     """
     (x, kernel), params, numbers = [v.aval for v in eqn.invars], eqn.params, eqn.params["dimension_numbers"]
     size = tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
@@ -137,12 +138,14 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES) -> Form | None:
     of_x, of_y = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
     of_kernel = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
     back = lambda array, order: array.transpose([order.index(axis) for axis in range(array.ndim)])
+    fewer = winograd.pays([x.shape[axis] for axis in of_x], kernel.shape[numbers.rhs_spec[0]], windows)
+    form = winograd if fewer and fewer_products and x.dtype == jnp.float32 else convolutions
 
     def apply(x, kernel):
-        return back(convolve(x.transpose(of_x), kernel.transpose(of_kernel), windows), of_y)
+        return back(form.convolve(x.transpose(of_x), kernel.transpose(of_kernel), windows), of_y)
 
     def pull(dy, x, kernel):
-        dx, dkernel = slopes(dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), windows)
+        dx, dkernel = form.slopes(dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), windows)
         return back(dx, of_x), back(dkernel, of_kernel)
 
     return apply, pull
@@ -279,7 +282,9 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
     },
     # Stacked clients' convolutions are XLA's of groups of channels, half as fast as patches on an H100 or less.
     "cuda": {
-        primitives.conv_general_dilated_p: functools.partial(for_stacks, functools.partial(convolution, cache=1 << 62))
+        primitives.conv_general_dilated_p: functools.partial(
+            for_stacks, functools.partial(convolution, cache=1 << 62, fewer_products=False)
+        ),
     },
 }
 
