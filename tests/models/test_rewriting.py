@@ -81,6 +81,28 @@ def test_convolutions_are_jax_s_in_value_and_gradients(case):
     check(fn, *arrays)
 
 
+# With odd numbers of results, with places cut off, and with one result.
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [
+        ((2, 6, 7, 32), 40, "SAME"),
+        slow((3, 7, 6, 36), 32, "VALID"),
+        slow((2, 8, 6, 32), 32, ((-1, 3), (2, -2))),
+        slow((8, 3, 3, 64), 32, "VALID"),
+    ],
+)
+def test_convolutions_with_fewer_products_are_jax_s(shape, outputs, padding):
+    rng = np.random.default_rng(4)
+    x, kernel = (rng.normal(size=size).astype(np.float32) for size in (shape, (3, 3, shape[-1], outputs)))
+    fn = functools.partial(convolve, padding=padding)
+    assert f"tensor<16x{shape[-1]}x{outputs}xf32>" in text_of(
+        rewritten(fn), x, kernel
+    )  # a matrix for each of 16 places
+    check(fn, x, kernel)
+    half = [array.astype(jnp.bfloat16) for array in (x, kernel)]  # of which sums and differences would lose too much
+    assert f"tensor<16x{shape[-1]}x{outputs}xbf16>" not in text_of(rewritten(fn), *half)
+
+
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(st.data())
 def test_pooling_is_jax_s_in_value_and_gradients(data):
