@@ -120,7 +120,7 @@ def _ticks(drawn: Drawn, axis: Axis) -> None:
     if axis.percent:
         drawn.set_major_formatter(PercentFormatter(1, decimals=None))
         if drawn.axis_name == "x":  # wide labels, such as 97.5%, side by side
-            drawn.set_major_locator(MaxNLocator(4))
+            drawn.set_major_locator(MaxNLocator(3))
     if axis.ticks is not None:
         drawn.set_ticks([place for place, _ in axis.ticks], [text for _, text in axis.ticks])
 
