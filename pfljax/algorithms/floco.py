@@ -75,7 +75,7 @@ class Floco:
         def client_update(context, models, kept, data):
             point = context.server.points[context.client]
 
-            def objective(params, batch, _):
+            def objective(params, batch):
                 key = jax.random.fold_in(batch.key, ALPHA)
                 alpha = simplex.draw(key, point, jnp.where(context.round < begin, jnp.inf, self.rho))
                 loss = lambda params, *example: solver.loss(at(alpha, params), *example)

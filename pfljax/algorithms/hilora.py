@@ -97,8 +97,7 @@ class HiLoRA:
             stage = stage_of(context.round)
             begin = jax.tree.map(lambda *each: jnp.stack(each)[stage][None], *unstack(models), tiers.leaf(models, row))
             value = tiers.objective(stage, models)
-            on_batch = lambda params, batch, _: value(params, batch)
-            trained, kept, losses = problem.fit(context, begin, row.optimizer, data.train, on_batch)
+            trained, kept, losses = problem.fit(context, begin, row.optimizer, data.train, value)
             params, own = tree.first(trained), stage == LEAF
             basis = tree.where(stage == ROOT, subspaces.moved(row.basis, tiers.bases(params), self.decay), row.basis)
             row = Row(tree.where(own, params, row.leaf), row.trained | own, basis, kept)

@@ -18,7 +18,7 @@ from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
 from pfljax.api.tuning import Tuning
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seeds, checked, knob
+from pfljax.contract.fields import Seeds, checked, knob, nearest
 from pfljax.evaluation import gains
 from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
 from pfljax.folder import files, planned
@@ -190,9 +190,24 @@ class Table:
         """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
         return report.comparison_figure(self.rows)
 
-    def to_latex(self) -> str:
-        """Returns the table as LaTeX, for the package booktabs."""
-        return latex(self.title, *self.columns())
+    @checked()
+    def to_latex(self, columns: Sequence[str] | None = None) -> str:
+        """Returns the table as LaTeX, for the package booktabs.
+
+        Args:
+            columns: Headings of the columns to keep, in this order, such as ["method", "test accuracy, %", "rank"];
+                None: all.
+
+        Raises:
+            ArgumentError: for a heading that the table does not have.
+        """
+        heads, body = self.columns()
+        for name in columns or ():
+            if name not in heads:
+                raise ArgumentError("columns", f"unknown; {nearest(name, heads)}", name)
+        kept = [heads.index(name) for name in columns or heads]
+        head, *lines = [[line[place] for place in kept] for line in (heads, *body)]
+        return latex(self.title, head, lines)
 
     @checked()
     def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:

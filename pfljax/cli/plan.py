@@ -58,7 +58,7 @@ def run(settings: Settings) -> None:
         show(plans[-1])
     hours = None if any(each.hours is None for each in plans) else sum(each.hours or 0.0 for each in plans)
     if settings.algorithms:
-        total = "no total, since not all methods fit" if hours is None else f"about {hours:.3g} hours (an estimate)"
+        total = "no total, since not all methods fit" if hours is None else f"about {_time(hours)} (an estimate)"
         print(f"all {len(plans)} methods, one seed each: {total}")
     if settings.json:
         all_plans = {"hours": hours, "plans": [dataclasses.asdict(each) for each in plans]}
@@ -72,7 +72,11 @@ def show(found: Planned) -> None:
     sweep.print_table(title, *found.table(), text=2, note="\n".join(found.notes))
     if found.hours is not None:
         chosen = " ".join(f"--{flag}={value}" for flag, value in found.recommended.items())
-        print(f"recommended: {chosen}; about {found.hours:.3g} hours for {found.rounds} rounds (an estimate)")
+        print(f"recommended: {chosen}; about {_time(found.hours)} for {found.rounds} rounds (an estimate)")
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.3g} hours" if hours >= 0.1 else f"{3600 * hours:.3g} s"
 
 
 def on_cpu(settings: Settings) -> int:

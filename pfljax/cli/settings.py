@@ -209,7 +209,9 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
         rest = registry(["", *words])
     except flags.UnrecognizedFlagError as error:
         near = difflib.get_close_matches(error.flagname, list(registry), n=3)
+        knobs = [f"--{name}" for name in registry if name.startswith(f"{error.flagname.partition('.')[0]}.")]
         hint = f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "--help lists all flags"
+        hint = f"accepted: {', '.join(knobs)}" if knobs and not near else hint
         raise FlagError.of(shown(error.flagname), f"unknown flag; {hint}") from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)

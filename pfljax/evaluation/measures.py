@@ -113,7 +113,7 @@ def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[st
     for name, metric in given.items():
         if isinstance(metric, str):
             if metric not in METRICS:
-                raise ArgumentError("metrics", f"unknown; {nearest(metric, METRICS)}, or a function", metric)
+                raise ArgumentError("metrics", f"is no function, and unknown; {nearest(metric, METRICS)}", metric)
             if task == "regression":
                 raise ArgumentError("metrics", "needs classes; accepted for regression: a function", metric)
             known = METRICS[metric]

@@ -231,7 +231,7 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
             raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
         return
     if not resume:
-        raise ArgumentError("out", "contains another run; resume it, or choose a new folder", out)
+        raise ArgumentError("out", "contains another run; choose a new folder, or set resume to continue it", out)
     try:
         before = kept._asdict() if kept else files.read_json(path)
         if not before.keys() & {*manifest.PARTS}:

@@ -162,8 +162,8 @@ class Problem(NamedTuple):
         models: Params,
         kept: PyTree,
         split: Split,
-        objective: Callable[[Params, Batch, PyTree], Array] | None = None,
-        aux: PyTree = (),
+        objective: Callable[..., Array] | None = None,
+        aux: PyTree = None,
     ) -> tuple[Params, PyTree, Array]:
         """Trains each of the J models that a client received, all on the same mini-batches.
 
@@ -172,25 +172,26 @@ class Problem(NamedTuple):
             models: Leaves (J, ...).
             kept: The client's `kept_optimizers`.
             split: The client's training data.
-            objective: (params, mini-batch, row of aux) -> the value to minimize; None: the mean loss.
-            aux: Further inputs of the objective, leaves (J, ...).
+            objective: (params, mini-batch) -> the value to minimize; with `aux`, (params, mini-batch, row of aux).
+                None: the mean loss.
+            aux: What differs between the J models' objectives, leaves (J, ...); None: nothing.
 
         Returns:
             The trained models, the optimizer states to keep, and the mean losses (J,).
         """
         opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
 
-        def one(number, params, opt_state, aux):
-            def descended(params, batch):
-                batch = batch.of_model(number)
-                return self.solver.mean_loss(params, batch) if objective is None else objective(params, batch, aux)
+        value = objective or self.solver.mean_loss
+
+        def one(number, params, opt_state, *aux):
+            descended = lambda params, batch: value(params, batch.of_model(number), *aux)
 
             return self.solver.fit(
                 context.key, params, opt_state, split, round_number=context.round, objective=descended
             )
 
-        numbers = jnp.arange(tree.num_rows(models))
-        models, opt_states, losses = self.plan.over_models(one, numbers, models, opt_states, aux)
+        stacks = jnp.arange(tree.num_rows(models)), models, opt_states, *(() if aux is None else (aux,))
+        models, opt_states, losses = self.plan.over_models(one, *stacks)
         return models, opt_states if self.keep_optimizer else (), losses
 
     def descend(

@@ -86,7 +86,8 @@ class LocalTraining:
     def __post_init__(self):
         made = isinstance(self.optimizer, optax.GradientTransformation)
         if made and self.learning_rate is not None:
-            raise ArgumentError("learning_rate", "accepted only if `optimizer` is a function of it", self.learning_rate)
+            text = "accepted only if `optimizer` is a function of it, such as optax.sgd without (...)"
+            raise ArgumentError("learning_rate", text, self.learning_rate)
         if not made and self.learning_rate is None:
             object.__setattr__(self, "learning_rate", LEARNING_RATE)
         if isinstance(self.loss, str):

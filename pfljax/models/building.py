@@ -209,16 +209,20 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
         raise ArgumentError(error.argument, error.text, error.value or name) from None
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
-        raise ArgumentError("model", f"fails on inputs of shape {told}: {line}", name) from error
+        flat = len(getattr(inputs, "shape", ())) == 3
+        hint = "; if x has images, add an axis for their channels, as x[..., None] does" if flat else ""
+        raise ArgumentError("model", f"fails on inputs of shape {told}: {line}{hint}", name) from error
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)):
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
     batch, *features = getattr(inputs, "shape", (2,))
     places = features if len(features) == 1 else []  # sequences may have logits everywhere
     if model.target_shape is not None and (model.target_shape or model.task == "multilabel"):
         wanted = (*model.target_shape, *[outputs] * (model.task == "classification"))
-        shapes, accepted = [(batch, *wanted)], f"(batch, {', '.join(map(str, wanted))}), as the targets have them"
+        each, accepted = (", ".join(map(str, ("batch", *shape))) for shape in (model.target_shape, wanted))
+        accepted = f"({accepted}) for targets of shape ({each}); one class per example needs integers (n,)"
+        shapes = [(batch, *wanted)]
     elif model.task == "regression":
-        shapes, accepted = [(batch,)], "(batch,) or (batch, 1) values"
+        shapes, accepted = [(batch,)], "(batch,) or (batch, 1) values for regression; classes need integers, not floats"
     else:
         shapes, accepted = [(batch, outputs), (batch, *places, outputs)], f"(batch, {outputs}) logits"
     if found.shape not in shapes:

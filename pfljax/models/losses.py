@@ -75,7 +75,7 @@ LOSSES: dict[str, tuple[Task, Callable[..., Array]]] = {  # by name: their task
 def check_name(name: str) -> None:
     """Raises `ArgumentError` if there is no loss of a name."""
     if name != "auto" and name not in LOSSES:
-        raise ArgumentError("loss", f"unknown; {nearest(name, ['auto', *LOSSES])}, or a function", name)
+        raise ArgumentError("loss", f"is no function, and unknown; {nearest(name, ['auto', *LOSSES])}", name)
 
 
 def named(loss: str | Loss, task: Task) -> Loss | None:

@@ -158,8 +158,8 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
         label = f"test {score} minus {differs[0]['reference']}'s{unit}"
         panels["differences"] = difference_points(values, Axis(label))
     for row in [row for row in table if row.get("client_gains")]:
-        label = f"gain over {row['reference']}, test {score}"
-        panels[f"clients-{row['algorithm']}"] = client_gains(np.array(row["client_gains"]), of(label))
+        label = f"gain over {row['reference']}{unit or ', test loss'}"
+        panels[f"clients-{row['algorithm']}"] = client_gains(scale * np.array(row["client_gains"]), Axis(label))
     return panels
 
 

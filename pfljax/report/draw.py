@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as Drawn
+from matplotlib.axis import XAxis
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -119,6 +120,8 @@ def _ticks(drawn: Drawn, axis: Axis) -> None:
     drawn.set_label_text(axis.label)
     if axis.percent:
         drawn.set_major_formatter(PercentFormatter(1, decimals=None))
+        if isinstance(drawn, XAxis):  # wide labels, such as 97.5%, side by side
+            drawn.set_major_locator(MaxNLocator(3))
     if axis.ticks is not None:
         drawn.set_ticks([place for place, _ in axis.ticks], [text for _, text in axis.ticks])
 

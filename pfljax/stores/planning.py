@@ -240,8 +240,8 @@ def advice(experiment: Experiment, target: Target, best: Row | None) -> list[str
     if num % devices and experiment.client_store == "device":
         near = [n for n in (num // devices * devices, -(-num // devices) * devices) if n]
         found.append(
-            f"{num} clients are not divided over {devices} devices, so each device holds all; divided: num_clients = "
-            + " or ".join(map(str, near))
+            f"{num} clients cannot be divided over {devices} devices, so each device holds all; "
+            f"{' or '.join(map(str, near))} clients can"
         )
     if best is None:
         found.append("nothing fits; fewer clients, more devices, a smaller model or client_store = host may")

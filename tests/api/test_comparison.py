@@ -51,6 +51,11 @@ def test_a_reference_says_which_clients_are_helped_and_a_table_makes_figures_for
     assert {path.name for path in paths} == {f"{name}.{kind}" for name in names for kind in ("pdf", "png")}
     assert all(path.read_bytes().startswith((b"%PDF", b"\x89PNG")) for path in paths)
     assert table.to_latex() == (tmp_path / "runs" / "table.tex").read_text()
+    lines = table.to_latex(columns=["method", "rank", "test accuracy, %"]).splitlines()
+    assert lines[1] == r"\begin{tabular}{lrr}" and lines[3] == r"method & rank & test accuracy, \% \\"
+    assert lines[6] == " & ".join(["fedavg", cells[heads.index("rank")], cells[1].replace("±", r"$\pm$")]) + r" \\"
+    with pytest.raises(ArgumentError, match=r"columns=ranks: unknown; did you mean rank\?"):
+        table.to_latex(columns=["ranks"])
     with pytest.raises(ArgumentError, match="width=0"):
         table.figures(tmp_path, width=0)
 

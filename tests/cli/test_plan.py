@@ -38,7 +38,7 @@ def test_several_methods_have_a_table_each_and_hours_in_all(here, tmp_path):
     found = json.loads((tmp_path / "plan.json").read_text())
     assert [each["algorithm"] for each in found["plans"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
     assert found["hours"] == pytest.approx(sum(each["hours"] for each in found["plans"]))
-    assert f"all 2 methods, one seed each: about {found['hours']:.3g} hours (an estimate)" in out
+    assert f"all 2 methods, one seed each: about {3600 * found['hours']:.3g} s (an estimate)" in out
 
 
 def test_hours_in_all_need_all_methods(here, monkeypatch, tmp_path):

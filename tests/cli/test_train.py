@@ -257,7 +257,7 @@ def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
     assert [row["n_test"] for row in files.read_json(tmp_path / "r" / "summary.json")["per_client"]] == [1] * 3
     assert one_line(call(train.COMMAND, *words, "--text_stride=2", code=2)).startswith("--text_stride: does not apply")
     line = one_line(call(train.COMMAND, *words, "--label_column=lab", code=2))
-    assert line == "--label_column=lab: own.csv has no such column; accepted: size, label, who, part"
+    assert line == "--label_column=lab: own.csv has no such column; did you mean label?"
 
 
 def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):

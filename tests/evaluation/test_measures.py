@@ -115,7 +115,7 @@ def test_newcomers_have_metrics():
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        (["f2"], "metrics=f2: unknown; accepted: f1, .*or a function"),
+        (["f2"], "metrics=f2: is no function, and unknown; accepted: f1, "),
         ({"accuracy": right}, "metrics=accuracy: accepted: names such as my_metric, other than accuracy"),
         ({"validation_own": right}, "metrics=validation_own: accepted: names"),
         ({"a b": right}, "metrics=a b: accepted: names"),

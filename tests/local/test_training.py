@@ -10,7 +10,7 @@ import toys
 from pfljax import models
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Split
+from pfljax.contract.types import ClientContext, Split
 from pfljax.local.privacy import Privacy
 from pfljax.local.training import LocalTraining
 
@@ -196,3 +196,19 @@ def test_one_nnx_module_is_no_several_initial_models():
     stack = problem._replace(common_init=True).init_models(jax.random.key(0), 2)
     np.testing.assert_array_equal(stack["kernel"], np.stack([module.kernel[...]] * 2))
     assert models.build(module, (3,), "classification", 3).network.fixed
+
+
+def test_models_that_a_client_received_are_trained_on_an_objective_with_and_without_inputs_of_their_own():
+    """One step of gradient descent on strength / 2 |w - anchor|^2 moves w by -rate strength (w - anchor)."""
+    problem = problem_of(optimizer=optax.sgd(0.5))
+    received = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), start(problem))
+    anchor = jax.tree.map(lambda leaf: leaf + 3, start(problem))
+    pull = lambda params, anchor: 0.2 * tree.squared_distance(params, anchor) / 2
+    context = ClientContext(jax.random.key(0), jnp.int32(0), jnp.int32(0), jnp.arange(2))
+    same = lambda models, split: problem.fit(context, models, (), split, lambda params, batch: pull(params, anchor))[0]
+    each = lambda models, split: problem.fit(
+        context, models, (), split, lambda params, batch, other: pull(params, other), received
+    )[0]
+    expected = jax.tree.map(lambda leaf, other: leaf - 0.1 * (leaf - other), received, anchor)
+    toys.assert_trees_close(jax.jit(same)(received, client(0)), expected, rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(jax.jit(each)(received, client(0)), received)

@@ -88,7 +88,7 @@ def test_smoothed_labels_are_of_training_only(clients):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "cross_entrpy"}, "loss=cross_entrpy: unknown; did you mean cross_entropy"),
+        ({"loss": "cross_entrpy"}, "loss=cross_entrpy: is no function, and unknown; did you mean cross_entropy"),
         ({"loss": "mse"}, "loss=mse: accepted for classification: auto, cross_entropy, or a function"),
         ({"loss": 3}, "loss=3: accepted: auto, cross_entropy, mse, huber, bce, or a function"),
         ({"loss": lambda outputs, y: outputs}, r"returns shape \(2, 10\) of float32 .*accepted: one float per example"),

@@ -363,6 +363,17 @@ def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
     assert (packed(page)["sharing"]["agreement"] is None) != known
 
 
+@pytest.mark.parametrize("low", [0.1, 0.9, 0.96, 0.995])
+def test_percentages_side_by_side_do_not_overlap_in_a_column(low):
+    points = picture.Series(np.array([low, 1.0]), np.arange(2.0), kind="points")
+    rows = picture.Axis(ticks=[(0.0, "fedavg_plus"), (1.0, "local")])
+    figure = draw.draw([picture.Panel(picture.Axis(percent=True), rows, [points])], (3.3, 1.5))
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    assert len(boxes) > 2
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
 def test_figures_do_not_name_a_single_group():
     for distribution in ([0, 0, 0], [0, 1, 1]):
         plots, several = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), distribution), distribution[1] > 0

@@ -130,10 +130,11 @@ def targets(
     if y.dtype.kind not in "biuf":
         hint = "; y.astype(str) converts it to strings" if y.dtype.kind == "S" else ""
         raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}")
+    _check_finite("y", y, np.arange(len(y)))
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
         task = "multilabel" if y.dtype.kind == "b" and y.ndim == 2 else task
-    _check_finite("y", y, np.arange(len(y)))
+        _warn_of_classes(y)
     if task == "regression":
         return y.astype(np.float32), 1, "regression"
     if task == "multilabel":
@@ -158,6 +159,15 @@ def targets(
         text = f"has labels from {y.min()}: classes are counted from 0, so that C is {found} and no example has class 0"
         warn("y", f"{text}; subtract {y.min()}, or set num_classes={found}")
     return y.astype(np.int32), num_classes or found, "classification"
+
+
+def _warn_of_classes(y: np.ndarray) -> None:
+    """Warns if targets (n, ...) of no stated task are taken for something else but look like classes."""
+    silent = "or set the task to keep them as they are"
+    if y.dtype.kind in "iuf" and y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        warn("y", f"has one-hot rows; if these are classes, pass y.argmax(axis=1), {silent}")
+    elif y.dtype.kind == "f" and y.ndim == 1 and (y == np.floor(y)).all() and len(np.unique(y)) < min(100, len(y)):
+        warn("y", f"has floats, so the task is regression; if they are classes, pass y.astype(int), {silent}")
 
 
 def _leaves(x: PyTree) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.fields import MOST, Seed, checked, knob
+from pfljax.contract.fields import MOST, Seed, checked, knob, nearest
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, FileTask, Names, damaged, names_in, of_file
@@ -117,7 +117,7 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
 def check_column(argument: str, name: str, names: Sequence[str], file: str) -> None:
     """Raises `ArgumentError` unless a column that an argument names is among the columns of a file."""
     if name not in names:
-        text = f"{pathlib.Path(file).name} has no such column; accepted: {', '.join(names)}"
+        text = f"{pathlib.Path(file).name} has no such column; {nearest(name, names)}"
         raise ArgumentError(argument, text, name)
 
 

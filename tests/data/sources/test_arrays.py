@@ -1,14 +1,16 @@
 """Arrays of a file: types, scaling, targets, clients, and rejected input."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.data import sources
+from pfljax.data import Federation, sources
 
 RNG = np.random.default_rng(0)
+CLASSES = np.arange(30) % 3
 
 
 @pytest.fixture
@@ -78,6 +80,29 @@ def test_likely_mistakes_are_told(npz):
     )
     with pytest.warns(UserWarning, match=text):
         assert npz(x=pixels, y=y + 1).num_classes == 4
+
+
+@pytest.mark.parametrize(
+    ("y", "text"),
+    [
+        (
+            CLASSES.astype(float),
+            r"^y: has floats, so the task is regression; .* pass y.astype\(int\)",
+        ),
+        (np.eye(3)[CLASSES], r"^y: has one-hot rows; if these are classes, pass y.argmax\(axis=1\)"),
+        (np.eye(3, dtype=int)[CLASSES], "^y: has one-hot rows"),
+    ],
+)
+def test_targets_that_look_like_classes_are_named_unless_the_task_is_stated(y, text):
+    x = np.ones((30, 2), np.float32)
+    with pytest.warns(UserWarning, match=text):
+        Federation.from_arrays(x, y, client=np.arange(30) % 2)
+    task = "regression" if y.dtype.kind == "f" else "classification"
+    others = [(y, task), (CLASSES, "auto"), (CLASSES + 0.5, "auto"), (np.ones((30, 2)) * 0.5, "auto")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for values, stated in others:
+            Federation.from_arrays(x, values, client=np.arange(30) % 2, task=stated)
 
 
 def test_images_are_standardized_per_channel(npz):

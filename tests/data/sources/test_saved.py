@@ -95,7 +95,7 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
         (tmp_path / "nowhere", {}, r"file=.*nowhere: is not a folder that save_to_disk"),
         (tmp_path / "parts", {}, r"file=.*parts: has parts a, b; accepted: train and test, or one part"),
         (tmp_path / "holes", {}, r"file=.*holes: has no image in column image, row 0"),
-        (animals, {"label": "lab"}, "label=lab: animals has no such column; accepted: image, label, who"),
+        (animals, {"label": "lab"}, "label=lab: animals has no such column; did you mean label"),
         (animals, {"image": "pic"}, "image=pic: animals has no such column; accepted: image, label, who"),
         (animals, {"size": (3,)}, r"size=3: accepted: rows and columns"),
     ]

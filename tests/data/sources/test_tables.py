@@ -116,7 +116,7 @@ def test_a_file_becomes_a_federation_the_same_each_time(write):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"label": "knd"}, r"label=knd: animals\.\w+ has no such column; accepted: age, height, kind, income, who"),
+        ({"label": "knd"}, r"label=knd: animals\.\w+ has no such column; did you mean kind"),
         ({"label": "kind", "client": "zzz"}, r"client=zzz: animals\.\w+ has no such column; accepted: age"),
         ({"label": "kind,who"}, "label=kind,who: accepted: one column, or several columns of numbers or booleans"),
         ({"label": "kind", "test": "age"}, "test=age: accepted: a column of booleans, or of train and test"),
