@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pfljax.contract.mapped import release
 
@@ -70,7 +71,7 @@ class Pooled:
 
     def examples(self, index: Array) -> Array:
         """The examples (..., *features) at entries (...) of the index."""
-        if isinstance(self.pool, jax.Array) or isinstance(index, jax.core.Tracer):
+        if isinstance(self.pool, jax.Array) or isinstance(index, Tracer):
             return jnp.asarray(self.pool).at[index].get(mode="promise_in_bounds")
         found = np.take(self.pool, index, axis=0)  # copies, even for a single example
         release(self.pool)
