@@ -4,10 +4,10 @@
     python -m experiments.streaming --folder=FOLDER --gigabytes=2 --kinds=npy,arrayrecord,memory --turns=2
 
 It writes random images of 32 x 32 x 3 bytes as x.npy (a file that is there is read), with 66 images to a client, and
-trains FedAvg on cohorts of 100 clients. A pass visits as many clients as there are. For the kind arrayrecord, TFDS
-writes the same images as examples; --encoding says how. Resident memory is the process's largest after its imports,
-files' pages included (VmHWM), since the run before it. On a busy machine, the time that a round takes of all cores
-tells more than the time that passes.
+trains FedAvg on cohorts of 100 clients. A pass visits as many clients as there are. For the kind arrayrecord, the same
+images are written as TFDS writes them; --encoding and --writer say how. Resident memory is the process's largest since
+the run before it, or since its imports, files' pages included (VmHWM). On a busy machine, the time that a round takes
+of all cores tells more than the time that passes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write(folder: Path, gigabytes: float) -> None:
             file.write(images.tobytes())
 
 
-def write_records(folder: Path, encoding: str) -> None:
+def write_records(folder: Path, encoding: str, options: str) -> None:
     """Writes the arrays in a folder as TFDS writes a data set with file_format=array_record."""
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
@@ -72,7 +72,7 @@ def write_records(folder: Path, encoding: str) -> None:
     features = of.FeaturesDict({"image": image, "label": of.ClassLabel(num_classes=10), "client": np.int64})
     features.save_config(folder)
     serializer = ExampleSerializer(features.get_serialized_info())
-    writer = ArrayRecordWriter(str(folder / "images-train.array_record-00000-of-00001"), "group_size:1")
+    writer = ArrayRecordWriter(str(folder / "images-train.array_record-00000-of-00001"), options)
     for pixels, label, who in zip(x, y, client, strict=True):
         if png:
             Image.fromarray(pixels).save(stored := io.BytesIO(), "png")
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--kinds", default="npy", help="npy, arrayrecord, memory: where the images are, in turns")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--encoding", choices=("bytes", "none", "png"), default="bytes", help="of arrayrecord")
+    parser.add_argument("--writer", default="group_size:1", help="options of arrayrecord's writer; those of TFDS")
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=0, help="0: a pass")
     args = parser.parse_args()
@@ -132,7 +133,7 @@ def main() -> None:
         write(args.folder, args.gigabytes)
     kinds = args.kinds.split(",")
     if "arrayrecord" in kinds and not (args.folder / "features.json").exists():
-        write_records(args.folder, args.encoding)
+        write_records(args.folder, args.encoding, args.writer)
     print(f"{(args.folder / 'x.npy').stat().st_size / 1e9:.1f} GB, resident {status('VmRSS'):.0f} MiB", flush=True)
     held = {}
     for _ in range(args.turns):
