@@ -142,20 +142,21 @@ def test_only_the_cohort_s_examples_are_read(toy):
     assert sorted(spy.read) == sorted(rows.ravel().tolist()) and {*CLIENT[spy.read]} == {"a", "c"}
 
 
-@pytest.mark.parametrize("method", [pfl.FedAvg(), pfl.FedAvgData()])  # the server of the second begins with examples
-def test_a_run_from_the_file_is_a_run_from_memory(toy, method):
+@pytest.mark.parametrize(
+    ("method", "store"),  # the last one's server begins with examples
+    [(pfl.FedAvg(), "device"), (pfl.FedAvg(), "disk"), (pfl.FedAvgData(), "disk")],
+)
+def test_a_run_from_the_file_is_a_run_from_memory(toy, method, store):
     there = pfl.data.read(toy(), client="who")
     here = pfl.Federation.from_arrays(X, Y, client=CLIENT, is_test=IS_TEST)
     assert there.official_test and list(there.client_names) == ["a", "b", "c"]
     np.testing.assert_allclose([there.scaling.mean, there.scaling.std], here.scaling)
-    local = pfl.LocalTraining(optax.sgd(0.1), batch_size=4)
-    for store in ("device", "host", "disk"):
-        execution = pfl.Execution(client_store=store, devices=1)
-        runs = [pfl.Run(method, each, pfl.models.MLP((4,)), local, execution=execution) for each in (there, here)]
-        filed, held = (run.train(rounds=2, progress=False) for run in runs)
-        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-        jax.tree.map(close, filed.state.models, held.state.models)
-        np.testing.assert_allclose(filed.per_client_accuracy, held.per_client_accuracy)
+    local, execution = pfl.LocalTraining(optax.sgd(0.1), batch_size=4), pfl.Execution(client_store=store, devices=1)
+    runs = [pfl.Run(method, each, pfl.models.MLP((4,)), local, execution=execution) for each in (there, here)]
+    filed, held = (run.train(rounds=2, progress=False) for run in runs)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, filed.state.models, held.state.models)
+    np.testing.assert_allclose(filed.per_client_accuracy, held.per_client_accuracy)
 
 
 def test_the_identity_of_a_run_is_that_of_the_same_arrays_in_another_file(toy, tmp_path):
