@@ -13,7 +13,7 @@ import numpy as np
 
 from pfljax.contract.held import given
 from pfljax.contract.host import cache_folder, free_memory
-from pfljax.contract.pooled import is_pooled
+from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import PyTree, Split
 from pfljax.data import Federation
 from pfljax.models.behind import Behind, behind, features_of
@@ -124,7 +124,7 @@ def with_computed(
             key = id(leaves[0].pool)
             if key not in stacks:
                 stacks[key] = pool, compute(pool)
-            return split._replace(x=dataclasses.replace(leaves[0], pool=stacks[key][1]))
+            return split._replace(x=Pooled(stacks[key][1], leaves[0].index))
         clients, n_max = split.y.shape[:2]
         real = np.arange(n_max) < np.asarray(split.size)[:clients, None]
         flat = compute(jax.tree.map(lambda leaf: np.asarray(leaf)[real], split.x, is_leaf=is_pooled))

@@ -50,7 +50,8 @@ class Data:
 
     Attributes:
         dataset: digits, sine, synthetic, tfds:NAME (with --data_dir), or the kind of a --data_file: npz, text, csv,
-            parquet, leaf, hdf5, sqlite, images, npy or huggingface; file: the kind that its path looks like.
+            parquet, leaf, hdf5, sqlite, images, npy, arrayrecord or huggingface; file: the kind that its path looks
+            like.
         partition: How examples are dealt to clients; auto is natural if the data name clients, otherwise label_groups
             (iid for regression).
         num_clients: Number of clients K; 0: all clients of a natural partition, otherwise 16.

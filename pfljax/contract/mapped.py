@@ -1,8 +1,9 @@
-"""Arrays that stay in their files: memory maps, whose pages a process gives back after it has read them."""
+"""Arrays that stay in their files, such as memory maps, whose pages a process gives back after it has read them."""
 
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,11 @@ def mapping(array: np.ndarray) -> mmap.mmap | None:
     while isinstance(base, np.ndarray) and not base.flags.owndata:
         base = base.base
     return base if isinstance(base, mmap.mmap) and not array.flags.writeable else None
+
+
+def in_file(array: Any) -> bool:
+    """Whether the numbers stay in a file, of a memory map or of what is only used like an array."""
+    return not isinstance(array, np.ndarray) or mapping(array) is not None
 
 
 def release(array: np.ndarray) -> None:

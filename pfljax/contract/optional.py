@@ -15,6 +15,7 @@ EXTRA_OF = {  # package -> the extra that installs it
     "cvxpy": "mixing",
     "datasets": "huggingface",
     "dp_accounting": "privacy",
+    "grain": "arrayrecord",
     "h5py": "hdf5",
     "jax_cuda12_plugin": "gpu-target",
     "jax_privacy": "privacy",

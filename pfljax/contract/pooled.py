@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from pfljax.contract.mapped import release
 
@@ -24,7 +25,7 @@ class Pooled:
     or slice of clients is again `Pooled` and copies no examples; any other index reads examples.
 
     Attributes:
-        pool: (P, *features), which may be a memory map. On the devices its last row is zeros, so that index -1 needs no
+        pool: (P, *features), which may stay in a file. On the devices its last row is zeros, so that index -1 needs no
             mask.
         index: (K, n_max) int32; -1 is padding.
         spread: Whether the pool is spread over the devices. Each device then holds the rows that its own clients need,
@@ -70,8 +71,8 @@ class Pooled:
 
     def examples(self, index: Array) -> Array:
         """The examples (..., *features) at entries (...) of the index."""
-        if not isinstance(self.pool, np.ndarray):
-            return self.pool.at[index].get(mode="promise_in_bounds")
+        if isinstance(self.pool, jax.Array) or isinstance(index, Tracer):
+            return jnp.asarray(self.pool).at[index].get(mode="promise_in_bounds")
         found = np.take(self.pool, index, axis=0)  # copies, even for a single example
         release(self.pool)
         if np.min(index, initial=0) < 0:
@@ -82,6 +83,17 @@ class Pooled:
         """One device's part of a spread pool: its own rows and an index into them."""
         first = device * self.pool.shape[0]
         return dataclasses.replace(self, index=jnp.where(self.index < 0, -1, self.index - first), spread=False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Filed(Pooled):
+    """Pooled examples that stay in a file whose pool is only used like an array.
+
+    JAX takes no such pool as an argument, so it is no leaf. Compiled code that reads an example has all in memory.
+    """
+
+    pool: Any = dataclasses.field(metadata={"static": True})
 
 
 def is_pooled(leaf: Any) -> bool:

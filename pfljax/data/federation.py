@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
-from pfljax.contract.mapped import mapping
-from pfljax.contract.pooled import Pooled, is_pooled
+from pfljax.contract.mapped import in_file
+from pfljax.contract.pooled import Filed, Pooled, is_pooled
 from pfljax.contract.types import ClientData, PyTree, Split, Task
 from pfljax.data import partitions
 from pfljax.data.dealing import Assignment
@@ -293,14 +293,14 @@ def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[PyTree, np.ndarray], 
     These are the source's own arrays, unless less than half of the source is used and it is in memory.
     """
     used = np.bincount(ids, minlength=len(source.y)) > 0
-    if 2 * used.sum() >= len(used) or any(mapping(leaf) for leaf in jax.tree.leaves(source.x)):
+    if 2 * used.sum() >= len(used) or any(in_file(leaf) for leaf in jax.tree.leaves(source.x)):
         return (source.x, source.y), np.arange(len(used))
     return jax.tree.map(lambda leaf: leaf[used], (source.x, source.y)), np.cumsum(used) - 1
 
 
 def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:
     """Pooled examples, or copies if an example takes no more memory than its index entry."""
-    examples = Pooled(pool, index)
+    examples = (Pooled if isinstance(pool, np.ndarray) else Filed)(pool, index)
     return examples if pool.itemsize * math.prod(pool.shape[1:]) > index.itemsize else examples[...]
 
 

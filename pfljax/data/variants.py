@@ -108,7 +108,7 @@ def _padded(stack: Examples, *stacks: Examples) -> Examples:
     if not all(is_pooled(stack) for stack in stacks):
         return _widen(np.asarray(stack), wide, 1, 0)
     rows = max(len(stack.pool) for stack in stacks)
-    return Pooled(_widen(stack.pool, rows, 0, 0), _widen(stack.index, wide, 1, -1))
+    return Pooled(_widen(np.asarray(stack.pool), rows, 0, 0), _widen(stack.index, wide, 1, -1))
 
 
 def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:

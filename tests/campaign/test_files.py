@@ -19,7 +19,7 @@ FLAGS = {
     "text": (train, "--dataset=text --data_file=", "txt"),
     **{
         kind: (train, f"--dataset={kind} --data_file=", kind)
-        for kind in ("csv", "parquet", "huggingface", "leaf", "hdf5", "sqlite", "images")
+        for kind in ("csv", "parquet", "huggingface", "leaf", "hdf5", "sqlite", "images", "arrayrecord")
     },
     "edges": (train, "--algorithm=dfedem --dfedem.graph=file --dfedem.edge_file=", "txt"),
     "matrix": (train, "--algorithm=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "csv"),

@@ -11,6 +11,7 @@ from pfljax.data.sources.kinds import KINDS, has_tests, kind_of, read
 from pfljax.data.sources.leaf_files import leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
+from pfljax.data.sources.records import arrayrecord
 from pfljax.data.sources.saved import huggingface
 from pfljax.data.sources.source import PAD_TOKEN, Source
 from pfljax.data.sources.tables import table
@@ -20,6 +21,7 @@ __all__ = [
     "PAD_TOKEN",
     "SOURCES",
     "Source",
+    "arrayrecord",
     "digits",
     "has_tests",
     "huggingface",

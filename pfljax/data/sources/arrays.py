@@ -10,12 +10,12 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST
-from pfljax.contract.mapped import mapping, release
+from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
 from pfljax.data.sources.source import Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
-SAMPLE = 10_000  # rows of a memory map that its mean and deviation are measured on
+SAMPLE = 10_000  # rows of a file that its mean and deviation are measured on
 LARGEST = np.finfo(np.float32).max
 TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
@@ -228,7 +228,7 @@ def _features(
     """Converts one array of examples (n, *features), rows (n,) of their data set; scaled, with mean and deviation.
 
     Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32. Pixels
-    in a memory map stay there, and are scaled when a mini-batch is read.
+    in a file stay there, and are scaled when a mini-batch is read.
     """
     if x.dtype.kind not in "biuf":
         raise ArgumentError(key, f"is {x.dtype}; accepted: numbers")
@@ -236,10 +236,9 @@ def _features(
         raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
     x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
     _check_finite(key, x, rows)
-    held = mapping(x) is not None
     if standardize and (pixels or x.dtype.kind == "f"):
         scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
-    if held and (pixels or (x.dtype == np.float32 and not standardize)):
+    if in_file(x) and (pixels or (x.dtype == np.float32 and not standardize)):
         values = x
     elif scaling:
         values = np.empty(x.shape, np.float32)
@@ -250,6 +249,7 @@ def _features(
     elif pixels:
         values = x
     else:
+        x = np.asarray(x)
         tokens = x.dtype.kind in "iu" and -MOST <= int(x.min()) <= int(x.max()) <= MOST
         values = x.astype(np.int32 if tokens else np.float32)
     if scaling is None and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
@@ -275,7 +275,7 @@ def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
 def _measure(x: np.ndarray, is_test: np.ndarray | None, gray: bool) -> Scaling:
     """Mean and standard deviation of the non-test rows of x (n, *features), one of each for gray images."""
     rows = np.arange(len(x)) if is_test is None else np.flatnonzero(~is_test)
-    if mapping(x) is not None:
+    if in_file(x):
         rows = rows[:: -(-len(rows) // SAMPLE)]
     blocks = np.array_split(rows, len(rows) // BLOCK + 1)
     axes = tuple(range(x.ndim if gray else x.ndim - 1))

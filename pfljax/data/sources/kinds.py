@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
 from pfljax.contract.reading import names_of
-from pfljax.data.sources import federated, folders, saved
+from pfljax.data.sources import federated, folders, records, saved
 from pfljax.data.sources.files import NPY, npy, npz
 from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
@@ -37,6 +37,7 @@ KINDS = {  # the first that a path looks like is what it is
     "text": Kind(text, "a .txt file", _ends(".txt"), lambda path: True),
     "csv": Kind(table, "a .csv file", _ends(".csv")),
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
+    "arrayrecord": Kind(records.arrayrecord, records.RECORDS, records.fits, records.has_test_part),
     "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
     "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),

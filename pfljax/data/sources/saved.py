@@ -21,6 +21,8 @@ from pfljax.data.sources.tables import CALLED, Client, Columns, Features, Label,
 
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 
+Image = Annotated[str, knob(flag="image_column")]
+
 
 @checked()
 def huggingface(
@@ -28,7 +30,7 @@ def huggingface(
     *,
     label: Label = "label",
     client: Client = "",
-    image: Annotated[str, knob(flag="image_column")] = "",
+    image: Image = "",
     features: Features = "",
     text: Text = "",
     size: Size = (),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import pathlib
 import sqlite3
@@ -18,6 +17,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import free_memory
 from pfljax.contract.reading import opened
+from pfljax.data.sources.examples import features_of
 from pfljax.data.sources.files import damaged
 from pfljax.data.sources.hdf5 import Found
 
@@ -81,7 +81,7 @@ def _unpacked(data: bytes) -> dict[str, np.ndarray]:
 
 def _stacked(examples: list[bytes]) -> dict[str, np.ndarray]:
     """A client's arrays by name, from serialized tf.train.Example messages."""
-    parsed = [_example_class().FromString(example).features.feature for example in examples]
+    parsed = list(map(features_of, examples))
     return {name: np.array([_values(features[name]) for features in parsed]) for name in sorted(parsed[0])}
 
 
@@ -91,31 +91,3 @@ def _values(feature: Any) -> Any:
     values = list(getattr(feature, kind).value)
     one = values if len(values) != 1 else values[0]
     return one if kind == "bytes_list" else np.array(one, np.float32 if kind == "float_list" else np.int64)
-
-
-@functools.cache
-def _example_class() -> Any:
-    """The class of tf.train.Example messages, which is made here since its package is TensorFlow."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    field: Any = descriptor_pb2.FieldDescriptorProto
-    file: Any = descriptor_pb2.FileDescriptorProto(name="example.proto", package="pfljax", syntax="proto3")
-
-    def add(owner: Any, name: str, number: int, kind: int, of: str = "", many: bool = False) -> None:
-        label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
-        owner.field.add(name=name, number=number, type=kind, label=label, type_name=f".pfljax.{of}" if of else None)
-
-    kinds = {"Bytes": field.TYPE_BYTES, "Float": field.TYPE_FLOAT, "Int64": field.TYPE_INT64}
-    feature, features, example = (file.message_type.add(name=name) for name in ("Feature", "Features", "Example"))
-    for number, (name, kind) in enumerate(kinds.items(), start=1):
-        add(file.message_type.add(name=f"{name}List"), "value", 1, kind, many=True)
-        add(feature, f"{name.lower()}_list", number, field.TYPE_MESSAGE, f"{name}List")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    add(entry, "key", 1, field.TYPE_STRING)
-    add(entry, "value", 2, field.TYPE_MESSAGE, "Feature")
-    add(features, "feature", 1, field.TYPE_MESSAGE, "Features.FeatureEntry", many=True)
-    add(example, "features", 1, field.TYPE_MESSAGE, "Features")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pfljax.Example"))

@@ -86,7 +86,7 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
         return _values(table.column(name), name, file)
 
     labels = [column("label", name) for name in names_in(columns.label)]
-    found = {"y": _targets(labels, columns.label)}
+    found = {"y": targets_of(labels, columns.label)}
     if columns.client:
         found["client"] = column("client", columns.client)
     if columns.test:
@@ -153,7 +153,7 @@ def _values(column: Any, name: str, file: str) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def _targets(labels: list[np.ndarray], names: Names) -> np.ndarray:
+def targets_of(labels: list[np.ndarray], names: Names) -> np.ndarray:
     """The targets y (n,) of one column, or (n, m) of several."""
     if len(labels) == 1:
         return labels[0]
