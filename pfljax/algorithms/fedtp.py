@@ -1,16 +1,14 @@
 """FedTP: a hypernetwork at the server generates every client's attention projections; the rest is averaged.
 
-Li, Cai, Wang, Tang, Ding, Lin, Shi, "FedTP: federated learning by Transformer personalization" (TNNLS 2023). The server
-holds theta, an embedding v_k for each client and a hypernetwork h with parameters phi, as in pFedHN.
+Li, Cai, Wang, Tang, Ding, Lin, Shi, "FedTP: federated learning by Transformer personalization" (TNNLS 2023).
 
-    A round: client k receives theta and p_k = h(v_k; phi), the query, key and value projections of all attention
-    layers, trains both, and sends theta_k and the change d_k of p_k;
-    theta <- sum_k n_k theta_k / sum_k n_k; (v, phi) take a step of SGD along sum_k n_k g_k / sum_k n_k,
-    g_k the vector-Jacobian product of p_k with -d_k. Client k predicts with theta and h(v_k; phi).
+    A round: client k trains theta and p_k = h(v_k; phi), the query, key and value projections of all attention layers;
+    theta <- sum_k n_k theta_k / sum_k n_k; the server's h and embeddings v take a step of SGD along
+    sum_k n_k g_k / sum_k n_k, g_k the vector-Jacobian product of p_k with minus its change, in phi and v_k.
 
 Departures from the authors' code: h begins near an initial model's projections, theirs as PyTorch's layers do. Biases
-of projections, which their networks do not have, are generated, too. The server's rate is a knob, theirs is the
-clients'. Newcomers learn an embedding, from the mean one, with phi and theta fixed, for as many rounds as the run has.
+of projections, which they do not have, are generated, too. The server's rate is a knob, theirs is the clients'.
+Newcomers learn an embedding, from the mean one, with phi and theta fixed, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import aggregation, averaging, hypernetwork, layers
+from pfljax.algorithms.common import average, averaging, hypernetwork, layers, weighted
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, ClientOutput, Prediction, Report, Start
@@ -44,10 +41,11 @@ class FedTP:
 
     def build(self, problem: Problem) -> Algorithm:
         shapes, personal = problem.model.network.shapes, layers.named(problem, self.personal, ": no attention layer")
+        alone, split = problem.part(personal(shapes)), lambda params: tree.partition(params, personal(params))
         step = optax.chain(optax.add_decayed_weights(self.decay), optax.sgd(self.rate, self.momentum))
         descent = hypernetwork.beside_statistics(problem, step)
-        split = lambda params: tree.partition(params, personal(params))
         generate = lambda learned, of: hypernetwork.generate(learned.network, learned.embeddings[of])
+        whole = lambda context, models: tree.combine(models, tree.stack_one(generate(context.server, context.client)))
 
         def start(key, clients):
             own, theta = split(problem.init_models(key, 1))
@@ -55,13 +53,10 @@ class FedTP:
             learned = hypernetwork.start(key, problem, tree.first(own), widths, self.spread)
             return Start(learned, theta, descent.init(learned))
 
-        def whole(context, models):
-            return tree.combine(models, tree.stack_one(generate(context.server, context.client)))
-
         def client_update(context, models, kept, data):
             received = whole(context, models)
             trained, kept, losses = problem.fit(context, received, kept, data.train)
-            upload, sent = aggregation.weighted(split(trained)[1], data.train.size)
+            upload, sent = weighted(split(trained)[1], data.train.size)
             change = tree.first(split(tree.subtract(trained, received))[0])
             told = {"loss": losses[0], "client": context.client, "size": data.train.size, "change": change}
             return ClientOutput(kept, upload, told, sent)
@@ -69,24 +64,17 @@ class FedTP:
         def server_update(key, state, aggregate):
             told, weight = aggregate.report, aggregate.sent[:, 0] * aggregate.report["size"]
             back = jax.vjp(lambda learned: generate(learned, told["client"]), state.server)[1]
-            slope = back(tree.scale(told["change"], -weight / jnp.maximum(weight.sum(), 1)))[0]
+            slope = back(tree.scale(told["change"], -weight / weight.sum().clip(1)))[0]
             server, opt = hypernetwork.descended(descent, slope, state.server, state.optimizer, weight.sum() > 0)
-            theta = aggregation.average(state.models, aggregate)
-            return state._replace(server=server, models=theta, optimizer=opt), {}
+            return state._replace(server=server, models=average(state.models, aggregate), optimizer=opt), {}
 
-        def adapt(context, models, data):
-            alone = problem.part(personal(shapes))
-            return Prediction.one(hypernetwork.embedded(alone, step, context, data, tree.first(models)))
-
-        down = tree.num_bytes(split(shapes)[0])
-        return averaging.averaging(
+        functions = {"start": start, "client_update": client_update, "server_update": server_update}
+        return averaging(
             problem,
-            start=start,
+            **functions,
             row=lambda key, client, models: problem.kept_optimizers(problem.init_models(key, 1)),
-            client_update=client_update,
-            server_update=server_update,
             predict=lambda context, models, row, data: Prediction(whole(context, models)),
-            adapt=adapt,
-            traffic=lambda counted: counted._replace(server=down),
+            adapt=lambda context, models, data: hypernetwork.newcomer(alone, step, context, data, tree.first(models)),
+            traffic=lambda counted: counted._replace(server=tree.num_bytes(split(shapes)[0])),
             report=Report("the global model with each client's generated projections"),
         )

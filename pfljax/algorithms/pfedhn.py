@@ -81,15 +81,12 @@ class PFedHN:
             learned, optimizer = hypernetwork.descended(descent, slope, state.server, state.optimizer, came > 0)
             return state._replace(server=learned, models=generate(learned), optimizer=optimizer), {}
 
-        def adapt(context, models, data):
-            return Prediction.one(hypernetwork.embedded(problem, step, context, data))
-
         return one_for_each(
             start=start,
             first_row=first_row,
             client_update=client_update,
             server_update=server_update,
             predict=lambda context, models, row, data: Prediction(models),
-            adapt=adapt,
+            adapt=lambda context, models, data: hypernetwork.newcomer(problem, step, context, data),
             report=Report(scored="each client's generated model"),
         )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientContext, ClientData, Key, Params, PyTree
+from pfljax.contract.types import Array, ClientContext, ClientData, Key, Params, Prediction, PyTree
 from pfljax.local.problem import Problem
 
 
@@ -96,14 +96,14 @@ def generate(network: Network, embeddings: Array) -> Params:
     return jax.tree.map(jnp.add, tree.mix(mlp(network.trunk, embeddings), network.kernel), network.bias)
 
 
-def embedded(
+def newcomer(
     problem: Problem,
     optimizer: optax.GradientTransformation,
     context: ClientContext,
     data: ClientData,
     rest: Params | None = None,
-) -> Params:
-    """The model of a client unseen in training: it learns an embedding for a fixed hypernetwork.
+) -> Prediction:
+    """As `Algorithm.adapt`: the model of a client unseen in training: it learns an embedding for a fixed hypernetwork.
 
     It starts from the mean embedding.
 
@@ -128,7 +128,7 @@ def embedded(
 
     own = learned.embeddings.mean(axis=0)
     own, _ = jax.lax.fori_loop(0, problem.rounds, one_round, (own, optimizer.init(own)))
-    return model_of(own)
+    return Prediction.one(model_of(own))
 
 
 def descended(
