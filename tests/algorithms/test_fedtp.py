@@ -173,7 +173,7 @@ def test_where_everything_is_generated_it_is_pfedhn():
     """Whose mean is unweighted, so clients are of one size."""
     federation, options = toys.make_federation((3, 3, 3)), {"model": toys.Normalized, "epochs": 2}
     same = {name: value for name, value in KNOBS.items() if name != "decay"}
-    own = {"fedtp": {"personal": "", "decay": 0.0}, "pfedhn": {"clip": np.inf, "initialization": "he"}}
+    own = {"fedtp": {"personal": "", "decay": 0.0}, "pfedhn": {"clip": np.inf, "initialization": "torch"}}
     servers = [
         toys.play(name, federation, 3, optax.sgd(RATE), same | own[name], **options).states[-1].server for name in own
     ]
