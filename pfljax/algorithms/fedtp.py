@@ -7,8 +7,8 @@ Li, Cai, Wang, Tang, Ding, Lin, Shi, "FedTP: federated learning by Transformer p
     sum_k n_k g_k / sum_k n_k, g_k the vector-Jacobian product of p_k with minus its change, in phi and v_k.
 
 Departures from the authors' code: h's heads begin near an initial model's projections, theirs as PyTorch's layers do.
-Biases of projections, which their networks lack, are generated, too. The server's rate is a knob, theirs the clients'.
-Newcomers learn an embedding, from the mean one, with phi and theta fixed, for as many rounds as the run has.
+Biases of projections, which theirs lack, are generated, too. The default rate is for some hundred rounds; theirs is the
+clients', 0.01 for 1500. Newcomers learn an embedding, from the mean one, with the rest fixed, for all rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pfljax.local.problem import Problem
 class FedTP:
     """FedTP (Li et al., 2023): a hypernetwork generates each client's attention projections; the rest is averaged."""
 
-    rate: float = knob(0.01, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate")
+    rate: float = knob(0.1, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate")
     momentum: float = knob(0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD")
     decay: float = knob(0.001, at_least=0, help="weight decay of v and phi")
     hidden: int = knob(150, at_least=1, at_most=100_000, grid=(50, 150), help="width of the hidden layers")
