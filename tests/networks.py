@@ -54,6 +54,26 @@ def descend(params, x, y, rate, steps, layers=(BODY, HEAD)):
     return params
 
 
+def forward(layers, inputs):
+    """The outputs of an MLP, and what each layer receives."""
+    received = []
+    for number, layer in enumerate(layers):
+        inputs = np.maximum(inputs, 0) if number else inputs
+        received.append(inputs)
+        inputs = inputs @ layer["kernel"] + layer["bias"]
+    return inputs, received
+
+
+def backward(layers, received, slope):
+    """Gradients of the layers, and of the inputs, for a gradient of the outputs."""
+    found = []
+    for number in reversed(range(len(layers))):
+        found.insert(0, {"kernel": received[number].T @ slope, "bias": slope.sum(axis=0)})
+        slope = slope @ layers[number]["kernel"].T
+        slope = slope * (received[number] > 0) if number else slope
+    return found, slope
+
+
 def mean(trees, weights):
     """The weighted mean of trees."""
     return jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=weights), *trees)

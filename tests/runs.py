@@ -25,7 +25,7 @@ EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=2)
 def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, **fields):
     """Five clients, four of them a round, in mini-batches, on two devices."""
     federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].info.validates)
-    training = {"batch_size": 2} | ({"model": toys.adapted()} if name in toys.ADAPTERS else {})
+    training = {"batch_size": 2} | toys.required(name)
     problem = toys.make_problem(federation, optimizer or optax.adam(0.05), cohort=4, **training)
     usual = {
         "unseen": toys.make_federation((3, 4), seed=8) if unseen else None,

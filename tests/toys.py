@@ -61,6 +61,22 @@ class Dropped(nn.Module):
         return nn.Dense(self.num_classes)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
+class Attentive(nn.Module):
+    """Attention over the features, and a dense layer.
+
+    There are no biases: those of keys have gradients of zero but for rounding, which Adam would magnify.
+    """
+
+    num_classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(x.shape[0], -1, 1)
+        x = nn.Dense(4)(x) + self.param("positions", nn.initializers.normal(1.0), (x.shape[1], 4))
+        x = x + nn.MultiHeadDotProductAttention(2, use_bias=False)(x)
+        return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+
 @functools.cache
 def adapted(features=3, hidden=6):
     """An MLP whose hidden layer is frozen: LoRA and a head are trained."""
@@ -81,9 +97,16 @@ NETWORKS = {name: {"hidden": (3,)} for name in HIDDEN} | {
 }
 
 
+def required(name, *adapter_sizes):
+    """The network of methods that refuse an MLP, as an argument of `make_problem`; {} for others."""
+    if name in ADAPTERS:
+        return {"model": adapted(*adapter_sizes)}
+    return {"model": Attentive} if name == "fedtp" else {}
+
+
 def network(name):
     """The arguments of `make_problem` by which a method gets a network that it can train."""
-    return {"model": adapted()} if name in ADAPTERS else NETWORKS.get(name, {})
+    return required(name) or NETWORKS.get(name, {})
 
 
 def each_method(among=METHODS, *, fast=KINDS, slow=METHODS, grouped=False):

@@ -60,6 +60,7 @@ from pfljax.algorithms.knn_per import KNNPer
 from pfljax.algorithms.apple import APPLE
 from pfljax.algorithms.pfedhn import PFedHN
 from pfljax.algorithms.pefll import PeFLL
+from pfljax.algorithms.fedtp import FedTP
 from pfljax.algorithms.federico import FedeRiCo
 from pfljax.algorithms.federico_centralized import FedeRiCoCentralized
 
@@ -130,6 +131,7 @@ __all__ = [
     "FedSALoRA",
     "FedSAM",
     "FedSim",
+    "FedTP",
     "FedeRiCo",
     "FedeRiCoCentralized",
     "FlexLoRA",

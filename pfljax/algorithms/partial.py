@@ -16,15 +16,11 @@ epochs. Newcomers train their own v with u fixed, for as many rounds as the run 
 from __future__ import annotations
 
 import dataclasses
-import re
 
-import jax
-
-from pfljax.algorithms.common.layers import Phase, sharing_layers
+from pfljax.algorithms.common.layers import Phase, named, sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Params, PyTree, Report
+from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
 
 PERSONAL = "regular expression that paths of personal parameters contain, such as prompt; '': the last layer's"
@@ -56,23 +52,8 @@ class FedAlt:
 
 
 def partial(problem: Problem, personal: str, epochs: int | None = None) -> Algorithm:
-    """An algorithm with personal parameters, which are trained first if they have `epochs` of their own.
-
-    Raises:
-        ArgumentError: if `personal` is no regular expression, or matches no path.
-    """
-    model, shapes = problem.model, problem.model.network.shapes
-
-    def own(params: Params) -> PyTree:
-        return model.named(params, personal) if personal else model.mask(params, 1)
-
-    try:
-        found = any(jax.tree.leaves(own(shapes)))
-    except re.error as error:
-        raise ArgumentError("personal", f"is no regular expression: {error}", personal) from None
-    if not found:
-        paths = ", ".join("/".join(path) for path in model.network.above)
-        raise ArgumentError("personal", f"matches no parameter; accepted: parts of {paths}", personal)
+    """An algorithm with personal parameters, which are trained first if they have `epochs` of their own."""
+    own = named(problem, personal) if personal else lambda params: problem.model.mask(params, 1)
     shared = lambda params: tree.complement(own(params))
     phases = [Phase(own, epochs), Phase(shared)] if epochs else []
     report = Report(scored="each client's own parameters with the shared ones")

@@ -88,10 +88,8 @@ class PeFLL:
             v = (aggregate.report["descriptor"] - center) / scale
             of_network = jax.vjp(lambda network: hypernetwork.generate(network, v), network)[1](change)[0]
             slope = hypernetwork.Learned(of_network, tree.scale(tree.first(aggregate.upload), share))
-            begin = hypernetwork.Learned(network, tree.first(state.models)), state.optimizer
-            updates, optimizer = descent.update(slope, state.optimizer, begin[0])
-            new = optax.apply_updates(begin[0], updates), optimizer
-            learned, optimizer = jax.tree.map(lambda a, b: jnp.where(came > 0, a, b), new, begin)
+            before = hypernetwork.Learned(network, tree.first(state.models))
+            learned, optimizer = hypernetwork.descended(descent, slope, before, state.optimizer, came > 0)
             server, models = state.server._replace(network=learned.network), tree.stack_one(learned.embeddings)
             return state._replace(server=server, models=models, optimizer=optimizer), {}
 

@@ -55,20 +55,16 @@ class PFedHN:
     spread: float = knob(0.1, at_least=0, help="standard deviation between initial models, over that within one")
 
     def build(self, problem: Problem) -> Algorithm:
-        num = problem.num_clients
         make = optax.adam if self.optimizer == "adam" else functools.partial(optax.sgd, momentum=self.momentum)
         step = optax.chain(optax.clip_by_global_norm(self.clip), make(self.rate))
         descent = hypernetwork.beside_statistics(problem, step)
         torch = (self.initialization or ("torch" if problem.cohort_size == 1 else "he")) == "torch"
-        widths = (self.embedding or 1 + num // 4, *[self.hidden] * (1 + self.layers))
+        widths = (self.embedding or 1 + problem.num_clients // 4, *[self.hidden] * (1 + self.layers))
         generate = lambda learned: hypernetwork.generate(*learned)
 
         def start(key, clients):
-            own_key, network_key = jax.random.split(jax.random.fold_in(key, num))
             bias = tree.first(problem.init_models(key, 1))
-            network = hypernetwork.init(network_key, problem, bias, widths, self.spread, torch)
-            draw = lambda client: jax.random.normal(jax.random.fold_in(own_key, client), widths[:1])
-            learned = hypernetwork.Learned(network, problem.plan.over_rows(draw, jnp.arange(num)))
+            learned = hypernetwork.start(key, problem, bias, widths, self.spread, torch)
             return Start(learned, generate(learned), descent.init(learned))
 
         def first_row(key, client, start):
@@ -82,13 +78,8 @@ class PFedHN:
             came = (aggregate.count > 0).sum()
             _, back = jax.vjp(generate, state.server)
             slope = back(tree.scale(aggregate.upload, -1 / jnp.maximum(came, 1)))[0]
-            updates, optimizer = descent.update(slope, state.optimizer, state.server)
-            new = optax.apply_updates(state.server, updates), optimizer
-            learned, optimizer = jax.tree.map(lambda a, b: jnp.where(came, a, b), new, (state.server, state.optimizer))
+            learned, optimizer = hypernetwork.descended(descent, slope, state.server, state.optimizer, came > 0)
             return state._replace(server=learned, models=generate(learned), optimizer=optimizer), {}
-
-        def adapt(context, models, data):
-            return Prediction.one(hypernetwork.embedded(problem, step, context, data))
 
         return one_for_each(
             start=start,
@@ -96,6 +87,6 @@ class PFedHN:
             client_update=client_update,
             server_update=server_update,
             predict=lambda context, models, row, data: Prediction(models),
-            adapt=adapt,
+            adapt=lambda context, models, data: hypernetwork.newcomer(problem, step, context, data),
             report=Report(scored="each client's generated model"),
         )

@@ -82,7 +82,7 @@ def test_a_model_on_four_chips_compiles_for_a_tpu(target, clients):
 
 def make_run(name, clients):
     """A run with a network of one hidden layer that the method can train."""
-    network = toys.adapted(64, 64) if name in toys.ADAPTERS else toys.network(name).get("model")
+    network = (toys.required(name, 64, 64) or toys.network(name)).get("model")
     local = pfl.LocalTraining(optax.adam(0.01), batch_size=5)
     return pfl.Run(pfl.METHODS[name](**SETTINGS.get(name, {})), clients, network or pfl.models.MLP((64,)), local)
 

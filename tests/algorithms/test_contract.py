@@ -318,11 +318,12 @@ ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 def begin_renumbered(name, algorithm, problem, key, clients):
     """The initial state of a `Renumbered` problem."""
     state = toys.init(algorithm, problem, key, clients)
-    if name != "pfedhn":
+    if name not in ("pfedhn", "fedtp"):
         return state
-    # Its clients differ by their embeddings, which the server draws.
+    # Their clients differ by their embeddings, which the server draws.
     server = state.server._replace(embeddings=state.server.embeddings[ORDER])
-    return state._replace(server=server, models=jax.tree.map(lambda leaf: leaf[ORDER], state.models))
+    renumbered = lambda leaf: leaf[ORDER] if len(leaf) == K else leaf
+    return state._replace(server=server, models=jax.tree.map(renumbered, state.models))
 
 
 @toys.each_method(fast=("scaffold", "fedem", "dfedem", "federico"), slow=toys.VARIED, grouped=True)

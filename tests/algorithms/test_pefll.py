@@ -5,31 +5,11 @@ import networks
 import numpy as np
 import pytest
 import toys
-from networks import RATE, descend, examples, mean, row
+from networks import RATE, backward, descend, examples, forward, mean, row
 
 SIZES, KNOBS = (2, 5, 0, 3, 4), {"rate": 0.01, "hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5}
 MODEL, DESCRIPTOR = 4 * (3 * 6 + 6 + 6 * 3 + 3), 4 * 4
 PHI = 4 * ((3 + 3) * 5 + 5 + 5 * 5 + 5 + 5 * 4 + 4)
-
-
-def forward(layers, inputs):
-    """The outputs of an MLP, and what each layer receives."""
-    received = []
-    for number, layer in enumerate(layers):
-        inputs = np.maximum(inputs, 0) if number else inputs
-        received.append(inputs)
-        inputs = inputs @ layer["kernel"] + layer["bias"]
-    return inputs, received
-
-
-def backward(layers, received, slope):
-    """Gradients of the layers, and of the inputs, for a gradient of the outputs."""
-    found = []
-    for number in reversed(range(len(layers))):
-        found.insert(0, {"kernel": received[number].T @ slope, "bias": slope.sum(axis=0)})
-        slope = slope @ layers[number]["kernel"].T
-        slope = slope * (received[number] > 0) if number else slope
-    return found, slope
 
 
 class Learner:

@@ -27,7 +27,8 @@ def numbers_of(name):
 def rounds_of(name):
     """Knobs -> (the state after two rounds, what clients predict with, what newcomers predict with)."""
     federation = toys.make_federation((3, 5, 2, 4))
-    problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,), batch_size=2)
+    network = {"hidden": (3,)} | toys.required(name)
+    problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, **network)
     clients, key = jax.tree.map(jnp.asarray, federation.client_data), jax.random.key(0)
 
     def play(knobs, learning_rate=0.1):

@@ -46,7 +46,7 @@ def copied_stacks(text):
 def compiled(name, optimizer):
     federation = toys.make_federation((5,) * CLIENTS, features=24)
     plan = make_plan("map", devices=1)
-    network = {"model": toys.adapted(24, 16)} if name in toys.ADAPTERS else {"hidden": (16,)}
+    network = toys.required(name, 24, 16) or {"hidden": (16,)}
     problem = toys.make_problem(federation, optimizer, plan=plan, batch_size=2, **network)
     algorithm = toys.make_algorithm(name, problem)
     clients = jax.tree.map(jnp.asarray, federation.client_data)

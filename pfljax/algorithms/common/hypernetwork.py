@@ -1,6 +1,6 @@
 """A network that generates models: an embedding -> an MLP -> one linear head for each leaf of a model's parameters.
 
-The MLP is the trunk, which outputs H features.
+The MLP is the trunk, which outputs H features. A part of a model has None in place of leaves that are not generated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientContext, ClientData, Key, Params, PyTree
+from pfljax.contract.types import Array, ClientContext, ClientData, Key, Params, Prediction, PyTree
 from pfljax.local.problem import Problem
 
 
@@ -40,7 +40,7 @@ def init(
     Args:
         key: Random key for everything but the bias.
         problem: The problem of the method.
-        bias: An initial model.
+        bias: An initial model, or a part of it.
         widths: Sizes of the embedding and of the trunk's layers up to H.
         spread: Standard deviation of a generated leaf around its bias, relative to that of the bias's entries, for
             features of size 1, or with `torch` for a feature vector of length 1.
@@ -60,6 +60,16 @@ def init(
     keys = jax.tree.unflatten(treedef, list(jax.random.split(head_key, len(leaves))))
     statistics = problem.model.statistics(bias) or jax.tree.map(lambda _: False, bias)
     return Network(trunk, jax.tree.map(head, keys, statistics, bias), bias)
+
+
+def start(
+    key: Key, problem: Problem, bias: Params, widths: tuple[int, ...], spread: Array | float, torch: bool = False
+) -> Learned:
+    """A hypernetwork, see `init`, and a random embedding for each of K clients."""
+    own_key, network_key = jax.random.split(jax.random.fold_in(key, problem.num_clients))
+    draw = lambda client: jax.random.normal(jax.random.fold_in(own_key, client), widths[:1])
+    embeddings = problem.plan.over_rows(draw, jnp.arange(problem.num_clients))
+    return Learned(init(network_key, problem, bias, widths, spread, torch), embeddings)
 
 
 def he_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
@@ -86,10 +96,14 @@ def generate(network: Network, embeddings: Array) -> Params:
     return jax.tree.map(jnp.add, tree.mix(mlp(network.trunk, embeddings), network.kernel), network.bias)
 
 
-def embedded(
-    problem: Problem, optimizer: optax.GradientTransformation, context: ClientContext, data: ClientData
-) -> Params:
-    """The model of a client unseen in training: it learns an embedding for a fixed hypernetwork.
+def newcomer(
+    problem: Problem,
+    optimizer: optax.GradientTransformation,
+    context: ClientContext,
+    data: ClientData,
+    rest: Params | None = None,
+) -> Prediction:
+    """As `Algorithm.adapt`: the model of a client unseen in training: it learns an embedding for a fixed hypernetwork.
 
     It starts from the mean embedding.
 
@@ -98,9 +112,11 @@ def embedded(
         optimizer: Optimizer for the embedding.
         context: The client's context; the server's state is what it has `Learned`.
         data: The client's data.
+        rest: What of the model is not generated, with None in place of what is; None: nothing.
     """
     learned: Learned = context.server
-    model_of = lambda own: tree.first(generate(learned.network, own[None]))
+    whole = lambda part: part if rest is None else tree.combine(part, rest)
+    model_of = lambda own: whole(tree.first(generate(learned.network, own[None])))
 
     def one_round(number, carry):
         own, kept = carry
@@ -112,7 +128,16 @@ def embedded(
 
     own = learned.embeddings.mean(axis=0)
     own, _ = jax.lax.fori_loop(0, problem.rounds, one_round, (own, optimizer.init(own)))
-    return model_of(own)
+    return Prediction.one(model_of(own))
+
+
+def descended(
+    descent: optax.GradientTransformationExtraArgs, slope: Learned, learned: Learned, state: PyTree, came: Array
+) -> tuple[Learned, PyTree]:
+    """What is learned and the optimizer's state after a step along a gradient, if anything `came` back: () bool."""
+    updates, moved = descent.update(slope, state, learned)
+    new = optax.apply_updates(learned, updates), moved
+    return jax.tree.map(lambda a, b: jnp.where(came, a, b), new, (learned, state))
 
 
 def beside_statistics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -123,6 +124,23 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
         accepted = f"accepted: 0 to {num_layers}, the number of layers"
         raise ArgumentError("personal_layers", accepted, personal_layers)
     return lambda params: tree.complement(problem.model.mask(params, personal_layers))
+
+
+def named(problem: Problem, personal: str, absent: str = "") -> Callable[[Params], PyTree]:
+    """A model's parameters -> a tree of bools: which leaves' paths contain a match of a regular expression.
+
+    Raises:
+        ArgumentError: if it is no regular expression, or matches no path; `absent` then says what this means.
+    """
+    model = problem.model
+    try:
+        found = any(jax.tree.leaves(model.named(model.network.shapes, personal)))
+    except re.error as error:
+        raise ArgumentError("personal", f"is no regular expression: {error}", personal) from None
+    if not found:
+        paths = ", ".join("/".join(path) for path in model.network.above)
+        raise ArgumentError("personal", f"matches no parameter{absent}; accepted: parts of {paths}", personal)
+    return lambda params: model.named(params, personal)
 
 
 def fit_phases(
