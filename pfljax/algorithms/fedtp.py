@@ -40,7 +40,7 @@ class FedTP:
     personal: str = knob("(^|/)(query|key|value)/", help="regular expression that paths of what is generated contain")
 
     def build(self, problem: Problem) -> Algorithm:
-        shapes, personal = problem.model.network.shapes, layers.named(problem, self.personal, ": no attention layer")
+        shapes, personal = problem.model.network.shapes, layers.named(problem, self.personal, "fedtp", "attention")
         alone, split = problem.part(personal(shapes)), lambda params: tree.partition(params, personal(params))
         step = optax.chain(optax.add_decayed_weights(self.decay), optax.sgd(self.rate, self.momentum))
         descent = hypernetwork.beside_statistics(problem, step)

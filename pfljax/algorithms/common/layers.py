@@ -126,11 +126,12 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
     return lambda params: tree.complement(problem.model.mask(params, personal_layers))
 
 
-def named(problem: Problem, personal: str, absent: str = "") -> Callable[[Params], PyTree]:
+def named(problem: Problem, personal: str, method: str = "", needs: str = "") -> Callable[[Params], PyTree]:
     """A model's parameters -> a tree of bools: which leaves' paths contain a match of a regular expression.
 
     Raises:
-        ArgumentError: if it is no regular expression, or matches no path; `absent` then says what this means.
+        ArgumentError: if it is no regular expression, or matches no path. This names the knob `personal`, or if given,
+            the `method`, which `needs` layers that the model does not have.
     """
     model = problem.model
     try:
@@ -139,7 +140,10 @@ def named(problem: Problem, personal: str, absent: str = "") -> Callable[[Params
         raise ArgumentError("personal", f"is no regular expression: {error}", personal) from None
     if not found:
         paths = ", ".join("/".join(path) for path in model.network.above)
-        raise ArgumentError("personal", f"matches no parameter{absent}; accepted: parts of {paths}", personal)
+        if method:
+            text = f"needs {needs}, whose parameters' paths contain {personal}; this model has {paths}"
+            raise ArgumentError("algorithm", text, method)
+        raise ArgumentError("personal", f"matches no parameter; accepted: parts of {paths}", personal)
     return lambda params: model.named(params, personal)
 
 
