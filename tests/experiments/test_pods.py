@@ -12,6 +12,7 @@ from pfljax.exchange import targets
 from pfljax.exchange.targets import Chip, Target
 
 
+@pytest.mark.slow
 def test_a_row_for_each_exchange_and_an_entry(monkeypatch, tmp_path):
     chip = Chip(1 << 30, 1e12, 1e11, 1e10)
     monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:2], chip, {}))

@@ -131,7 +131,7 @@ def test_turns_end_in_the_order_of_the_clock(tmp_path):
     assert np.cumsum([float(record.seconds) for record in records]).tolist() == pytest.approx([3, 5, 6, 8], rel=1e-5)
 
 
-@pytest.mark.parametrize("update", ["delta", "gradient"])
+@pytest.mark.parametrize("update", ["delta", pytest.param("gradient", marks=pytest.mark.slow)])
 def test_federico_at_its_own_pace_reads_models_as_they_are(update):
     """Those whose turn does not end keep their rows; where all turns end at once, it is the synchronous method."""
     federation = toys.make_federation(SIZES)

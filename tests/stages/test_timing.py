@@ -132,6 +132,7 @@ def test_a_server_waits_until_somebody_is_there(tmp_path):
     assert [float(record.down + record.up) > 0 for record in records] == [False, False, False, True]
 
 
+@pytest.mark.slow
 def test_a_deadline_holds_for_all_exchanges_together(tmp_path):
     """FedeRiCo's clients wait for each other after each mini-batch: for 27 seconds, 9, and 4 of the last 6."""
     clock = Clock(devices=devices(tmp_path, [1.0, 2.0, 9.0, 3.0, 1.5]), deadline=40.0)

@@ -142,6 +142,7 @@ def test_traffic_follows_from_what_is_exchanged(name, models, whole):
         assert row["bytes_up"] == pytest.approx(cohorts * models * (model_bytes + 4))  # n_k goes with a model
 
 
+@pytest.mark.slow
 def test_peers_traffic_is_a_model_and_a_gradient_for_each_batch_and_neighbor(whole):
     model_bytes = 4 * (3 * 3 + 3)
     for row in files.read_jsonl(whole("federico")[0] / "metrics.jsonl"):
