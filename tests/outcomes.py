@@ -61,5 +61,5 @@ def refused(command, words):
         return None
     assert code == 2, printed
     (line,) = printed.strip().split("\n")
-    assert line.startswith("error: ") and len(line) < 700, line
+    assert line.startswith("error: ") and len(line) < 800, line
     return line.removeprefix("error: ")

@@ -207,7 +207,7 @@ def test_other_folders_are_refused_in_a_line(toy, tmp_path, monkeypatch):
         (torn, {}, r"file=.*features\.json: is not the features\.json of a data set that TFDS prepared"),
         (strange, {}, r"file=.*strange: has no part train \(some, test\)"),
         (sizes, {}, r"image=image: accepted: a feature whose examples are arrays of one shape"),
-        (folder, {"label": "lab"}, "label=lab: toy has no such column; accepted: image, label, who"),
+        (folder, {"label": "lab"}, "label=lab: toy has no such column; did you mean label?"),
         (folder, {"client": "me"}, "client=me: toy has no such column"),
         (folder, {"image": "who"}, "image=who: accepted: a feature whose examples are arrays"),
         (folder, {"label": "image"}, r"file=.*toy: needs a label and another array; found image, label, who"),
