@@ -123,17 +123,17 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
         rows = views(x, windows)[0] if math.prod(windows.size) == 1 else tiles(x, windows)
         y = rows.reshape(-1, kernel.size // outputs) @ kernel.reshape(-1, outputs)
         return y.reshape(x.shape[0], *windows.outputs(x.shape[1:-1]), outputs)
-    if groups == x.shape[-1] == outputs:
-        rows = kernel.reshape(-1, groups)
-        product = lambda x: jnp.asarray(sum(view * row for view, row in zip(views(x, windows), rows, strict=True)))
-        return in_blocks(product, x.shape[0], x)  # in a loop, so that it is not computed anew where it is read
 
     def product(x):
+        if groups == x.shape[-1] == outputs:
+            pairs = zip(views(x, windows), kernel.reshape(-1, groups), strict=True)
+            return jnp.asarray(sum(view * row for view, row in pairs))
         if groups == 1:
             return patches(x, windows) @ kernel.reshape(-1, outputs)
         y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows), kernel.reshape(-1, groups, outputs // groups))
         return y.reshape(*y.shape[:-2], -1)
 
+    # A loop also keeps XLA from computing a depthwise sum again in each operation that reads it.
     return in_blocks(product, num_blocks(x.shape, kernel, windows), x)
 
 
@@ -158,9 +158,9 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
 
 def _slope_of_kernel(dy: Array, x: Array, kernel: Array, windows: Windows) -> Array:
     """The gradient of `convolve` with respect to the kernel, in convolutions that are not transposed."""
-    groups = windows.groups
+    groups, blocks = windows.groups, num_blocks(x.shape, kernel, windows)
 
-    def depthwise(x, dy):  # image by image, so that each is read into cache once instead of once per window
+    def depthwise(x, dy):  # in blocks that are read into cache once instead of once per place in a window
         return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in views(x, windows)])
 
     # Sums over images are float32, whatever the images are. (O, P) or (G, O / G, P): on a CPU, this order is faster.
@@ -173,9 +173,8 @@ def _slope_of_kernel(dy: Array, x: Array, kernel: Array, windows: Windows) -> Ar
         return jnp.einsum("b...go,b...gp->gop", dy, rows, preferred_element_type=exact)
 
     if groups == x.shape[-1] == kernel.shape[-1]:
-        dkernel = in_blocks(depthwise, x.shape[0], x, dy, add=True)
+        dkernel = in_blocks(depthwise, blocks, x, dy, add=True)
     else:
-        blocks = num_blocks(x.shape, kernel, windows)
         dkernel = jnp.moveaxis(in_blocks(product, blocks, x, dy, add=True), -1, 0)
     return dkernel.reshape(kernel.shape).astype(kernel.dtype)
 

@@ -30,7 +30,8 @@ def pays(shape: Sequence[int], outputs: int, windows: Windows) -> bool:
         return False
     batch, *places, inputs = shape
     tiles = batch * math.prod(-(-m // 2) for m in windows.outputs(places))
-    return min(inputs, outputs) >= FEWEST_CHANNELS and 8 * tiles >= max(inputs, outputs)
+    enough = 8 * tiles >= max(inputs, outputs)  # or else transforming the kernel takes longer than the products
+    return min(inputs, outputs) >= FEWEST_CHANNELS and enough
 
 
 def convolve(x: Array, kernel: Array, windows: Windows) -> Array:

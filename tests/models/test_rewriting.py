@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfljax import models
-from pfljax.models import convolutions, rewriting
+from pfljax.models import convolutions, rewriting, winograd
 from pfljax.models.rewriting import rewritten
 
 RNG = np.random.default_rng(0)
@@ -123,11 +123,24 @@ def test_a_tie_s_gradient_goes_to_the_first():
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[0, 5], [0, 0]])
 
 
-@pytest.mark.parametrize("cache_bytes", [1, slow(4000), 6 << 20])
-def test_convolutions_in_blocks_of_images_are_the_same(monkeypatch, cache_bytes):
-    rewriting.by_platform.cache_clear()
-    monkeypatch.setattr(convolutions, "CACHE_BYTES", cache_bytes)
-    check(convolve, X, KERNEL)
+@pytest.mark.parametrize(("form", "groups"), [(convolutions, 1), (convolutions, 3), (winograd, 1)])
+def test_convolutions_in_blocks_of_images_are_the_same(form, groups):
+    kernel = KERNEL[:, :, : 3 // groups]
+    plain = functools.partial(
+        jax.lax.conv_general_dilated,
+        window_strides=(1, 1),
+        padding="SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+    y, pull = jax.vjp(plain, X, kernel)
+    dy = np.cos(y)
+    for cache, loops in ((1, 4), (1 << 30, 1)):  # each of the four images alone, and all at once
+        windows = convolutions.Windows((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), (1, 1), groups, cache)
+        assert convolutions.num_blocks(X.shape, kernel, windows) == loops
+        found = form.convolve(X, kernel, windows), *form.slopes(dy, X, kernel, windows)
+        for one, other in zip(found, (y, *pull(dy)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
 
 
 def scanned(x, kernel):
