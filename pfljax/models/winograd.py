@@ -7,21 +7,23 @@ gradients are of the same form. Values differ from those of other forms by about
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.types import Array
-from pfljax.models.convolutions import Windows, back, in_blocks, num_blocks, turned, views
+from pfljax.models.convolutions import Windows, back, in_blocks, num_blocks, pad, turned
 
 FEWEST_CHANNELS = 32  # with fewer, sums take as long as the products that they save (docs/results/speed.md)
 
-# B^T (x) B^T, G (x) G and A^T (x) A^T: the matrices for both axes.
-PLACES = np.kron(*[np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])] * 2)
+# B^T and A^T, which transform one axis, and G (x) G, which transforms both axes of a kernel.
+PLACES = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
+RESULTS = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
 KERNEL = np.kron(*[np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)] * 2)
-RESULTS = np.kron(*[np.array([[1, 1, 1, 0], [0, 1, -1, -1]])] * 2)
 
 
 def pays(shape: Sequence[int], outputs: int, windows: Windows) -> bool:
@@ -39,11 +41,10 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     (height, width), of_tiles, weights = windows.outputs(x.shape[1:-1]), _tiles(x, windows), _weights(kernel)
 
     def product(x):
-        rows = _sums(views(x, of_tiles), PLACES)
-        y = rows.reshape(len(PLACES), -1, x.shape[-1]) @ weights
-        y = _sums(y.reshape(*rows.shape[:-1], -1), RESULTS)  # (4, B, tiles, tiles, O)
-        y = y.reshape(2, 2, *y.shape[1:]).transpose(2, 3, 0, 4, 1, 5)
-        return y.reshape(len(x), 2 * y.shape[1], 2 * y.shape[3], -1)
+        places = _transformed(x, of_tiles.padding, PLACES)
+        y = (_rows(places) @ weights).reshape(4, 4, *places.shape[2:-1], -1)
+        y = jnp.stack([jnp.stack(_sums(half, RESULTS), axis=3) for half in _sums(y, RESULTS)], axis=2)
+        return y.reshape(len(x), 2 * y.shape[1], 2 * y.shape[3], -1)  # from (B, tiles, 2, tiles, 2, O)
 
     return in_blocks(product, num_blocks(x.shape, weights, of_tiles), x)[:, :height, :width]
 
@@ -51,15 +52,14 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
 def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array, Array]:
     """The gradients of `convolve` with respect to x and the kernel, given that of its result."""
     of_tiles, weights = _tiles(x, windows), _weights(kernel)
-    results = Windows((2, 2), (2, 2), (1, 1), [(0, m % 2) for m in dy.shape[1:-1]], (1, 1))
+    odd = [(0, m % 2) for m in dy.shape[1:-1]]
 
     def product(x, dy):
-        rows, dy = _sums(views(x, of_tiles), PLACES), _sums(views(dy, results), RESULTS.T)
-        rows, dy = (array.reshape(len(PLACES), -1, array.shape[-1]) for array in (rows, dy))
-        return jnp.einsum("pno,pnc->poc", dy, rows)  # on a CPU, this order is faster
+        places, results = _transformed(x, of_tiles.padding, PLACES), _transformed(dy, odd, RESULTS.T)
+        return jnp.einsum("pno,pnc->poc", _rows(results), _rows(places))  # on a CPU, this order is faster
 
     dweights = in_blocks(product, num_blocks(x.shape, weights, of_tiles), x, dy, add=True)
-    dkernel = (KERNEL.T @ dweights.reshape(len(PLACES), -1)).reshape(3, 3, *dweights.shape[1:])
+    dkernel = (KERNEL.T @ dweights.reshape(len(weights), -1)).reshape(3, 3, *dweights.shape[1:])
     dx = convolve(dy, turned(kernel, 1), back(windows, x.shape[1:-1], dy.shape[1:-1]))
     return dx, jnp.swapaxes(dkernel, -1, -2)
 
@@ -77,7 +77,21 @@ def _weights(kernel: Array) -> Array:
     return (KERNEL @ kernel.reshape(9, -1)).reshape(-1, *kernel.shape[2:])
 
 
-def _sums(parts: Sequence[Array] | Array, signs: np.ndarray) -> Array:
-    """Sums of parts with signs of 1, -1 or 0, stacked: `signs` (n, parts) -> (n, ...)."""
+def _transformed(x: Array, padding: Sequence[tuple[int, int]], signs: np.ndarray) -> Array:
+    """S d S^T for windows d, two apart, and `signs` S (4, n): (B, H, W, C) -> (4, 4, B, tiles, tiles, C)."""
+    x, size = pad(x, padding), signs.shape[1]
+    for axis in (-2, -3):  # one after the other: half the code to compile, and fewer sums
+        stop = x.shape[axis] - size + 1
+        x = jnp.stack(_sums([jax.lax.slice_in_dim(x, i, stop + i, 2, axis) for i in range(size)], signs))
+    return x
+
+
+def _rows(places: Array) -> Array:
+    """(4, 4, ..., C) -> (16, rows, C)."""
+    return places.reshape(16, -1, places.shape[-1])
+
+
+def _sums(parts: Sequence[Array] | Array, signs: np.ndarray) -> list[Array]:
+    """Sums of parts with signs of 1, -1 or 0: one for each row of `signs` (n, parts)."""
     signed = [[part if sign > 0 else -part for part, sign in zip(parts, row, strict=True) if sign] for row in signs]
-    return jnp.stack([sum(terms[1:], terms[0]) for terms in signed])
+    return [functools.reduce(jnp.add, terms) for terms in signed]
