@@ -76,6 +76,7 @@ class APPLE:
         num = problem.num_clients
         num_others = min(self.neighbors or num - 1, num - 1)
         num_stale = num - 1 - num_others
+        relation = lambda context, row: context.server + row.moved  # (K,) p_k
 
         def start(key, clients):
             shares = clients.train.size / jnp.maximum(clients.train.size.sum(), 1)
@@ -92,9 +93,6 @@ class APPLE:
 
         def server_update(key, state, aggregate):
             return state._replace(models=tree.where(aggregate.count > 0, aggregate.upload, state.models)), {}
-
-        def relation(context, row):
-            return context.server + row.moved  # (K,) p_k
 
         def whom(context, row, size):
             index = held(jax.random.fold_in(context.key, context.round), context.client)

@@ -19,11 +19,8 @@ Departures from the paper:
   unseen models look perfect. Here the posterior runs over the models that a client has evaluated, the tracked loss of a
   model starts at its first loss, and the greedy choice takes unevaluated models first.
 - Line 15 weighs by training losses, which are near zero for every model that a client trains. By default, a client
-  mixes its own model and its friends in equal parts (in regression, by line 15), and sends gradients to friends only
-  (`common/collaborators.py`, docs/results/federico.md). A friend classifies most of the client's examples correctly, or
-  its loss is far below the bar, the lower one of an untrained model's loss and of the code length of the client's
-  labels. In classification, l_ib is the least loss over a few temperatures, without label smoothing and class weights.
-  The gradient of its own model counts in full.
+  mixes its own model and its friends in equal parts (in regression, by line 15), and sends gradients to friends only.
+  `common/collaborators.py` tells who is a friend; l_ib is the loss there. Its own model's gradient counts in full.
 - `rule="posterior"` is line 15. Its likelihood counts as that of `effective_examples` examples after a client's first
   ceil((C - 1) / M) rounds. `faithful` is line 15 with losses that start at zero and all n_i examples: models at zero
   loss then have weight before anyone has evaluated them, so M = 0 is not Local.
@@ -44,8 +41,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import classes, gradients, neighbors
-from pfljax.algorithms.common.collaborators import Friends, Posterior
+from pfljax.algorithms.common import classes, collaborators, gradients, neighbors
+from pfljax.algorithms.common.collaborators import Rule
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
@@ -66,19 +63,12 @@ from pfljax.local.problem import Problem
 
 
 class Row(NamedTuple):
-    """What a client keeps.
+    """What a client keeps."""
 
-    Attributes:
-        table: The tracked losses of its candidates.
-        held: (M + 1,) weights of the gradients for the models held in the last round.
-        rounds: () int32, number of its rounds so far.
-        bar: () mean loss of a model that knows nothing of the examples; inf before the first round.
-    """
-
-    table: neighbors.Candidates
-    held: Array
-    rounds: Array
-    bar: Array
+    table: neighbors.Candidates  # the tracked losses of its candidates
+    held: Array  # (M + 1,) weights of the gradients for the models held in the last round
+    rounds: Array  # () int32, number of its rounds so far
+    bar: Array  # () mean loss of a model that knows nothing of the examples; inf before the first round
 
 
 @method(keeps="its model, tracked losses of others' models", travels="M neighbors' models down, M gradients up")
@@ -87,12 +77,8 @@ class FedeRiCo:
     """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back."""
 
     neighbors: int = knob(3, at_least=0, help="M, number of other clients' models downloaded per round")
-    epsilon: float = knob(
-        0.3, at_least=0, at_most=1, grid=(0.0, 0.1, 0.3, 0.5), help="probability of choosing neighbors at random"
-    )
-    beta: float = knob(
-        0.6, above=0, at_most=1, grid=(0.2, 0.4, 0.6, 0.8, 1.0), help="weight of the newest loss in the moving average"
-    )
+    epsilon: float = knob(0.3, at_least=0, at_most=1, grid=(0.0, 0.1, 0.3, 0.5), help="probability of random neighbors")
+    beta: float = knob(0.6, above=0, at_most=1, grid=(0.2, 0.4, 0.6, 0.8, 1.0), help="weight of the newest loss in ema")
     rule: Literal["friends", "posterior"] = knob(
         "friends", help="friends: equal weights for models that explain unseen examples; posterior: Algorithm 1, l. 15"
     )
@@ -100,11 +86,13 @@ class FedeRiCo:
         math.inf,
         above=0,
         infinite=True,
-        help="number of examples (at most n_k) that the likelihood of rule=posterior counts as after a "
-        "client's first ceil((C-1)/M) rounds",
+        read_with=("rule", "posterior"),
+        help="number of examples (at most n_k) that the likelihood counts as after the first ceil((C-1)/M) rounds",
     )
     faithful: bool = knob(False, help="follow Algorithm 1: posterior; losses start at zero and all n_k examples count")
-    tracking: Literal["ema", "accumulated"] = knob("ema", help="track the losses' moving average (ema) or their sum")
+    tracking: Literal["ema", "accumulated"] = knob(
+        "ema", read_with={"rule": ("posterior",), "faithful": (True,)}, help="track losses' moving average or their sum"
+    )
     update: Literal["gradient", "delta"] = knob(
         "gradient", help="what clients send back: a gradient per step, or the change after local epochs (delta)"
     )
@@ -114,7 +102,9 @@ class FedeRiCo:
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem.cohort_size)
         num, gradient = problem.num_clients, self.update == "gradient"
-        num_candidates, rule = self._candidates(problem), self._rule(problem)
+        num_candidates = min(self.candidates or num, num)
+        examples = self.effective_examples if self.faithful or self.rule == "posterior" else None
+        rule = collaborators.rule(problem, num_candidates, self.neighbors, examples)
 
         def first_row(key, client, start):
             own = problem.own_model(key, client, common=False)  # l. 1
@@ -140,16 +130,13 @@ class FedeRiCo:
             scores = rule.scores(row.table, row.bar, row.rounds - 1, size)
             return neighbors.heaviest(row.table, min(self.collaborators, num_candidates), scores)
 
-        def adapt(context, models, data):  # one E-step over trained models
-            return rule.of_newcomer(models, data, min(self.collaborators, tree.num_rows(models)))
-
         return Algorithm(
             first_row=first_row,
             download=download,
-            client_update=functools.partial(self._client_update, problem),
+            client_update=functools.partial(self._update, rule),
             server_update=server_update,
             whom=whom,
-            adapt=adapt,
+            adapt=lambda context, models, data: rule.of_newcomer(models, data, self.collaborators),
             topology="peers",
             exchanges=problem.solver.max_steps(problem.n_max) if gradient else 1,
             ledger=Ledger(gradients=self.neighbors + 1, unaccounted=BY_LOSS),
@@ -163,47 +150,23 @@ class FedeRiCo:
         if self.candidates and not self.neighbors < self.candidates:
             text = f"accepted: 0 (all clients), or more than the {self.neighbors} neighbors"
             raise ArgumentError("candidates", text, self.candidates)
-        if self.tracking == "accumulated" and not self._by_posterior:
-            raise ArgumentError("tracking", "accepted with rule=posterior: ema, accumulated", self.tracking)
-        known = isinstance(self.effective_examples, int | float) and not math.isinf(self.effective_examples)
-        if known and (self.faithful or not self._by_posterior):
-            text = "accepted with rule=posterior, and not with faithful"
-            raise ArgumentError("effective_examples", text, self.effective_examples)
+        if self.faithful and isinstance(self.effective_examples, int | float) and self.effective_examples < math.inf:
+            raise ArgumentError("effective_examples", "accepted without faithful: a number", self.effective_examples)
 
-    @property
-    def _by_posterior(self) -> bool:
-        return self.faithful or self.rule == "posterior"
-
-    def _candidates(self, problem: Problem) -> int:
-        """C, the number of models whose losses a client tracks."""
-        return min(self.candidates or problem.num_clients, problem.num_clients)
-
-    def _rule(self, problem: Problem) -> Posterior | Friends:
-        first_pass = -(-(self._candidates(problem) - 1) // max(self.neighbors, 1))
-        if self._by_posterior:
-            return Posterior(problem, self.effective_examples, first_pass)
-        return Friends(problem, self._candidates(problem))
-
-    def _e_step(self, problem: Problem, context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
+    def _e_step(self, rule: Rule, context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
         """Lines 10 to 15: a client's next row, given the losses (J,) of the held models, summed over its examples."""
-        rule, untrained = self._rule(problem), losses[0] / jnp.maximum(split.size, 1)
-        found = jnp.minimum(untrained, classes.label_code(problem, split))
-        bar = jnp.where(row.rounds == 0, found, row.bar)
+        untrained = losses[0] / jnp.maximum(split.size, 1)
+        bar = jnp.where(row.rounds == 0, jnp.minimum(untrained, classes.label_code(rule.problem, split)), row.bar)
         table, slots = neighbors.remember(row.table, context.index, losses)  # l. 10-13
         beta = self.beta if self.tracking == "ema" else None
         table = neighbors.track(table, slots, row.rounds, beta)  # l. 14
         weights = jax.nn.softmax(rule.scores(table, bar, row.rounds, split.size))[slots]  # l. 15
         return Row(table, rule.of_gradients(weights), row.rounds + 1, bar)
 
-    def _client_update(
-        self, problem: Problem, context: ClientContext, models: Params, row: Row, data: ClientData
-    ) -> ClientOutput:
-        """Sends back a gradient for each mini-batch, or the change from local training.
-
-        The posterior is the one at the round's start.
-        """
-        split, evaluate = data.train, self._rule(problem).evaluate(row.bar)
-        e_step = lambda totals: self._e_step(problem, context, row, totals, split)
+    def _update(self, rule: Rule, context: ClientContext, models: Params, row: Row, data: ClientData) -> ClientOutput:
+        """Sends back a gradient for each mini-batch, or the change from local training, by the posterior at first."""
+        problem, split, evaluate = rule.problem, data.train, rule.evaluate(row.bar)
+        e_step = lambda totals: self._e_step(rule, context, row, totals, split)
         if self.update == "gradient":  # l. 17
             out = gradients.after_e_step(problem, context, models, split, row, e_step, lambda row: row.held, evaluate)
             after, losses, upload = out.row, out.losses, out.upload

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.algorithms.common import low_rank
-from pfljax.algorithms.common.aggregation import average, weighted
+from pfljax.algorithms.common.aggregation import weighted
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
@@ -62,9 +62,7 @@ class FlexLoRA:
             return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
-            mean = average(low_rank.sent(problem, state.models), aggregate)
-            models = low_rank.received(problem, state.models, mean)
-            return state._replace(models=tree.where(aggregate.upload["weight"] > 0, models, state.models)), {}
+            return state._replace(models=low_rank.averaged(problem, state.models, aggregate)), {}
 
         def predict(context, models, row, data):
             return Prediction.one(cut(tree.first(models), of_client(context)))

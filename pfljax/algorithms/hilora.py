@@ -24,6 +24,7 @@ one round of training on the root, then train a leaf for as many rounds as the t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import low_rank, subspaces
-from pfljax.algorithms.common.aggregation import average, weighted
+from pfljax.algorithms.common.aggregation import weighted
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
@@ -72,23 +73,20 @@ class HiLoRA:
 
     clusters: int = knob(4, at_least=2, grid=(2, 3, 4, 6), groups=True, help="largest number of clusters")
     root_rounds: int = knob(20, at_least=1, grid=(10, 20, 40), help="number of rounds that train the root's adapter")
-    cluster_rounds: int = knob(
-        20, at_least=0, grid=(10, 20, 40), help="number of rounds after them that train the clusters' adapters"
-    )
+    cluster_rounds: int = knob(20, at_least=0, grid=(10, 20, 40), help="number of rounds that train clusters' adapters")
     orthogonality: float = knob(0.1, at_least=0, grid=(0.01, 0.1, 1.0), help="strength of the penalty between tiers")
     decay: float = knob(0.5, at_least=0, below=1, help="lambda, decay of a client's basis from round to round")
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "hilora")
         num, first, second = self.clusters, self.root_rounds, self.root_rounds + self.cluster_rounds
+        zeros = functools.partial(subspaces.zeros, problem)
         tiers = Tiers(problem, self.orthogonality)
         stage_of = lambda number: jnp.where(number < first, ROOT, jnp.where(number < second, CLUSTER, LEAF))
 
         def first_row(key, client, start):
             leaf = problem.init_model(key, client)
-            return First(
-                Row(leaf, jnp.zeros((), bool), tiers.no_basis(), problem.kept_optimizers(tree.stack_one(leaf)))
-            )
+            return First(Row(leaf, jnp.zeros((), bool), zeros(), problem.kept_optimizers(tree.stack_one(leaf))))
 
         def used(context, row):
             return jnp.stack([0, 1 + subspaces.closest(subspaces.spanned(row.basis), context.server)]).astype(jnp.int32)
@@ -99,7 +97,7 @@ class HiLoRA:
             value = tiers.objective(stage, models)
             trained, kept, losses = problem.fit(context, begin, row.optimizer, data.train, value)
             params, own = tree.first(trained), stage == LEAF
-            basis = tree.where(stage == ROOT, subspaces.moved(row.basis, tiers.bases(params), self.decay), row.basis)
+            basis = tree.where(stage == ROOT, subspaces.moved(problem, row.basis, params, self.decay), row.basis)
             row = Row(tree.where(own, params, row.leaf), row.trained | own, basis, kept)
             size = jnp.where(jnp.arange(2) == stage, data.train.size, 0)
             upload, sent = weighted(tree.repeat(low_rank.sent(problem, trained), 2), size, 2)
@@ -123,7 +121,7 @@ class HiLoRA:
         return Algorithm(
             topology="shared",
             sends="products",
-            start=lambda key, clients: Start(tiers.no_basis(num), tree.repeat(problem.init_models(key, 1), 1 + num)),
+            start=lambda key, clients: Start(zeros(num), tree.repeat(problem.init_models(key, 1), 1 + num)),
             first_row=first_row,
             download=lambda context, row, cohort: used(context, row),
             client_update=client_update,
@@ -139,24 +137,10 @@ class HiLoRA:
 
 
 class Tiers(NamedTuple):
-    """Root and cluster, as a client has them (2, ...), and its leaf.
-
-    Attributes:
-        problem: The problem.
-        strength: Strength of the penalty between tiers.
-    """
+    """Root and cluster, as a client has them (2, ...), and its leaf."""
 
     problem: Problem
-    strength: Array | float
-
-    def bases(self, params: Params) -> PyTree:
-        """B (L, r, outputs) of each weight."""
-        return {path: b for path, (_, b) in self.problem.model.network.factors(params).items()}
-
-    def no_basis(self, *num: int) -> PyTree:
-        """Zeros of the shapes of `num` bases, or of one."""
-        shapes = jax.eval_shape(self.bases, self.problem.model.network.shapes)
-        return jax.tree.map(lambda b: jnp.zeros((*num, *b.shape)), shapes)
+    strength: Array | float  # of the penalty between tiers
 
     def leaf(self, models: Params, row: Row) -> Params:
         """A client's leaf; before it is trained, with the other parameters of its cluster."""
@@ -166,16 +150,13 @@ class Tiers(NamedTuple):
         """A newcomer's row, with the basis that one round of training on the root finds."""
         init_key, probe_key = jax.random.split(context.key)
         probe = self.problem.alone(context._replace(key=probe_key), tree.first(models), data)
-        basis = subspaces.moved(self.no_basis(), self.bases(probe), 0.0)
+        basis = subspaces.moved(self.problem, subspaces.zeros(self.problem), probe, 0.0)
         return Row(self.problem.model.init(init_key), jnp.zeros((), bool), basis, ())
 
     def averaged(self, models: Params, aggregate: Aggregate, root: Array) -> Params:
         """The server's next models; in the root's stage, the clusters' other parameters are the root's."""
-        mean = average(low_rank.sent(self.problem, models), aggregate)
-        new = low_rank.received(self.problem, models, mean)
-        new = tree.where(aggregate.upload["weight"] > 0, new, models)
-        followed = low_rank.with_others(self.problem, new, tree.repeat(new, tree.num_rows(new)))
-        return tree.where(root, followed, new)
+        new = low_rank.averaged(self.problem, models, aggregate)
+        return tree.where(root, low_rank.with_others(self.problem, new, tree.repeat(new, tree.num_rows(new))), new)
 
     def whole(self, models: Params, leaf: Params, weights: tuple = (1.0, 1.0)) -> Params:
         """The leaf's model on root and cluster."""
@@ -184,15 +165,12 @@ class Tiers(NamedTuple):
     def objective(self, stage: Array, models: Params) -> Callable[[Params, Batch], Array]:
         """The loss of a stage's tier beside those above it, and the penalty between them."""
         weights = (jnp.float32(stage > ROOT), jnp.float32(stage > CLUSTER))
-        above = [self.bases(params) for params in unstack(models)]
+        above = [subspaces.bases(self.problem, params) for params in unstack(models)]
 
         def value(params, batch):
-            overlaps = [
-                w * subspaces.overlap(basis, self.bases(params)) for w, basis in zip(weights, above, strict=True)
-            ]
-            return self.problem.solver.mean_loss(self.whole(models, params, weights), batch) + self.strength * sum(
-                overlaps
-            )
+            own, loss = subspaces.bases(self.problem, params), self.problem.solver.mean_loss
+            overlaps = [w * subspaces.overlap(basis, own) for w, basis in zip(weights, above, strict=True)]
+            return loss(self.whole(models, params, weights), batch) + self.strength * sum(overlaps)
 
         return value
 

@@ -30,22 +30,15 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes, heads
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.gaussians import EPSILON, Gaussians, blend, discriminant, estimated, mixed, solved
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Ledger, Params, Prediction, Report, Split, Start
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
 
-EPSILON, VALUES = 1e-4, 11
+VALUES = 11  # of a and of b
 FEW = 2  # a class with at most as many examples has the means of others
-blend = lambda weight, mine, theirs: weight * mine + (1 - weight) * theirs
-
-
-class Gaussians(NamedTuple):
-    """Features by class: mu (C, F) and Sigma (F, F)."""
-
-    means: Array
-    covariance: Array
 
 
 class Shared(NamedTuple):
@@ -127,36 +120,6 @@ def shares_of(split: Split, num_classes: int) -> Array:
     """pi (C,)."""
     shares = classes.counts(split, num_classes) / jnp.maximum(split.size, 1) + EPSILON
     return shares / shares.sum()
-
-
-def discriminant(gaussians: Gaussians, shares: Array) -> tuple[Array, Array]:
-    """The head's weights m (F, C) and offsets (C,)."""
-    weights = solved(gaussians.covariance, gaussians.means)
-    return weights, jnp.log(shares) - (gaussians.means.T * weights).sum(axis=0) / 2
-
-
-def solved(covariance: Array, means: Array) -> Array:
-    """S^-1 mu, (F, C)."""
-    size = len(covariance)
-    shrunk = (1 - EPSILON) * covariance + EPSILON * jnp.trace(covariance) / size * jnp.eye(size)
-    return jax.scipy.linalg.solve(shrunk, means.T)  # noise on what travels may leave it indefinite
-
-
-def estimated(z: Array, labels: Array, means: Array, ridge: Array | float, most: int = 0) -> Gaussians:
-    """mu_k and Sigma_k of features z (n, F) with `labels` (n, C), rows of zeros where an example does not count.
-
-    A class with at most `most` examples has its row of `means`.
-    """
-    counts = labels.sum(axis=0)
-    means = tree.where(counts > most, classes.means(labels.T @ z, counts), means)
-    apart = labels.sum(axis=1)[:, None] * z - labels @ means
-    scatter = apart.T @ apart / jnp.maximum(counts.sum() - 1, 1)
-    return Gaussians(means, scatter + ridge * jnp.eye(z.shape[1]))
-
-
-def mixed(own: Gaussians, received: Gaussians, a: Array | float, b: Array | float) -> Gaussians:
-    """mu' and Sigma'."""
-    return Gaussians(blend(a, own.means, received.means), blend(b, own.covariance, received.covariance))
 
 
 def validated(z: Array, labels: Array, received: Gaussians, shares: Array, ridge: Array | float) -> Array:

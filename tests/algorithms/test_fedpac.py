@@ -12,7 +12,7 @@ import scipy.optimize
 import toys
 from networks import BODY, HEAD, descend, examples, features, gradient, mean, row, step
 
-from pfljax.algorithms.fedpac import combination
+from pfljax.algorithms.common.combining import combination
 from pfljax.exchange.plan import make_plan
 
 SIZES, RATE, EPOCHS, STRENGTH = (4, 6, 1, 5), 0.3, 3, 2.0

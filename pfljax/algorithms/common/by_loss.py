@@ -75,9 +75,10 @@ def posterior(
         problem: The problem of the method.
         models: N models with equal prior weights.
         data: The client's data.
-        num_mixed: Number of models to mix, at most N.
+        num_mixed: Number of models to mix; all, if there are fewer.
         examples: Number of examples that the client's likelihood counts as, at most n_k.
     """
     counted = jnp.minimum(examples, data.train.size)
-    logits, index = jax.lax.top_k(-losses_of(problem, models, data.train) * counted, num_mixed)
+    logits = -losses_of(problem, models, data.train) * counted
+    logits, index = jax.lax.top_k(logits, min(num_mixed, len(logits)))
     return Prediction(index=index.astype(jnp.int32), weights=jax.nn.softmax(logits))

@@ -2,9 +2,10 @@
 
 Training losses are near zero for every model that a client trains, its own or not, so they cannot tell whom to train.
 A stranger's model has never trained on the client's examples: all n_k of them are held out for it. A friend's model
-explains these examples better than no model does: it classifies most of them correctly, or its loss is far lower. Since
-models are overconfident on examples that did not train them, their outputs are also divided by a few temperatures, and
-the least loss counts.
+explains these examples better than no model does: it classifies most of them correctly, or its loss is far below the
+bar, the lower one of an untrained model's loss and of the code length of the client's labels. Since models are
+overconfident on examples that did not train them, their outputs are also divided by a few temperatures; the least loss
+counts, without label smoothing and class weights. See docs/results/federico.md.
 """
 
 from __future__ import annotations
@@ -113,6 +114,16 @@ class Friends(NamedTuple):
         found = jnp.where(jnp.isneginf(found).all(), -totals, found)
         order = jnp.lexsort((totals, -found))[:num_mixed]
         return Prediction(index=order.astype(jnp.int32), weights=jax.nn.softmax(found[order]))
+
+
+Rule = Posterior | Friends
+
+
+def rule(problem: Problem, candidates: int, neighbors: int, examples: float | None) -> Rule:
+    """Returns how clients weigh C candidates, of which they hold M neighbors at a time; with examples, by posterior."""
+    if examples is None:
+        return Friends(problem, candidates)
+    return Posterior(problem, examples, -(-(candidates - 1) // max(neighbors, 1)))
 
 
 def log_weights(problem: Problem, totals: Array, bar: Array, size: Array) -> Array:

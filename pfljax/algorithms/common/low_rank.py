@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from pfljax.algorithms.common.aggregation import average
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Factors, Params, PyTree, Traffic
+from pfljax.contract.types import Aggregate, Array, Factors, Params, PyTree, Traffic
 from pfljax.local.problem import Problem
 
 A, LORA = "_lora_a$", "_lora_[ab]$"  # ends of the paths of each A; of each A and B
@@ -46,8 +47,11 @@ def sent(problem: Problem, models: Params) -> PyTree:
     return problem.plan.over_rows(one, models)
 
 
-def received(problem: Problem, models: Params, mean: PyTree) -> Params:
-    """Models (J, ...) with the best A and B of their rank for averaged products, and averaged other parameters."""
+def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
+    """Models (J, ...) with the best A and B of their rank for averaged products, and averaged other parameters.
+
+    Models that nobody sent stay.
+    """
 
     def one(params, mean):
         factors = problem.model.network.factors(params)
@@ -55,7 +59,8 @@ def received(problem: Problem, models: Params, mean: PyTree) -> Params:
         lora = split(problem, problem.model.network.with_factors(params, best))[0]
         return tree.combine(lora, mean["others"])
 
-    return problem.plan.over_rows(one, models, mean)
+    new = problem.plan.over_rows(one, models, average(sent(problem, models), aggregate))
+    return tree.where(aggregate.upload["weight"] > 0, new, models)
 
 
 def as_factors(problem: Problem, share: float = 1.0, of_models: float = 1.0) -> Callable[[Traffic], Traffic]:

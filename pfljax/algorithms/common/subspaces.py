@@ -11,14 +11,26 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.clusters import by_eigengap
 from pfljax.contract import tree
-from pfljax.contract.types import Array, PyTree
+from pfljax.contract.types import Array, Params, PyTree
 from pfljax.contract.vectors import orthonormal
+from pfljax.local.problem import Problem
 
 
-def moved(basis: PyTree, b: PyTree, decay: Array | float) -> PyTree:
+def bases(problem: Problem, params: Params) -> PyTree:
+    """B of each weight."""
+    return {path: b for path, (_, b) in problem.model.network.factors(params).items()}
+
+
+def zeros(problem: Problem, *num: int) -> PyTree:
+    """Zeros in the shapes of `num` bases, or of one."""
+    shapes = jax.eval_shape(lambda params: bases(problem, params), problem.model.network.shapes)
+    return jax.tree.map(lambda b: jnp.zeros((*num, *b.shape)), shapes)
+
+
+def moved(problem: Problem, basis: PyTree, params: Params, decay: Array | float) -> PyTree:
     """decay C + (1 - decay) B / |B| for each weight."""
     norm = lambda b: jnp.maximum(jnp.linalg.norm(b), jnp.finfo(jnp.float32).tiny)
-    return jax.tree.map(lambda c, b: decay * c + (1 - decay) * b / norm(b), basis, b)
+    return jax.tree.map(lambda c, b: decay * c + (1 - decay) * b / norm(b), basis, bases(problem, params))
 
 
 def spanned(basis: PyTree) -> PyTree:

@@ -236,6 +236,7 @@ def _features(
         raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
     x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
     _check_finite(key, x, rows)
+    _warn_of_channels(key, x)
     if standardize and (pixels or x.dtype.kind == "f"):
         scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
     if in_file(x) and (pixels or (x.dtype == np.float32 and not standardize)):
@@ -257,6 +258,13 @@ def _features(
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
             warn(key, "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")
     return (values, scaling.mean, scaling.std) if scaling else (values, None, None)
+
+
+def _warn_of_channels(key: str, x: np.ndarray) -> None:
+    """Warns of images with their channels first, such as PyTorch's: (n, 1 or 3, size, size)."""
+    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
+        text = f"has shape {x.shape}, which is {x.shape[3]} channels of {x.shape[1]} x {x.shape[2]} pixels"
+        warn(key, f"{text}; if channels are first, pass {key}.transpose(0, 2, 3, 1)")
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:

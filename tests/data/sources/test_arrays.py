@@ -63,6 +63,14 @@ def test_a_constant_that_is_no_sum_of_powers_of_2_becomes_0(npz):
     np.testing.assert_array_equal(npz(x=x, y=np.arange(3000) % 2).x, 0)
 
 
+def test_channels_that_come_first_are_told(npz):
+    y = np.arange(6) % 3
+    with pytest.warns(UserWarning, match=r"^x: has shape \(6, 3, 8, 8\).*pass x.transpose\(0, 2, 3, 1\)"):
+        npz(x=RNG.normal(size=(6, 3, 8, 8)), y=y)
+    for shape in ((6, 8, 8, 3), (6, 8, 8, 16), (6, 3, 3, 3), (6, 3, 8, 7)):
+        npz(x=RNG.normal(size=shape), y=y)
+
+
 def test_likely_mistakes_are_told(npz):
     """Not those of a standardized x, of uint8 pixels (divided by 255), or of numbers that are not whole."""
     y, pixels = np.arange(50) % 3, RNG.integers(0, 256, size=(50, 4, 4)).astype(float)
