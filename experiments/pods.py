@@ -8,7 +8,8 @@
         --plans=vmap,map,chunk --client_stores=device,host --table=methods
 
 Clients train for one epoch of their part of the examples in batches of 10; FedeRiCo in lockstep with its neighbors.
-The networks `small` and `small_nnx` are one network in Linen and NNX, with LoRA for methods of adapters.
+The networks `small` and `small_nnx` are one network in Linen and NNX; with LoRA for methods of adapters, and with an
+attention layer for methods that need one.
 --table=rounds has a row for each program, --table=methods a row for each method.
 Needs `pip install 'pfljax[tpu-target]'` or `gpu-target`, and Python 3.13. It writes OUT/pods.json after every program,
 and continues where it stopped; entry.json is an entry of the ledger.
@@ -16,6 +17,7 @@ and continues where it stopped; entry.json is an entry of the ledger.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -57,14 +59,14 @@ class Work(NamedTuple):
     """A network, how it is called, and the shape of an example.
 
     Attributes:
-        adapted: Makes the network with a frozen layer, for methods that refuse it without one.
+        others: Make networks for methods that refuse this one.
         validation: Share of the examples for validation, which some methods need.
     """
 
     title: str
     shape: tuple[int, ...]
     network: Any
-    adapted: Callable[[], Any] | None = None
+    others: tuple[Callable[[], Any], ...] = ()
     validation: float = 0.0
 
 
@@ -78,13 +80,25 @@ class Small(nnx.Module):
         return self.head(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
 
 
-def in_nnx(rngs: nnx.Rngs) -> Small:
-    """Makes it."""
-    return Small(rngs=rngs)
+class Attending(nnx.Module):
+    """A network with an attention layer, in which each row of an image is a token."""
+
+    def __init__(self, *, rngs: nnx.Rngs):
+        self.attention = nnx.MultiHeadAttention(num_heads=2, in_features=8, decode=False, rngs=rngs)
+        self.head = nnx.Linear(64, 10, rngs=rngs)
+
+    def __call__(self, x):
+        rows = x.reshape(x.shape[0], 8, 8)
+        return self.head((rows + self.attention(rows)).reshape(x.shape[0], -1))
+
+
+def in_nnx(rngs: nnx.Rngs, kind: Any = Small) -> nnx.Module:
+    """Makes a network."""
+    return kind(rngs=rngs)
 
 
 def adapted(linen: bool) -> models.Model:
-    """The small network, whose hidden layer is frozen: LoRA and the last layer are trained."""
+    """The small network with its hidden layer frozen: LoRA and the last layer are trained."""
     if linen:
         module, names = models.MLP(hidden=(64,), outputs=10), ("Dense_0", "Dense_1")
         frozen = module.init(jax.random.key(0), jnp.zeros((1, 64)))
@@ -93,11 +107,17 @@ def adapted(linen: bool) -> models.Model:
     return models.Model(module, frozen=frozen, trainable=[models.adapters.lora(rank=2, where=names[0]), names[1]])
 
 
+def attending(linen: bool) -> Any:
+    """A small network with attention."""
+    return models.ViT(width=16, depth=1, heads=2) if linen else functools.partial(in_nnx, kind=Attending)
+
+
+SMALL, SMALL_NNX = ((functools.partial(adapted, linen), functools.partial(attending, linen)) for linen in (True, False))
 NETWORKS = {
     "mlp": Work("MLP 784-200-10", (28, 28, 1), models.MLP(hidden=(200,))),
     "cnn": Work("CNN 3 x 128", (32, 32, 3), models.CNN(channels=(128, 128, 128))),
-    "small": Work("MLP 64-64-10", (8, 8, 1), models.MLP(hidden=(64,)), functools.partial(adapted, True), 0.2),
-    "small_nnx": Work("MLP 64-64-10, NNX", (8, 8, 1), in_nnx, functools.partial(adapted, False), 0.2),
+    "small": Work("MLP 64-64-10", (8, 8, 1), models.MLP(hidden=(64,)), SMALL, 0.2),
+    "small_nnx": Work("MLP 64-64-10, NNX", (8, 8, 1), in_nnx, SMALL_NNX, 0.2),
 }
 
 
@@ -168,17 +188,16 @@ def federation(network: str, num_clients: int, examples: int) -> Federation:
 
 
 def run_of(case: Case, examples: int) -> Run:
-    """The run of a case, whose network has a frozen layer if the method refuses it without one."""
+    """The run of a case, with the first network that the method does not refuse."""
     work, algorithm = NETWORKS[case.network], method.get(case.method)()
     local = LocalTraining(optax.sgd, 0.1, batch_size=BATCH, dtype=case.dtype)
     clients = federation(case.network, int(case.clients), examples)
     made = lambda network: Run(algorithm, clients, network, local, execution=Execution(client_store=case.store))
-    try:
-        return made(work.network)
-    except ArgumentError:
-        if work.adapted is None:
-            raise
-        return made(work.adapted())
+    *tried, last = lambda: work.network, *work.others
+    for network in tried:
+        with contextlib.suppress(ArgumentError):
+            return made(network())
+    return made(last())
 
 
 def compiled(case: Case, target: targets.Target, examples: int, exchanges: Sequence[str]) -> list[dict]:
