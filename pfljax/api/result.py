@@ -12,10 +12,11 @@ import numpy as np
 
 from pfljax import report
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import checked
 from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
+from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
@@ -23,6 +24,7 @@ from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
 
+FEW, MARGIN = 1000, np.log(1.3)  # examples, and nepers, that tell raw examples from standardized ones
 ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with
 
 
@@ -82,6 +84,11 @@ class Result:
     def summary(self) -> dict:
         """The content of summary.json."""
         return self._outcome.summary
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How the clients' x was standardized; `result.scaling(x)` does so with other examples. None: it was not."""
+        return self.experiment.federation.scaling
 
     @property
     def history(self) -> list[dict]:
@@ -247,6 +254,8 @@ class Result:
         shapes, num = jax.tree.map(np.shape, x), len(np.atleast_1d(jax.tree.leaves(x)[0]))
         if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
+        if self.scaling is not None and self.experiment.federation.late_scaling is None and looks_raw(x, self.scaling):
+            warn("x", "looks like examples that are not standardized; pass result.scaling(x)")
         return self.experiment.features.compute(x) if self.experiment.features else x
 
     def _scaled(self, x: Any) -> Any:
@@ -269,6 +278,15 @@ class Result:
         if self.out is None:
             raise ArgumentError("out", "the run was trained without a folder; pass `out` to `train`")
         return report.write(self.out)
+
+
+def looks_raw(x: PyTree, scaling: Scaling) -> bool:
+    """Whether the first examples in x have a size much nearer to 1 once they are standardized."""
+    some = jax.tree.map(lambda leaf: leaf[:FEW], x)
+    size = lambda leaf: abs(np.log(max(np.sqrt(np.mean(np.square(leaf))), np.finfo(np.float32).tiny)))
+    apart = lambda mean, raw, scaled: mean is not None and size(raw) > size(scaled) + MARGIN
+    none = lambda leaf: leaf is None
+    return any(jax.tree.leaves(jax.tree.map(apart, scaling.mean, some, scaling(some), is_leaf=none)))
 
 
 def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:

@@ -68,7 +68,7 @@ def averaging(
         row: (key, client, models (1, ...)) -> what a client keeps at first; None: its optimizer, if it is kept.
         own: Row -> the client's own model, with which it predicts; None: it predicts with the global model.
         beside: (models (1, ...), clients) -> what the server keeps beside the model; by default, nothing.
-        server: The server's optimizer; None: the mean replaces the model.
+        server: The server's optimizer; None: the mean replaces the model. Batch statistics are always replaced.
         ledger: As in `Algorithm`; required with a custom `train`. Plain training takes one gradient.
         others: Fields of the `Algorithm` in place of those described here.
     """

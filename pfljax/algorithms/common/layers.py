@@ -35,6 +35,8 @@ PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its trai
 class Phase(NamedTuple):
     """A phase of local training, with mini-batches and an optimizer of its own.
 
+    Even a single phase draws other mini-batches than training without phases does.
+
     Attributes:
         part: Parameters of a model or of a stack of models -> a tree of bools: which leaves are trained.
         epochs: Passes over the client's data; None: the solver's epochs or steps.
@@ -68,8 +70,8 @@ def sharing_layers(
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    Newcomers minimize the mean loss over their own phi, with theta fixed, for as many rounds as the run has; with
-    phases, for the epochs of the phases that do not train theta.
+    Newcomers minimize the mean loss over their own phi, with theta fixed, for as many rounds as the run has. If some
+    phases name their epochs and do not train theta, newcomers train for the epochs of these.
 
     Args:
         problem: The problem to build the algorithm for.
