@@ -233,7 +233,7 @@ def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str 
     """Raises `ArgumentError` for a value that is not read with the other values."""
     for name in given.keys() & known.keys():
         conditions = known[name].conditions
-        if conditions and given[name] != known[name].default:
+        if conditions and not isinstance(given[name], Tracer) and given[name] != known[name].default:
             values = {other: given.get(other, known[other].default) for other in conditions if other in known}
             if values and not any(holds(value, conditions[other]) for other, value in values.items()):
                 raise ArgumentError(name, f"applies only {with_words(conditions)}", given[name], owner=owner)
