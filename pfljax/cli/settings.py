@@ -229,7 +229,7 @@ def _hint(unknown: str, known: Sequence[str]) -> str:
     if near := difflib.get_close_matches(unknown, knobs if dot else known, n=3):
         return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
     if dot:
-        return f"accepted for {method}: {', '.join(f'--{name}' for name in knobs) or 'no knob'}"
+        return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
     return "--help lists all flags"
 
 

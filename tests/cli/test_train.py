@@ -50,8 +50,8 @@ def npz(tmp_path_factory):
         (["--resume"], ["--resume", "--out"]),
         (["--momhead.momentum=.5"], ["--momhead.momentum: ", "no method momhead is known", "--algorithm=FILE.py:NAME"]),
         (["--dito.strength=1"], ["--dito.strength: ", "no method dito is known; did you mean ditto?"]),
-        (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted for fedavg: no knob"]),
-        (["--ditto.x=1"], ["--ditto.x: ", "accepted for ditto: --ditto.strength"]),
+        (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no knob of fedavg"]),
+        (["--ditto.x=1"], ["--ditto.x: ", "accepted: --ditto.strength"]),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) and value[0].startswith("-") else "",
 )
