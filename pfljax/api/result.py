@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,10 @@ class Result:
         return self._rows
 
     @property
-    def results(self) -> dict[str, np.ndarray]:
-        """The content of results.npz: per-client accuracy and loss of each split, by name. Shape (T, K).
+    def results(self) -> dict[str, Any]:
+        """The content of results.npz: per-client accuracy and loss of each split, such as "accuracy_test" (T, K).
 
+        Beside these are the evaluated "rounds" (T,), and "scored", which says in words what model was scored.
         With `eval_clients`, the shape is (T, n), for the clients listed in "clients" (n,).
         """
         return self._results
@@ -241,7 +243,9 @@ class Result:
         if isinstance(client, str) and client in words:
             return words.index(client)
         if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
-            raise ArgumentError("client", f"accepted: 0 to {num - 1}{', or a name' * bool(words)}", client)
+            near = difflib.get_close_matches(str(client), words, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f" such as {', '.join(words[:3])}"
+            raise ArgumentError("client", f"accepted: 0 to {num - 1}{f', or a name{hint}' if words else ''}", client)
         return int(client)
 
     def _checked(self, x: Any) -> PyTree:

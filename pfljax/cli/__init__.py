@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -25,9 +27,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """
     name, *words = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in ("--help", "-h", "help"):
-        print("pfljax COMMAND [--flag=value ...]\n")
-        print("\n".join(f"  {command:10} {what}" for command, what in COMMANDS.items()))
-        print("\npfljax COMMAND --help shows all flags of a command.")
+        listed = "\n".join(f"  {command:10} {what}" for command, what in COMMANDS.items())
+        text = f"pfljax COMMAND [--flag=value ...]\n\n{listed}\n\npfljax COMMAND --help shows all flags of a command."
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            end_unread()
         sys.exit(0)
     if name not in COMMANDS:
         print(f"error: {name}: unknown command; accepted: {', '.join(COMMANDS)}", file=sys.stderr)
@@ -35,3 +40,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     from pfljax.cli import launch  # imported late because it imports JAX
 
     launch.main(importlib.import_module(f"pfljax.cli.{name}").COMMAND, words)
+
+
+def end_unread() -> NoReturn:
+    """Ends a process whose output is no longer read, as by `head`, with the exit code that shells use for it."""
+    os._exit(128 + signal.SIGPIPE)  # a normal exit would write the rest, and complain

@@ -154,7 +154,8 @@ def build_network(settings: Settings, federation: Federation, name: str) -> api.
         if isinstance(found, Mapping | api.models.Networks):
             return found if isinstance(found, api.models.Networks) else api.models.Networks(found)
         found = api.models.Model(found, **options) if options else found
-        return api.models.build(found, federation.inputs, task, federation.num_classes, target_shape=target_shape)
+        targets = {"num_classes": federation.num_classes, "target_shape": target_shape}
+        return api.models.build(found, federation.inputs, task, name=name, **targets)
     sequences = task == "classification" and len(target_shape) == 1
     if name == "auto":
         name = "lstm" if sequences else "linear" if task == "regression" else "mlp"

@@ -7,6 +7,7 @@ import gc
 import io
 import itertools
 import os
+import re
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from typing import NamedTuple, NoReturn
 
 import jax
 
-from pfljax.cli import help, supervision
+from pfljax.cli import end_unread, help, supervision
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.contract import cores, processes
 from pfljax.contract.errors import ArgumentError, RunError
@@ -72,6 +73,8 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
             command.run(settings)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
+    except BrokenPipeError:
+        end_unread()
     except Exception as error:
         line, code = line_and_code(error, settings)
         print(f"error: {line}", file=sys.stderr, flush=True)
@@ -129,11 +132,17 @@ def line_and_code(error: Exception, settings: Settings | None) -> tuple[str, int
 
 
 def line_of(error: ArgumentError, settings: Settings | None) -> str:
-    """Returns the library's message, with the argument's name replaced by its flag if it has one."""
+    """Returns the library's message, with the argument's name, and those in backticks, replaced by their flags."""
+
+    def flag_of(name: str) -> str:
+        named = [settings.flag_of.get(name), name, f"{name}s"] if settings else []
+        return next((f"--{flag}" for flag in named if settings and flag in settings), "")
+
+    def flagged(found: re.Match) -> str:
+        return flag_of(found[1]) + found[2] if flag_of(found[1]) else found[0]
+
     name = f"{error.owner}.{error.argument}" if error.owner else error.argument
-    named = [settings.flag_of.get(name), name, f"{name}s"] if settings else []
-    flag = next((flag for flag in named if settings and flag in settings), None)
-    return error.line(f"--{flag}" if flag else name)
+    return re.sub(r"`(\w+)(=?\w*)`", flagged, error.line(flag_of(name) or name))
 
 
 def device_failure(text: str) -> str:

@@ -42,6 +42,7 @@ from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, sources
 from pfljax.folder import files, fingerprint
+from pfljax.folder.folders import said
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
 DISTINCT = 10_000  # random images that clients share if data are not on the devices
@@ -236,7 +237,7 @@ def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.nda
     def check() -> None:
         for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
             before = ((name, kept["settings"].get(name, value), value) for name, value in now.items() if kept)
-            different = [f"{name} was {old!r} and is {new!r}" for name, old, new in before if old != new]
+            different = [f"{name} was {said(old)} and is {said(new)}" for name, old, new in before if old != new]
             text = f"with other settings: {'; '.join(different)}" if different else ""
             cell = asked.get(folder) if kept and kept["row"]["status"] == "measured" and not different else None
             if cell and (parts := fingerprint.differences(kept["program"], build_experiment(settings, cell).program())):

@@ -208,11 +208,7 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     try:
         rest = registry(["", *words])
     except flags.UnrecognizedFlagError as error:
-        near = difflib.get_close_matches(error.flagname, list(registry), n=3)
-        knobs = [f"--{name}" for name in registry if name.startswith(f"{error.flagname.partition('.')[0]}.")]
-        hint = f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "--help lists all flags"
-        hint = f"accepted: {', '.join(knobs)}" if knobs and not near else hint
-        raise FlagError.of(shown(error.flagname), f"unknown flag; {hint}") from error
+        raise FlagError.of(shown(error.flagname), f"unknown flag; {_hint(error.flagname, list(registry))}") from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)
     except (flags.Error, ValueError) as error:
@@ -220,6 +216,21 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     if len(rest) > 1:
         raise FlagError(f"{shown(rest[1])}: not a flag; flags start with --")
     return registry
+
+
+def _hint(unknown: str, known: Sequence[str]) -> str:
+    """What an unknown flag may have meant: with a dot, a knob of that method."""
+    method, dot, _ = unknown.partition(".")
+    knobs = [name for name in known if name.startswith(f"{method}.")]
+    if dot and method not in METHODS:
+        near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.8)
+        way = f"did you mean {near[0]}?" if near else "--algorithm=FILE.py:NAME loads a method of your own"
+        return f"no method {shown(method)} is known; {way}"
+    if near := difflib.get_close_matches(unknown, knobs if dot else known, n=3):
+        return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
+    if dot:
+        return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
+    return "--help lists all flags"
 
 
 def _own_methods(words: Sequence[str]) -> dict[str, str]:

@@ -52,7 +52,8 @@ def run(settings: Settings) -> None:
     clients = build.build_clients(settings, trial.of_data)
     made = build.build_run(settings, names[0], clients, trial)
     out = folder(settings)
-    print(f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients, {settings.rounds} rounds")
+    unseen = f" and {clients[1].num_clients} unseen ones" if clients[1] else ""
+    print(f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients{unseen}, {settings.rounds} rounds")
     build.print_defaults(settings)
     report.preload()
     result = made.train(
@@ -84,18 +85,20 @@ def show(summary: dict) -> None:
     own = summary["metrics"]
     heads = ["", "round", *(name.replace("accuracy_", "").replace("_", " ") for name in names), "test loss"]
     heads += [name.replace("_", " ") for name in own]
-    last, best = summary["last"], summary["best"]
+    last, best, unseen = summary["last"], summary["best"], summary["unseen"]
+    rows = [("last", last), (f"best by {best['selected_by'].replace('_', ' ')}", best)]
+    rows += [("last, on unseen clients", {"round": last["round"]} | unseen)] if unseen else []
     body = [
         [
             *(label, str(row["round"]), *(f"{100 * row[name]:.1f} %" for name in names), f"{row['loss']:.4f}"),
             *(f"{row.get(name, np.nan):.3f}" for name in own),
         ]
-        for label, row in (("last", last), (f"best by {best['selected_by'].replace('_', ' ')}", best))
+        for label, row in rows
     ]
     for kind, ledger in (("epsilon", privacy or {}), ("client epsilon", (privacy or {}).get("of_clients", {}))):
         if "epsilon" in ledger:
             heads.append(f"{kind} at delta {ledger['delta']:g}")
-            body = [[*body[0], epsilon_text([ledger["epsilon"]])], [*body[1], ""]]
+            body = [[*body[0], epsilon_text([ledger["epsilon"]])], *([*row, ""] for row in body[1:])]
     sweep.print_table(f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", heads, body)
 
 

@@ -231,7 +231,8 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
             raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
         return
     if not resume:
-        raise ArgumentError("out", "contains another run; choose a new folder, or set resume to continue it", out)
+        way_on = "choose a new folder, `resume` to continue it, or `resume=from_scratch` to start over in it"
+        raise ArgumentError("out", f"contains another run; {way_on}", out)
     try:
         before = kept._asdict() if kept else files.read_json(path)
         if not before.keys() & {*manifest.PARTS}:
@@ -241,6 +242,11 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
         raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
     if resume != "from_scratch" and (text := changed(before, experiment)):
         raise Changed("resume", f"{out} was run {text}")
+
+
+def said(value: Any) -> str:
+    """A setting's value in a message; a list as on a command line, separated by commas."""
+    return (",".join(map(str, value)) or "empty") if isinstance(value, list) else repr(value)
 
 
 def changed(before: dict[str, dict], experiment: Experiment) -> str:
@@ -253,7 +259,7 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
             name for name in different if name.removeprefix("--") in ("algorithm", "model", "loss", "local.loss")
         }
     if different:
-        told = (f"{name} was {was[name]!r} and is {now[name]!r}" for name in now if name in different)
+        told = (f"{name} was {said(was[name])} and is {said(now[name])}" for name in now if name in different)
         return f"with other settings: {'; '.join(told)}"
     for part, what in {"digest": "data", "unseen": "unseen clients"}.items():
         old, new = (data.get(part) for data in (before["data"], experiment.config.get("data", {})))

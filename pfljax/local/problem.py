@@ -23,7 +23,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.clock import Clock
-from pfljax.local.solver import Solver
+from pfljax.local.solver import Solver, scalar
 from pfljax.models import Model
 from pfljax.models.groups import Groups
 
@@ -181,7 +181,7 @@ class Problem(NamedTuple):
         """
         opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
 
-        value = objective or self.solver.mean_loss
+        value = scalar(objective or self.solver.mean_loss)  # which names it, unlike `fit`, that sees `descended`
 
         def one(number, params, opt_state, *aux):
             descended = lambda params, batch: value(params, batch.of_model(number), *aux)

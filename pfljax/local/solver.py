@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -10,10 +11,26 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Split
 from pfljax.exchange.views import read
 from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, of_examples, shuffle, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
+
+
+def scalar(objective: Callable[..., Array]) -> Callable[..., Array]:
+    """The objective; when it is traced, raises `ArgumentError` if its value has another shape than ()."""
+
+    @functools.wraps(objective)
+    def checked(*args):
+        value = objective(*args)
+        if shape := getattr(value, "shape", ()):
+            name = getattr(objective, "__qualname__", type(objective).__name__)
+            text = f"returns shape {shape}; accepted: a scalar, such as losses.mean(), since it is minimized"
+            raise ArgumentError("objective", text, name)
+        return value
+
+    return checked
 
 
 class Solver(NamedTuple):
@@ -119,7 +136,7 @@ class Solver(NamedTuple):
         Returns:
             The trained parameters, the optimizer state, and the mean over steps of the loss before each update.
         """
-        objective = objective or self.mean_loss
+        objective = scalar(objective or self.mean_loss)
 
         def gradient(params, memory, batch):
             return *jax.value_and_grad(objective)(params, batch(0)), memory

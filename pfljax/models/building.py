@@ -160,7 +160,7 @@ def build(
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
     given = module_of(model)
     name = str(name or getattr(given, "__name__", type(given).__name__))
-    module = called(given, outputs)
+    module = called(given, outputs, name)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
     if all(isinstance(leaf, int | np.integer) for leaf in jax.tree.leaves(input_shape)):
@@ -183,20 +183,32 @@ def build(
     return built
 
 
-def called(model: Any, outputs: int) -> Any:
+def arguments_of(model: Callable) -> Mapping[str, inspect.Parameter]:
+    """The arguments of a function, class or `partial`; a class's are those of `__init__`, since NNX's own hide them."""
+    given = model if isinstance(model, functools.partial) else functools.partial(model)
+    fn = functools.partial(given.func.__init__, None) if inspect.isclass(given.func) else given.func
+    return inspect.signature(functools.partial(fn, *given.args, **given.keywords)).parameters
+
+
+def called(model: Any, outputs: int, name: str) -> Any:
     """Calls a function of the number of classes; returns its module or function of `rngs`."""
     if not callable(model) or is_flax(type(model), {"Module"}):
         return model
     try:
-        arguments = dict(inspect.signature(model.__init__ if inspect.isclass(model) else model).parameters)
+        arguments = arguments_of(model)
     except (TypeError, ValueError) as error:
-        raise ArgumentError("model", f"accepted: {ACCEPTED}", model) from error
-    arguments.pop("self", None)
+        raise ArgumentError("model", f"accepted: {ACCEPTED}", name) from error
     if "num_classes" in arguments:
         model = functools.partial(model, num_classes=outputs)
     elif any(a.kind <= a.POSITIONAL_OR_KEYWORD and a.default is a.empty and n != "rngs" for n, a in arguments.items()):
         model = functools.partial(model, outputs)
-    return model if "rngs" in arguments else model()
+    try:
+        return model if "rngs" in arguments else model()
+    except ArgumentError:
+        raise
+    except Exception as error:  # a user's function
+        line = (str(error).splitlines() or [""])[0]
+        raise ArgumentError("model", f"raised {type(error).__name__}: {line}; accepted: {ACCEPTED}", name) from error
 
 
 def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None:

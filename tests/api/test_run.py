@@ -1,7 +1,9 @@
 """The Python API: what a user types, what comes back, and what is refused."""
 
+import copy
 import dataclasses
 import sys
+import types
 
 import flax.linen as nn
 import jax
@@ -212,6 +214,18 @@ def test_one_s_own_arrays_and_module():
 def test_a_client_that_is_not_there_has_no_predictions(client, clients, trained):
     with pytest.raises(pfl.ArgumentError, match=f"client={client}: accepted: 0 to 5"):
         trained[1].predict(clients.test.x[0], client=client)
+
+
+@pytest.mark.parametrize(
+    ("client", "hint"), [("clinic-9", "; did you mean clinic-5?"), (6, " such as clinic-0, clinic-1, clinic-2")]
+)
+def test_names_of_clients_are_told(client, hint, clients, trained):
+    named = dataclasses.replace(clients, client_names=np.array([f"clinic-{k}" for k in (0, 1, 2, 3, 4, 59)]))
+    result = copy.copy(trained[1])
+    result.experiment = types.SimpleNamespace(federation=named)
+    with pytest.raises(pfl.ArgumentError) as error:
+        result.export(client)
+    assert str(error.value) == f"client={client}: accepted: 0 to 5, or a name{hint.replace('clinic-5', 'clinic-59')}"
 
 
 def run_with(store="device", **options):

@@ -1,9 +1,14 @@
 """What users read when devices or processes fail, and profiles from commands."""
 
+import os
+import sys
+from unittest import mock
+
 import jax
 import pytest
 from commands import call, one_line
 
+from pfljax import cli
 from pfljax.cli import compare, launch, supervision, train
 from pfljax.cli.settings import parse
 from pfljax.contract.errors import ArgumentError
@@ -57,6 +62,10 @@ def test_arguments_are_told_by_their_flags():
         (ArgumentError("components", "accepted: 1", owner="fedem"), "--fedem.components: accepted: 1"),
         (ArgumentError("num_clients", "accepted: 1", 0), "--num_clients=0: accepted: 1"),
         (ArgumentError("predict", "accepted: one"), "predict: accepted: one"),
+        (
+            ArgumentError("out", "new, or `resume=from_scratch`, `other`"),
+            "--out: new, or --resume=from_scratch, `other`",
+        ),
     ):
         assert line(error, train.define) == text
     unknown = ArgumentError("algorithm", "unknown", "x")
@@ -74,6 +83,21 @@ def test_processes_are_checked_before_they_meet():
             launch.check_coordinator(parse(train.define, flags))
         assert str(caught.value).startswith(text)
     assert launch.check_coordinator(parse(train.define, ["--coordinator=auto"])) == 0
+
+
+def test_a_command_whose_output_is_not_read_ends_in_silence(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdout", mock.Mock(**{"write.side_effect": BrokenPipeError}))
+    ended = mock.Mock(side_effect=SystemExit)
+    monkeypatch.setattr(os, "_exit", ended)
+    ways = [
+        lambda: launch.main(train.COMMAND, ["--help"]),
+        lambda: launch.main(train.COMMAND._replace(run=lambda _: print("1 of 2"), devices=None), []),
+        lambda: cli.main(["--help"]),
+    ]
+    for way in ways:
+        with pytest.raises(SystemExit):
+            way()
+    assert ended.mock_calls == [mock.call(141)] * 3 and capfd.readouterr().err == ""
 
 
 @pytest.mark.slow

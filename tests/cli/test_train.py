@@ -5,6 +5,7 @@ import sys
 import warnings
 
 import numpy as np
+import outcomes
 import pytest
 from commands import call, one_line
 
@@ -47,6 +48,10 @@ def npz(tmp_path_factory):
         (["--dataset=mnist"], ["--dataset=mnist", "tfds:"]),
         (["--unseen_clients=1"], ["--unseen_clients=1"]),
         (["--resume"], ["--resume", "--out"]),
+        (["--momhead.momentum=.5"], ["--momhead.momentum: ", "no method momhead is known", "--algorithm=FILE.py:NAME"]),
+        (["--dito.strength=1"], ["--dito.strength: ", "no method dito is known; did you mean ditto?"]),
+        (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no knob of fedavg"]),
+        (["--ditto.x=1"], ["--ditto.x: ", "accepted: --ditto.strength"]),
     ],
     ids=lambda value: "_".join(value) if isinstance(value, list) and value[0].startswith("-") else "",
 )
@@ -207,6 +212,61 @@ def test_a_model_of_one_s_own_comes_from_its_file(tmp_path):
     assert summary["parameters"] == 64 * 3 + 3 + 3 * 10 + 10
     line = one_line(call(train.COMMAND, *small, f"--model={path}:Big", code=2))
     assert line.startswith(f"--model={path}:Big: ") and "has no Big" in line
+
+
+RANDOM = """
+from flax import nnx
+
+class Net(nnx.Module):
+    def __init__(self, num_classes=10, *, rngs):
+        self.head = nnx.Linear(64, num_classes, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(x.reshape(x.shape[0], -1))
+
+class Required(Net):
+    def __init__(self, num_classes, *, rngs):
+        super().__init__(num_classes, rngs=rngs)
+
+class Streams(Net):
+    def __init__(self, *, rngs):
+        super().__init__(rngs=rngs)
+
+def function(rngs):
+    return Net(rngs=rngs)
+
+def fails(num_classes):
+    return num_classes / 0
+
+def three(a, b, c):
+    return a
+"""
+
+
+def test_networks_of_random_streams_come_from_a_file_as_in_python(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(RANDOM)
+    flags = lambda name: ["--algorithm=fedavg", f"--model={path}:{name}", f"--out={tmp_path / 'run'}"]
+    for name in ("Net", "Required", "Streams", "function"):
+        assert outcomes.outcome(train.COMMAND, flags(name)) == (None, ""), name  # would train
+    for name, why in (("fails", "raised ZeroDivisionError: division by zero"), ("three", "raised TypeError: three()")):
+        line = outcomes.refused(train.COMMAND, flags(name))
+        assert line.startswith(f"--model={path}:{name}: {why}") and "or a function of num_classes, rngs or both" in line
+
+
+def test_the_scores_of_unseen_clients_are_printed(capsys):
+    scores = {"accuracy": 0.5, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 1.5, "f1": 0.75}
+    summary = {"task": "classification", "metrics": ["f1"], "algorithm": "local", "dataset": "digits", "scored": "own"}
+    summary |= {"last": scores | {"round": 9}, "best": scores | {"round": 3, "selected_by": "train_loss"}}
+    unseen = {"accuracy": 0.375, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 2.5, "f1": 0.0625}
+    for privacy in (None, {"epsilon": 2.0, "delta": 1e-5}):
+        train.show(summary | {"privacy": privacy, "unseen": None})
+        assert "unseen" not in capsys.readouterr().out
+        train.show(summary | {"privacy": privacy, "unseen": unseen})
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "unseen" in line]
+        cells = [cell.strip() for cell in line.strip("│").split("│")]
+        expected = ["last, on unseen clients", "9", "37.5 %", "25.0 %", "12.5 %", "2.5000", "0.062"]
+        assert cells == expected + [""] * (privacy is not None)
 
 
 NETWORKS = """

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,20 @@ def test_the_manifest_lists_all_that_a_run_wrote(copied):
     assert kept.settings["algorithm"] == "local"
     assert all((copied / name).stat().st_size == size for name, (size, _) in kept.files.items())
     assert kept.damaged(copied) is kept.damaged(copied, 6) is kept.damaged(copied, 4) is None
+
+
+def test_a_changed_list_is_told_as_on_the_command_line():
+    before = {
+        "settings": {"--channels": ["128", "64"], "--metrics": [], "--lr_schedule": "cosine"},
+        "program": {},
+        "data": {},
+    }
+    config = {"settings": {"--channels": ["16"], "--metrics": ["f1"], "--lr_schedule": "step"}}
+    experiment = types.SimpleNamespace(config=config, program=dict)
+    expected = (
+        "--channels was 128,64 and is 16; --metrics was empty and is f1; --lr_schedule was 'cosine' and is 'step'"
+    )
+    assert folders.changed(before, experiment) == f"with other settings: {expected}"
 
 
 def test_a_changed_bit_in_any_part_of_a_checkpoint_is_found(copied, whole):

@@ -10,6 +10,7 @@ import pytest
 import toys
 
 from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import ClientContext, Split
 from pfljax.local import batches as blocks_of
 from pfljax.local.batches import shuffle, sum_over_examples
@@ -28,6 +29,26 @@ def solver(optimizer=None, task="regression", n_max=7, **options):
     federation = toys.make_federation((n_max,), task)
     problem = toys.make_problem(federation, optimizer or optax.sgd(RATE), **options)
     return problem.solver, problem.model.init(jax.random.key(3))
+
+
+def test_an_objective_that_is_no_scalar_is_named():
+    made, params = solver()
+    problem = toys.make_problem(toys.make_federation((7,), "regression"), optax.sgd(RATE))
+
+    def per_example(params, batch):
+        return made.loss(params, batch.x, batch.y)
+
+    number, key = jnp.int32(0), jax.random.key(0)
+    context = ClientContext(key, number, number, number[None])
+    stacked = jax.tree.map(lambda leaf: leaf[None], params)
+    for train in (
+        lambda: made.fit(
+            key, params, made.optimizer.init(params), client(5), round_number=number, objective=per_example
+        ),
+        lambda: problem.fit(context, stacked, (), client(5), objective=per_example),
+    ):
+        with pytest.raises(ArgumentError, match=r"objective=\S*per_example: returns shape \(7,\); accepted: a scalar"):
+            train()
 
 
 def sgd_by_hand(params, split, batches, rate=RATE):

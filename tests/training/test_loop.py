@@ -207,7 +207,9 @@ def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
 def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     out, _ = whole("local")
     before = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(ArgumentError, match=r"out=.*contains another run; choose a new folder"):
+    with pytest.raises(
+        ArgumentError, match=r"out=.*contains another run; choose a new folder, `resume` .*`resume=from"
+    ):
         train(make_experiment("local"), out)
     changed = make_experiment("local", config={"settings": {"algorithm": "local", "learning_rate": 0.5}})
     with pytest.raises(ArgumentError, match=r"learning_rate was 0\.05 and is 0\.5"):

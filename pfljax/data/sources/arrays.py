@@ -166,6 +166,9 @@ def _warn_of_classes(y: np.ndarray) -> None:
     silent = "or set the task to keep them as they are"
     if y.dtype.kind in "iuf" and y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
         warn("y", f"has one-hot rows; if these are classes, pass y.argmax(axis=1), {silent}")
+    elif y.dtype.kind in "iu" and y.shape[1:] == (1,):
+        text = f"has shape {y.shape}, which is one class for each place of sequences of length 1"
+        warn("y", f"{text}; if examples have one class each, pass y[:, 0], {silent}")
     elif y.dtype.kind == "f" and y.ndim == 1 and (y == np.floor(y)).all() and len(np.unique(y)) < min(100, len(y)):
         warn("y", f"has floats, so the task is regression; if they are classes, pass y.astype(int), {silent}")
 

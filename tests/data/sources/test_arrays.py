@@ -99,6 +99,7 @@ def test_likely_mistakes_are_told(npz):
         ),
         (np.eye(3)[CLASSES], r"^y: has one-hot rows; if these are classes, pass y.argmax\(axis=1\)"),
         (np.eye(3, dtype=int)[CLASSES], "^y: has one-hot rows"),
+        (CLASSES[:, None], r"^y: has shape \(30, 1\), which is one class for each place .* pass y\[:, 0\]"),
     ],
 )
 def test_targets_that_look_like_classes_are_named_unless_the_task_is_stated(y, text):
