@@ -23,7 +23,6 @@ from pfljax.report.pictures import axis_of
 from pfljax.report.run_data import BYTES, RunData, Score, evenly, measures, number_of, over_rounds
 
 TRIAL = re.compile(r"(?:split-(\d+)-)?seed-(\d+)$")  # names of the folders of one method's runs
-SEED = "seed-"
 DEPTH = 3  # OUT/GROUP/METHOD/seed-N
 MAX_ROUNDS = 300  # per curve
 
@@ -309,26 +308,19 @@ def _table(
     rows = [standing[method.title] for method in methods]
     more, ranked = statistics.interval_columns(rows, number_of(score.percent))
     body, tuned = [], any(method.tuned for method in methods)
-    short = all(name.startswith(SEED) for method in methods for name in method.names)
     for method, own in zip(methods, ranked, strict=True):
-        addresses = _addresses(method, SEED if short else "")
+        links = zip(method.links, method.names, strict=True)
+        addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
         first, *rest = (_mean(name, method.measures[name], score) for name in names)
         late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
         knows = method.runs[0].summary.get("knows") or "-"
         chosen = [method.tuned or "-"] * tuned
         body.append([method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, Raw(addresses)])
-    heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "seeds" if short else "runs"]
+    heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
     edge = any(terms.EDGE in method.tuned for method in methods)
     said = f"{statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
     return table(heads, body, "sortable", caption) + paragraph(said.strip())
-
-
-def _addresses(method: Method, prefix: str) -> str:
-    """Returns links to a method's runs, whose names are shown without a prefix."""
-    one = '<a href="{}" title="{}">{}</a>'.format
-    rows = zip(method.links, method.names, strict=True)
-    return ", ".join(one(text(link), text(name), text(name.removeprefix(prefix))) for link, name in rows)
 
 
 def _differences(panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, Any]], score: Score) -> str:

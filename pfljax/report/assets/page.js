@@ -6,7 +6,6 @@ const page = (() => {
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(pointer: coarse)").matches;
   const byId = (id) => document.getElementById(id);
-  const AHEAD = 300; // pixels below the window in which plots are drawn, too
   const plots = new Map(); // id -> {make, seen, click}
   // A page's script sets `show(data)`, which is called before anything is drawn, and `select(key)`, which is called if a
   // point is clicked; `selected` is the key of the points to highlight, and `texts` is what is said of each key.
@@ -187,31 +186,21 @@ const page = (() => {
   const watcher = new IntersectionObserver(
     (entries) => {
       for (const { isIntersecting, target } of entries) {
-        if (isIntersecting) show(target.id);
+        const entry = plots.get(target.id);
+        if (!isIntersecting || entry.seen) continue;
+        entry.seen = true;
+        watcher.unobserve(target);
+        draw(target.id);
       }
     },
-    { rootMargin: `${AHEAD}px` },
+    { rootMargin: "300px" },
   );
-
-  function show(id) {
-    const entry = plots.get(id);
-    if (entry.seen) return;
-    entry.seen = true;
-    watcher.unobserve(byId(id));
-    draw(id);
-  }
-
-  function showAll() {
-    for (const id of plots.keys()) show(id);
-  }
 
   function plot(id, make) {
     // make() -> {data, layout, key(point)}; the key of a clicked point is by default its custom data
     if (!byId(id)) return;
     plots.set(id, { make, seen: false, clicks: false });
-    // What the window shows is drawn before the page counts as loaded, so that a picture of the page has it.
-    if (byId(id).getBoundingClientRect().top < window.innerHeight + AHEAD) show(id);
-    else watcher.observe(byId(id));
+    watcher.observe(byId(id));
   }
 
   function startPanels(panels) {
@@ -318,6 +307,5 @@ const page = (() => {
   }
 
   window.addEventListener("DOMContentLoaded", start);
-  window.addEventListener("beforeprint", showAll);
   return { axis, byId, draw, drawn, heat, hooks, ink, isDark, pick, plain, plot };
 })();
