@@ -29,6 +29,7 @@ from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
+MINUS = re.compile(r"(?<![\w.)-])-[\d.]+(?![\w.])")  # a negative number, not the hyphen of a name
 MAX_GAINS = 500  # of single clients, kept in a row
 EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
 
@@ -196,7 +197,9 @@ class Table:
 
         Args:
             columns: Headings of the columns to keep, in this order, such as ["method", "test accuracy, %", "rank"];
-                None: all.
+                None: those of a paper's table, which are the method, its score, the interval, the difference to the
+                reference, clients helped and hurt, metrics, and scores of unseen clients and epsilons if there are any.
+                `table.columns()[0]` are all.
 
         Raises:
             ArgumentError: for a heading that the table does not have.
@@ -205,9 +208,7 @@ class Table:
         for name in columns or ():
             if name not in heads:
                 raise ArgumentError("columns", f"unknown; {nearest(name, heads)}", name)
-        kept = [heads.index(name) for name in columns or heads]
-        head, *lines = [[line[place] for place in kept] for line in (heads, *body)]
-        return latex(self.title, head, lines)
+        return latex(self.title, heads, body, columns)
 
     @checked()
     def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
@@ -235,11 +236,13 @@ def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table in LaTeX."""
-    escaped = lambda cell: re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$")
-    head, *lines = [" & ".join(map(escaped, line)) + r" \\" for line in (heads, *body)]
-    start = rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}"
+def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], columns: Sequence[str] | None = None) -> str:
+    """A table in LaTeX, of these columns; by default, of those of a paper's table."""
+    columns = columns or terms.for_paper(heads)
+    kept = [heads.index(name) for name in columns]
+    escaped = lambda cell: MINUS.sub(r"$\g<0>$", re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$"))
+    head, *lines = [" & ".join(escaped(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
+    start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
     return "\n".join(
         [f"% {title}", start, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
     )

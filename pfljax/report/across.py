@@ -15,7 +15,14 @@ from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
 from pfljax.folder import files
 from pfljax.report import terms
-from pfljax.report.comparisons import client_gains, client_pairs, difference_points, method_curves, method_points
+from pfljax.report.comparisons import (
+    client_gains,
+    client_pairs,
+    difference_points,
+    method_curves,
+    method_points,
+    spent_axis,
+)
 from pfljax.report.markup import Raw, cells, choice, controls, document, downloads, paragraph, plot, table, text
 from pfljax.report.page import NAME, write_page
 from pfljax.report.picture import Axis, plain
@@ -63,6 +70,7 @@ class Method(NamedTuple):
         trials: Their seeds and splits.
         measures: Measures of their last rounds, by name; NaN if unknown. Shape (runs,).
         curves: Rounds that all of them evaluated, and score, megabytes and seconds up to them. Shape (runs, T).
+        place: Its place in the comparison's table, which is that of its color; 0 without a table.
         tuned: The values that tuning chose, in words.
     """
 
@@ -73,6 +81,7 @@ class Method(NamedTuple):
     trials: Sequence[statistics.Trial]
     measures: Mapping[str, np.ndarray]
     curves: Mapping[str, np.ndarray]
+    place: int
     tuned: str
 
     @property
@@ -189,18 +198,19 @@ def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> li
     for title in dict.fromkeys(title for _, title, *_ in found):
         paths, _, names, runs = zip(*(entry for entry in found if entry[1] == title), strict=True)
         last, trials = measures([run.summary for run in runs]), list(map(_trial, names))
-        tuned = _tuned(paths[0].parent)
-        methods.append(Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs), tuned))
+        listed = _listed(paths[0].parent)
+        methods.append(Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs), *listed))
     return sorted(methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"])))
 
 
-def _tuned(folder: Path) -> str:
-    """Returns what tuning chose for the method of a folder, from its comparison's table.json; "" if it is not there."""
+def _listed(folder: Path) -> tuple[int, str]:
+    """Returns the place of a folder's method in its comparison's table.json, and what tuning chose; 0, "" if absent."""
     try:
-        rows = files.read_json(folder.parent / "table.json")
-        return next((str(row.get("tuned") or "") for row in rows if row["algorithm"] == folder.name), "")
+        rows = enumerate(files.read_json(folder.parent / "table.json"))
+        found = ((place, str(row.get("tuned") or "")) for place, row in rows if row["algorithm"] == folder.name)
+        return next(found, (0, ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return ""
+        return 0, ""
 
 
 def _trial(name: str) -> statistics.Trial:
@@ -238,13 +248,15 @@ def _panels(
 ) -> dict[str, dict[str, Any]]:
     """Returns the panels of points by measure, of differences by reference, and of curves by horizontal axis."""
     links, dots, over = {method.title: method.links for method in methods}, {}, {}
+    listed = sorted(methods, key=lambda method: method.place)  # so that colors are those of the figures for papers
     for name, label in names.items():
         axis = Axis(label, percent=score.percent and name in SCORES)
-        dots[name] = plain(method_points({method.title: method.measures[name] for method in methods}, axis, links))
+        dots[name] = plain(method_points({method.title: method.measures[name] for method in listed}, axis, links))
     for name, label in against(methods).items():
-        mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in methods}
+        mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in listed}
         curves = {title: (x, values.mean(axis=0), statistics.deviation(values)) for title, (x, values) in mean.items()}
-        over[name] = plain(method_curves(curves, Axis(label), axis_of(score)))
+        axis = Axis(label) if name == "rounds" else spent_axis(label, [at for at, *_ in curves.values()])
+        over[name] = plain(method_curves(curves, axis, axis_of(score)))
     return {"dots": dots, "over": over} | _of_pairs(methods, score, reference) | _of_clients(methods, score, reference)
 
 
@@ -311,11 +323,12 @@ def _table(
     for method, own in zip(methods, ranked, strict=True):
         links = zip(method.links, method.names, strict=True)
         addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
+        runs = Raw(f'<span class="links">{addresses}</span>')
         first, *rest = (_mean(name, method.measures[name], score) for name in names)
         late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
         knows = method.runs[0].summary.get("knows") or "-"
-        chosen = [method.tuned or "-"] * tuned
-        body.append([method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, Raw(addresses)])
+        chosen = [Raw(f'<span class="wrap">{text(method.tuned or "-")}</span>')] * tuned
+        body.append([method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, runs])
     heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
     edge = any(terms.EDGE in method.tuned for method in methods)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,18 +113,35 @@ def method_curves(
 
     Args:
         curves: Positions, means and sample deviations over runs, by method.
-        x: The horizontal axis.
+        x: The horizontal axis. If it is logarithmic, its first tick stands for zero (see `spent_axis`).
         y: The axis of the means.
         symbols: Whether each method has a symbol of its own.
     """
     series = []
     for place, (method, shade) in enumerate(zip(curves, colors(np.arange(len(curves))), strict=True)):
         at, (mean, spread) = np.asarray(curves[method][0]), np.asarray(curves[method][1:], float)
+        if x.log and x.ticks:
+            at = np.maximum(at, x.ticks[0][0])
         if np.nanmax(spread, initial=0) > 0:
             series.append(Series(at, mean + spread, "", "band", mean - spread, shade))
         symbol = SYMBOLS[place % len(SYMBOLS)] if symbols and len(at) <= 60 else ""
         series.append(Series(at, mean, method, color=shade, width=2, symbol=symbol))
     return Panel(x, y, series, legend="best" if len(curves) <= len(PALETTE) else "none")
+
+
+def spent_axis(label: str, spent: Iterable[Any]) -> Axis:
+    """Returns the axis of what methods have spent, such as megabytes up to each evaluation; shape (T,) for each.
+
+    It is logarithmic if a method spends more than ten times as much as another that spends anything. Its first tick is
+    then zero, at a third of the smallest positive value; the others are powers of ten.
+    """
+    spent = [np.asarray(each, float) for each in spent]
+    totals, every = np.array([each[-1] for each in spent]), np.concatenate(spent)
+    if not totals.any() or totals.max() <= 10 * totals[totals > 0].min():
+        return Axis(label)
+    low, high = every[every > 0].min(), every.max()
+    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return Axis(label, [(float(low / 3), "0"), *((10.0**power, f"{10.0**power:g}") for power in powers)], log=True)
 
 
 def comparison_figure(table: Sequence[Mapping]) -> Figure:
@@ -150,7 +168,8 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
         spent = [row.get(key) for row in table]
         if all(spent) and any(map(np.any, spent)):
             over = {row["algorithm"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
-            panels[name] = method_curves(over, Axis(label), of(f"test {score}"))
+            axis = Axis(label) if name == "rounds" else spent_axis(label, spent)
+            panels[name] = method_curves(over, axis, of(f"test {score}"))
     differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
     if differs:
         names = ("difference", "difference_low", "difference_high")

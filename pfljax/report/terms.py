@@ -13,6 +13,9 @@ BUDGET = (
     "Budget: gradients of mini-batches that a client computes in a round of training, and megabytes that it receives "
     "and sends; means over all clients and rounds."
 )
+# Headings of the columns that a paper's table leaves out, without units.
+ASIDE = ("rank", "p", "win/tie/loss", "worst client", "best round by validation", "bottom decile", "simulated s")
+ASIDE += ("tuned", *HEADS, "s per round")
 EFFECTS = ("clients helped / hurt, %", "worst client")
 HELPED = (
     "Clients helped or hurt: shares of the clients of all runs whose score is better or worse than with {reference}; "
@@ -30,6 +33,11 @@ def entries(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns a method's entries for the columns, from the summaries of its runs; see `training.scoring`."""
     gradients = [summary["gradients_per_round"] for summary in summaries]
     return {"knows": summaries[0]["knows"], "gradients_per_round": sum(gradients) / len(gradients)}
+
+
+def for_paper(heads: Sequence[str]) -> list[str]:
+    """Returns the headings of the columns that a paper's table keeps."""
+    return [head for head in heads if head.removesuffix(", %").split(" to ")[0] not in ASIDE]
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:

@@ -5,10 +5,12 @@ import optax
 import pytest
 
 from pfljax import Clock, FedAvg, Local, LocalTraining, Run, compare, data
-from pfljax.api.comparison import times_text, times_to
+from pfljax.api.comparison import latex, times_text, times_to
 from pfljax.contract.errors import ArgumentError
 from pfljax.folder import files
 from pfljax.models import MLP
+
+LISTED = "clients helped / hurt, %"
 
 
 def test_times_to_a_target_by_hand():
@@ -54,10 +56,23 @@ def test_a_reference_says_which_clients_are_helped_and_a_table_makes_figures_for
     lines = table.to_latex(columns=["method", "rank", "test accuracy, %"]).splitlines()
     assert lines[1] == r"\begin{tabular}{lrr}" and lines[3] == r"method & rank & test accuracy, \% \\"
     assert lines[6] == " & ".join(["fedavg", cells[heads.index("rank")], cells[1].replace("±", r"$\pm$")]) + r" \\"
+    for columns, kept in (
+        (None, [0, 1, *map(heads.index, ["95 % interval", "over local", LISTED])]),
+        (heads, range(len(heads))),
+    ):
+        found = [cell.strip(" \\") for cell in table.to_latex(columns).splitlines()[3].split(" & ")]
+        assert found == [heads[place].replace("%", r"\%") for place in kept]
     with pytest.raises(ArgumentError, match=r"columns=ranks: unknown; did you mean rank\?"):
         table.to_latex(columns=["ranks"])
     with pytest.raises(ArgumentError, match="width=0"):
         table.figures(tmp_path, width=0)
+
+
+def test_negative_numbers_have_a_minus_in_latex_and_names_keep_their_hyphens():
+    """Only a sign of a number is one; "-" alone says that there is none."""
+    body = [["fed-2-x", "-5.6 [-7, +2.0]", "-", "-3 ± 1"]]
+    line = latex("title", ["method", "over x", "tuned to", "accuracy"], body).splitlines()[5]
+    assert line == r"fed-2-x & $-5.6$ [$-7$, +2.0] & - & $-3$ $\pm$ 1 \\"
 
 
 def read_accuracies(folder):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import shutil
 import time
 
@@ -220,6 +221,30 @@ def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, t
     page.check()
     page.ask("document.querySelector('table a').click()")
     page.wait("document.title.includes('federico on') && document.documentElement.dataset.ready === 'yes'")
+
+
+def test_a_page_has_its_plots_when_it_is_loaded_and_on_paper(driver, tmp_path):
+    """The plots in view are drawn before the load event, the others before printing; the table fits the window."""
+    for name, seed in itertools.product(("fedavg", "local", "momhead"), range(5)):
+        make_run(tmp_path / name / f"seed-{seed}", level=0.5 + 0.1 * seed, optional=False)
+    path = report.write_comparison(tmp_path / "report.html", [tmp_path])
+    seen = (
+        "addEventListener('load', () => window.atLoad = [...document.querySelectorAll('.plot')].map((at) => !!at.data))"
+    )
+    path.write_text(path.read_text().replace("</body>", f"<script>{seen}</script></body>"))
+    page = Page(driver, path, 1280)
+    drawn = page.ask("window.atLoad")
+    assert drawn[0] and not drawn[-1]
+    wide = "[...document.querySelectorAll('.wide')].map((at) => at.scrollWidth - at.clientWidth)"
+    assert max(page.ask(wide)) <= 0
+    page.ask("document.getElementById('theme').click()")
+    page.ask("window.dispatchEvent(new Event('beforeprint'))")
+    of_each = lambda key: page.ask(f"[...document.querySelectorAll('.plot')].map((at) => at.layout.{key})")
+    (width,), (ink,) = set(of_each("width")), set(of_each("font.color"))
+    assert width < 800 and ink == "#1f2a30"  # of a sheet, and dark on white
+    page.ask("window.dispatchEvent(new Event('afterprint'))")
+    assert width not in of_each("width") and ink not in of_each("font.color")
+    page.check()
 
 
 @pytest.mark.slow

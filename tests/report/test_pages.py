@@ -22,7 +22,7 @@ from run_folders import K, T, make_run
 from pfljax import report
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.report import content, draw, picture, pictures, sections
+from pfljax.report import comparisons, content, draw, picture, pictures, sections
 
 
 def readable(page):
@@ -435,6 +435,33 @@ def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path)
     edges = [[0.6 - np.sqrt(0.02)] * 3, [0.6] * 3, [0.6 + np.sqrt(0.02)] * 3]
     np.testing.assert_allclose([band["low"], mean["y"], band["y"]], edges, rtol=1e-4)
     assert drawn["csv"]["curves"][4:6] == [["a<b", "seed-0", 10, 0.5], ["a<b", "seed-0", 20, 0.5]]
+
+
+def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(tmp_path):
+    """The table has the user's order, as the figures for a paper have it."""
+    for name, level in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
+        make_run(tmp_path / name / "seed-0", level=level, optional=False)
+    files.write_json(tmp_path / "table.json", [{"algorithm": name} for name in "cab"])
+    page = report.write_comparison(tmp_path / "report.html", [tmp_path])
+    curves = packed(page)["panels"]["over"]["rounds"]["series"]
+    assert [(each["name"], each["color"]) for each in curves] == list(zip("cab", picture.PALETTE[:3], strict=True))
+    assert re.findall(r"<tr><td>(\w)</td>", readable(page))[:3] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("unit", [0.01, 1, 300])
+def test_costs_of_different_sizes_are_on_a_logarithmic_axis_that_has_a_zero(unit):
+    """Zero stands at a third of the smallest positive value, here 0.1; at unit 1, the decades are 0.1, 1 and 10."""
+    spent = [unit * np.array(each) for each in ([0, 0, 0], [0, 0.1, 0.5], [0, 4.0, 16.0])]
+    axis = comparisons.spent_axis("MB", spent)
+    decades = {0.01: [0.001, 0.01, 0.1], 1: [0.1, 1, 10], 300: [100, 1000]}[unit]
+    assert axis.log and axis.ticks[0] == (pytest.approx(unit * 0.1 / 3), "0")
+    assert [place for place, _ in axis.ticks[1:]] == pytest.approx(decades)
+    curves = {str(place): (at, np.ones(3), np.zeros(3)) for place, at in enumerate(spent)}
+    drawn = [series.x for series in comparisons.method_curves(curves, axis, picture.Axis()).series]
+    np.testing.assert_allclose(drawn[0], [unit * 0.1 / 3] * 3)
+    np.testing.assert_allclose(drawn[2], unit * np.array([0.1 / 3, 4, 16]))
+    for alike in ([spent[1], 10 * spent[1]], [spent[0], spent[2]], [spent[0]]):
+        assert comparisons.spent_axis("MB", alike) == picture.Axis("MB")
 
 
 def test_a_page_shows_paired_differences_with_intervals_within_each_group(tmp_path):

@@ -1,20 +1,23 @@
 // Shared by all pages: unpacks the library and the data; sets the theme; draws the panels that picture.py describes,
-// once they are in view; sorts tables; downloads files.
+// once they are in view, and all of them for printing; sorts tables; downloads files.
 "use strict";
 
 const page = (() => {
   const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(pointer: coarse)").matches;
   const byId = (id) => document.getElementById(id);
+  const NEAR = 300; // pixels below the window within which plots are drawn
+  const PAPER = 680; // width of a sheet without its margins, in pixels
   const plots = new Map(); // id -> {make, seen, click}
+  let printing = false; // in light colors, and at the width of a sheet
   // A page's script sets `show(data)`, which is called before anything is drawn, and `select(key)`, which is called if a
   // point is clicked; `selected` is the key of the points to highlight, and `texts` is what is said of each key.
   const hooks = { show: () => {}, select: () => {}, selected: null, texts: {} };
 
   const isDark = () =>
-    (document.documentElement.dataset.theme || (prefersDark.matches ? "dark" : "light")) === "dark";
+    !printing && (document.documentElement.dataset.theme || (prefersDark.matches ? "dark" : "light")) === "dark";
   const pick = () => (isDark() ? "#ff8fd0" : "#b0006d"); // color of the selected client, distinct from the groups' colors
-  const ink = () => getComputedStyle(document.body).color;
+  const ink = () => (printing ? "#1f2a30" : getComputedStyle(document.body).color);
 
   async function unpack(id) {
     const packed = Uint8Array.from(atob(byId(id).textContent), (letter) => letter.charCodeAt(0));
@@ -160,6 +163,7 @@ const page = (() => {
       dragmode: touch ? false : "zoom",
       legend: { orientation: "h", y: -0.22, yanchor: "top" },
       ...changes,
+      ...(printing ? { width: PAPER } : {}),
     };
   }
 
@@ -185,16 +189,28 @@ const page = (() => {
 
   const watcher = new IntersectionObserver(
     (entries) => {
-      for (const { isIntersecting, target } of entries) {
-        const entry = plots.get(target.id);
-        if (!isIntersecting || entry.seen) continue;
-        entry.seen = true;
-        watcher.unobserve(target);
-        draw(target.id);
-      }
+      for (const { isIntersecting, target } of entries) if (isIntersecting) see(target.id);
     },
-    { rootMargin: "300px" },
+    { rootMargin: `${NEAR}px` },
   );
+
+  function see(id) {
+    const entry = plots.get(id);
+    if (entry.seen) return;
+    entry.seen = true;
+    watcher.unobserve(byId(id));
+    draw(id);
+  }
+
+  function seeAbove(bottom) {
+    for (const id of plots.keys()) if (byId(id).getBoundingClientRect().top < bottom) see(id);
+  }
+
+  function print(starts) {
+    printing = starts;
+    for (const id of plots.keys()) draw(id);
+    seeAbove(Infinity);
+  }
 
   function plot(id, make) {
     // make() -> {data, layout, key(point)}; the key of a clicked point is by default its custom data
@@ -282,6 +298,9 @@ const page = (() => {
   }
 
   async function start() {
+    // A document that stays open delays the load event, for which screenshots wait, until the plots in view are drawn.
+    const pending = document.body.appendChild(Object.assign(document.createElement("iframe"), { hidden: true }));
+    pending.contentDocument.open();
     try {
       startTheme();
       document.querySelectorAll("table.sortable").forEach(makeSortable);
@@ -297,12 +316,18 @@ const page = (() => {
         byId(`csv-${name}`).addEventListener("click", () =>
           download(`${name}.csv`, typeof lines === "function" ? lines() : lines),
         );
+      seeAbove(window.innerHeight + NEAR);
+      window.addEventListener("beforeprint", () => print(true));
+      window.addEventListener("afterprint", () => print(false));
       document.documentElement.dataset.ready = "yes";
     } catch (error) {
       byId("problem").textContent =
         `The plots cannot be drawn. They need a browser from 2024 or later. (${error})`;
       byId("problem").hidden = false;
       throw error;
+    } finally {
+      pending.contentDocument.close();
+      pending.remove();
     }
   }
 
