@@ -327,7 +327,8 @@ def _table(
         first, *rest = (_mean(name, method.measures[name], score) for name in names)
         late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
         knows = method.runs[0].summary.get("knows") or "-"
-        chosen = [Raw(f'<span class="wrap">{text(method.tuned or "-")}</span>')] * tuned
+        values = text(method.tuned or "-").replace(" ", "&nbsp;").replace(",&nbsp;", ", ")  # lines break at commas
+        chosen = [Raw(f'<span class="wrap">{values}</span>')] * tuned
         body.append([method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, runs])
     heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."

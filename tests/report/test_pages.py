@@ -507,7 +507,7 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
     assert ">tuned<" not in readable(page)
     files.write_json(tmp_path / "table.json", [{"algorithm": "fedavg", "tuned": "rate 0.3 (edge)"}])
     text = readable(report.write_comparison(page, [tmp_path]))
-    assert ">tuned<" in text and "<td>rate 0.3 (edge)</td>" in text and "others beyond it may do better" in text
+    assert ">tuned<" in text and ">rate&nbsp;0.3&nbsp;(edge)<" in text and "others beyond it may do better" in text
     panels = packed(page)["panels"]
     assert [list(panels[name]) for name in ("gains", "pairs")] == [["fedavg"]] * 2
     line, points = panels["gains"]["fedavg"]["series"][2], panels["pairs"]["fedavg"]["series"][1]
