@@ -84,7 +84,7 @@ def test_matrices_keep_the_fewest_singular_values(energy):
     np.testing.assert_allclose(share, sent / (48 + 48 + 24 + 8), rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", [toys.Dropped, toys.Normalized])
+@pytest.mark.parametrize("model", [pytest.param(toys.Dropped, marks=pytest.mark.slow), toys.Normalized])
 def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(model):
     federation, options = toys.make_federation(SIZES), {"model": model, "batch_size": 2, "epochs": 2}
     knobs = {"strength": 0.0, "energy": 1.0, "last_energy": 1.0}

@@ -99,7 +99,9 @@ def test_rounds_by_hand(monkeypatch):
     assert [record.up for record in records] == [num * (model + 4) for num in sent]  # and n_k
 
 
-@pytest.mark.parametrize(("num", "scale"), [(4, 1.0), (4, 0.05), (9, 1.0)])
+@pytest.mark.parametrize(
+    ("num", "scale"), [(4, 1.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 0.05), (9, 1.0)))]
+)
 def test_clients_are_projected_onto_the_simplex(num, scale):
     """Also with more endpoints than clients, and whichever their order is."""
     rng, known = np.random.default_rng(3), np.array([1, 1, 0, 1, 1, 1, 1, 1], bool)

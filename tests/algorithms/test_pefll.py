@@ -95,6 +95,7 @@ def test_rounds_by_hand(clip):
     assert records[0].up == 4 * each + DESCRIPTOR + MODEL  # without examples, there is no gradient of phi
 
 
+@pytest.mark.slow
 def test_a_client_s_model_depends_on_its_examples():
     """After training, models of clients whose labels differ are apart, and fit their own client."""
     federation, problem, algorithm, states, _ = networks.play("pefll", 60, (5, 5, 5, 5), knobs={"rate": 0.01}, epochs=5)

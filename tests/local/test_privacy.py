@@ -172,7 +172,7 @@ def accountant(sigma, q, steps, delta):
     return ledger.get_epsilon(delta)
 
 
-@pytest.mark.parametrize("gradients", [1, 4])
+@pytest.mark.parametrize("gradients", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_ledger_is_the_accountant_s(gradients):
     sizes, steps = np.array([100, 40, 100, 5, 0, 40]), np.array([50, 20, 50, 5, 0, 0])
     found = epsilons(Privacy(1.2, 1.0, 1e-5), sizes, 10, steps, gradients)

@@ -196,7 +196,7 @@ def test_all_controls_have_names_and_are_reached_with_the_keyboard(driver, run_p
     page.check()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [WIDTHS[0], pytest.param(WIDTHS[1], marks=pytest.mark.slow)])
 def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, tmp_path, width):
     levels = (("fedavg", 0, 0.5), ("fedavg", 1, 0.7), ("x<b>y", 0, 0.9), ("z", 0, 0.4), ("z", 1, 0.5))
     for name, seed, level in levels:

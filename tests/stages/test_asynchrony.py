@@ -64,6 +64,7 @@ def test_buffers_are_those_of_a_queue_of_events(size, at_once, most):
         assert len({*at_work.client.tolist(), *buffer.ids.tolist()}) == at_once + size
 
 
+@pytest.mark.slow
 def test_discarded_updates_are_counted():
     """Clients that take forever are late once a buffer without them was full."""
     seconds, first = jnp.array([1.0, 1.0, 1.0, 50.0]), jnp.array([0, 3], jnp.int32)
@@ -131,7 +132,8 @@ def test_turns_end_in_the_order_of_the_clock(tmp_path):
     assert np.cumsum([float(record.seconds) for record in records]).tolist() == pytest.approx([3, 5, 6, 8], rel=1e-5)
 
 
-@pytest.mark.parametrize("update", ["delta", pytest.param("gradient", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("update", ["delta", "gradient"])
 def test_federico_at_its_own_pace_reads_models_as_they_are(update):
     """Those whose turn does not end keep their rows; where all turns end at once, it is the synchronous method."""
     federation = toys.make_federation(SIZES)

@@ -271,6 +271,7 @@ def test_the_secret_is_the_noise_s():
     assert made.noise_seeds == [None] and made.keys(key, key).shape == (2,)
 
 
+@pytest.mark.slow
 def test_both_ledgers_are_in_the_summary():
     federation = toys.make_federation((6, 6, 6))
     problem = NOISY.seated(toys.make_problem(federation, privacy=Privacy(2.0, 1.0)), 0.5)

@@ -66,6 +66,7 @@ def test_the_same_network_twice_is_one_network(name):
     np.testing.assert_allclose(twice.results["loss_test"], one.results["loss_test"], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_client_alone_trains_as_in_a_federation_of_its_network():
     given = ["d", "a", "a", "d", "a", "d"]
     pair = {name: FOUR[name] for name in "ad"}

@@ -33,6 +33,7 @@ def test_a_view_knows_its_file_and_gives_pages_back_without_losing_anything(tmp_
     assert mapping(changed) is mapping(X) is None and (changed[0] == 7).all()
 
 
+@pytest.mark.slow
 def test_pixels_stay_in_the_file_and_are_scaled_in_the_mini_batch(tmp_path):
     """Against the same arrays in memory, which are scaled at once: the same models, scores and predictions."""
     folder = saved(tmp_path, x=X, y=Y, client=CLIENT, is_test=np.arange(60) % 5 == 0)
