@@ -181,7 +181,7 @@ class Problem(NamedTuple):
         """
         opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
 
-        value = scalar(objective or self.solver.mean_loss)  # which names it, unlike `fit`, that sees `descended`
+        value = scalar(objective or self.solver.mean_loss)  # here, since an error of `fit` would name `descended`
 
         def one(number, params, opt_state, *aux):
             descended = lambda params, batch: value(params, batch.of_model(number), *aux)

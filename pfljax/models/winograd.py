@@ -18,7 +18,7 @@ import numpy as np
 from pfljax.contract.types import Array
 from pfljax.models.convolutions import Windows, back, in_blocks, num_blocks, pad, turned
 
-FEWEST_CHANNELS = 16  # with fewer, sums take as long as the products that they save (docs/results/speed.md)
+FEWEST_CHANNELS = 16  # the fewest that were timed (docs/results/speed.md); sums weigh more, the fewer there are
 
 # B^T and A^T, which transform one axis, and G (x) G, which transforms both axes of a kernel.
 PLACES = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
