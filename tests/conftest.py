@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 import jaxtyping
 import pytest
-from jax._src import lru_cache
 
 PACKAGE = Path(__file__).parents[1] / "pfljax"
-COMPILED = "PFLJAX_TESTS_COMPILED"  # names the folder of the compiled programs of all workers
+COMPILED = "PFLJAX_TESTS_COMPILED"  # names the folder of compiled programs, in which each worker has a folder
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 
 # Code is split and emitted in ways that cost more time to compile than small programs take to run.
 FASTER_TO_COMPILE = (
@@ -48,13 +48,6 @@ def modules_with_shapes() -> list[str]:
     return [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
 
 
-def put_whole(cache: lru_cache.LRUCache, key: str, value: bytes) -> None:
-    """Writes a compiled program in one step, so that no other worker reads a part; JAX itself writes in place."""
-    part = cache.path / f"{key}.{os.getpid()}"
-    part.write_bytes(value)
-    part.replace(cache.path / f"{key}-cache")
-
-
 MOST_BYTES = 6 << 30  # of a worker, above which it forgets programs between files
 
 
@@ -82,8 +75,8 @@ jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of Python i
 if COMPILED not in os.environ:  # the first process; its workers start with its environment and share the folder
     compiled = tempfile.TemporaryDirectory()
     os.environ[COMPILED] = compiled.name
-jax.config.update("jax_compilation_cache_dir", os.environ[COMPILED])
-lru_cache.LRUCache.put = put_whole
+# JAX writes a program in place, so no worker may read what another one writes.
+jax.config.update("jax_compilation_cache_dir", str(Path(os.environ[COMPILED]) / WORKER))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 start_jax()
@@ -98,10 +91,22 @@ from pfljax.contract.method import METHODS  # noqa: E402
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """One worker plays a file, whose tests compile and train the same; long tests are spread."""
+    """One worker plays the tests that compile and train the same; those outside the default suite are spread."""
     for item in items:
         if not any(map(item.get_closest_marker, ("xdist_group", "slow", "campaign", "long"))):
-            item.add_marker(pytest.mark.xdist_group(item.path.relative_to(PACKAGE.parent).as_posix()))
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+
+
+def group_of(item) -> str:
+    """The method that a test in tests/algorithms is about, whose programs its tests share; else the test's file."""
+    if "algorithms" in item.path.parts:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        subjects = [getattr(value, "method", value) for value in values]
+        subjects.append(item.path.stem.removeprefix("test_"))
+        for subject in subjects:
+            if isinstance(subject, str) and subject in METHODS:
+                return subject
+    return item.path.relative_to(PACKAGE.parent).as_posix()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,6 +8,9 @@ import toys
 BODY, HEAD, RATE = "Dense_0", "Dense_1", 0.2
 
 
+OPTIMIZER = optax.sgd(RATE)  # one for all, so that plays share what they compile
+
+
 def row(params, k):
     """Row k of stacked parameters, as float64; what is None stays out."""
     return jax.tree.map(lambda leaf: np.float64(leaf[k]), params)
@@ -87,7 +90,7 @@ def examples(federation, k):
 
 def play(name, rounds, sizes, knobs=None, hidden=(6,), **options):
     """(federation, problem, algorithm, states, records)."""
-    return toys.play(name, toys.make_federation(sizes), rounds, optax.sgd(RATE), knobs, hidden=hidden, **options)
+    return toys.play(name, toys.make_federation(sizes), rounds, OPTIMIZER, knobs, hidden=hidden, **options)
 
 
 def assert_row_close(models, expected, k=0):

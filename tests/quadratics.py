@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import numpy as np
 import optax
 import toys
@@ -18,11 +17,12 @@ def vectors(models):
 
 
 def quadratic(federation, k, part="train"):
-    """Client k's mean squared error is theta' A theta - 2 b' theta + const: (A, b)."""
+    """Client k's mean squared error is theta' A theta - 2 b' theta + const: (A, b); 0 without examples."""
     split = getattr(federation, part)
     size = split.size[k]
     x = np.append(np.float64(split.x[k, :size]), np.ones((size, 1)), axis=1)
-    return x.T @ x / size, x.T @ np.float64(split.y[k, :size]) / size
+    divisor = max(size, 1)
+    return x.T @ x / divisor, x.T @ np.float64(split.y[k, :size]) / divisor
 
 
 def gradient(federation, k, theta):
@@ -62,11 +62,14 @@ def nearest_on_simplex(point):
     return np.maximum(point - low, 0)
 
 
+OPTIMIZER = optax.sgd(RATE)  # one for all, so that plays share what they compile
+
+
 def play(name, rounds=2, sizes=SIZES, knobs=None, federation=None, **options):
-    """(federation, algorithm, states, records, predictions); the same rounds are played once, unless on given data."""
-    if federation is not None:
-        return play_on(federation, name, rounds, knobs or {}, options)
-    return play_once(name, rounds, sizes, tuple((knobs or {}).items()), tuple(options.items()))
+    """(federation, algorithm, states, records, predictions)."""
+    federation = federation or toys.make_federation(sizes, "regression")
+    played, predict = toys.play_and_predict(name, federation, rounds, OPTIMIZER, knobs, **options)
+    return federation, played.algorithm, played.states, played.records, Lazily(predict)
 
 
 class Lazily:
@@ -77,17 +80,6 @@ class Lazily:
 
     def __getattr__(self, name):
         return getattr(self._make(), name)
-
-
-@functools.cache
-def play_once(name, rounds, sizes, knobs, options):
-    return play_on(toys.make_federation(sizes, "regression"), name, rounds, dict(knobs), dict(options))
-
-
-def play_on(federation, name, rounds, knobs, options):
-    _, problem, algorithm, states, records = toys.play(name, federation, rounds, optax.sgd(RATE), knobs, **options)
-    predict = lambda: toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
-    return federation, algorithm, states, records, Lazily(predict)
 
 
 MINI = {"batch_size": 2, "epochs": 2, "rounds": 3}

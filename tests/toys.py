@@ -5,8 +5,10 @@ import functools
 import importlib.util
 import re
 import sys
+import typing
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -17,6 +19,7 @@ import pytest
 
 from pfljax import models
 from pfljax.algorithms import METHODS
+from pfljax.contract.fields import value_type
 from pfljax.contract.types import Algorithm, Split
 from pfljax.data import Federation
 from pfljax.evaluation import metrics
@@ -242,16 +245,13 @@ def shardings(algorithm, problem, clients):
 
 def start(algorithm, problem, clients, seed=0):
     """The initial state, placed as a run places it."""
-    make = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shardings(algorithm, problem, clients))
-    return make(jax.random.key(seed), clients)
+    first, _ = programs(algorithm, problem, clients)
+    return first(jax.random.key(seed), place(problem.plan, clients, problem.num_clients))
 
 
 def trainer(algorithm, problem, clients, rounds, seed=0):
     """(clients, state=None) -> all states, the initial one first, and the rounds' records; compiles a round once."""
-    shape = shardings(algorithm, problem, clients)
-    first = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shape)
-    one_round = make_round(algorithm, problem.plan, problem.cohort_size)
-    one_round = jax.jit(one_round, out_shardings=(shape, None))
+    first, one_round = programs(algorithm, problem, clients)
 
     def play(clients, state=None):
         clients = place(problem.plan, clients, problem.num_clients)
@@ -265,13 +265,39 @@ def trainer(algorithm, problem, clients, rounds, seed=0):
     return play
 
 
+PROGRAMS: dict[Any, Any] = {}  # those of the algorithms that were played last
+MOST_PROGRAMS = 40
+
+
+def programs(algorithm, problem, clients):
+    """The programs that begin and that play a round: one pair for each algorithm, however often it is played."""
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(clients))
+    form = (id(algorithm), id(problem), shapes)
+    if form not in PROGRAMS:
+        if len(PROGRAMS) == MOST_PROGRAMS:
+            del PROGRAMS[next(iter(PROGRAMS))]
+        shape = shardings(algorithm, problem, clients)
+        first = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shape)
+        one_round = jax.jit(make_round(algorithm, problem.plan, problem.cohort_size), out_shardings=(shape, None))
+        PROGRAMS[form] = (algorithm, problem, first, one_round)  # which holds what the identifiers belong to
+    return PROGRAMS[form][2:]
+
+
 def train(algorithm, problem, clients, rounds, *, seed=0, state=None):
     """Plays rounds; returns all states, the initial one first, and the rounds' records."""
     return trainer(algorithm, problem, clients, rounds, seed)(clients, state)
 
 
 class Played(NamedTuple):
-    """Rounds of a registered method."""
+    """Rounds of a registered method.
+
+    Attributes:
+        federation: The clients.
+        problem: What the method is built for.
+        algorithm: The method.
+        states: All states, the initial one first.
+        records: The rounds' records.
+    """
 
     federation: Federation
     problem: Problem
@@ -280,12 +306,109 @@ class Played(NamedTuple):
     records: list
 
 
+class Compiled(NamedTuple):
+    """A method's programs. The first argument of each are the knobs that are numbers."""
+
+    init: Callable[..., Any]
+    one_round: Callable[..., Any]
+    predict: Callable[..., Any]
+
+
+COMPILED: dict[Any, Compiled] = {}  # what this process has compiled
+
+
 def play(name, federation, rounds, optimizer=None, knobs=None, script=None, **options):
-    """Plays rounds of a registered method; `options` as of `make_problem`, and `script` as of `scripted`."""
+    """Plays rounds of a registered method; the arguments are those of `play_and_predict`."""
+    return play_and_predict(name, federation, rounds, optimizer, knobs, script, **options)[0]
+
+
+def play_and_predict(name, federation, rounds, optimizer=None, knobs=None, script=None, **options):
+    """Plays rounds of a registered method; (the rounds, () -> what every client predicts with after the last round).
+
+    Plays that differ only in numbers, data and the number of rounds share what they compile: knobs that are numbers are
+    traced, as they are where a grid of knobs is tuned.
+
+    Args:
+        name: The method.
+        federation: The clients.
+        rounds: Number of rounds.
+        optimizer: As of `make_problem`. To share programs, pass the same object.
+        knobs: The method's knobs.
+        script: The clients' downloads, as of `scripted`.
+        **options: As of `make_problem`.
+    """
+    knobs = knobs or {}
     problem = make_problem(federation, optimizer, **options)
-    algorithm = make_algorithm(name, problem, **knobs or {})
-    algorithm = algorithm if script is None else scripted(algorithm, script)
-    return Played(federation, problem, algorithm, *train(algorithm, problem, federation.client_data, rounds))
+    algorithm = make_algorithm(name, problem, **knobs)  # which checks the knobs
+    numbers = {knob: value for knob, value in knobs.items() if knob in numbers_of(name) and value is not None}
+    words = {knob: value for knob, value in knobs.items() if knob not in numbers}
+
+    def build(traced):
+        algorithm = make_algorithm(name, problem, **words, **traced)
+        return algorithm if script is None else scripted(algorithm, script)
+
+    if script is not None:
+        algorithm = scripted(algorithm, script)
+    clients = federation.client_data
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(clients))
+    form = (name, optimizer, *items(words), *sorted(numbers), *items(options), federation.task, *shapes)
+    known = COMPILED.get(form) if script is None and hashable(form) else None
+    if known is None:
+        known = compile_rounds(build, algorithm, problem, clients)
+        if script is None and hashable(form):
+            COMPILED[form] = known
+
+    traced = {knob: np.float32(value) for knob, value in numbers.items()}
+    key = jax.random.key(0)
+    placed = place(problem.plan, clients, problem.num_clients)
+    states, records = [known.init(traced, key, placed)], []
+    for number in range(rounds):
+        state, record = known.one_round(traced, key, np.int32(number), states[-1], placed)
+        states.append(state)
+        records.append(record)
+    predictions = functools.partial(known.predict, traced, key, states[-1], placed)
+    return Played(federation, problem, algorithm, states, records), predictions
+
+
+def compile_rounds(build, algorithm, problem, clients):
+    """The programs of `play`; build: numbers -> algorithm."""
+    shape = shardings(algorithm, problem, clients)
+    ids = np.arange(problem.num_clients, dtype=np.int32)
+
+    def first(numbers, key, clients):
+        return lifting.init(build(numbers), problem.plan, key, clients)
+
+    def one_round(numbers, key, number, state, clients):
+        return make_round(build(numbers), problem.plan, problem.cohort_size)(key, number, state, clients)
+
+    def predict(numbers, key, state, clients):
+        use = lambda prediction, _: prediction
+        return lifting.serve(build(numbers), problem.plan, use, key, state, ids, clients, ()).found
+
+    return Compiled(
+        jax.jit(first, out_shardings=shape), jax.jit(one_round, out_shardings=(shape, None)), jax.jit(predict)
+    )
+
+
+def numbers_of(name):
+    """The knobs of a method that may be traced."""
+    hints = typing.get_type_hints(METHODS[name])
+    fields = [field for field in dataclasses.fields(METHODS[name]) if not field.metadata["static"]]
+    return {field.name for field in fields if value_type(hints[field.name]) is float}
+
+
+def items(options):
+    """The entries of a dict, sorted, for a key."""
+    return tuple(sorted(options.items(), key=lambda item: item[0]))
+
+
+def hashable(value):
+    """Whether a value can be a key."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def scripted(algorithm, script):

@@ -3,7 +3,7 @@
 accelerators.json holds each program's bytes on one chip: of temporaries, and of a round's collectives. A change must
 not need more. One that does, for a reason, or that needs less, writes them anew:
 
-    WRITE_BUDGETS=1 pytest -n0 -m slow tests/algorithms/test_accelerators.py [-k NAME]
+    WRITE_BUDGETS=1 pytest -n0 -m 'slow or long' tests/algorithms/test_accelerators.py [-k NAME]
 
 Another libtpu may lay programs out differently (0.0.52 needs half of the temporaries that 0.0.50 needs), so with one of
 those a budget is only a rough bound. Without libtpu the tests are skipped.
@@ -37,6 +37,7 @@ MOVES = {  # what may move in larger pieces
 }
 # Their servers compare all clients' models, heads or bases; the chips share that work and its results.
 COMPARE = {"clustered", "fedamp", "fedcac", "fedpac", "floco", "hilora", "mocha", "pfedgraph"}
+IN_CI = (*toys.KINDS, "fedpac")  # of each topology, and one that compares; the others are compiled at night
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,8 +105,7 @@ def write(name, found):
     FILE.write_text(f'{{\n  "libtpu": "{libtpu()}",\n  "bytes": {{\n' + ",\n".join(lines) + "\n  }\n}\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(pfl.METHODS))
+@toys.each_method(sorted(pfl.METHODS), fast=(), slow=IN_CI)
 def test_a_method_moves_what_its_topology_says_within_its_bytes(name, target, clients):
     run, found = make_run(name, clients).experiment, {}
     topology = run.algorithm(run.problem.plan).topology

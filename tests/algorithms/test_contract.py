@@ -162,7 +162,7 @@ def frozen_vit():
     return models.Model(vit, frozen=variables, trainable=[lora, "head"], frozen_dtype="float32")
 
 
-@toys.each_method(fast=("fedem",))
+@toys.each_method(fast=("local",), slow=toys.KINDS)
 def test_adapters_of_a_frozen_vit_are_trained(name):
     run = Run(name, model=frozen_vit(), shape=(4, 4, 1), cohort=K)
     states, records = run.play(run.federation.client_data, 2)
@@ -260,10 +260,8 @@ FURTHER_OF = {"local": "own", "scaffold": "shared", "federico": "peers", "fedfom
 
 
 def suite_of(name, number):
-    """By default the models of peers; each method with one plan is slow, and with further ones, if it is varied."""
-    if number == 0:
-        return [] if name == "federico" else [pytest.mark.slow]
-    return [pytest.mark.slow if name in toys.VARIED else pytest.mark.long]
+    """One of each kind with one plan is slow; the other methods and plans are long."""
+    return [pytest.mark.slow if number == 0 and name in toys.KINDS else pytest.mark.long]
 
 
 @pytest.mark.parametrize(
@@ -326,7 +324,7 @@ def begin_renumbered(name, algorithm, problem, key, clients):
     return state._replace(server=server, models=jax.tree.map(renumbered, state.models))
 
 
-@toys.each_method(fast=("scaffold", "fedem", "dfedem", "federico"), slow=toys.VARIED, grouped=True)
+@toys.each_method(fast=("scaffold", "federico"), slow=toys.KINDS, grouped=True)
 def test_renumbering_the_clients_renumbers_the_results(name):
     knobs = WITHOUT_CHANCE.get(name, {})
     run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)

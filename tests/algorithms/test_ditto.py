@@ -1,15 +1,20 @@
 """Ditto by hand on quadratics."""
 
-import numpy as np
-from quadratics import SIZES, descend, play, vectors
+from by_hand import by_hand
+
+STRENGTH = 2.0
+
+
+def ditto(rounds):
+    """Algorithm 1: w is FedAvg's, and client k's v_k is pulled toward w as it was received."""
+    w = rounds.start("models")[0]
+    own = list(rounds.start("clients.own.model"))
+    for _ in rounds:
+        for k in rounds.clients:
+            own[k] = rounds.descend(k, own[k], lambda v, w=w: STRENGTH * (v - w))
+        w = rounds.mean([rounds.descend(k, w) for k in rounds.clients])
+        yield {"models": [w], "clients.own.model": own, "predictions": [[v] for v in own]}
 
 
 def test_ditto_by_hand():
-    federation, _, states, _, predictions = play("ditto", epochs=3, knobs={"strength": 2.0})
-    w, own = vectors(states[0].models)[0], vectors(states[0].clients.own.model)
-    for _ in range(2):
-        for k in range(4):
-            own[k] = descend(federation, k, own[k], 3, lambda v, w=w: 2.0 * (v - w))
-        w = np.average([descend(federation, k, w, 3) for k in range(4)], axis=0, weights=SIZES)
-    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(vectors(states[-1].models)[0], w, rtol=1e-4, atol=1e-5)
+    by_hand("ditto", ditto, knobs={"strength": STRENGTH}, epochs=3)

@@ -1,8 +1,14 @@
 """FedProx by hand on quadratics."""
 
-from quadratics import check_averages, descend, play
+from by_hand import averaged, by_hand
+
+MU = 2.0
+
+
+def client(rounds, k, theta):
+    """Steps on l_k(own) + mu / 2 |own - theta|^2."""
+    return rounds.descend(k, theta, lambda own: MU * (own - theta))
 
 
 def test_fedprox_by_hand():
-    federation, _, states, _, _ = play("fedprox", epochs=3, knobs={"mu": 2.0})
-    check_averages(states, lambda k, theta: descend(federation, k, theta, 3, lambda own: 2.0 * (own - theta)))
+    by_hand("fedprox", averaged(client), knobs={"mu": MU}, epochs=3)

@@ -4,49 +4,66 @@ import jax
 import numpy as np
 import pytest
 import toys
-from quadratics import RATE, SIZES, descend, gradient, play, quadratic, vectors
+from by_hand import by_hand
+from quadratics import RATE, SIZES, play, quadratic, vectors
+
+
+def scaffold(rate, option, mean):
+    """Algorithm 1, with the means weighted as `mean` says."""
+
+    def reference(rounds):
+        weights = rounds.sizes if mean == "weighted" else None
+        x = rounds.start("models")[0]
+        c = np.zeros_like(x)
+        control = np.zeros((4, len(x)))
+
+        for _ in rounds:
+            trained = []
+            change = []
+            for k in rounds.clients:
+                y = rounds.descend(k, x, c - control[k])
+                if option == "I":
+                    new = rounds.gradient(k, x)
+                else:
+                    new = control[k] - c + (x - y) / (rounds.epochs * RATE)
+                trained.append(y)
+                change.append(new - control[k])
+                control[k] = new
+
+            x = x + rate * (rounds.mean(trained, weights) - x)
+            c = c + rounds.mean(change, weights)
+            yield {"models": [x], "server.control": c, "clients.control": control}
+
+    return reference
 
 
 @pytest.mark.parametrize(("option", "mean"), [("II", "weighted"), ("I", "weighted"), ("I", "uniform")])
 def test_scaffold_by_hand(option, mean):
     knobs = {"rate": 0.5, "option": option, "mean": mean}
-    federation, _, states, records, _ = play("scaffold", rounds=3, epochs=2, knobs=knobs)
-    shares = SIZES if mean == "weighted" else np.ones(4)
-    x, c, own = vectors(states[0].models)[0], np.zeros(4), np.zeros((4, 4))
-    for number in range(3):
-        y = np.array([descend(federation, k, x, 2, c - own[k]) for k in range(4)])
-        if option == "I":
-            new = np.array([gradient(federation, k, x) for k in range(4)])
-        else:  # as it is written: c_k - c + (x - y_k) / (steps rate)
-            new = own - c + (x - y) / (2 * RATE)
-        x = x + 0.5 * (np.average(y, axis=0, weights=shares) - x)
-        c, own = c + np.average(new - own, axis=0, weights=shares), new
-        after = states[number + 1]
-        np.testing.assert_allclose(vectors(after.models)[0], x, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(after.server.control), c, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(after.clients.control), own, rtol=1e-4, atol=1e-5)
-    assert records[0].down == 4 * 2 * 4 * 4 and records[0].up == 4 * (2 * 4 + 1) * 4
+    by_hand("scaffold", scaffold(0.5, option, mean), knobs=knobs)
 
 
 def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
     states = play("scaffold", rounds=4, cohort=2, epochs=2)[2]
-    np.testing.assert_allclose(
-        np.average(vectors(states[-1].clients.control), axis=0, weights=SIZES),
-        vectors(states[-1].server.control),
-        atol=1e-5,
-    )
+    control = vectors(states[-1].clients.control)
+    server = vectors(states[-1].server.control)
+    np.testing.assert_allclose(np.average(control, axis=0, weights=SIZES), server, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_scaffold_ends_where_the_weighted_objective_is_least():
     """However many local steps there are, unlike FedAvg."""
     sizes = (6, 3, 5, 4)
-    knobs = {"sizes": sizes, "rounds": 300, "epochs": 5}
-    federation, _, states, _, _ = play("scaffold", **knobs)
+    options = {"sizes": sizes, "rounds": 300, "epochs": 5}
+    federation, _, states, _, _ = play("scaffold", **options)
     parts = [quadratic(federation, k) for k in range(4)]
-    best = np.linalg.solve(*(np.average([part[i] for part in parts], axis=0, weights=sizes) for i in range(2)))
+    matrix = np.average([part[0] for part in parts], axis=0, weights=sizes)
+    vector = np.average([part[1] for part in parts], axis=0, weights=sizes)
+    best = np.linalg.solve(matrix, vector)
     np.testing.assert_allclose(vectors(states[-1].models)[0], best, atol=1e-4)
-    assert np.abs(vectors(play("fedavg", **knobs)[2][-1].models)[0] - best).max() > 0.01
+
+    fedavg = vectors(play("fedavg", **options)[2][-1].models)[0]
+    assert np.abs(fedavg - best).max() > 0.01
 
 
 def test_control_variates_have_no_part_in_batch_statistics():
@@ -55,4 +72,5 @@ def test_control_variates_have_no_part_in_batch_statistics():
     for control in (states[-1].server.control, states[-1].clients.control):
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(control["batch_stats"]))
         assert any(np.any(leaf) for leaf in jax.tree.leaves(control["Dense_0"]))
-    assert all(np.min(state.models["batch_stats"]["BatchNorm_0"]["var"]) > 0 for state in states)
+    for state in states:
+        assert np.min(state.models["batch_stats"]["BatchNorm_0"]["var"]) > 0
