@@ -28,7 +28,8 @@ import numpy as np
 import quadratics
 import toys
 
-from pfljax.exchange.rounds import cohort_of
+from pfljax.evaluation import metrics
+from pfljax.exchange.rounds import cohort_of, make_round
 
 Reference = Callable[["Rounds"], Iterator[dict[str, Any]]]
 
@@ -80,6 +81,10 @@ class Rounds:
         size = self.problem.cohort_size
         return np.asarray(cohort_of(jax.random.key(0), number, len(self.sizes), size).ids)
 
+    def active(self, number: int) -> list[int]:
+        """The clients of a round that have examples."""
+        return [int(k) for k in self.cohort(number) if self.sizes[k]]
+
     def examples(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Client k's training examples."""
         return networks.examples(self.federation, k)
@@ -103,16 +108,32 @@ class Rounds:
             weights = self.sizes
         return networks.mean(values, weights)
 
+    def probabilities(self) -> np.ndarray:
+        """What all clients predict for client 0's test examples after the last round, shape (K, n, C)."""
+        x = self.federation.test.x[0]
+        use = lambda prediction, _: metrics.predict(self.problem, self.algorithm, prediction, x)
+        key = jax.random.key(0)
+        clients = self.federation.client_data
+        return toys.serve(self.algorithm, self.problem, use, key, self.states[-1], clients).found
+
     def newcomers(self, federation: Any) -> Any:
         """What newcomers predict with after the last round: models, weights and inputs."""
         return toys.adapt(self.algorithm, self.problem, jax.random.key(0), self.states[-1], federation.client_data)
 
 
 def entry(state: Any, name: str) -> Any:
-    """An entry of a state in float64, such as "clients.own.model"; the parameters of linear models become vectors."""
+    """An entry of a state in float64, such as "clients.own.model" or "server.0".
+
+    The parameters of linear models become vectors.
+    """
     value = state
     for part in name.split("."):
-        value = value[part] if isinstance(value, dict) else getattr(value, part)
+        if isinstance(value, dict):
+            value = value[part]
+        elif part.isdigit():
+            value = value[int(part)]
+        else:
+            value = getattr(value, part)
     return as_numpy(value)
 
 
@@ -137,6 +158,7 @@ def play(
     epochs: int = 2,
     hidden: tuple[int, ...] | None = None,
     federation: Any = None,
+    optimizer: Any = None,
     **options: Any,
 ) -> Rounds:
     """Plays rounds with full batches and SGD; of classifying networks if `hidden` is given, else of regressions."""
@@ -144,9 +166,37 @@ def play(
     rate = quadratics.RATE if hidden is None else networks.RATE
     federation = federation or toys.make_federation(sizes, task)
     options = options | {"epochs": epochs, "hidden": hidden or ()}
-    optimizer = quadratics.OPTIMIZER if hidden is None else networks.OPTIMIZER
+    optimizer = optimizer or (quadratics.OPTIMIZER if hidden is None else networks.OPTIMIZER)
     played, predict = toys.play_and_predict(name, federation, rounds, optimizer, knobs, **options)
     return Rounds(*played, predict, epochs, rate)
+
+
+def traffic(
+    name: str,
+    *,
+    knobs: dict[str, Any] | None = None,
+    sizes: tuple[int, ...] = quadratics.SIZES,
+    epochs: int = 1,
+    hidden: tuple[int, ...] | None = None,
+    **options: Any,
+) -> tuple[float, float]:
+    """Bytes that all clients receive and send in the first round, with the arguments of `play`.
+
+    Of the start and the round, only what these depend on is compiled: no training.
+    """
+    federation = toys.make_federation(sizes, "regression" if hidden is None else "classification")
+    problem = toys.make_problem(federation, epochs=epochs, hidden=hidden or (), **options)
+    algorithm = toys.make_algorithm(name, problem, **knobs or {})
+
+    @jax.jit
+    def moved(key: Any, clients: Any) -> tuple[Any, Any]:
+        state = toys.init(algorithm, problem, key, clients)
+        one_round = make_round(algorithm, problem.plan, problem.cohort_size)
+        _, record = one_round(key, np.int32(0), state, clients)
+        return record.down, record.up
+
+    down, up = moved(jax.random.key(0), federation.client_data)
+    return float(down), float(up)
 
 
 def by_hand(name: str, reference: Reference, *, rtol: float = 1e-4, atol: float = 1e-5, **options: Any) -> Rounds:
@@ -157,8 +207,10 @@ def by_hand(name: str, reference: Reference, *, rtol: float = 1e-4, atol: float 
         reference: The method in NumPy.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
-        **options: As of `play`. "predictions" of the last yielded dict, if there are any, are compared with the models
-            (K, J, ...) that clients predict with.
+        **options: As of `play`. Names that begin with "record." are entries of the round's record. "predictions" of the
+            last yielded dict, if there are any, are compared with the models (K, J, ...) that clients predict with,
+            "predictions.weights" and "predictions.inputs" with the rest of it, and "probabilities" (K, n, C) with what
+            they predict for client 0's test examples.
 
     Returns:
         The rounds, for whatever else a test checks.
@@ -168,22 +220,38 @@ def by_hand(name: str, reference: Reference, *, rtol: float = 1e-4, atol: float 
     number = 0
     for number, expected in enumerate(reference(rounds), start=1):
         for path, value in expected.items():
-            if path != "predictions":
-                assert_close(entry(rounds.states[number], path), value, f"{path} after round {number}", rtol, atol)
+            if path.partition(".")[0] in ("predictions", "probabilities"):
+                continue
+            name = path.removeprefix("record.")
+            source = rounds.states[number] if name == path else rounds.records[number - 1]
+            assert_close(entry(source, name), value, f"{path} after round {number}", rtol, atol)
     assert number == len(rounds.records), "the reference must yield once a round"
 
-    if "predictions" in expected:
-        found = as_numpy(rounds.predict().models)
-        assert_close(found, expected["predictions"], "predictions", rtol, atol)
+    for path, value in expected.items():
+        first, _, name = path.partition(".")
+        if first == "predictions":
+            assert_close(entry(rounds.predict(), name or "models"), value, path, rtol, atol)
+    if "probabilities" in expected:
+        found = rounds.probabilities()
+        assert_close(found, expected["probabilities"], "probabilities", rtol, atol)
     return rounds
 
 
-def newcomers_by_hand(name: str, reference: Callable[..., Any], *, rtol: float = 1e-4, atol: float = 1e-5, **options):
+def newcomers_by_hand(
+    name: str,
+    reference: Callable[..., Any],
+    *,
+    part: str = "models",
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    **options: Any,
+) -> None:
     """Compares the models that three newcomers predict with after training with those of the reference.
 
     Args:
         name: The method.
-        reference: (rounds, newcomers, k) -> the models (J, ...) of newcomer k.
+        reference: (rounds, newcomers, k) -> the models (J, ...) of newcomer k, or what `part` names.
+        part: An entry of their predictions, such as "inputs.0", in place of the models.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
         **options: As of `play`.
@@ -192,14 +260,18 @@ def newcomers_by_hand(name: str, reference: Callable[..., Any], *, rtol: float =
     sizes = (3, 5, 1)
     task = "regression" if options.get("hidden") is None else "classification"
     newcomers = dataclasses.replace(rounds, federation=toys.make_federation(sizes, task, seed=9))
-    found = as_numpy(rounds.newcomers(newcomers.federation).models)
+    found = entry(rounds.newcomers(newcomers.federation), part)
     for k in range(len(sizes)):
         one = jax.tree.map(lambda leaf, k=k: leaf[k], found)
         assert_close(one, reference(rounds, newcomers, k), f"newcomer {k}", rtol, atol)
 
 
 def assert_close(found: Any, expected: Any, what: str, rtol: float, atol: float) -> None:
-    """Compares arrays, or trees with the same branches; lists of the clients' values are stacked first."""
+    """Compares arrays, lists, or trees with the same branches; lists of the clients' values are stacked first."""
+    if isinstance(found, list | tuple):
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_close(one, other, f"{what}, {number}", rtol, atol)
+        return
     if isinstance(expected, list | tuple):
         expected = stack(expected)
     if isinstance(expected, dict):

@@ -85,6 +85,7 @@ jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
 
 
 from runs import compile_once, whole  # noqa: E402, F401  (fixtures; after JAX has its devices)
+from shared_runs import digits_clients, finished_comparison, finished_run, run_of_arrays  # noqa: E402, F401
 
 from pfljax.contract.method import METHODS  # noqa: E402
 

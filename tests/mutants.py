@@ -7,7 +7,8 @@
 Faults are drawn with a fixed seed: at least one in the update of every method, the others over all packages. Each one
 meets the tests that are named after its file, the tables and the contract tests of its method, or those of its package
 and the contract tests, and stops at the first test that fails. Faults that are left are made all at once, and meet the
-whole default suite; each test that fails then is run again with one fault at a time. The exit code is 1 if less than 95 % are found.
+whole default suite; each test that fails then is run again with one fault at a time. The exit code is 1 if less than
+95 % are found.
 
 `--checkout` measures the tests of another checkout with the faults of its own `pfljax`. Every fault has an identifier
 that depends on the changed code alone, so that two checkouts with the same code can be compared.
@@ -174,9 +175,9 @@ def off_by_one(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "range" and len(node.args) == 1:
         yield node, f"range({ast.unparse(node.args[0])} - 1)"
 
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
-        if isinstance(node.right, ast.Constant) and node.right.value == 1:
-            yield node, f"({ast.unparse(node.left)})"
+    is_sum = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub)
+    if is_sum and isinstance(node.right, ast.Constant) and node.right.value == 1:
+        yield node, f"({ast.unparse(node.left)})"
 
 
 def reused_key(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
@@ -320,12 +321,13 @@ def one_line(code: str) -> str:
 
 
 def methods_of(path: Path) -> dict[str, tuple[int, int]]:
-    """The methods that a file registers: name of the class -> its first and last line."""
+    """The methods that a file registers: registered name -> first and last line of the class."""
     found = {}
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            if any(ast.unparse(decorator).startswith("method") for decorator in node.decorator_list):
-                found[node.name] = (node.lineno, node.end_lineno)
+        for decorator in getattr(node, "decorator_list", ()):
+            if isinstance(decorator, ast.Call) and name_of(decorator) == "method":
+                named = [ast.literal_eval(each.value) for each in decorator.keywords if each.arg == "name"]
+                found[named[0] if named else node.name.lower()] = (node.lineno, node.end_lineno)
     return found
 
 
@@ -388,13 +390,19 @@ def stages_of(fault: Fault, tests: Path) -> list[tuple[str, list[str]]]:
     """The tests that a fault meets on its own: (name of the stage, arguments of pytest)."""
     file = Path(fault.file)
     stages = []
-    named = [str(path) for path in sorted(tests.rglob(f"test_{file.stem}.py")) if fault.package in path.parts]
+    named = [path for path in sorted(tests.rglob(f"test_{file.stem}.py")) if fault.package in path.parts]
     if fault.subject:
-        tables = [str(path) for path in sorted((tests / METHODS).glob("test_*.py")) if not is_of_a_method(path)]
-        return [("method", [*named, *tables, "-k", f"{file.stem} or {fault.subject.lower()}"])]
-
+        files = sorted((tests / METHODS).glob("test_*.py"))
+        tables = [path for path in files if not is_of_a_method(path)]
+        if not named:
+            named = [path for path in files if path.stem == f"test_{fault.subject}"]
+        if not named:  # a method without a file of tests is played in those of others
+            quoted = f'"{fault.subject}"'
+            named = [path for path in files if path not in tables and quoted in path.read_text()]
+        words = " or ".join(sorted({file.stem, fault.subject, *(path.stem for path in named)}))
+        return [("method", [*map(str, named), *map(str, tables), "-k", words])]
     if named:
-        stages.append(("file", named))
+        stages.append(("file", [*map(str, named)]))
     folder = tests / fault.package
     if fault.package == METHODS:
         folder = tests / file.parent
@@ -426,15 +434,16 @@ class Copy:
     def judge(self, fault: Fault) -> Verdict:
         """Makes the fault, runs tests until one fails, and restores the code."""
         begun = time.monotonic()
-        found_by = ""
+        failed: list[str] = []
         stage = ""
         with self.changed([fault]):
-            for stage, arguments in stages_of(fault, self.folder / "tests"):
+            for name, arguments in stages_of(fault, self.folder / "tests"):
+                stage = name
                 failed = self.failures(["-x", "-n", "0", *arguments])
                 if failed:
-                    found_by = failed[0]
                     break
-        return Verdict(fault.identifier, found_by, stage, round(time.monotonic() - begun, 1))
+        seconds = round(time.monotonic() - begun, 1)
+        return Verdict(fault.identifier, failed[0] if failed else "", stage, seconds)
 
     @contextlib.contextmanager
     def changed(self, faults: list[Fault]) -> Iterator[None]:

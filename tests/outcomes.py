@@ -8,6 +8,7 @@ from unittest import mock
 from pfljax import api
 from pfljax.api import measuring, study, tuning
 from pfljax.cli import launch
+from pfljax.cli import train as cli_train
 
 SECONDS = 120  # after which a command hangs; input is refused within some, on whatever machine
 
@@ -52,6 +53,24 @@ def outcome(command, words):
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
     raise AssertionError("the command returned")
+
+
+def trained(words):
+    """The run that `pfljax train` makes with these flags, up to where it would train, and what it printed."""
+    out, made = io.StringIO(), []
+
+    def train(run, *_, **__):
+        made.append(run)
+        raise Accepted
+
+    with contextlib.ExitStack() as patched:
+        patched.enter_context(contextlib.redirect_stdout(out))
+        patched.enter_context(mock.patch.object(launch, "set_up_devices", lambda *_: None))
+        patched.enter_context(mock.patch.object(api.Run, "train", train))
+        patched.enter_context(contextlib.suppress(Accepted))
+        launch.main(cli_train.COMMAND, [str(word) for word in words])
+    (run,) = made
+    return run, out.getvalue()
 
 
 def refused(command, words):

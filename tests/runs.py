@@ -71,9 +71,9 @@ def compile_once(monkeypatch):
 SHARED: dict = {}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """An uninterrupted run of each method: its folder and result."""
+    """An uninterrupted run of each method, for all tests of a worker: its folder and result. Read it only."""
     runs = {}
 
     def get(name):

@@ -175,7 +175,10 @@ def make_problem(
         **training: Further arguments of LocalTraining.
     """
     shape = federation.train.x.shape[2:]
-    model = models.build(model or models.MLP(hidden=tuple(hidden)), shape, federation.task, federation.num_classes)
+    several = federation.task == "regression" and federation.train.y.ndim > 2
+    targets = federation.train.y.shape[2:] if several else None
+    model = model or models.MLP(hidden=tuple(hidden))
+    model = models.build(model, shape, federation.task, federation.num_classes, target_shape=targets)
     solver = LocalTraining(optimizer or optax.sgd(0.1), **training).bind(model)
     solver = solver.with_loss(loss) if loss else solver
     num, n_max = federation.train.y.shape[:2]
@@ -241,6 +244,12 @@ def shardings(algorithm, problem, clients):
     """Where a run keeps the state."""
     shape = jax.eval_shape(functools.partial(init, algorithm, problem), jax.random.key(0), clients)
     return state_shardings(algorithm, problem.plan, shape)
+
+
+def zeros(algorithm, problem, clients):
+    """A state of zeros, for functions that read a part of it; nothing is compiled."""
+    shape = jax.eval_shape(functools.partial(init, algorithm, problem), jax.random.key(0), clients)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shape)
 
 
 def start(algorithm, problem, clients, seed=0):
@@ -322,7 +331,9 @@ def play(name, federation, rounds, optimizer=None, knobs=None, script=None, **op
     return play_and_predict(name, federation, rounds, optimizer, knobs, script, **options)[0]
 
 
-def play_and_predict(name, federation, rounds, optimizer=None, knobs=None, script=None, **options):
+def play_and_predict(
+    name, federation, rounds, optimizer=None, knobs=None, script=None, state=None, run_rounds=2, **options
+):
     """Plays rounds of a registered method; (the rounds, () -> what every client predicts with after the last round).
 
     Plays that differ only in numbers, data and the number of rounds share what they compile: knobs that are numbers are
@@ -335,10 +346,12 @@ def play_and_predict(name, federation, rounds, optimizer=None, knobs=None, scrip
         optimizer: As of `make_problem`. To share programs, pass the same object.
         knobs: The method's knobs.
         script: The clients' downloads, as of `scripted`.
+        state: The state to start from, in place of the method's.
+        run_rounds: R, the number of rounds of the whole run, which some methods read.
         **options: As of `make_problem`.
     """
     knobs = knobs or {}
-    problem = make_problem(federation, optimizer, **options)
+    problem = make_problem(federation, optimizer, rounds=run_rounds, **options)
     algorithm = make_algorithm(name, problem, **knobs)  # which checks the knobs
     numbers = {knob: value for knob, value in knobs.items() if knob in numbers_of(name) and value is not None}
     words = {knob: value for knob, value in knobs.items() if knob not in numbers}
@@ -351,17 +364,31 @@ def play_and_predict(name, federation, rounds, optimizer=None, knobs=None, scrip
         algorithm = scripted(algorithm, script)
     clients = federation.client_data
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(clients))
-    form = (name, optimizer, *items(words), *sorted(numbers), *items(options), federation.task, *shapes)
-    known = COMPILED.get(form) if script is None and hashable(form) else None
+    drawn = None if script is None else np.asarray(script).tobytes()
+    form = (
+        name,
+        optimizer,
+        drawn,
+        *items(words),
+        *sorted(numbers),
+        *items(options),
+        run_rounds,
+        federation.task,
+        *shapes,
+    )
+    known = COMPILED.get(form) if hashable(form) else None
     if known is None:
         known = compile_rounds(build, algorithm, problem, clients)
-        if script is None and hashable(form):
+        if hashable(form):
             COMPILED[form] = known
 
     traced = {knob: np.float32(value) for knob, value in numbers.items()}
     key = jax.random.key(0)
     placed = place(problem.plan, clients, problem.num_clients)
-    states, records = [known.init(traced, key, placed)], []
+    first = known.init(traced, key, placed)
+    if state is not None:
+        first = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), state, first)
+    states, records = [first], []
     for number in range(rounds):
         state, record = known.one_round(traced, key, np.int32(number), states[-1], placed)
         states.append(state)

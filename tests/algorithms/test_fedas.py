@@ -1,16 +1,16 @@
-"""FedAS: rounds by hand, its limit, and the trace of the Fisher information."""
+"""FedAS: rounds by hand, and the trace of the Fisher information."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from networks import BODY, HEAD, RATE, assert_row_close, descend, examples, features, gradient, mean, play, row, step
+from by_hand import by_hand
+from networks import BODY, HEAD, RATE, examples, features, gradient, row, step
 
 from pfljax.algorithms import fedas
-from pfljax.exchange.rounds import cohort_of
 
-SIZES, WIDTH, ALIGNMENT = (2, 5, 1, 4), 6, 3
+WIDTH = 6
+ALIGNMENT = 3
 
 
 def aligned(params, own, x, y):
@@ -31,39 +31,45 @@ def fisher(params, x, y):
     return np.mean([sum(np.square(leaf).sum() for leaf in jax.tree.leaves(slope)) for slope in each])
 
 
-@pytest.mark.parametrize("cohort", [4, 2])
-def test_rounds_by_hand(cohort):
-    """With sampled clients, nothing is aligned in a client's first round."""
-    options = {"knobs": {"epochs": ALIGNMENT}, "epochs": 2, "cohort": cohort}
-    federation, _, _, states, records = play("fedas", 4, SIZES, **options)
-    own = [row(states[0].clients.model, k) for k in range(4)]
-    theta, seen, moved = row(states[0].models, 0)[BODY], set(), 0
-    for number in range(4):
-        ids = np.asarray(cohort_of(jax.random.key(0), number, 4, cohort).ids).tolist()
+def reference(rounds):
+    """FedAS; nothing is aligned in a client's first round."""
+    own = [row(rounds.states[0].clients.model, k) for k in rounds.clients]
+    theta = row(rounds.states[0].models, 0)[BODY]
+    seen = set()
+    moved = [0.0]
+    for number in rounds:
         weights = []
-        for k in ids:
-            (x, y), start = examples(federation, k), {BODY: theta, HEAD: own[k][HEAD]}
-            if k in seen:
-                received, start = start, aligned(start, own[k], x, y)
-                moved = max(moved, np.abs(start[BODY]["kernel"] - received[BODY]["kernel"]).max())
-            own[k] = descend(start, x, y, RATE, 2)
+        for k in rounds.cohort(number):
+            x, y = rounds.examples(k)
+            received = {BODY: theta, HEAD: own[k][HEAD]}
+            start = aligned(received, own[k], x, y) if k in seen else received
+            moved.append(np.abs(start[BODY]["kernel"] - received[BODY]["kernel"]).max())
+            own[k] = rounds.descend(k, start)
             weights.append(fisher(own[k], x, y))
-        seen |= set(ids)
-        theta = mean([own[k][BODY] for k in ids], weights)
-        toys.assert_trees_close(row(states[number + 1].models, 0)[BODY], theta, rtol=1e-5, atol=1e-5)
-        for k in range(4):
-            assert_row_close(states[number + 1].clients.model, own[k], k)
-    assert moved > 0.01 and np.ptp(weights) > 0.1
-    size = 4 * (3 * WIDTH + WIDTH)
-    assert records[0].down == cohort * size and records[0].up == cohort * (size + 4)  # and F_k
+            seen.add(k)
+        theta = rounds.mean([own[k][BODY] for k in rounds.cohort(number)], weights)
+        yield {f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta), "clients.model": own}
+    assert max(moved) > 0.01 and np.ptp(weights) > 0.1
+
+
+@pytest.mark.parametrize("cohort", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_rounds_by_hand(cohort):
+    options = {"knobs": {"epochs": ALIGNMENT}, "sizes": (2, 5, 1, 4), "hidden": (WIDTH,), "cohort": cohort}
+    by_hand("fedas", reference, rounds=4, rtol=1e-5, **options)
+
+
+def fedper(rounds):
+    """Without alignment, weighted by n_k."""
+    own = [row(rounds.states[0].clients.model, k) for k in rounds.clients]
+    theta = row(rounds.states[0].models, 0)[BODY]
+    for _ in rounds:
+        own = [rounds.descend(k, {BODY: theta, HEAD: own[k][HEAD]}) for k in rounds.clients]
+        theta = rounds.mean([model[BODY] for model in own])
+        yield {f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta), "clients.model": own}
 
 
 def test_unaligned_and_weighted_by_size_it_is_fedper():
-    options = {"batch_size": 2, "epochs": 2}
-    found = play("fedas", 2, SIZES, {"epochs": 0, "weights": "size"}, **options)[3][-1]
-    wanted = play("fedper", 2, SIZES, **options)[3][-1]
-    toys.assert_trees_close(found.models, wanted.models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(found.clients.model[HEAD], wanted.clients.own[HEAD], rtol=1e-5, atol=1e-6)
+    by_hand("fedas", fedper, knobs={"epochs": 0, "weights": "size"}, hidden=(WIDTH,), rtol=1e-5)
 
 
 def test_the_trace_of_the_fisher_information():
@@ -71,7 +77,7 @@ def test_the_trace_of_the_fisher_information():
     federation = toys.make_federation((70, 0))
     problem = toys.make_problem(federation, hidden=(WIDTH,))
     params = problem.model.init(jax.random.key(0))
-    clients = jax.tree.map(jnp.asarray, federation.train)
-    found = [fedas.fisher_trace(problem, params, jax.tree.map(lambda leaf, k=k: leaf[k], clients)) for k in range(2)]
+    trace = jax.jit(lambda split: fedas.fisher_trace(problem, params, split))
+    found = [trace(jax.tree.map(lambda leaf, k=k: leaf[k], federation.train)) for k in range(2)]
     wanted = fisher(jax.tree.map(np.float64, params), *examples(federation, 0))
     np.testing.assert_allclose(found, [wanted, 0], rtol=1e-4)

@@ -1,12 +1,14 @@
 """FedCAC: rounds by hand on quadratics, its limits, and what cannot be critical."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from quadratics import SIZES, descend, play, vectors
+from by_hand import by_hand
+from quadratics import OPTIMIZER, SIZES
 
-from pfljax.algorithms import fedcac
+from pfljax.algorithms.fedcac import largest, similar
 
 KERNEL, BIAS = slice(0, 3), slice(3, 4)  # the arrays of the model's vector
 
@@ -39,45 +41,57 @@ def next_starts(received, own, tau, progress):
     return np.array(starts), num / 4
 
 
+def fedcac(tau, beta):
+    """Algorithm 1: critical parameters are means over partners, the others over all."""
+
+    def reference(rounds):
+        received = rounds.start("models")
+        numbers = []
+        for number in rounds:
+            own = np.array([rounds.descend(k, received[k]) for k in rounds.clients])
+            progress = (number + 1) / (beta * rounds.problem.rounds)
+            received, partners = next_starts(received, own, tau, progress)
+            numbers.append(partners)
+            predictions = own[:, None]
+            yield {"models": received, "record.metrics.partners": partners, "predictions": predictions}
+        assert numbers[0] > numbers[-1] == 0
+
+    return reference
+
+
 @pytest.mark.parametrize("tau", [0.4, 0.7])
 def test_rounds_by_hand(tau):
-    federation, _, states, records, predictions = play("fedcac", rounds=3, epochs=2, knobs={"tau": tau, "beta": 1.25})
-    received, numbers = np.tile(vectors(states[0].models)[0], (4, 1)), []
-    for number in range(3):
-        own = np.array([descend(federation, k, received[k], 2) for k in range(4)])
-        received, partners = next_starts(received, own, tau, (number + 1) / (1.25 * 2))  # of R = 2 rounds
-        np.testing.assert_allclose(vectors(states[number + 1].models), received, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(records[number].metrics["partners"], partners, rtol=1e-5, atol=1e-6)
-        numbers.append(partners)
-    assert numbers[0] > numbers[-1] == 0
-    np.testing.assert_allclose(vectors(predictions.models)[:, 0], own, rtol=1e-5, atol=1e-5)
-    assert records[0].down == 4 * 4 * 4 and records[0].up == 4 * 4 * (4 + 1)  # and n_k
+    by_hand("fedcac", fedcac(tau, 1.25), knobs={"tau": tau, "beta": 1.25}, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0])
 def test_at_the_limits_of_tau_models_are_fedavg_s(tau):
     """No parameters are critical, or all of them, so that everyone's overlap."""
-    sizes = (3, 3, 3, 3)
-    federation, _, states, *_ = play("fedcac", rounds=2, sizes=sizes, knobs={"tau": tau}, epochs=2)
-    model = vectors(states[0].models)[0]
-    for _ in range(2):
-        model = np.mean([descend(federation, k, model, 2) for k in range(4)], axis=0)
-    np.testing.assert_allclose(vectors(states[-1].models), np.tile(model, (4, 1)), rtol=1e-5, atol=1e-5)
+
+    def fedavg(rounds):
+        model = rounds.start("models")[0]
+        for _ in rounds:
+            model = rounds.mean([rounds.descend(k, model) for k in rounds.clients])
+            yield {"models": [model] * 4}
+
+    by_hand("fedcac", fedavg, rounds=2, sizes=(5, 5, 5, 5), knobs={"tau": tau, "beta": 0.34}, rtol=1e-5)
 
 
 def test_the_largest_values():
     values = jnp.float32([[[3, 0], [5, 1]], [[0, 0], [0, 2]], [[1, 2], [3, 4]]])
-    found = fedcac.largest(values, 0.5)
+    find = jax.jit(largest)
+    found = find(values, 0.5)
     np.testing.assert_array_equal(found, [[[1, 0], [1, 0]], [[0, 0], [0, 1]], [[0, 0], [1, 1]]])
-    assert not fedcac.largest(values, 0.0).any()
-    np.testing.assert_array_equal(fedcac.largest(values, 1.0), values > 0)
+    assert not find(values, 0.0).any()
+    np.testing.assert_array_equal(find(values, 1.0), values > 0)
 
 
 def test_the_threshold_rises_from_the_mean_to_the_largest_overlap():
     masks = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [1, 1, 1, 1]])
     pairs = np.ones((5, 5), bool)
     pairs[4] = pairs[:, 4] = False  # absent
-    at = lambda progress: np.asarray(fedcac.similar(jnp.float32(masks @ masks.T), jnp.asarray(pairs), progress))
+    find = jax.jit(similar)
+    at = lambda progress: np.asarray(find(jnp.float32(masks @ masks.T), jnp.asarray(pairs), progress))
     # Overlaps: 1 of 0 and 1; 1/2 of 0 or 1 with 2, and of 2 with 3; 0 of 0 or 1 with 3. Their mean is 5/12.
     most = np.zeros((5, 5), bool)
     most[0, 1] = most[1, 0] = True
@@ -92,7 +106,7 @@ def test_the_threshold_rises_from_the_mean_to_the_largest_overlap():
 
 def test_batch_statistics_are_averaged_over_all():
     federation = toys.make_federation(SIZES)
-    states = toys.play("fedcac", federation, 1, None, {"tau": 1.0, "beta": 1e-3}, model=toys.Normalized).states
+    states = toys.play("fedcac", federation, 1, OPTIMIZER, {"tau": 1.0, "beta": 1e-3}, model=toys.Normalized).states
     found, own = states[-1].models["batch_stats"], states[-1].clients.model["batch_stats"]
     mean = lambda leaf: np.tile(np.average(leaf, axis=0, weights=SIZES), (4, 1))
     wanted = {name: {key: mean(leaf) for key, leaf in part.items()} for name, part in own.items()}

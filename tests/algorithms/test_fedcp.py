@@ -1,17 +1,17 @@
-"""FedCP by hand on networks with one hidden layer, with slopes by finite differences; newcomers, and what travels."""
+"""FedCP by hand on networks with one hidden layer, with slopes by finite differences; and newcomers."""
 
 import jax
-import networks
 import numpy as np
 import pytest
 import toys
-from networks import BODY, HEAD, RATE, examples, features, mean, row, softmax
+from by_hand import by_hand, entry, newcomers_by_hand, stack
+from networks import BODY, HEAD, features, row, softmax, step_by_differences
 
 from pfljax.algorithms.fedcp import POLICY
-from pfljax.evaluation import metrics
 
-SIZES, CLASSES, WIDTH, STEP = (2, 5, 0, 4), 3, 4, 1e-6
-ACTIVE, OWN = [0, 1, 3], "own"
+WIDTH = 4
+OWN = "own"
+OPTIONS = {"sizes": (2, 5, 0, 4), "hidden": (WIDTH,), "rounds": 2, "epochs": 2}
 
 
 def gumbel(shape):
@@ -19,95 +19,115 @@ def gumbel(shape):
     return np.sin(np.arange(np.prod(shape))).reshape(shape)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def known_noise():
+    """All tests of this file share programs whose noise is known."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.random, "gumbel", lambda key, shape: np.float32(gumbel(shape)))
+        patch.setattr(toys, "COMPILED", {})
+        yield
+
+
 def direction(head):
+    """v of a head."""
     total = head["kernel"].sum(axis=1)
     return total / np.linalg.norm(total)
 
 
 def logits(params, v, x, noise=0.0):
-    z, layer = features(params, x), params[POLICY]
+    """The outputs of both heads, whose features the policy splits."""
+    z = features(params, x)
+    layer = params[POLICY]
     h = (z * v) @ layer["weight"] + layer["bias"]
-    h = np.array([(each - each.mean()) / np.sqrt(each.var() + 1e-5) for each in h])
+    h = (h - h.mean(axis=1, keepdims=True)) / np.sqrt(h.var(axis=1, keepdims=True) + 1e-5)
     u = np.maximum(h * layer["gain"] + layer["offset"], 0)
     u = np.stack([u[:, :WIDTH], u[:, WIDTH:]], axis=1)
     u = np.exp(u + noise * gumbel(u.shape))
-    r, s = u[:, 0] / u.sum(axis=1), u[:, 1] / u.sum(axis=1)
-    dense = lambda layer, z: z @ layer["kernel"] + layer["bias"]
-    return dense(params[OWN], r * z) + dense(params[HEAD], s * z)
+    r = u[:, 0] / u.sum(axis=1)
+    s = u[:, 1] / u.sum(axis=1)
+    own = (r * z) @ params[OWN]["kernel"] + params[OWN]["bias"]
+    return own + (s * z) @ params[HEAD]["kernel"] + params[HEAD]["bias"]
 
 
 def entropy(outputs, y):
+    """The mean cross entropy."""
     return -np.log(softmax(outputs)[range(len(y)), y]).mean()
 
 
 def discrepancy(a, b):
-    kernel = lambda p, q: sum(np.exp(-np.square(p - q).sum() / (2 * width)) for width in (10, 15, 20, 50))
-    pairs = [(i, j) for i in range(len(a)) for j in range(len(a))]
-    return np.mean([kernel(a[i], a[j]) + kernel(b[i], b[j]) - 2 * kernel(a[i], b[j]) for i, j in pairs])
+    """MMD^2 of features, the mean over all pairs of examples."""
+
+    def kernel(p, q):
+        squares = np.square(p[:, None] - q).sum(axis=-1)
+        return sum(np.exp(-squares / (2 * width)) for width in (10, 15, 20, 50))
+
+    return np.mean(kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))
 
 
-def moved(value, params, parts):
-    """The parameters after a step in some parts along the slopes of value(params), by central differences."""
-    leaves, structure = jax.tree.flatten({part: params[part] for part in parts})
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    flat = np.concatenate([leaf.ravel() for leaf in leaves])
+def fedcp(strength, noise):
+    """Steps in theta, the policy and the client's own head; the global head is the mean of (own + global) / 2."""
 
-    def of(flat):
-        split = [part.reshape(leaf.shape) for part, leaf in zip(np.split(flat, ends), leaves, strict=True)]
-        return params | jax.tree.unflatten(structure, split)
+    def reference(rounds):
+        shared = row(rounds.start("models"), 0)
+        own = [row(rounds.start(f"clients.own.model.{HEAD}"), k) for k in rounds.clients]
 
-    steps = STEP * np.eye(flat.size)
-    return of(flat - RATE * np.array([(value(of(flat + s)) - value(of(flat - s))) / (2 * STEP) for s in steps]))
+        for number in rounds:
+            trained = []
+            losses = []
+            active = rounds.active(number)
+            for k in active:
+                x, y = rounds.examples(k)
+                before = features(shared, x)
+                v = direction(own[k])
+
+                def value(params, x=x, y=y, v=v, before=before):
+                    pull = discrepancy(features(params, x), before)
+                    return entropy(logits(params, v, x, noise), y) + strength * pull
+
+                params = shared | {OWN: own[k]}
+                of_steps = []
+                for _ in range(rounds.epochs):
+                    of_steps.append(value(params))
+                    params = step_by_differences(value, params, (BODY, POLICY, OWN), rounds.rate)
+                own[k] = params.pop(OWN)
+                half = jax.tree.map(lambda mine, psi: (mine + psi) / 2, own[k], shared[HEAD])
+                trained.append(params | {HEAD: half})
+                losses.append(np.mean(of_steps))
+
+            weights = rounds.sizes[active]
+            shared = rounds.mean(trained, weights)
+            x = np.float64(rounds.federation.test.x[0])
+            outputs = [logits(shared | {OWN: head}, direction(head), x) for head in own]
+            yield {
+                "models": stack([shared]),
+                f"clients.own.model.{HEAD}": own,
+                "record.train_loss": np.average(losses, weights=weights),
+                "probabilities": [softmax(each) for each in outputs],
+            }
+
+    return reference
 
 
 @pytest.mark.parametrize(("strength", "noise"), [(3.0, 0.0), (0.5, 0.7)])
-def test_rounds_by_hand(strength, noise, monkeypatch):
-    monkeypatch.setattr(jax.random, "gumbel", lambda key, shape: np.float32(gumbel(shape)))
+def test_fedcp_by_hand(strength, noise):
     knobs = {"strength": strength, "noise": noise}
-    federation, problem, algorithm, states, records = networks.play(
-        "fedcp", 2, SIZES, knobs=knobs, hidden=(WIDTH,), epochs=2
-    )
-    shared, own = row(states[0].models, 0), [row(states[0].clients.own.model[HEAD], k) for k in range(4)]
-    for state, record in zip(states[1:], records, strict=True):
-        trained, values = [], []
-        for k in ACTIVE:
-            x, y = examples(federation, k)
-            before, v = features(shared, x), direction(own[k])
-            value = lambda params, x=x, y=y, v=v, before=before: (
-                entropy(logits(params, v, x, noise), y) + (strength * discrepancy(features(params, x), before))
-            )
-            params, of_steps = shared | {OWN: own[k]}, []
-            for _ in range(2):
-                of_steps.append(value(params))
-                params = moved(value, params, (BODY, POLICY, OWN))
-            own[k] = params.pop(OWN)
-            half = jax.tree.map(lambda mine, psi: (mine + psi) / 2, own[k], shared[HEAD])
-            trained.append(params | {HEAD: half})
-            values.append(np.mean(of_steps))
-        sizes = [SIZES[k] for k in ACTIVE]
-        shared = mean(trained, sizes)
-        toys.assert_trees_close(row(state.models, 0), shared, rtol=1e-5, atol=1e-5)
-        for k in range(4):
-            toys.assert_trees_close(row(state.clients.own.model[HEAD], k), own[k], rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(record.train_loss, np.average(values, weights=sizes), rtol=1e-5)
-    x = federation.test.x[0]
-    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
-    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], federation.client_data).found
-    for k in range(4):
-        expected = softmax(logits(shared | {OWN: own[k]}, direction(own[k]), np.float64(x)))
-        np.testing.assert_allclose(found[k], expected, rtol=1e-5, atol=1e-5)
-    size = 4 * sum(leaf.size for leaf in jax.tree.leaves(shared))
-    assert records[0].down == 4 * size and records[0].up == 3 * (size + 4)  # and n_k
+    by_hand("fedcp", fedcp(strength, noise), knobs=knobs, rtol=1e-5, **OPTIONS)
+
+
+def newcomer(rounds, newcomers, k):
+    """Trains a head alone, v following it, without noise."""
+    init_key = jax.random.split(jax.random.fold_in(jax.random.key(0), k))[0]
+    initial = rounds.problem.model.init(init_key)
+    x, y = newcomers.examples(k)
+    shared = row(entry(rounds.states[-1], "models"), 0)
+    params = shared | {OWN: jax.tree.map(np.float64, initial[HEAD])}
+    for _ in range(rounds.epochs * rounds.problem.rounds):
+        v = direction(params[OWN])
+        loss = lambda params, v=v: entropy(logits(params, v, x), y)
+        params = step_by_differences(loss, params, (OWN,), rounds.rate)
+    return params[OWN]
 
 
 def test_newcomers_train_a_head_alone():
-    _, problem, algorithm, states, _ = networks.play("fedcp", 1, SIZES, hidden=(WIDTH,), epochs=2)
-    newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(4)
-    found = toys.adapt(algorithm, problem, key, states[-1], newcomers.client_data).inputs[HEAD]
-    for k in range(2):
-        (x, y), start = examples(newcomers, k), problem.model.init(jax.random.split(jax.random.fold_in(key, k))[0])
-        params = row(states[-1].models, 0) | {OWN: jax.tree.map(np.float64, start[HEAD])}
-        for _ in range(2 * problem.rounds):
-            v = direction(params[OWN])
-            params = moved(lambda params, x=x, y=y, v=v: entropy(logits(params, v, x), y), params, (OWN,))
-        toys.assert_trees_close(row(found, k), params[OWN], rtol=1e-4, atol=1e-5)
+    knobs = {"strength": 0.5, "noise": 0.7}
+    newcomers_by_hand("fedcp", newcomer, part=f"inputs.{HEAD}", knobs=knobs, **OPTIONS)

@@ -5,91 +5,138 @@ import numpy as np
 import optax
 import pytest
 import toys
+from by_hand import by_hand
+from quadratics import RATE
 
-import pfljax as pfl
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import metrics
 
-RATE = 0.1
+EMPTY = (4, 0, 5, 1, 3)
 
 
-def regression(sizes):
-    return toys.make_federation(sizes, "regression", features=2)
-
-
-def arrays(params):
-    """A linear model's weights (J, F) and biases (J,), in double precision."""
-    return np.float64(params["Dense_0"]["kernel"][..., 0]), np.float64(params["Dense_0"]["bias"][..., 0])
-
-
-def losses_by_hand(w, b, x, y):
-    """(M, n) squared errors."""
-    return (x @ w.T + b - y[:, None]).T ** 2
+def losses_of(theta, x, y):
+    """(M, n) squared errors of the components (M, d)."""
+    return ((x @ theta.T - y[:, None]) ** 2).T
 
 
 def e_step(pi, losses):
     """Eq. 8 and 9: responsibilities (M, n) and mixture weights (M,)."""
     q = pi[:, None] * np.exp(-losses)
-    q /= q.sum(axis=0)
+    q = q / q.sum(axis=0)
     return q, q.mean(axis=1)
 
 
-def m_step(w, b, q, x, y, batches):
-    """Steps of SGD from (w, b) on sum(q l) / batch, for one component."""
+def m_step(theta, q, x, y, batches):
+    """Steps of SGD on the mean of q l over a batch, for one component."""
     for batch in batches:
-        error = 2 * (x[batch] @ w + b - y[batch]) * q[batch] / len(batch)
-        w, b = w - RATE * x[batch].T @ error, b - RATE * error.sum()
-    return w, b
+        slope = 2 * (x[batch] @ theta - y[batch]) * q[batch] / len(batch)
+        theta = theta - RATE * x[batch].T @ slope
+    return theta
 
 
-def f_by_hand(w, b, pi, clients):
-    """Eq. 6 over clients [(x, y)], with pi (K, M)."""
-    total = sum(
-        -np.log((p[:, None] * np.exp(-losses_by_hand(w, b, x, y))).sum(axis=0)).sum()
-        for p, (x, y) in zip(pi, clients, strict=True)
-    )
-    return total / sum(len(y) for _, y in clients)
+def log_likelihood(theta, pi, x, y):
+    """Of all examples, as in Eq. 6."""
+    return np.log((pi[:, None] * np.exp(-losses_of(theta, x, y))).sum(axis=0)).sum()
 
 
-def data_of(federation):
-    train = federation.train
-    return [(np.float64(train.x[k, :n]), np.float64(train.y[k, :n])) for k, n in enumerate(train.size)]
+def examples(rounds, k):
+    """Client k's inputs with a one for the intercept, and its targets."""
+    x, y = rounds.examples(k)
+    return np.append(x, np.ones((len(x), 1)), axis=1), np.float64(y)
 
 
-@pytest.mark.parametrize(("num", "smaller", "batch_size", "epochs"), [(2, 4, 0, 3), (4, 1, 2, 2)])
-def test_two_rounds_of_two_clients_by_hand(num, smaller, batch_size, epochs):
-    """Also with more components than a client has examples."""
-    options = {"knobs": {"components": num}, "batch_size": batch_size, "epochs": epochs}
-    federation, problem, _, states, records = toys.play(
-        "fedem", regression((smaller, 5)), 2, optax.sgd(RATE), **options
-    )
-    clients = data_of(federation)
-    w, b = arrays(states[0].models)
-    assert not np.allclose(w[0], w[1])
-    pi = np.full((2, num), 1 / num)
-    for number in range(2):
-        work_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), number)
-        before = f_by_hand(w, b, pi, clients)
-        sums_w, sums_b = 0, 0
-        for k, (x, y) in enumerate(clients):
-            q, pi[k] = e_step(pi[k], losses_by_hand(w, b, x, y))
-            orders = problem.solver.draw_orders(jax.random.fold_in(work_key, k), len(y), 5)
-            orders = np.arange(len(y))[None].repeat(epochs, 0) if orders is None else np.asarray(orders)[:, : len(y)]
-            size = batch_size or 5
-            batches = [order[at : at + size] for order in orders for at in range(0, len(y), size)]
-            trained = [m_step(w[m], b[m], q[m], x, y, batches) for m in range(num)]
-            sums_w = sums_w + len(y) * np.stack([t[0] for t in trained])
-            sums_b = sums_b + len(y) * np.array([t[1] for t in trained])
-        found, gain = records[number].metrics, before - f_by_hand(w, b, pi, clients)
-        np.testing.assert_allclose(found["negative_log_likelihood"], before, rtol=1e-5)
-        np.testing.assert_allclose(found["delta_pi"], gain, rtol=1e-3, atol=1e-6)
-        w, b = sums_w / (smaller + 5), sums_b / (smaller + 5)
-        np.testing.assert_allclose(states[number + 1].clients.v, pi, rtol=1e-4)
-        found = arrays(states[number + 1].models)
-        np.testing.assert_allclose(found[0], w, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(found[1], b, rtol=1e-4, atol=1e-6)
-    assert records[0].metrics["delta_pi"] > 1e-4  # Theorem 3.2: pi's step improves f
+def batches_of(rounds, number, k):
+    """The examples of each of client k's steps."""
+    size = rounds.sizes[k]
+    work_key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 2), number)
+    n_max = rounds.federation.train.y.shape[1]
+    orders = rounds.problem.solver.draw_orders(jax.random.fold_in(work_key, k), size, n_max)
+    if orders is None:
+        return [np.arange(size)] * rounds.epochs
+    return [order[at : at + 2] for order in np.asarray(orders)[:, :size] for at in range(0, size, 2)]
+
+
+def local_step(rounds, number, k, theta, pi):
+    """Client k's components and mixture weights after a round, and its log-likelihoods before and after the E-step."""
+    x, y = examples(rounds, k)
+    before = log_likelihood(theta, pi, x, y)
+    q, pi = e_step(pi, losses_of(theta, x, y)) if len(y) else (None, pi)
+    after = log_likelihood(theta, pi, x, y)
+    batches = batches_of(rounds, number, k)
+    trained = [m_step(theta[m], q[m], x, y, batches) for m in range(len(theta))] if len(y) else theta
+    return np.array(trained), pi, before, after
+
+
+def fedem(rounds):
+    """Algorithm 1."""
+    theta = rounds.start("models")
+    assert np.abs(theta[0] - theta[1]).max() > 0.1
+    pi = np.full((len(rounds.sizes), len(theta)), 1 / len(theta))
+    for number in rounds:
+        trained, new, before, after = zip(
+            *(local_step(rounds, number, k, theta, pi[k]) for k in rounds.clients), strict=True
+        )
+        pi = np.array(new)
+        theta = rounds.mean(trained)
+
+        total = rounds.sizes.sum()
+        gain = (sum(after) - sum(before)) / total
+        assert number or gain > 1e-4  # Theorem 3.2: pi's step improves f
+        metrics = {"negative_log_likelihood": -sum(before) / total, "delta_pi": gain}
+        yield {"models": theta, "clients.v": pi, "record.metrics": metrics, "predictions.weights": pi}
+
+
+@pytest.mark.parametrize(
+    ("num", "batch_size"), [(4, 2), pytest.param(2, 0, marks=pytest.mark.slow)], ids=["batches", "full"]
+)
+def test_rounds_by_hand(num, batch_size):
+    """Also with more components than a client has examples, and with a client that has none."""
+    options = {"knobs": {"components": num}, "batch_size": batch_size, "sizes": EMPTY}
+    by_hand("fedem", fedem, rounds=2, **options)
+
+
+def matrix(rounds, number):
+    """W of a round (K, K): the weights of absent clients go to those who would receive from them."""
+    neighbors = np.asarray(rounds.states[0].clients.neighbors)  # (K, T, J)
+    weights = np.float64(rounds.states[0].clients.weights)
+    cohort = rounds.cohort(number)
+    t = number % neighbors.shape[1]
+    w = np.eye(len(neighbors))
+    for k in cohort:
+        w[:, k] = 0
+        for n, weight in zip(neighbors[k, t], weights[k, t], strict=True):
+            w[n if n in cohort else k, k] += weight
+    np.testing.assert_allclose(w.sum(axis=0), 1, rtol=1e-6)
+    np.testing.assert_allclose(w.sum(axis=1), 1, rtol=1e-6)
+    return w
+
+
+def dfedem(rounds):
+    """FedEM's local step, and then the mean over neighbors: client k's components are sum_n W_kn theta_n (Eq. 10)."""
+    theta = rounds.start("models")
+    pi = np.full(theta.shape[:2], 1 / theta.shape[1])
+    mixed = 0
+    for number in rounds:
+        for k in rounds.cohort(number):
+            theta[k], pi[k], _, _ = local_step(rounds, number, k, theta[k], pi[k])
+        w = matrix(rounds, number)
+        mixed += np.abs(w - np.eye(len(w))).max()
+        theta = np.tensordot(w, theta, axes=1)
+        yield {"models": theta, "clients.v": pi, "predictions": theta, "predictions.weights": pi}
+    assert mixed > 0
+
+
+@pytest.mark.parametrize(
+    ("knobs", "cohort"),
+    [
+        ({"edge_probability": 0.3, "graphs": 3}, 4),
+        pytest.param({"graph": "ring"}, 6, marks=pytest.mark.slow),
+    ],
+)
+def test_decentralized_rounds_by_hand(knobs, cohort):
+    """Also with several graphs in turn, and absent clients, which take no weight with them."""
+    options = {"sizes": (4, 3, 5, 2, 4, 4), "cohort": cohort, "knobs": {"components": 2} | knobs}
+    by_hand("dfedem", dfedem, rounds=5, epochs=1, **options)
 
 
 @pytest.mark.slow
@@ -109,103 +156,38 @@ def test_decentralized_on_the_complete_graph_is_fedem():
     problem = toys.make_problem(federation, optax.sgd(RATE, momentum=0.9), batch_size=3)._replace(keep_optimizer=True)
     fedem, _ = toys.train(toys.make_algorithm("fedem", problem), problem, federation.client_data, 4)
     algorithm = toys.make_algorithm("dfedem", problem, graph="complete")
-    dfedem, records = toys.train(algorithm, problem, federation.client_data, 4)
+    dfedem, _ = toys.train(algorithm, problem, federation.client_data, 4)
     for k in range(5):
         own = jax.tree.map(lambda leaf, k=k: leaf[k], dfedem[-1].models)
         toys.assert_trees_close(own, fedem[-1].models, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(dfedem[-1].clients.v, fedem[-1].clients.v, rtol=1e-5)
-    one_way = 4 * 5 * 3 * tree.row_bytes(fedem[-1].models)  # to 4 neighbors each, M = 3 components
-    assert records[0].down == records[0].up == one_way
-
-
-def mixing(sizes, rounds, knobs=None, **options):
-    """D-FedEM's states where clients mix models that are apart, and do not train them."""
-    federation = toys.make_federation(sizes)
-    problem = toys.make_problem(federation, optax.sgd(0.0), **options)
-    algorithm = toys.make_algorithm("dfedem", problem, components=2, **knobs or {})
-    start, own = toys.start(algorithm, problem, federation.client_data), np.arange(len(sizes), dtype=np.float32)
-    models = jax.tree.map(lambda leaf: leaf + own.reshape(-1, *[1] * (leaf.ndim - 1)), start.models)
-    return toys.train(algorithm, problem, federation.client_data, rounds, state=start._replace(models=models))[0]
-
-
-@pytest.mark.parametrize(
-    "knobs", [{"graph": "ring"}, pytest.param({"edge_probability": 0.3, "graphs": 4}, marks=pytest.mark.slow)]
-)
-def test_decentralized_mixing_is_the_matrix(knobs):
-    states = mixing((4, 3, 5, 2, 4, 4), 5, knobs)
-    start = states[0]
-    neighbors, weights = np.asarray(start.clients.neighbors), np.asarray(start.clients.weights)  # (K, T, J)
-    expected = np.float64(start.models["Dense_0"]["bias"])
-    for number, state in enumerate(states[1:]):
-        matrix = np.zeros((6, 6))
-        t = number % neighbors.shape[1]
-        for k in range(6):
-            np.add.at(matrix[:, k], neighbors[k, t], weights[k, t])
-        np.testing.assert_allclose(matrix.sum(axis=0), 1, rtol=1e-6)
-        np.testing.assert_allclose(matrix.sum(axis=1), 1, rtol=1e-6)
-        expected = np.tensordot(matrix, expected, axes=1)
-        np.testing.assert_allclose(state.models["Dense_0"]["bias"], expected, rtol=1e-4, atol=1e-5)
-    assert np.ptp(expected, axis=0).max() < 4  # they have come nearer: they were 5 apart
-
-
-def test_absent_clients_take_no_weight_with_them():
-    states = mixing((4,) * 7, 6, cohort=4)
-    spread = [np.ptp(np.asarray(state.models["Dense_0"]["bias"]), axis=0).max() for state in states]
-    for state in states[1:]:
-        toys.assert_trees_close(tree_mean(state.models), tree_mean(states[0].models), rtol=1e-5, atol=1e-5)
-    assert spread[-1] < 0.8 * spread[0]
-
-
-def tree_mean(models):
-    return jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
 
 
 def test_predictions_mix_probabilities():
     federation = toys.make_federation((4, 3))
-    _, problem, algorithm, states, _ = toys.play("fedem", federation, 3, knobs={"components": 2})
+    problem = toys.make_problem(federation)
+    algorithm = toys.make_algorithm("fedem", problem, components=2)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
+    models = jax.tree.map(lambda leaf: np.float32(rng.normal(size=leaf.shape)), shapes.models)
+    weights = np.float32(rng.dirichlet([1, 1], size=2))
+    state = shapes._replace(
+        models=models, clients=shapes.clients._replace(v=weights), server=(), optimizer=(), round=np.int32(0)
+    )
     x = federation.test.x[0]
     use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
-    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], federation.client_data).found
-    params = jax.tree.map(np.float64, states[-1].models)["Dense_0"]
+    found = toys.serve(algorithm, problem, use, jax.random.key(0), state, federation.client_data).found
+
+    params = models["Dense_0"]
     logits = np.einsum("bf,mfc->mbc", x, params["kernel"]) + params["bias"][:, None]
     each = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    expected = np.einsum("km,mbc->kbc", np.float64(states[-1].clients.v), each)  # Eq. 5
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize(("name", "steps"), [("fedem", 1), ("fedem", 4), ("dfedem", 3)])
-def test_newcomers_take_e_steps_from_equal_weights(name, steps):
-    knobs = {"components": 2} | ({} if steps == 1 else {"newcomer_steps": steps})
-    _, problem, algorithm, states, _ = toys.play(name, regression((5, 5, 5)), 3, optax.sgd(RATE), knobs)
-    newcomers = toys.make_federation((3, 6), "regression", features=2, seed=7)
-    found = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
-    models = states[-1].models if name == "fedem" else tree_mean(states[-1].models)
-    w, b = arrays(models)
-    expected = []
-    for x, y in data_of(newcomers):
-        pi = np.full(2, 0.5)
-        for _ in range(steps):
-            pi = e_step(pi, losses_by_hand(w, b, x, y))[1]
-        expected.append(pi)
-    np.testing.assert_allclose(found.weights, expected, rtol=1e-4)
-    for k in range(2):
-        own = jax.tree.map(lambda leaf, k=k: leaf[k], found.models)
-        toys.assert_trees_close(own, models, rtol=1e-6, atol=1e-7)
-
-
-def test_a_federation_with_a_tiny_client_is_trained():
-    """A client of one example, and four components; its mixture weights are on the simplex."""
-    federation = toys.make_federation((5, 1, 4))
-    result = pfl.Run(pfl.FedEM(components=4), federation, pfl.models.MLP(hidden=())).train(2, progress=False)
-    assert np.isfinite(result.loss) and np.isfinite(result.accuracy)
-    np.testing.assert_allclose(result.state.clients.v.sum(axis=1), 1, rtol=1e-5)
-    assert np.abs(np.diff(result.state.clients.v[1])).max() > 1e-3  # no longer equal
+    np.testing.assert_allclose(found, np.einsum("km,mbc->kbc", weights, each), rtol=1e-5)  # Eq. 5
 
 
 def test_sampling_needs_a_symmetric_matrix(tmp_path):
     matrix = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])
     np.save(tmp_path / "w.npy", matrix)
-    problem = toys.make_problem(regression((5, 3, 4)))
+    problem = toys.make_problem(toys.make_federation((5, 3, 4), "regression"))
     knobs = {"mixing": "file", "mixing_file": str(tmp_path / "w.npy")}
     toys.make_algorithm("dfedem", problem, **knobs)
     with pytest.raises(ArgumentError, match=r"^participation: accepted below 1 only with a symmetric mixing matrix"):

@@ -1,20 +1,39 @@
 """Centralized FedeRiCo by hand on quadratics."""
 
 import numpy as np
-from quadratics import RATE, SIZES, gradient, loss_of, play, vectors
+from by_hand import by_hand
+from quadratics import RATE, loss_of
 
 
-def test_rounds_by_hand():
-    federation, _, states, records, _ = play("federico_centralized")
-    theta, prior, share = vectors(states[0].models), np.full((4, 4), 1 / 4), np.array(SIZES) / sum(SIZES)
-    for number in range(2):
-        losses = np.array([[n * loss_of(federation, i, model) for model in theta] for i, n in enumerate(SIZES)])
-        slopes = np.array([[gradient(federation, i, model) for model in theta] for i in range(4)])  # of means
-        joint = prior * np.exp(-losses)
-        negative_log_likelihood = -np.log(joint.sum(axis=1)).sum() / sum(SIZES)  # -f of Eq. 1
-        prior = joint / joint.sum(axis=1, keepdims=True)  # Eq. 3 and 4
-        theta = theta - RATE * np.einsum("i,ij,ijd->jd", share, prior, slopes)  # Eq. 6, with the 1 / n_i of Eq. 5
-        np.testing.assert_allclose(vectors(states[number + 1].models), theta, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(np.exp(states[number + 1].clients), prior, atol=1e-5)
-        logged = records[number].metrics["negative_log_likelihood"]
-        np.testing.assert_allclose(logged, negative_log_likelihood, rtol=1e-4)
+def federico_centralized(rounds):
+    """Eq. 3 to 6, where every client's data serve all models."""
+    theta = rounds.start("models")
+    prior = np.full((4, 4), 1 / 4)
+    sizes = rounds.sizes
+    share = sizes / sizes.sum()
+
+    for _ in rounds:
+        likelihood = np.zeros((4, 4))
+        gradients = np.zeros((4, *theta.shape))
+        for i in rounds.clients:
+            for j, model in enumerate(theta):
+                likelihood[i, j] = np.exp(-sizes[i] * loss_of(rounds.federation, i, model))
+                gradients[i, j] = rounds.gradient(i, model)
+
+        # Eq. 3 and 4
+        joint = prior * likelihood
+        evidence = joint.sum(axis=1, keepdims=True)
+        prior = joint / evidence
+        # Eq. 6, with the 1 / n_i of Eq. 5
+        theta = theta - RATE * np.einsum("i,ij,ijd->jd", share, prior, gradients)
+        # -f of Eq. 1
+        negative = -np.log(evidence).sum() / sizes.sum()
+        yield {
+            "models": theta,
+            "clients": np.log(prior),
+            "record.metrics.negative_log_likelihood": negative,
+        }
+
+
+def test_federico_centralized_by_hand():
+    by_hand("federico_centralized", federico_centralized, rounds=2, epochs=1, atol=1e-4)

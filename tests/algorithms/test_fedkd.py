@@ -2,15 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+import networks
 import numpy as np
 import pytest
 import toys
-from networks import RATE, assert_row_close, examples, features, gradient, logits, mean, play, row, softmax, step
+from by_hand import by_hand, play
+from networks import RATE, features, gradient, logits, softmax, step
+from quadratics import OPTIMIZER, SIZES
 
 from pfljax.algorithms import fedkd
 
-SIZES, WIDTH = (2, 5, 1, 3), 4
-KNOBS = {"strength": 0.7, "energy": 0.6, "last_energy": 0.9}
+WIDTH = 4
+OPTIONS = {"hidden": (WIDTH,), "rounds": 2, "knobs": {"strength": 0.7, "energy": 0.6, "last_energy": 0.9}}
 
 
 def truncated(matrix, energy):
@@ -47,65 +50,101 @@ def train(own, mentee, projection, x, y, strength):
     return moved(own, p, q, pull), moved(mentee, q, p, -pull @ projection.T), turned
 
 
-def test_rounds_by_hand():
-    federation, _, _, states, records = play("fedkd", 2, SIZES, KNOBS, hidden=(WIDTH,), epochs=2)
-    mentee = row(states[0].models, 0)
-    own = [row(states[0].clients.models.own.model, k) for k in range(4)]
-    projections = [np.eye(WIDTH) for _ in range(4)]
-    for state, record, energy in zip(states[1:], records, (0.75, 0.9), strict=True):
+def reference(rounds):
+    """Algorithm 1; the energy rises to the last one."""
+    mentee = networks.row(rounds.start("models"), 0)
+    own = [networks.row(rounds.start("clients.models.own.model"), k) for k in rounds.clients]
+    projections = [np.eye(WIDTH) for _ in rounds.clients]
+    for number in rounds:
+        energy = (0.75, 0.9)[number]
         updates, shares = [], []
-        for k in range(4):
-            shared, (x, y) = mentee, examples(federation, k)
-            for _ in range(2):
-                own[k], shared, projections[k] = train(own[k], shared, projections[k], x, y, 0.7)
+        for k in rounds.clients:
+            shared = mentee
+            for _ in range(rounds.epochs):
+                own[k], shared, projections[k] = train(own[k], shared, projections[k], *rounds.examples(k), 0.7)
             update, share = compressed(jax.tree.map(np.subtract, shared, mentee), energy)
             updates.append(update)
             shares.append(share)
-            assert_row_close(state.clients.models.own.model, own[k], k)
-        np.testing.assert_allclose(state.clients.projection, projections, rtol=1e-5, atol=1e-5)
-        mentee = jax.tree.map(np.add, mentee, compressed(mean(updates, SIZES), energy)[0])
-        assert_row_close(state.models, mentee)
-        np.testing.assert_allclose(record.metrics["upload_share"], np.mean(shares), rtol=1e-5)
+
+        mean, _ = compressed(rounds.mean(updates), energy)
+        mentee = jax.tree.map(np.add, mentee, mean)
+        yield {
+            "models": [mentee],
+            "clients.models.own.model": own,
+            "clients.projection": projections,
+            "record.metrics.upload_share": np.mean(shares),
+        }
 
 
-@pytest.mark.parametrize("energy", [0.1, 0.6, 0.97, 1.0])
-def test_matrices_keep_the_fewest_singular_values(energy):
+def test_rounds_by_hand():
+    by_hand("fedkd", reference, **OPTIONS)
+
+
+def test_matrices_keep_the_fewest_singular_values():
     rng = np.random.default_rng(0)
     shapes = {"kernel": (2, 6, 4), "filters": (2, 3, 2, 4), "wide": (2, 3, 4)}
     update = {name: rng.normal(size=shape) for name, shape in shapes.items()} | {"bias": np.ones((2, 4))}
-    found, share = fedkd.leading(jax.tree.map(jnp.float32, update), jnp.float32(energy))
-    sent = 8
-    for name in shapes:
-        for k in range(2):
-            kernel, rank = truncated(update[name][k].reshape(-1, 4), energy)
-            np.testing.assert_allclose(found[name][k].reshape(-1, 4), kernel, rtol=1e-5, atol=1e-5)
-            sent += rank * (len(kernel) + 5)
-    np.testing.assert_array_equal(found["bias"], 1)
-    np.testing.assert_allclose(share, sent / (48 + 48 + 24 + 8), rtol=1e-6)
+    leading = jax.jit(fedkd.leading)
+    for energy in (0.1, 0.6, 0.97, 1.0):
+        found, share = leading(jax.tree.map(jnp.float32, update), jnp.float32(energy))
+        sent = 8
+        for name in shapes:
+            for k in range(2):
+                kernel, rank = truncated(update[name][k].reshape(-1, 4), energy)
+                np.testing.assert_allclose(found[name][k].reshape(-1, 4), kernel, rtol=1e-5, atol=1e-5)
+                sent += rank * (len(kernel) + 5)
+        np.testing.assert_array_equal(found["bias"], 1)
+        np.testing.assert_allclose(share, sent / (48 + 48 + 24 + 8), rtol=1e-6)
 
 
-@pytest.mark.parametrize("model", [pytest.param(toys.Dropped, marks=pytest.mark.slow), toys.Normalized])
-def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(model):
+def test_batch_statistics_are_the_clients_and_their_mean():
+    """Those of the inputs, which do not depend on the models."""
+    federation = toys.make_federation(SIZES)
+    knobs = {"energy": 1.0, "last_energy": 1.0}
+    states = toys.play("fedkd", federation, 1, OPTIMIZER, knobs, model=toys.Normalized, epochs=2).states
+    expected = []
+    for k, size in enumerate(SIZES):
+        x = np.float64(federation.train.x[k, np.arange(5) % size])  # the first examples again fill the batch
+        mean, var = np.zeros(3), np.ones(3)
+        for _ in range(2):
+            mean = 0.7 * mean + 0.3 * x.mean(axis=0)
+            var = 0.7 * var + 0.3 * x.var(axis=0)
+        expected.append((mean, var))
+
+    own = states[1].clients.models.own.model["batch_stats"]["BatchNorm_0"]
+    found = np.stack([own["mean"], own["var"]], axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    shared = states[1].models["batch_stats"]["BatchNorm_0"]
+    mean = np.average(expected, axis=0, weights=SIZES)
+    np.testing.assert_allclose([shared["mean"][0], shared["var"][0]], mean, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "model"), [("fedavg", toys.Normalized), ("fedavg", toys.Dropped), ("local", toys.Normalized)]
+)
+def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(name, model):
+    """Local training draws other numbers at random, so that it has no dropout here."""
     federation, options = toys.make_federation(SIZES), {"model": model, "batch_size": 2, "epochs": 2}
     knobs = {"strength": 0.0, "energy": 1.0, "last_energy": 1.0}
-    found = toys.play("fedkd", federation, 2, None, knobs, **options).states[-1]
-    fedavg = toys.play("fedavg", federation, 2, None, **options).states[-1]
-    toys.assert_trees_close(found.models, fedavg.models, rtol=1e-5, atol=1e-5)
-    if model is toys.Normalized:  # whose training draws nothing at random
-        local = toys.play("local", federation, 2, None, **options).states[-1]
-        toys.assert_trees_close(found.clients.models.own.model, local.models, rtol=1e-5, atol=1e-6)
+    found = toys.play("fedkd", federation, 2, OPTIMIZER, knobs, **options).states[-1]
+    wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models
+    models = found.models if name == "fedavg" else found.clients.models.own.model
+    toys.assert_trees_close(models, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_fitted_examples_do_not_divide_by_zero():
-    """Both models' losses of the only example underflow to 0, and their features differ."""
-    federation = toys.make_federation((1,))
-    problem = toys.make_problem(federation, hidden=(WIDTH,))
-    algorithm = toys.make_algorithm("fedkd", problem)
-    state = toys.start(algorithm, problem, federation.client_data)
-    sure = 100 * jax.nn.one_hot(federation.train.y[0, 0], 3)
-    certain = lambda models: models | {"Dense_1": models["Dense_1"] | {"bias": sure[None]}}
+    """Both models' losses of all examples underflow to 0, and their features differ."""
+    federation = toys.make_federation(SIZES)
+    federation.train.y[...] = 1
+    state = play("fedkd", federation=federation, **OPTIONS | {"rounds": 0}).states[0]
+
+    def certain(models):
+        sure = np.zeros_like(models["Dense_1"]["bias"]) + 100 * np.eye(3, dtype=np.float32)[1]
+        return models | {"Dense_1": models["Dense_1"] | {"bias": sure}}
+
     own = state.clients.models.own
     pair = state.clients.models._replace(own=own._replace(model=certain(own.model)))
     state = state._replace(models=certain(state.models), clients=state.clients._replace(models=pair))
-    after = toys.train(algorithm, problem, federation.client_data, 1, state=state)[0][1]
+    after = play("fedkd", federation=federation, state=state, **OPTIONS | {"rounds": 1}).states[1]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))

@@ -1,48 +1,64 @@
-"""FedLC by hand on networks with one hidden layer, and FedAvg as its limit."""
+"""FedLC by hand on networks with one hidden layer, and what becomes of a class without examples."""
 
 import networks
 import numpy as np
 import pytest
 import toys
-from networks import RATE, examples, gradient, logits, mean, row, softmax, step
+from by_hand import by_hand, entry, play, stack
+from networks import RATE, logits, row, softmax, step
 
 SIZES = (2, 5, 0, 3, 4)
+OPTIONS = {"rounds": 2, "sizes": SIZES, "hidden": (6,), "epochs": 3}
 
 
-@pytest.mark.parametrize("tau", [1.0, 0.1])
-def test_rounds_by_hand(tau):
-    federation, _, _, states, records = networks.play("fedlc", 2, SIZES, knobs={"tau": tau}, epochs=3)
-    theta, seen = row(states[0].models, 0), []
-    for state, record in zip(states[1:], records, strict=True):
-        trained, losses = [], []
-        for k in (0, 1, 3, 4):
-            x, y = examples(federation, k)
-            count = np.bincount(y, minlength=3)
-            shift, own, of_steps = -tau * np.where(count, count, 1e-8) ** -0.25, theta, []
-            seen.extend(count)
-            for _ in range(3):
-                of_steps.append(-np.log(softmax(logits(own, x) + shift)[range(len(y)), y]).mean())
-                own = step(own, gradient(own, x, y, shift), RATE)
-            trained.append(own)
-            losses.append(np.mean(of_steps))
-        sizes = [size for size in SIZES if size]
-        theta = mean(trained, sizes)
-        toys.assert_trees_close(row(state.models, 0), theta, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(record.train_loss, np.average(losses, weights=sizes), rtol=1e-5)
-    assert 0 in seen and max(seen) > 1
+def fedlc(tau):
+    """Each client's logits are shifted by -tau n_c^(-1/4), where n_c is its number of examples of class c."""
+
+    def reference(rounds):
+        theta = row(rounds.start("models"), 0)
+        for number in rounds:
+            trained = []
+            losses = []
+            active = rounds.active(number)
+            for k in active:
+                x, y = rounds.examples(k)
+                count = np.bincount(y, minlength=3)
+                shift = -tau * np.where(count, count, 1e-8) ** -0.25
+                own = theta
+                of_steps = []
+                for _ in range(rounds.epochs):
+                    probabilities = softmax(logits(own, x) + shift)
+                    of_steps.append(-np.log(probabilities[range(len(y)), y]).mean())
+                    own = step(own, networks.gradient(own, x, y, shift), RATE)
+                trained.append(own)
+                losses.append(np.mean(of_steps))
+
+            weights = rounds.sizes[active]
+            theta = rounds.mean(trained, weights)
+            yield {
+                "models": stack([theta]),
+                "record.train_loss": np.average(losses, weights=weights),
+            }
+
+    return reference
 
 
-def test_without_calibration_it_is_fedavg():
-    last = lambda name, **knobs: networks.play(name, 3, SIZES, knobs=knobs, batch_size=2, epochs=2).states[-1].models
-    toys.assert_trees_close(last("fedlc", tau=0.0), last("fedavg"), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("tau", [1.0, 0.1, 0.0])
+def test_fedlc_by_hand(tau):
+    """With tau 0 it is FedAvg."""
+    rounds = by_hand("fedlc", fedlc(tau), knobs={"tau": tau}, rtol=1e-5, **OPTIONS)
+    counts = [np.bincount(rounds.examples(k)[1], minlength=3) for k in rounds.clients]
+    assert np.min(counts) == 0
+    assert np.max(counts) > 1
 
 
 def test_a_class_without_examples_keeps_its_weights():
     """It is out of the softmax, so that no client lowers it."""
-    federation = toys.make_federation((4, 3))
+    federation = toys.make_federation(SIZES)
     federation.train.y[...] = np.minimum(federation.train.y, 1)
     assert (federation.train.y == 1).any()
-    _, _, _, states, _ = toys.play("fedlc", federation, 2, epochs=2)
-    first, last = (state.models["Dense_0"]["kernel"][0] for state in (states[0], states[-1]))
+    rounds = play("fedlc", federation=federation, knobs={"tau": 1.0}, **OPTIONS)
+    first = entry(rounds.states[0], "models.Dense_1.kernel")[0]
+    last = entry(rounds.states[-1], "models.Dense_1.kernel")[0]
     np.testing.assert_allclose(first[:, 2], last[:, 2], atol=1e-6)
     assert np.abs(first - last)[:, :2].max() > 1e-3

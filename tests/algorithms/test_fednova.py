@@ -7,9 +7,11 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import MINI, RATE, SIZES, gradient, play, vectors
+from by_hand import by_hand
+from quadratics import MINI, OPTIMIZER, RATE, SIZES, gradient, play, vectors
 
 COPIES = (1, 6, 2, 5, 0, 4, 3)
+MOMENTUM = optax.sgd(RATE, 0.9)
 
 
 def copies(sizes=COPIES):
@@ -21,17 +23,15 @@ def copies(sizes=COPIES):
     return federation
 
 
-def rounds_of(name, federation, rounds, optimizer=None, knobs=None, **training):
-    return toys.play(name, federation, rounds, optimizer or optax.sgd(RATE), knobs, **training)[3:]
-
-
-def averaged(federation, theta, steps, *, momentum=0.0, mu=0.0, rate=RATE):
+def server_step(federation, theta, steps, *, momentum=0.0, mu=0.0, rate=RATE):
     """The server's next model, by the paper's a_k in closed form."""
     sizes = federation.train.size
     share = sizes / sizes.sum()
-    directions, lengths = np.zeros((len(sizes), len(theta))), np.zeros(len(sizes))
+    directions = np.zeros((len(sizes), len(theta)))
+    lengths = np.zeros(len(sizes))
     for k in np.flatnonzero(sizes):
-        own, speed = theta.copy(), np.zeros_like(theta)
+        own = theta.copy()
+        speed = np.zeros_like(theta)
         for _ in range(steps[k]):
             speed = momentum * speed + gradient(federation, k, own) + mu * (own - theta)
             own = own - rate * speed
@@ -42,21 +42,27 @@ def averaged(federation, theta, steps, *, momentum=0.0, mu=0.0, rate=RATE):
     return theta - share @ lengths * (share @ directions)
 
 
+def fednova(momentum, mu):
+    """A round of mini-batches of two; clients with more examples take more steps."""
+
+    def reference(rounds):
+        theta = rounds.start("models")[0]
+        steps = rounds.epochs * -(-rounds.sizes // 2)
+        for _ in rounds:
+            theta = server_step(rounds.federation, theta, steps, momentum=momentum, mu=mu)
+            yield {"models": [theta]}
+
+    return reference
+
+
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 2.0)])
 def test_by_hand(momentum, mu):
-    federation = copies()
-    optimizer = optax.sgd(RATE, momentum or None)
-    training = {"batch_size": 2, "epochs": 2}
-    states, records = rounds_of("fednova", federation, 3, optimizer, {"mu": mu}, **training)
-    plain, _ = rounds_of("fedprox", federation, 3, optimizer, {"mu": mu}, **training)
-    theta, steps = vectors(states[0].models)[0], 2 * -(-np.array(COPIES) // 2)
-    for number in range(3):
-        theta = averaged(federation, theta, steps, momentum=momentum, mu=mu)
-        np.testing.assert_allclose(vectors(states[number + 1].models)[0], theta, rtol=1e-4, atol=1e-5)
-    assert np.abs(vectors(plain[-1].models)[0] - theta).max() > 1e-2
-    assert records[0].up == 6 * (4 + 1 + 1) * 4  # d_k, a_k and n_k
+    optimizer = MOMENTUM if momentum else OPTIMIZER
+    options = {"federation": copies(), "optimizer": optimizer, "batch_size": 2}
+    by_hand("fednova", fednova(momentum, mu), knobs={"mu": mu}, **options)
 
 
+@pytest.mark.slow
 def test_of_equal_steps_it_is_fedprox():
     equal = {"batch_size": 2, "steps": 5, "rounds": 3, "knobs": {"mu": 1.5}}
     expected = vectors(play("fedprox", **equal)[2][-1].models)
@@ -64,14 +70,17 @@ def test_of_equal_steps_it_is_fedprox():
 
 
 def test_clients_draw_their_epochs_anew_in_every_round():
-    """Finds the draws of three clients that explain a round."""
-    federation = toys.make_federation((2, 5, 3), "regression")
-    knobs, drawn = {"least_epochs": 2, "most_epochs": 4}, []
-    states, _ = rounds_of("fednova", federation, 12, knobs=knobs, steps=1)
+    """Finds the draws of three clients that explain a round, in place of the solver's three epochs."""
+    federation = copies((2, 5, 3))
+    knobs = {"least_epochs": 2, "most_epochs": 4}
+    states = toys.play("fednova", federation, 12, OPTIMIZER, knobs, batch_size=2, epochs=3).states
+    every = list(itertools.product((2, 3, 4), repeat=3))
+    drawn = []
     for before, after in itertools.pairwise(states):
-        theta, found = vectors(before.models)[0], vectors(after.models)[0]
-        every = list(itertools.product((2, 3, 4), repeat=3))
-        errors = [np.abs(averaged(federation, theta, steps) - found).max() for steps in every]
+        theta = vectors(before.models)[0]
+        found = vectors(after.models)[0]
+        steps = np.array(every) * [1, 3, 2]
+        errors = [np.abs(server_step(federation, theta, each) - found).max() for each in steps]
         drawn.append(every[int(np.argmin(errors))])
         assert min(errors) < 1e-5
     for k in range(3):
@@ -79,6 +88,7 @@ def test_clients_draw_their_epochs_anew_in_every_round():
     assert any(len(set(epochs)) > 1 for epochs in drawn)
 
 
+@pytest.mark.slow
 def test_epochs_that_are_all_alike_are_the_solver_s():
     drawn = play("fednova", knobs={"least_epochs": 2, "most_epochs": 2}, **MINI | {"epochs": 1})[2][-1]
     toys.assert_trees_close(drawn.models, play("fednova", **MINI)[2][-1].models)
@@ -90,20 +100,28 @@ def test_more_epochs_are_more_mini_batches_for_the_ledger():
     assert (passes(), passes(most_epochs=5)) == (1, 5)
 
 
-def test_the_way_follows_the_schedule():
+def falling(number):
+    """Learning rates of 1, 1/2, 0, ... times the solver's."""
+    return jnp.where(number < 2, 0.5**number, 0.0)
+
+
+def of_a_schedule(rounds):
     """The round's learning rate cancels in a_k and scales the steps; with rate 0, nothing moves."""
-    federation = copies()
-    schedule = lambda number: jnp.where(number < 2, 0.5**number, 0.0)
-    states, _ = rounds_of("fednova", federation, 3, batch_size=1, schedule=schedule)
-    theta = averaged(federation, vectors(states[0].models)[0], COPIES)
-    np.testing.assert_allclose(vectors(states[1].models)[0], theta, rtol=1e-4, atol=1e-5)
-    theta = averaged(federation, theta, COPIES, rate=RATE / 2)
-    np.testing.assert_allclose(vectors(states[2].models)[0], theta, rtol=1e-4, atol=1e-5)
-    toys.assert_trees_close(states[3].models, states[2].models)
+    theta = rounds.start("models")[0]
+    steps = rounds.epochs * -(-rounds.sizes // 2)
+    for rate in (RATE, RATE / 2):
+        theta = server_step(rounds.federation, theta, steps, rate=rate)
+        yield {"models": [theta]}
+    yield {"models": [theta]}
 
 
+def test_the_way_follows_the_schedule():
+    by_hand("fednova", of_a_schedule, federation=copies(), batch_size=2, schedule=falling)
+
+
+@pytest.mark.slow
 def test_of_one_client_it_is_fedavg_whatever_the_optimizer():
     federation = toys.make_federation((5,), "regression")
     options = {"optimizer": optax.adam(0.05), "batch_size": 2, "epochs": 3}
-    found, fedavg = (rounds_of(name, federation, 3, **options)[0][-1].models for name in ("fednova", "fedavg"))
+    found, fedavg = (toys.play(name, federation, 3, **options).states[-1].models for name in ("fednova", "fedavg"))
     toys.assert_trees_close(found, fedavg, rtol=1e-5, atol=1e-6)

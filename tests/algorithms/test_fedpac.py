@@ -1,4 +1,4 @@
-"""FedPAC: rounds by hand with the paper's quadratic solved by scipy, its limit, newcomers, and what travels."""
+"""FedPAC: rounds by hand with the paper's quadratic solved by scipy, and sampled clients."""
 
 import functools
 import itertools
@@ -6,25 +6,17 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.optimize
-import toys
-from networks import BODY, HEAD, descend, examples, features, gradient, mean, row, step
+from by_hand import by_hand, play
+from networks import BODY, HEAD, RATE, descend, features, gradient, row, step
 
 from pfljax.algorithms.common.combining import combination
 from pfljax.exchange.plan import make_plan
 
-SIZES, RATE, EPOCHS, STRENGTH = (4, 6, 1, 5), 0.3, 3, 2.0
-FEDERATION = toys.make_federation(SIZES)
-PLAN = make_plan("map", devices=1)
-
-
-@functools.cache
-def play(name="fedpac", rounds=3, knobs=(), cohort=0, **options):
-    """(problem, algorithm, states, records)."""
-    options |= {"hidden": (3,), "cohort": cohort}
-    return toys.play(name, FEDERATION, rounds, optax.sgd(RATE), dict(knobs), **options)[1:]
+SIZES = (4, 6, 1, 5)
+EPOCHS = 3
+STRENGTH = 2.0
 
 
 def statistics(params, x, y):
@@ -58,46 +50,56 @@ def train_body(params, x, y, centroids, seen):
     return step(params, gradient(params, x, y, pull=pull), RATE, [BODY])
 
 
-@pytest.mark.slow
-def test_rounds_by_hand():
-    knobs = (("alignment", STRENGTH), ("head_epochs", 2), ("body_epochs", EPOCHS))
-    problem, algorithm, states, records = play(knobs=knobs)
-    assert algorithm.ledger.gradients == 1 and algorithm.ledger.passes == 2 + EPOCHS
-    theta = row(states[0].models.body[BODY], 0)
-    heads = [row(states[0].clients.own[HEAD], k) for k in range(4)]
-    centroids, seen = np.zeros((3, 3)), np.zeros(3)
-    for state, record in zip(states[1:], records, strict=True):
-        bodies, trained, before, after = [], [], [], []
-        for k in range(4):
-            x, y = examples(FEDERATION, k)
+def fedpac(rounds):
+    """Heads first, then bodies pulled to the centroids; a client's head is the best combination of all heads."""
+    theta = row(rounds.states[0].models.body[BODY], 0)
+    heads = [row(rounds.states[0].clients.own[HEAD], k) for k in rounds.clients]
+    centroids = np.zeros((3, 3))
+    seen = np.zeros(3)
+    for _ in rounds:
+        trained = []
+        before = []
+        after = []
+        for k in rounds.clients:
+            x, y = rounds.examples(k)
             params = {BODY: theta, HEAD: heads[k]}
             before.append(statistics(params, x, y)[2:])
             params = descend(params, x, y, RATE, 2, [HEAD])
             for _ in range(EPOCHS):
                 params = train_body(params, x, y, centroids, seen)
             after.append(statistics(params, x, y)[:2])
-            bodies.append(params[BODY])
-            trained.append(params[HEAD])
-        theta, (means, variance) = mean(bodies, SIZES), map(np.array, zip(*before, strict=True))
-        sums, counts = (np.sum(found, axis=0) for found in zip(*after, strict=True))
-        centroids, seen = sums / counts[:, None], (counts > 0).astype(float)
+            trained.append(params)
+        theta = rounds.mean([params[BODY] for params in trained])
+        sums, counts = (np.sum(values, axis=0) for values in zip(*after, strict=True))
+        centroids = sums / counts[:, None]
+        seen = (counts > 0).astype(float)
+
         several = [0, 1, 3]  # client 2 has a single example
+        means, variance = map(np.array, zip(*before, strict=True))
         shares = [weights_by_hand(place, means[several], variance[several]) for place in range(3)]
-        heads = trained.copy()
+        heads = [params[HEAD] for params in trained]
         for k, share in zip(several, shares, strict=True):
-            heads[k] = mean([trained[j] for j in several], share)
-        np.testing.assert_allclose(record.metrics["weight_of_others"], 1 - np.mean(np.diagonal(shares)), atol=1e-3)
-        toys.assert_trees_close(row(state.models.body[BODY], 0), theta, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(state.models.centroids[0], centroids, rtol=1e-3, atol=1e-4)
-        for k in range(4):
-            toys.assert_trees_close(row(state.clients.own[HEAD], k), heads[k], rtol=2e-3, atol=1e-3)
-    found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], FEDERATION.client_data).models
-    for k in range(4):
-        toys.assert_trees_close(row(row(found, k), 0), {BODY: theta, HEAD: heads[k]}, rtol=2e-3, atol=1e-3)
+            heads[k] = rounds.mean([trained[j][HEAD] for j in several], share)
+        yield {
+            f"models.body.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta),
+            "models.centroids": [centroids],
+            f"clients.own.{HEAD}": heads,
+            "record.metrics.weight_of_others": 1 - np.mean(np.diagonal(shares)),
+            "predictions": [[{BODY: theta, HEAD: head}] for head in heads],
+        }
     assert 0.05 < 1 - np.mean(np.diagonal(shares)) < 0.95
 
 
-@pytest.mark.parametrize(("num", "noise"), [(3, 0.1), (8, 0.02), (8, 1.0)])
+def test_rounds_by_hand():
+    knobs = {"alignment": STRENGTH, "head_epochs": 2, "body_epochs": EPOCHS}
+    rounds = by_hand("fedpac", fedpac, rtol=1e-3, atol=1e-4, sizes=SIZES, hidden=(3,), knobs=knobs, epochs=1)
+    assert rounds.algorithm.ledger.gradients == 1 and rounds.algorithm.ledger.passes == 2 + EPOCHS
+
+
+combine = jax.jit(functools.partial(combination, make_plan("map", devices=1)))
+
+
+@pytest.mark.parametrize(("num", "noise"), [(8, 0.02), (8, 1.0)])
 def test_weights_solve_the_quadratic(num, noise):
     """Two kinds of clients; one client does not take part and has weight 0."""
     rng = np.random.default_rng(num)
@@ -106,7 +108,7 @@ def test_weights_solve_the_quadratic(num, noise):
     variance, active = noise * rng.uniform(0.5, 2, size=num), np.arange(num) != 1
     means[1], variance[1] = 0, 0
     as_float32 = [jnp.asarray(each, jnp.float32) for each in (means, variance)]
-    found = jax.jit(functools.partial(combination, PLAN))(*as_float32, jnp.asarray(active))
+    found = combine(*as_float32, jnp.asarray(active))
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     assert (found[:, 1] == 0).all() and (np.asarray(found) >= 0).all()
     flat = means[active].reshape(num - 1, -1)
@@ -120,38 +122,13 @@ def test_weights_solve_the_quadratic(num, noise):
 
 
 def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
-    _, _, states, _ = play(rounds=5, cohort=1)
+    rounds = play("fedpac", rounds=5, sizes=SIZES, hidden=(3,), cohort=1, epochs=1)
     changed = []
-    for before, after in itertools.pairwise(states):
+    for before, after in itertools.pairwise(rounds.states):
         old, new = (np.asarray(state.clients.own[HEAD]["bias"]) for state in (before, after))
         (k,) = np.flatnonzero((old != new).any(axis=1))
-        classes = np.bincount(FEDERATION.train.y[k, : SIZES[k]], minlength=3) > 0
+        classes = np.bincount(rounds.examples(k)[1], minlength=3) > 0
         moved = (np.asarray(before.models.centroids) != np.asarray(after.models.centroids))[0].any(axis=1)
         assert not moved[~classes].any() and moved.any()
         changed.append(k)
     assert len(set(changed)) > 1
-
-
-@pytest.mark.slow
-def test_newcomers_train_a_head_on_the_body_as_it_is():
-    newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(0)
-    problem, algorithm, states, _ = play(knobs=(("head_epochs", 4),))
-    found = toys.adapt(algorithm, problem, key, states[-1], newcomers.client_data).models
-    for k in range(2):
-        start = problem.model.init(jax.random.split(jax.random.fold_in(key, k))[0])
-        params = {BODY: row(states[-1].models.body[BODY], 0), HEAD: start[HEAD]}
-        expected = descend(params, *examples(newcomers, k), RATE, 2 * 4, [HEAD])
-        toys.assert_trees_close(row(row(found, k), 0), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_what_travels():
-    """F = 3 features of C = 3 classes; scalars of a report are free."""
-    *_, records = play()
-    body, head, centroids, counts = 4 * (3 * 3 + 3), 4 * (3 * 3 + 3), 4 * 3 * 3, 4 * 3
-    for record in records:
-        assert record.down == 4 * (body + head + centroids + counts)
-        assert record.up == 4 * (body + 4 + centroids + counts + head + centroids)  # n_k; the means h
-    (record,) = play(rounds=1, knobs=(("heads", "own"),))[3]
-    assert record.down == 4 * (body + centroids + counts)
-    assert record.up == 4 * (body + 4 + centroids + counts)

@@ -2,44 +2,62 @@
 
 import dataclasses
 import math
-import re
 
 import jax
 import jax.numpy as jnp
+import networks
 import numpy as np
-import optax
 import pytest
 import toys
+from by_hand import as_numpy, by_hand, newcomers_by_hand, play, stack
 from flax import nnx
-from networks import RATE, backward, examples, forward, mean, row
+from networks import RATE, backward, forward, mean
 
 import pfljax as pfl
 from pfljax.contract import tree
-from pfljax.exchange.rounds import cohort_of
 
 SIZES = (2, 5, 0, 5, 2)
-KNOBS = {"rate": 0.3, "momentum": 0.5, "decay": 0.1, "hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5}
-ATTENTION, PERSONAL = "MultiHeadDotProductAttention_0", ("query", "key", "value")
-THETA, PROJECTIONS = 4 * (4 + 4 + 12 + 16 + 36 + 3), 4 * 3 * 16
+KNOBS = {
+    "rate": 0.3,
+    "momentum": 0.5,
+    "decay": 0.1,
+    "hidden": 5,
+    "layers": 1,
+    "embedding": 4,
+    "spread": 0.5,
+}
+OPTIONS = {"sizes": SIZES, "hidden": (), "model": toys.Attentive, "cohort": 4}
+ATTENTION = "MultiHeadDotProductAttention_0"
+PERSONAL = ("query", "key", "value")
+SHARED = ("Dense_0", "Dense_1", "positions")
 
 
-def play(rounds, sizes=SIZES, knobs=None, **options):
-    options = {"model": toys.Attentive, "epochs": 2} | options
-    return toys.play("fedtp", toys.make_federation(sizes), rounds, optax.sgd(RATE), KNOBS | (knobs or {}), **options)
-
-
-def loss(params, x, y):
-    """The mean cross entropy of `toys.Attentive`, written out."""
+def loss(params, x, y, weight):
+    """The mean cross entropy of `toys.Attentive`, written out; examples of weight 0 do not count."""
     attention = params[ATTENTION]
     tokens = x[..., None] @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"] + params["positions"]
     q, k, v = (jnp.einsum("btd,dhe->bhte", tokens, attention[name]["kernel"]) for name in PERSONAL)
     weights = jax.nn.softmax(q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5)
     tokens += jnp.einsum("bhte,hed->btd", weights @ v, attention["out"]["kernel"])
     outputs = tokens.reshape(len(x), -1) @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
-    return -jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1).mean()
+    logs = jnp.take_along_axis(jax.nn.log_softmax(outputs), y[:, None], axis=1)[:, 0]
+    return -(weight * logs).sum() / weight.sum()
 
 
 GRADIENT = jax.jit(jax.grad(loss))
+
+
+def gradient(params, x, y):
+    """The gradient in float64; filled up to five examples, for one program."""
+    missing = 5 - len(y)
+    weight = np.pad(np.ones(len(y)), (0, missing))
+    slope = GRADIENT(
+        jax.tree.map(np.float32, params),
+        np.float32(np.pad(x, ((0, missing), (0, 0)))),
+        np.pad(y, (0, missing)),
+        np.float32(weight),
+    )
+    return jax.tree.map(np.float64, slope)
 
 
 def joined(theta, own):
@@ -49,9 +67,9 @@ def joined(theta, own):
 
 def parted(params):
     """Theta, and the projections."""
-    split = lambda within: {name: part for name, part in params[ATTENTION].items() if (name in PERSONAL) == within}
-    rest = {name: part for name, part in params.items() if name != ATTENTION}
-    return rest | {ATTENTION: split(False)}, {ATTENTION: split(True)}
+    own = {name: params[ATTENTION][name] for name in PERSONAL}
+    theta = {name: params[name] for name in SHARED}
+    return theta | {ATTENTION: {"out": params[ATTENTION]["out"]}}, {ATTENTION: own}
 
 
 def present(params):
@@ -61,9 +79,9 @@ def present(params):
 
 
 def descend(params, x, y, steps, only_own=False):
+    """Steps of full batches, of the projections alone if asked."""
     for _ in range(steps):
-        slope = jax.tree.map(np.float64, GRADIENT(jax.tree.map(jnp.float32, params), np.float32(x), y))
-        moved = jax.tree.map(lambda p, g: p - RATE * g, params, slope)
+        moved = jax.tree.map(lambda p, g: p - RATE * g, params, gradient(params, x, y))
         params = joined(params, parted(moved)[1]) if only_own else moved
     return params
 
@@ -73,14 +91,25 @@ class Server:
 
     def __init__(self, state):
         network = state.server.network
-        learned = {"v": state.server.embeddings, "trunk": network.trunk, "kernel": network.kernel, "bias": network.bias}
-        self.learned = jax.tree.map(np.float64, present({"all": learned})["all"] | {"trunk": network.trunk})
-        self.theta, self.way = present(row(state.models, 0)), jax.tree.map(np.zeros_like, self.learned)
+        kernel, bias = (present(as_numpy(part)) for part in (network.kernel, network.bias))
+        self.learned = {
+            "v": np.float64(state.server.embeddings),
+            "trunk": as_numpy(network.trunk),
+            "kernel": kernel,
+            "bias": bias,
+        }
+        self.theta = present(networks.row(as_numpy(state.models), 0))
+        self.way = jax.tree.map(np.zeros_like, self.learned)
 
     def projections(self, v):
+        """The projections that the hypernetwork makes of an embedding."""
         features = forward(self.learned["trunk"], v[None])[0][0]
         head = lambda kernel, bias: np.tensordot(features, kernel, axes=1) + bias
         return jax.tree.map(head, self.learned["kernel"], self.learned["bias"])
+
+    def model(self, k):
+        """What client k receives."""
+        return joined(self.theta, self.projections(self.learned["v"][k]))
 
     def slopes(self, v, change):
         """Vector-Jacobian products of the projections, and of v (E,)."""
@@ -90,93 +119,109 @@ class Server:
         kernel = jax.tree.map(lambda c: np.multiply.outer(features[0], c), change)
         return {"trunk": trunk, "kernel": kernel, "bias": change}, of_v[0]
 
-    def round(self, federation, sizes):
-        """Everyone takes part."""
-        thetas, found = [], []
-        for k, size in enumerate(sizes):
-            if size:
-                own = self.projections(self.learned["v"][k])
-                theta, trained = parted(descend(joined(self.theta, own), *examples(federation, k), 2))
-                slopes, of_v = self.slopes(self.learned["v"][k], jax.tree.map(np.subtract, own, trained))
-                thetas.append(theta)
-                found.append(slopes | {"v": np.eye(len(sizes))[:, k : k + 1] * of_v})
-        weights = [size for size in sizes if size]
-        decayed = jax.tree.map(lambda g, p: g + KNOBS["decay"] * p, mean(found, weights), self.learned)
+    def step(self, slopes):
+        """SGD with momentum and weight decay."""
+        decayed = jax.tree.map(lambda g, p: g + KNOBS["decay"] * p, slopes, self.learned)
         self.way = jax.tree.map(lambda way, g: KNOBS["momentum"] * way + g, self.way, decayed)
         self.learned = jax.tree.map(lambda p, way: p - KNOBS["rate"] * way, self.learned, self.way)
-        self.theta = mean(thetas, weights)
-
-    def check(self, state):
-        found = Server(state)
-        toys.assert_trees_close(found.learned, self.learned, rtol=1e-5, atol=1e-5)
-        toys.assert_trees_close(found.theta, self.theta, rtol=1e-5, atol=1e-5)
 
 
-def test_rounds_by_hand():
-    federation, problem, algorithm, states, records = play(3)
-    hand = Server(states[0])
-    for state in states[1:]:
-        hand.round(federation, SIZES)
-        hand.check(state)
-    models = toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data).models
-    for k in range(5):  # client 2, too, which has no examples
-        wanted = joined(hand.theta, hand.projections(hand.learned["v"][k]))
-        toys.assert_trees_close(row(row(models, k), 0), wanted, rtol=1e-5, atol=1e-5)
-    assert records[0].down == 5 * (THETA + PROJECTIONS)
-    assert records[0].up == 4 * (THETA + 4) + 5 * PROJECTIONS  # with n_k; a change is sent by everyone
+def fedtp(rounds):
+    """Clients train whole models; the hypernetwork steps along the mean vector-Jacobian product of their changes."""
+    server = Server(rounds.states[0])
+    for number in rounds:
+        thetas = []
+        slopes = []
+        active = rounds.active(number)
+        for k in active:
+            v = server.learned["v"][k]
+            theta, trained = parted(descend(server.model(k), *rounds.examples(k), rounds.epochs))
+            change = jax.tree.map(np.subtract, server.projections(v), trained)
+            of_network, of_v = server.slopes(v, change)
+            thetas.append(theta)
+            slopes.append(of_network | {"v": np.eye(len(rounds.sizes))[:, k : k + 1] * of_v})
+        weights = rounds.sizes[active]
+        server.step(mean(slopes, weights))
+        server.theta = mean(thetas, weights)
+
+        expected = {f"models.{name}": stack([server.theta[name]]) for name in SHARED}
+        expected[f"models.{ATTENTION}.out"] = stack([server.theta[ATTENTION]["out"]])
+        expected["server.embeddings"] = server.learned["v"]
+        expected["server.network.trunk"] = server.learned["trunk"]
+        for name in PERSONAL:
+            for part in ("kernel", "bias"):
+                projection = server.learned[part][ATTENTION][name]
+                expected[f"server.network.{part}.{ATTENTION}.{name}"] = projection
+        # Client 2, too, which has no examples
+        expected["predictions"] = [[server.model(k)] for k in rounds.clients]
+        yield expected
+
+
+def test_fedtp_by_hand():
+    by_hand("fedtp", fedtp, knobs=KNOBS, rtol=1e-5, **OPTIONS)
+
+
+def newcomer(rounds, newcomers, k):
+    """Learns an embedding from the mean one."""
+    server = Server(rounds.states[-1])
+    v = server.learned["v"].mean(axis=0)
+    way = 0.0
+    for _ in range(rounds.problem.rounds):
+        own = server.projections(v)
+        data = newcomers.examples(k)
+        model = descend(joined(server.theta, own), *data, rounds.epochs, only_own=True)
+        change = jax.tree.map(np.subtract, own, parted(model)[1])
+        way = KNOBS["momentum"] * way + server.slopes(v, change)[1] + KNOBS["decay"] * v
+        v = v - KNOBS["rate"] * way
+    return [joined(server.theta, server.projections(v))]
 
 
 def test_newcomers_learn_an_embedding_by_hand():
-    _, problem, algorithm, states, _ = play(2)
-    hand, newcomers = Server(states[-1]), toys.make_federation((3, 4), seed=5)
-    models = toys.adapt(algorithm, problem, jax.random.key(4), states[-1], newcomers.client_data).models
-    for k in range(2):
-        v, way = hand.learned["v"].mean(axis=0), 0.0
-        for _ in range(2):  # R
-            own = hand.projections(v)
-            trained = parted(descend(joined(hand.theta, own), *examples(newcomers, k), 2, only_own=True))[1]
-            slope = hand.slopes(v, jax.tree.map(np.subtract, own, trained))[1] + KNOBS["decay"] * v
-            way = KNOBS["momentum"] * way + slope
-            v = v - KNOBS["rate"] * way
-        wanted = joined(hand.theta, hand.projections(v))
-        toys.assert_trees_close(row(row(models, k), 0), wanted, rtol=1e-5, atol=1e-5)
+    newcomers_by_hand("fedtp", newcomer, knobs=KNOBS, rtol=1e-5, **OPTIONS)
 
 
 def test_only_the_cohort_s_embeddings_move():
-    states = play(4, (3, 4, 2, 5, 3), {"decay": 0.0, "momentum": 0.0}, cohort=2).states
-    for number in range(4):
-        before, after = (np.asarray(states[n].server.embeddings) for n in (number, number + 1))
+    """Without momentum and decay; of those with examples."""
+    rounds = play("fedtp", knobs=KNOBS | {"decay": 0.0, "momentum": 0.0}, **OPTIONS)
+    for number in rounds:
+        before = np.asarray(rounds.states[number].server.embeddings)
+        after = np.asarray(rounds.states[number + 1].server.embeddings)
         moved = np.flatnonzero((before != after).any(axis=1))
-        np.testing.assert_array_equal(moved, cohort_of(jax.random.key(0), number, 5, 2).ids)
-
-
-@pytest.mark.slow
-def test_from_one_model_a_round_is_fedavg_s():
-    """Theta is the mean of FedAvg, and so are, at rate 1, the biases of the heads that make the projections."""
-    knobs = {"spread": 0.0, "rate": 1.0, "momentum": 0.0, "decay": 0.0}
-    before, after = play(1, knobs=knobs).states
-    options = {"model": toys.Attentive, "epochs": 2}
-    fedavg = toys.play("fedavg", toys.make_federation(SIZES), 1, optax.sgd(RATE), **options).states
-    for state, wanted in zip((before, after), fedavg, strict=True):
-        found = tree.combine(tree.first(state.models), state.server.network.bias)
-        toys.assert_trees_close(found, tree.first(wanted.models), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(moved, rounds.active(number))
 
 
 def test_at_rate_0_only_theta_moves():
-    states = play(2, knobs={"rate": 0.0}).states
+    states = play("fedtp", knobs=KNOBS | {"rate": 0.0}, **OPTIONS).states
     toys.assert_trees_close(states[-1].server, states[0].server)
     assert not toys.same_trees(states[-1].models, states[0].models)
 
 
 @pytest.mark.slow
+def test_from_one_model_a_round_is_fedavg_s():
+    """Theta is the mean of FedAvg, and so are, at rate 1, the biases of the heads that make the projections."""
+    knobs = KNOBS | {"spread": 0.0, "rate": 1.0, "momentum": 0.0, "decay": 0.0}
+    options = OPTIONS | {"cohort": 0}
+    states = play("fedtp", rounds=1, knobs=knobs, **options).states
+    fedavg = play("fedavg", rounds=1, **options).states
+    for state, wanted in zip(states, fedavg, strict=True):
+        found = tree.combine(tree.first(state.models), state.server.network.bias)
+        toys.assert_trees_close(found, tree.first(wanted.models), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_where_everything_is_generated_it_is_pfedhn():
     """Whose mean is unweighted, so clients are of one size."""
-    federation, options = toys.make_federation((3, 3, 3)), {"model": toys.Normalized, "epochs": 2}
+    federation = toys.make_federation((3, 3, 3))
+    options = {"optimizer": networks.OPTIMIZER, "model": toys.Normalized, "epochs": 2}
     same = {name: value for name, value in KNOBS.items() if name != "decay"}
-    own = {"fedtp": {"personal": "", "decay": 0.0}, "pfedhn": {"clip": np.inf, "initialization": "torch"}}
-    servers = [
-        toys.play(name, federation, 3, optax.sgd(RATE), same | own[name], **options).states[-1].server for name in own
-    ]
+    own = {
+        "fedtp": {"personal": "", "decay": 0.0},
+        "pfedhn": {"clip": np.inf, "initialization": "torch"},
+    }
+    servers = []
+    for name, knobs in own.items():
+        played = toys.play(name, federation, 3, knobs=same | knobs, **options)
+        servers.append(played.states[-1].server)
     toys.assert_trees_close(*servers, rtol=1e-5, atol=1e-6)
 
 
@@ -230,14 +275,3 @@ def test_own_names_of_what_is_generated():
     state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
     assert paths(state.server.network.bias) == {"Dense_0/kernel", "Dense_0/bias"}
     assert paths(state.models) == {"Dense_1/kernel", "Dense_1/bias"}
-
-
-NONE = "algorithm=fedtp: needs attention, whose parameters' paths contain (^|/)(query|key|value)/"
-REFUSED = [({}, NONE), ({"personal": "("}, "fedtp.personal=(: is no regular expression: ")]
-
-
-@pytest.mark.parametrize(("knobs", "said"), REFUSED)
-def test_a_model_without_attention_is_refused_in_one_line(knobs, said):
-    problem = toys.make_problem(toys.make_federation((2, 3)), hidden=(4,))
-    with pytest.raises(pfl.ArgumentError, match=rf"^{re.escape(said)}.*$"):
-        toys.make_algorithm("fedtp", problem, **knobs)

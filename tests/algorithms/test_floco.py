@@ -1,29 +1,46 @@
 """Floco by hand on networks with one hidden layer, given the points that are drawn; the projection and the draws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import networks
 import numpy as np
-import optax
 import pytest
 import toys
-from networks import HEAD, RATE, examples, gradient, mean, row, step
+from by_hand import by_hand, newcomers_by_hand, play, stack
+from networks import HEAD, RATE, gradient, row, step
 
 from pfljax.algorithms.common import simplex
 from pfljax.exchange.plan import make_plan
-from pfljax.exchange.rounds import cohort_of
 
-SIZES, ENDPOINTS, COHORT = (2, 5, 0, 3, 4), 3, 3
+ENDPOINTS = 3
 DRAWN = np.array([0.5, 0.2, 0.3])  # instead of a point of the whole simplex
+CENTER = np.full(ENDPOINTS, 1 / 3)
 PLAN = make_plan("map", devices=1)
+OPTIONS = {"sizes": (2, 5, 0, 3, 4), "hidden": (6,), "epochs": 3, "cohort": 3, "run_rounds": 4}
+
+draw = simplex.draw
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_points():
+    """All tests of this file share programs whose draws are known."""
+    with pytest.MonkeyPatch.context() as patch:
+        known = lambda key, point, radius: jnp.where(jnp.isinf(radius), jnp.float32(DRAWN), point)
+        patch.setattr(simplex, "draw", known)
+        patch.setattr(toys, "COMPILED", {})
+        yield
 
 
 def at(params, alpha):
     """The network at a point of the simplex."""
-    return params | {HEAD: params[HEAD] | {"kernel": np.tensordot(alpha, params[HEAD]["kernel"], axes=1)}}
+    kernel = np.tensordot(alpha, params[HEAD]["kernel"], axes=1)
+    return params | {HEAD: params[HEAD] | {"kernel": kernel}}
 
 
 def train(params, alpha, x, y, steps):
+    """Steps at a point of the simplex, whose gradient reaches each endpoint by its weight."""
     for _ in range(steps):
         slopes = gradient(at(params, alpha), x, y)
         slopes[HEAD]["kernel"] = np.multiply.outer(alpha, slopes[HEAD]["kernel"])
@@ -31,13 +48,16 @@ def train(params, alpha, x, y, steps):
     return params
 
 
-def onto_simplex(point, total):
-    """Projects by bisecting the offset that makes the positive parts sum to `total`."""
-    low, high = point.min() - total, point.max()
-    for _ in range(100):
+def onto_simplex(points, totals):
+    """Projects points (..., M) by bisecting the offset that makes the positive parts sum to `totals` (..., 1)."""
+    low = points.min(axis=-1, keepdims=True) - totals
+    high = points.max(axis=-1, keepdims=True) + 0 * totals
+    for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.maximum(point - middle, 0).sum() > total else (low, middle)
-    return np.maximum(point - low, 0)
+        above = np.maximum(points - middle, 0).sum(axis=-1, keepdims=True) > totals
+        low = np.where(above, middle, low)
+        high = np.where(above, high, middle)
+    return np.maximum(points - low, 0)
 
 
 def components(changes, num):
@@ -50,71 +70,88 @@ def components(changes, num):
 
 def check_points(found, changes):
     """The points are the projections for a z of least energy, up to rounding."""
-    kappa, energies, far = components(changes, found.shape[1]), [], []
-    for z in np.linspace(1e-4, 1, 1000):
-        points = np.array([onto_simplex(each, z) / z for each in kappa])
-        distances = np.sqrt(np.square(points[:, None] - points).sum(axis=-1))[np.triu_indices(len(points), 1)]
-        energies.append((1 / np.maximum(distances, 1e-4) ** 2).sum())
-        far.append(np.abs(points - found).max())
-    assert min(far) < 1e-5 and energies[np.argmin(far)] < 1.0001 * min(energies)
-    return np.argmin(far)
+    kappa = components(changes, found.shape[1])
+    z = np.linspace(1e-4, 1, 1000)[:, None, None]
+    points = onto_simplex(kappa, z) / z
+    squares = np.square(points[:, :, None] - points[:, None]).sum(axis=-1)
+    first, second = np.triu_indices(len(kappa), 1)
+    energies = (1 / np.maximum(squares[:, first, second], 1e-8)).sum(axis=1)
+    far = np.abs(points - found).max(axis=(1, 2))
+    assert far.min() < 1e-5
+    assert energies[far.argmin()] < 1.0001 * energies.min()
 
 
-def test_rounds_by_hand(monkeypatch):
-    drawn = lambda key, point, radius: jnp.where(jnp.isinf(radius), jnp.float32(DRAWN), point)
-    monkeypatch.setattr(simplex, "draw", drawn)
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(RATE), cohort=COHORT, hidden=(6,), rounds=4, epochs=3)
-    algorithm = toys.make_algorithm("floco", problem, endpoints=ENDPOINTS)
-    states, records = toys.train(algorithm, problem, federation.client_data, 4)
-    params, changes = row(states[0].models, 0), {}
-    assert params[HEAD]["kernel"].shape == (ENDPOINTS, 6, 3) and params[HEAD]["bias"].shape == (3,)
-    assert np.ptp(params[HEAD]["kernel"], axis=0).max() > 0.1
-    for number, state in enumerate(states[1:]):
-        trained, cohort = [], np.asarray(cohort_of(jax.random.key(0), number, 5, COHORT).ids)
-        active = [k for k in cohort if SIZES[k]]
+def floco(rounds):
+    """Clients train at a drawn point; after half of the rounds they have points of their own, by their changes."""
+    params = row(rounds.start("models"), 0)
+    points = np.tile(CENTER, (len(rounds.sizes), 1))
+    changes = {}
+
+    for number in rounds:
+        trained = []
+        active = rounds.active(number)
         for k in active:
-            alpha = np.float64(states[number].server.points[k]) if number >= 2 else DRAWN
-            trained.append(train(params, alpha, *examples(federation, k), 3))
+            alpha = DRAWN if number < rounds.problem.rounds / 2 else points[k]
+            trained.append(train(params, alpha, *rounds.examples(k), rounds.epochs))
             changes[k] = (trained[-1][HEAD]["kernel"] - params[HEAD]["kernel"]).ravel()
-        params = mean(trained, [SIZES[k] for k in active])
-        toys.assert_trees_close(row(state.models, 0), params, rtol=1e-5, atol=1e-5)
-        if number < 1:
-            np.testing.assert_allclose(state.server.points, 1 / 3, rtol=1e-6)
-        if number == 1:
+        params = rounds.mean(trained, rounds.sizes[active])
+
+        if number + 1 == rounds.problem.rounds / 2:
             who = sorted(changes)
-            check_points(np.asarray(state.server.points)[who], np.array([changes[k] for k in who]))
             assert len(who) > len(active)  # some took part in the first round only
-            others = sorted(set(range(5)) - set(who))
-            np.testing.assert_allclose(np.asarray(state.server.points)[others], 1 / 3, rtol=1e-6)
-    found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], federation.client_data).models
-    for k in range(5):
-        expected = at(params, np.float64(states[-1].server.points[k]))
-        toys.assert_trees_close(row(row(found, k), 0), expected, rtol=1e-5, atol=1e-5)
-    new = toys.adapt(algorithm, problem, jax.random.key(4), states[-1], toys.make_federation((3, 4)).client_data).models
-    toys.assert_trees_close(row(row(new, 1), 0), at(params, np.full(3, 1 / 3)), rtol=1e-5, atol=1e-5)
-    model = 4 * (3 * 6 + 6 + ENDPOINTS * 6 * 3 + 3)
-    sent = [sum(SIZES[k] > 0 for k in cohort_of(jax.random.key(0), n, 5, COHORT).ids) for n in range(4)]
-    assert [record.down for record in records] == [COHORT * (model + 4 * ENDPOINTS)] * 4
-    assert [record.up for record in records] == [num * (model + 4) for num in sent]  # and n_k
+            points[who] = np.asarray(rounds.states[number + 1].server.points)[who]
+            check_points(points[who], np.array([changes[k] for k in who]))
+        yield {
+            "models": stack([params]),
+            "server.points": points,
+            "predictions": [[at(params, alpha)] for alpha in points],
+        }
+
+
+def test_floco_by_hand():
+    knobs = {"endpoints": ENDPOINTS, "tau": 0.5}
+    rounds = by_hand("floco", floco, knobs=knobs, rounds=4, rtol=1e-5, **OPTIONS)
+    kernel = rounds.start(f"models.{HEAD}.kernel")
+    assert kernel.shape == (1, ENDPOINTS, 6, 3)
+    assert rounds.start(f"models.{HEAD}.bias").shape == (1, 3)
+    assert np.ptp(kernel[0], axis=0).max() > 0.1
+
+
+def test_with_tau_1_nobody_has_a_region():
+    rounds = play("floco", knobs={"endpoints": ENDPOINTS, "tau": 1.0}, rounds=4, **OPTIONS)
+    np.testing.assert_allclose(rounds.states[-1].server.points, 1 / 3, rtol=1e-6)
+
+
+def test_newcomers_are_at_the_center():
+    center = lambda rounds, newcomers, k: [at(row(rounds.states[-1].models, 0), CENTER)]
+    knobs = {"endpoints": ENDPOINTS, "tau": 0.5}
+    newcomers_by_hand("floco", center, knobs=knobs, rounds=4, **OPTIONS)
+
+
+@functools.cache
+def projection(num):
+    """(changes, known) -> the points of eight clients; compiled."""
+    return jax.jit(lambda changes, known: simplex.projected(PLAN, {"kernel": changes}, known, num))
 
 
 @pytest.mark.parametrize(
-    ("num", "scale"), [(4, 1.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 0.05), (9, 1.0)))]
+    ("num", "scale"),
+    [(4, 1.0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 0.05), (9, 1.0)))],
 )
 def test_clients_are_projected_onto_the_simplex(num, scale):
     """Also with more endpoints than clients, and whichever their order is."""
-    rng, known = np.random.default_rng(3), np.array([1, 1, 0, 1, 1, 1, 1, 1], bool)
+    rng = np.random.default_rng(3)
+    known = np.array([1, 1, 0, 1, 1, 1, 1, 1], bool)
     groups = np.repeat(rng.normal(size=(4, 12)), 2, axis=0)
     changes = np.float32(scale * (groups + 0.3 * rng.normal(size=groups.shape)))
 
     def of(order):
-        leaves = {"kernel": jnp.asarray(changes[order]).reshape(8, 3, 4)}
-        return np.asarray(simplex.projected(PLAN, leaves, jnp.asarray(known[order]), num))
+        return np.asarray(projection(num)(changes[order].reshape(8, 3, 4), known[order]))
 
     found = of(np.arange(8))
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
-    assert (found >= 0).all() and found[known].std(axis=0).max() > 0.1
+    assert (found >= 0).all()
+    assert found[known].std(axis=0).max() > 0.1
     np.testing.assert_allclose(found[2], 1 / num, rtol=1e-6)
     check_points(found[known], np.float64(changes[known]))
     order = rng.permutation(8)
@@ -122,35 +159,33 @@ def test_clients_are_projected_onto_the_simplex(num, scale):
 
 
 def test_equal_changes_leave_clients_at_the_center():
-    changes = {"kernel": jnp.ones((4, 3, 5))}
-    found = simplex.projected(PLAN, changes, jnp.ones(4, bool), 3)
-    np.testing.assert_allclose(found, 1 / 3, rtol=1e-5)
+    found = projection(4)(np.ones((8, 3, 4), np.float32), np.ones(8, bool))
+    np.testing.assert_allclose(found, 1 / 4, rtol=1e-5)
 
 
 def test_points_are_drawn_from_the_simplex_or_from_a_region():
-    keys, point = jax.random.split(jax.random.key(0), 4000), jnp.float32([0.6, 0.4, 0.0])
-    anywhere = jax.vmap(lambda key: simplex.draw(key, point, jnp.inf))(keys)
-    near = jax.vmap(lambda key: simplex.draw(key, point, 0.2))(keys)
-    inner = jax.vmap(lambda key: simplex.draw(key, jnp.float32([0.6, 0.4]), 0.2))(keys)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    draws = jax.jit(jax.vmap(draw, in_axes=(0, None, None)))
+    border = np.float32([0.6, 0.4, 0.0])
+    inner = np.float32([0.4, 0.35, 0.25])
+    anywhere = draws(keys, border, np.float32(np.inf))
+    near = draws(keys, border, np.float32(0.2))
     for found in (anywhere, near):
         np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
         assert (found >= 0).all()
     # Uniform on the simplex: means of 1/3, variances of (1/3)(2/3)/4.
     np.testing.assert_allclose(anywhere.mean(axis=0), 1 / 3, atol=0.01)
     np.testing.assert_allclose(anywhere.var(axis=0), 1 / 18, atol=0.004)
-    assert np.abs(near - point).sum(axis=1).max() <= 2 * 0.2 and np.ptp(near[:, 2]) > 0.03
-    np.testing.assert_allclose(inner.mean(axis=0), [0.6, 0.4], atol=0.005)
-    np.testing.assert_allclose(jax.vmap(lambda key: simplex.draw(key, point, 0.0))(keys[:3]), [point] * 3, rtol=1e-6)
+    assert np.abs(near - border).sum(axis=1).max() <= 2 * 0.2
+    assert np.ptp(near[:, 2]) > 0.03
+    np.testing.assert_allclose(draws(keys, inner, np.float32(0.2)).mean(axis=0), inner, atol=0.005)
+    still = draws(keys, border, np.float32(0.0))
+    np.testing.assert_allclose(still, np.tile(border, (4000, 1)), rtol=1e-6)
 
 
-def test_with_tau_1_nobody_has_a_region():
-    states = networks.play("floco", 3, SIZES, knobs={"endpoints": 3, "tau": 1.0}).states
-    np.testing.assert_allclose(states[-1].server.points, 1 / 3, rtol=1e-6)
-    assert not np.allclose(networks.play("floco", 3, SIZES, knobs={"endpoints": 3}).states[-1].server.points, 1 / 3)
-
-
+@pytest.mark.slow
 def test_one_endpoint_is_fedavg():
-    options = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
+    options = {"rounds": 3, "sizes": OPTIONS["sizes"], "batch_size": 2, "epochs": 2}
     found = networks.play("floco", knobs={"endpoints": 1}, **options).states[-1].models
     kernel = found[HEAD]["kernel"][:, 0]
     found = found | {HEAD: found[HEAD] | {"kernel": kernel}}

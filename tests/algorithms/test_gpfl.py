@@ -1,116 +1,124 @@
-"""GPFL by hand on networks with one hidden layer, with slopes by finite differences; newcomers, and what travels."""
+"""GPFL by hand on networks with one hidden layer, with slopes by finite differences; and newcomers."""
 
 import jax
-import networks
 import numpy as np
 import pytest
-import toys
-from networks import BODY, HEAD, RATE, examples, features, mean, row, softmax
+from by_hand import by_hand, entry, newcomers_by_hand, stack
+from networks import BODY, HEAD, features, row, softmax, step_by_differences
 
 from pfljax.algorithms.gpfl import ADDED
-from pfljax.evaluation import metrics
 
-SIZES, CLASSES, WIDTH, STEP = (2, 5, 0, 4), 3, 4, 1e-6
-ACTIVE = [0, 1, 3]
+OPTIONS = {"sizes": (2, 5, 0, 4), "hidden": (4,), "rounds": 2, "epochs": 2}
+PARTS = (BODY, HEAD, ADDED)
+
+
+def conditional(layer, context):
+    """What the valve scales or shifts features by."""
+    h = np.maximum(context @ layer["weight"] + layer["bias"], 0)
+    return (h - h.mean()) / np.sqrt(h.var() + 1e-5) * layer["gain"] + layer["offset"]
 
 
 def valve(added, z, context):
-    def conditional(layer):
-        h = np.maximum(context @ layer["weight"] + layer["bias"], 0)
-        return (h - h.mean()) / np.sqrt(h.var() + 1e-5) * layer["gain"] + layer["offset"]
-
-    return np.maximum((1 + conditional(added["gamma"])) * z + conditional(added["beta"]), 0)
+    """V(z, e)."""
+    gamma = conditional(added["gamma"], context)
+    beta = conditional(added["beta"], context)
+    return np.maximum((1 + gamma) * z + beta, 0)
 
 
 def context_of(embeddings, y):
-    return embeddings[y].mean(axis=0)  # the mean of the examples' embeddings is that by shares
+    """The mean of the examples' embeddings, which is that by the classes' shares."""
+    return embeddings[y].sum(axis=0) / max(len(y), 1)
 
 
 def classified(params, context, x):
+    """Probabilities of the classes."""
     z = valve(params[ADDED], features(params, x), context)
     return softmax(z @ params[HEAD]["kernel"] + params[HEAD]["bias"])
 
 
 def entropy(p, y):
+    """The mean cross entropy."""
     return -np.log(p[range(len(y)), y]).mean()
 
 
+def unit(rows):
+    """Rows over their lengths."""
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def objective(params, x, y, received, strength, mu):
+    """The loss of the personal features, of the category, of the distance to the embeddings, and weight decay."""
     added = params[ADDED]
     generic = valve(added, features(params, x), received.mean(axis=0))
-    unit = lambda rows: rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    found = entropy(classified(params, context_of(received, y), x), y)
-    found += entropy(softmax(unit(generic) @ unit(added["embeddings"]).T), y)
-    found += strength * np.linalg.norm(generic - received[y], axis=1).mean()
-    return found + mu / 2 * sum(np.square(leaf).sum() for leaf in jax.tree.leaves(added))
+    personal = entropy(classified(params, context_of(received, y), x), y)
+    category = entropy(softmax(unit(generic) @ unit(added["embeddings"]).T), y)
+    distance = np.linalg.norm(generic - received[y], axis=1).mean()
+    decay = sum(np.square(leaf).sum() for leaf in jax.tree.leaves(added))
+    return personal + category + strength * distance + mu / 2 * decay
 
 
-def moved(value, params):
-    """The parameters after a step along the slopes of value(params), by central differences."""
-    leaves, structure = jax.tree.flatten(params)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    flat = np.concatenate([leaf.ravel() for leaf in leaves])
-    of = lambda flat: jax.tree.unflatten(
-        structure, [part.reshape(leaf.shape) for part, leaf in zip(np.split(flat, ends), leaves, strict=True)]
-    )
-    steps = STEP * np.eye(flat.size)
-    slope = np.array([(value(of(flat + step)) - value(of(flat - step))) / (2 * STEP) for step in steps])
-    return of(flat - RATE * slope)
+def gpfl(strength, mu):
+    """Clients train all of it; heads stay."""
+
+    def reference(rounds):
+        shared = {name: row(rounds.start(f"models.{name}"), 0) for name in (BODY, ADDED)}
+        own = [row(rounds.start(f"clients.own.model.{HEAD}"), k) for k in rounds.clients]
+
+        for number in rounds:
+            trained = []
+            losses = []
+            active = rounds.active(number)
+            received = shared[ADDED]["embeddings"]
+            for k in active:
+                data = rounds.examples(k)
+                value = lambda params, data=data, e=received: objective(params, *data, e, strength, mu)
+                params = shared | {HEAD: own[k]}
+                of_steps = []
+                for _ in range(rounds.epochs):
+                    of_steps.append(value(params))
+                    params = step_by_differences(value, params, PARTS, rounds.rate)
+                own[k] = params.pop(HEAD)
+                trained.append(params)
+                losses.append(np.mean(of_steps))
+
+            weights = rounds.sizes[active]
+            shared = rounds.mean(trained, weights)
+            x = np.float64(rounds.federation.test.x[0])
+            probabilities = []
+            for k in rounds.clients:
+                context = context_of(shared[ADDED]["embeddings"], rounds.examples(k)[1])
+                probabilities.append(classified(shared | {HEAD: own[k]}, context, x))
+            yield {
+                f"models.{BODY}": stack([shared[BODY]]),
+                f"models.{ADDED}": stack([shared[ADDED]]),
+                f"clients.own.model.{HEAD}": own,
+                "record.train_loss": np.average(losses, weights=weights),
+                "probabilities": probabilities,
+            }
+
+    return reference
 
 
 @pytest.mark.parametrize(("strength", "mu"), [(0.5, 0.1), (0.0, 0.0)])
-def test_rounds_by_hand(strength, mu):
-    knobs = {"strength": strength, "mu": mu}
-    federation, problem, algorithm, states, records = networks.play(
-        "gpfl", 2, SIZES, knobs=knobs, hidden=(WIDTH,), epochs=2
-    )
-    shared = row(states[0].models, 0)
-    own = [row(states[0].clients.own.model[HEAD], k) for k in range(4)]
-    shared = {BODY: shared[BODY], ADDED: shared[ADDED]}
-    for state, record in zip(states[1:], records, strict=True):
-        trained, values = [], []
-        for k in ACTIVE:
-            x, y = examples(federation, k)
-            value = lambda params, x=x, y=y, e=shared[ADDED]["embeddings"]: objective(params, x, y, e, strength, mu)
-            params, of_steps = shared | {HEAD: own[k]}, []
-            for _ in range(2):
-                of_steps.append(value(params))
-                params = moved(value, params)
-            own[k] = params.pop(HEAD)
-            trained.append(params)
-            values.append(np.mean(of_steps))
-        sizes = [SIZES[k] for k in ACTIVE]
-        shared = mean(trained, sizes)
-        found = row(state.models, 0)
-        toys.assert_trees_close({name: found[name] for name in shared}, shared, rtol=1e-4, atol=1e-5)
-        for k in range(4):
-            toys.assert_trees_close(row(state.clients.own.model[HEAD], k), own[k], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(record.train_loss, np.average(values, weights=sizes), rtol=1e-5)
-    x = federation.test.x[0]
-    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
-    found = toys.serve(algorithm, problem, use, jax.random.key(0), states[-1], federation.client_data).found
-    for k in ACTIVE:
-        context = context_of(shared[ADDED]["embeddings"], examples(federation, k)[1])
-        expected = classified(shared | {HEAD: own[k]}, context, np.float64(x))
-        np.testing.assert_allclose(found[k], expected, rtol=1e-4, atol=1e-5)
+def test_gpfl_by_hand(strength, mu):
+    by_hand("gpfl", gpfl(strength, mu), knobs={"strength": strength, "mu": mu}, **OPTIONS)
+
+
+def newcomer(rounds, newcomers, k):
+    """Trains a head alone."""
+    init_key = jax.random.split(jax.random.fold_in(jax.random.key(0), k))[0]
+    initial = rounds.problem.model.init(init_key)
+    x, y = newcomers.examples(k)
+    shared = {name: row(entry(rounds.states[-1], f"models.{name}"), 0) for name in (BODY, ADDED)}
+    params = shared | {HEAD: jax.tree.map(np.float64, initial[HEAD])}
+    context = context_of(shared[ADDED]["embeddings"], y)
+    for _ in range(rounds.epochs * rounds.problem.rounds):
+        params = step_by_differences(
+            lambda params: entropy(classified(params, context, x), y), params, (HEAD,), rounds.rate
+        )
+    return params[HEAD]
 
 
 def test_newcomers_train_a_head_alone():
-    _, problem, algorithm, states, _ = networks.play("gpfl", 1, SIZES, hidden=(WIDTH,), epochs=2)
-    newcomers, key = toys.make_federation((3, 4), seed=5), jax.random.key(4)
-    found = toys.adapt(algorithm, problem, key, states[-1], newcomers.client_data).inputs[0][HEAD]
-    shared = row(states[-1].models, 0)
-    for k in range(2):
-        (x, y), start = examples(newcomers, k), problem.model.init(jax.random.split(jax.random.fold_in(key, k))[0])
-        head = jax.tree.map(np.float64, start[HEAD])
-        context = context_of(shared[ADDED]["embeddings"], y)
-        for _ in range(2 * problem.rounds):
-            value = lambda head, x=x, y=y, context=context: entropy(classified(shared | {HEAD: head}, context, x), y)
-            head = moved(value, head)
-        toys.assert_trees_close(row(found, k), head, rtol=1e-4, atol=1e-5)
-
-
-def test_the_head_stays():
-    *_, records = networks.play("gpfl", 1, SIZES, hidden=(WIDTH,))
-    shared = 4 * (3 * WIDTH + WIDTH + CLASSES * WIDTH + 2 * (WIDTH**2 + 3 * WIDTH))
-    assert records[0].down == 4 * shared and records[0].up == 3 * (shared + 4)  # and n_k
+    knobs = {"strength": 0.5, "mu": 0.1}
+    newcomers_by_hand("gpfl", newcomer, part=f"inputs.0.{HEAD}", knobs=knobs, **OPTIONS)

@@ -4,35 +4,69 @@ import itertools
 
 import jax
 import numpy as np
-import optax
 import pytest
 import toys
-from quadratics import RATE, descend, gradient, loss_of, play, vectors
+from by_hand import by_hand
+from networks import OPTIMIZER
+from quadratics import RATE, loss_of, vectors
 
 from pfljax.contract import tree
 
+SIZES = (2, 5, 1, 3, 4, 2)
+CLUSTERS = 3
 
-@pytest.mark.parametrize("name", ["ifca", "hypcluster"])
-def test_clients_choose_and_train_the_model_of_least_loss(name):
-    sizes = (2, 5, 1, 3, 4, 2)
-    federation, algorithm, states, records, _ = play(name, epochs=2, knobs={"clusters": 3}, sizes=sizes)
-    models = vectors(states[0].models)
-    for number in range(2):
-        losses = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)])
-        chosen = losses.argmin(axis=1)
-        assert len(set(chosen)) > 1
-        for j in range(3):
+
+def choices(rounds, models):
+    """The model of least loss of each client."""
+    losses = [[loss_of(rounds.federation, k, theta) for theta in models] for k in rounds.clients]
+    return np.argmin(losses, axis=1)
+
+
+def by_models(rounds):
+    """Each client trains the model of least loss; a model becomes the mean of its clients' copies."""
+    models = rounds.start("models")
+    for _ in rounds:
+        chosen = choices(rounds, models)
+        for j in range(CLUSTERS):
             members = np.flatnonzero(chosen == j)
             if len(members):
-                trained = [descend(federation, k, models[j], 2) for k in members]
-                models[j] = np.average(trained, axis=0, weights=[sizes[k] for k in members])
-        np.testing.assert_allclose(vectors(states[number + 1].models), models, rtol=1e-4, atol=1e-5)
-        assert records[number].metrics["clusters_chosen"] == len(set(chosen))
-    assert records[0].down == 6 * 3 * 4 * 4 and records[0].up == 6 * (4 + 1) * 4
-    best = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)]).argmin(axis=1)
-    problem = toys.make_problem(federation)
-    used = toys.used(algorithm, problem, jax.random.key(0), states[-1], federation.client_data)
-    np.testing.assert_array_equal(used["index"][:, 0], best)
+                trained = [rounds.descend(k, models[j]) for k in members]
+                models[j] = rounds.mean(trained, rounds.sizes[members])
+        yield {
+            "models": models,
+            "record.metrics.clusters_chosen": len(set(chosen)),
+            "predictions": [[models[j]] for j in choices(rounds, models)],
+        }
+
+
+def by_gradients(rounds):
+    """Option I: a step along the sum of its clients' gradients, over all clients' examples."""
+    models = rounds.start("models")
+    for _ in rounds:
+        chosen = choices(rounds, models)
+        for _ in range(rounds.epochs):  # each a step of all examples; the choice is the round's
+            slopes = [rounds.gradient(k, models[chosen[k]]) for k in rounds.clients]
+            slopes = rounds.sizes[:, None] * np.array(slopes)
+            sums = np.array([slopes[chosen == j].sum(axis=0) for j in range(CLUSTERS)])
+            models = models - RATE * sums / rounds.sizes.sum()
+        yield {
+            "models": models,
+            "clients": chosen,
+            "record.metrics.clusters_chosen": len(set(chosen)),
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "reference"),
+    [
+        ("ifca", {}, by_models),
+        ("ifca", {"averaging": "gradients"}, by_gradients),
+        ("hypcluster", {}, by_models),
+    ],
+)
+def test_clients_choose_and_train_the_model_of_least_loss(name, knobs, reference):
+    rounds = by_hand(name, reference, knobs=knobs | {"clusters": CLUSTERS}, sizes=SIZES, rounds=2)
+    assert rounds.records[0].metrics["clusters_chosen"] > 1
 
 
 @pytest.mark.parametrize("name", ["ifca", "hypcluster"])
@@ -48,51 +82,32 @@ def test_there_are_as_many_models_as_asked_for(name, knobs, clusters):
 @pytest.mark.slow
 def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly():
     """The best of several single-draw starts, by the entropy of n_k summed over each model's clients."""
-    sizes = (2, 5, 1, 3, 4, 2)
-    federation = toys.make_federation(sizes, "regression")
-    problem, key = toys.make_problem(federation, optax.sgd(RATE)), jax.random.key(3)
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation)
+    key = jax.random.key(3)
     algorithm = lambda draws: toys.make_algorithm("ifca", problem, clusters=3, draws=draws)
 
     def entropy(models):
-        losses = np.array([[loss_of(federation, k, theta) for theta in vectors(models)] for k in range(6)])
-        share = np.bincount(losses.argmin(axis=1), sizes, minlength=3) / sum(sizes)
+        losses = [[loss_of(federation, k, theta) for theta in vectors(models)] for k in range(6)]
+        share = np.bincount(np.argmin(losses, axis=1), SIZES, minlength=3) / sum(SIZES)
         return -sum(p * np.log(p) for p in share if p)
 
     # The same starts one by one: a further draw is kept only if it is better.
     kept = [algorithm(draws).start(key, federation.client_data).models for draws in range(1, 7)]
     scores = [entropy(models) for models in kept]
-    assert np.all(np.diff(scores) >= 0) and scores[-1] > scores[0]
+    assert np.all(np.diff(scores) >= 0)
+    assert scores[-1] > scores[0]
     for before, after in itertools.pairwise(kept):
         assert toys.same_trees(before, after) == (entropy(before) == entropy(after))
-
-
-def test_ifca_averages_gradients_by_hand():
-    """Option I: a step along the sum of its clients' gradients, over all clients' examples."""
-    sizes = np.array((2, 5, 1, 3, 4, 2))
-    knobs = {"clusters": 3, "averaging": "gradients"}
-    federation, _, states, records, _ = play("ifca", knobs=knobs, sizes=tuple(sizes), epochs=2)
-    models, spread = vectors(states[0].models), []
-    for number in range(2):
-        losses = np.array([[loss_of(federation, k, theta) for theta in models] for k in range(6)])
-        chosen = losses.argmin(axis=1)
-        for _ in range(2):  # epochs, each a step of all examples; the choice is the round's
-            slopes = np.array([sizes[k] * gradient(federation, k, models[chosen[k]]) for k in range(6)])
-            models = np.array([models[j] - RATE * slopes[chosen == j].sum(axis=0) / sizes.sum() for j in range(3)])
-        np.testing.assert_allclose(vectors(states[number + 1].models), models, rtol=1e-4, atol=1e-5)
-        np.testing.assert_array_equal(states[number + 1].clients, chosen)
-        spread.append(len(set(chosen)))
-        assert records[number].metrics["clusters_chosen"] == spread[-1]
-    assert spread[0] > 1
-    # All models in the round's first exchange, then only the chosen one; its gradient goes back in both.
-    assert records[0].down == 6 * (3 + 1) * 4 * 4 and records[0].up == 6 * 2 * 4 * 4
 
 
 def test_ifca_s_first_layers_may_be_shared():
     federation = toys.make_federation((4, 3, 5, 2, 4, 4))
     knobs = {"clusters": 3, "shared_layers": 1}
-    states = toys.play("ifca", federation, 3, optax.sgd(RATE), knobs, hidden=(3,), batch_size=2).states
+    states = toys.play("ifca", federation, 3, OPTIMIZER, knobs, hidden=(3,)).states
     for state in states:
         for leaf in jax.tree.leaves(state.models["Dense_0"]):
-            np.testing.assert_allclose(leaf[1:], np.broadcast_to(leaf[:1], leaf[1:].shape), rtol=1e-6)
+            first = np.broadcast_to(leaf[:1], leaf[1:].shape)
+            np.testing.assert_allclose(leaf[1:], first, rtol=1e-6)
         assert np.abs(np.diff(state.models["Dense_1"]["kernel"], axis=0)).max() > 0.01
     assert not toys.same_trees(states[0].models["Dense_0"], states[-1].models["Dense_0"])

@@ -1,14 +1,13 @@
-"""kNN-Per: predictions by hand, the choice of lambda, fine-tuning, and FedAvg as its limit."""
+"""kNN-Per: predictions by hand, the choice of lambda, fine-tuning, and that it trains as FedAvg does."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import toys
-from networks import features, logits, softmax
+from networks import OPTIMIZER, features, logits, softmax
 
 from pfljax.algorithms.common.nearest import votes
 from pfljax.contract.types import Split
@@ -20,11 +19,17 @@ SIZES, KEY = (6, 1, 0, 3), jax.random.key(0)
 
 
 @functools.cache
-def trained(name, **knobs):
-    """(federation, problem, algorithm, last state, records) after two rounds."""
+def trained(name="knn_per"):
+    """Two rounds of a method; training does not depend on kNN-Per's knobs."""
     federation = toys.make_federation(SIZES, validation_size=4)
-    played = toys.play(name, federation, 2, optax.sgd(0.3), knobs, hidden=(4,), batch_size=2)
-    return played._replace(states=played.states[-1])
+    return toys.play(name, federation, 2, OPTIMIZER, hidden=(4,), batch_size=2)
+
+
+def with_knobs(**knobs):
+    """(federation, problem, kNN-Per with other knobs, last state)."""
+    played = trained()
+    algorithm = toys.make_algorithm("knn_per", played.problem, **knobs)
+    return played.federation, played.problem, algorithm, played.states[-1]
 
 
 def predicted(algorithm, problem, state, clients, x, key=KEY):
@@ -55,9 +60,9 @@ def own(federation, k):
     return federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
 
 
-@pytest.mark.parametrize("num", [1, 2, 10])
+@pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.slow), 2, 10])
 def test_predictions_by_hand(num):
-    federation, problem, algorithm, state, _ = trained("knn_per", neighbors=num, scale=0.2, mix=0.7, grid_steps=0)
+    federation, problem, algorithm, state = with_knobs(neighbors=num, scale=0.2, mix=0.7, grid_steps=0)
     queries = federation.test.x[0]
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     shared = network(params, queries)[1]
@@ -71,44 +76,44 @@ def test_predictions_by_hand(num):
 
 
 def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
-    """Client 0 validates on examples in its datastore, the others on random labels."""
-    federation, problem, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.1, grid_steps=4)
+    """Client 0 validates on examples in its datastore, client 3 on random labels, and client 1 on none."""
+    federation, problem, algorithm, state = with_knobs(neighbors=2, scale=0.1, grid_steps=4, mix=0.3)
     split = jax.tree.map(np.copy, federation.validation)
     split.x[0], split.y[0] = federation.train.x[0, :4], federation.train.y[0, :4]
+    split.size[1] = 0
     clients = federation.client_data._replace(validation=split)
     found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
-    for k in (0, 1, 3):
+    for k in (0, 3):
         x, y = split.x[k], split.y[k]
         both = by_hand(params, *own(federation, k), x, 2, 0.1), network(params, x)[1]
         memory, shared = (p[np.arange(len(y)), y] for p in both)
         grid = np.linspace(0, 1, 5)
         losses = [-np.log(np.maximum(share * memory + (1 - share) * shared, 1e-38)).mean() for share in grid]
         assert found[k] == grid[np.argmin(losses)]
-    assert found[0] > found[1] and found[2] == 0
+    assert found[0] > found[3] and found[2] == 0
+    np.testing.assert_allclose(found[1], 0.3)  # the one that is given
 
 
-def test_clients_without_validation_examples_have_the_lambda_that_is_given():
-    federation, problem, algorithm, state, _ = trained("knn_per", mix=0.3)
-    for validation in (federation.validation._replace(size=np.zeros(4, np.int32)), no_validation(federation)):
-        clients = federation.client_data._replace(validation=validation)
-        found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
-        np.testing.assert_allclose(found, [0.3, 0.3, 0, 0.3])
-
-
-def no_validation(federation):
-    return jax.tree.map(lambda leaf: leaf[:, :0] if leaf.ndim > 1 else np.zeros(4, np.int32), federation.validation)
+def test_without_any_validation_examples_clients_have_the_lambda_that_is_given():
+    federation, problem, algorithm, state = with_knobs(mix=0.3)
+    validation = federation.validation
+    validation = Split(validation.x[:, :0], validation.y[:, :0], np.zeros(4, np.int32))
+    clients = federation.client_data._replace(validation=validation)
+    found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
+    np.testing.assert_allclose(found, [0.3, 0.3, 0, 0.3])
 
 
 def test_it_trains_as_fedavg_does():
     found, wanted = trained("knn_per"), trained("fedavg")
-    assert toys.same_trees(found[3].models, wanted[3].models)
-    assert [(r.down, r.up) for r in found[4]] == [(r.down, r.up) for r in wanted[4]] and found[4][0].up > 0
+    assert toys.same_trees(found.states[-1].models, wanted.states[-1].models)
+    moved = [(record.down, record.up) for record in found.records]
+    assert moved == [(record.down, record.up) for record in wanted.records] and moved[0][1] > 0
 
 
 @pytest.mark.slow
 def test_newcomers_remember_their_own_examples():
-    _, problem, algorithm, state, _ = trained("knn_per", mix=1.0, grid_steps=0, neighbors=1)
+    _, problem, algorithm, state = with_knobs(mix=1.0, grid_steps=0, neighbors=1)
     newcomers = toys.make_federation((5, 2), seed=3)
     stored = toys.adapt(algorithm, problem, KEY, state, newcomers.client_data)
     for k in range(2):
@@ -120,7 +125,7 @@ def test_newcomers_remember_their_own_examples():
 
 @pytest.mark.slow
 def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
-    federation, problem, algorithm, state, _ = trained("knn_per", neighbors=2, scale=0.2, mix=0.7, grid_steps=0)
+    federation, problem, algorithm, state = with_knobs(neighbors=2, scale=0.2, mix=0.7, grid_steps=0)
     tuned = fine_tuned(problem, algorithm, 3)
     key, clients, queries = jax.random.key(1), federation.client_data, federation.test.x[0]
     models = toys.predict(tuned, problem, key, state, clients).models
@@ -138,7 +143,7 @@ def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
 
 
 def test_features_of_many_examples_are_found_in_blocks():
-    _, problem, _, state, _ = trained("knn_per")
+    _, problem, _, state = with_knobs()
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     x = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
     features = lambda split: of_examples(lambda x, _: problem.model.features(params, x), split)
@@ -149,6 +154,6 @@ def test_features_of_many_examples_are_found_in_blocks():
 
 def test_padding_gets_no_vote():
     stored = jnp.array([[5.0], [0.0], [0.0]])
-    places, weights = votes(jnp.zeros((1, 1)), stored, jnp.int32(1), 2, 1.0)
+    places, weights = jax.jit(votes, static_argnums=3)(jnp.zeros((1, 1)), stored, jnp.int32(1), 2, 1.0)
     assert places[0, 0] == 0
     np.testing.assert_array_equal(weights, [[1.0, 0.0]])

@@ -1,32 +1,28 @@
-"""LG-FedAvg: what travels, and its limits."""
+"""LG-FedAvg by hand: only upper layers are shared."""
 
 import jax
 import numpy as np
-import optax
-import pytest
-import toys
-from quadratics import MINI, RATE, play
+from by_hand import by_hand
+from networks import BODY, HEAD, row
 
 
-@pytest.mark.slow
-def test_of_lg_fedavg_only_upper_layers_travel():
-    federation, algorithm, states, records, predictions = play("lg_fedavg", hidden=(6,), **MINI)
-    assert set(states[-1].models) == {"Dense_0", "Dense_1"} and states[-1].models["Dense_0"] == {
-        "bias": None,
-        "kernel": None,
-    }
-    upper = 6 + 1
-    assert records[0].down == 4 * 4 * upper and records[0].up == 4 * 4 * (upper + 1)  # n_k beside each
-    lower = np.asarray(predictions.models["Dense_0"]["kernel"])
-    assert (np.abs(lower - lower[:1]).reshape(4, -1).max(axis=1)[1:] > 1e-3).all()
-    last = np.asarray(predictions.models["Dense_1"]["kernel"])
-    np.testing.assert_array_equal(last, np.broadcast_to(last[:1], last.shape))
-    # One client is one network, trained as in Local.
-    one = {"sizes": (5,), "hidden": (6,), **MINI}
-    toys.assert_trees_close(play("lg_fedavg", **one)[4].models, play("local", **one)[4].models, rtol=1e-5, atol=1e-6)
-    # Newcomers get their own lower layers; the shared layers stay.
-    newcomers = toys.make_federation((3, 4), "regression", seed=5)
-    problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(6,))
-    adapted = toys.adapt(algorithm, problem, jax.random.key(0), states[-1], newcomers.client_data)
-    np.testing.assert_array_equal(adapted.models["Dense_1"]["kernel"], last[:2])
-    assert np.abs(np.diff(adapted.models["Dense_0"]["kernel"], axis=0)).max() > 1e-3
+def lg_fedavg(rounds):
+    """Clients train all layers, and send the upper ones."""
+    upper = row(rounds.states[0].models[HEAD], 0)
+    lower = [row(rounds.states[0].clients.own[BODY], k) for k in rounds.clients]
+    for _ in rounds:
+        trained = [rounds.descend(k, {BODY: lower[k], HEAD: upper}) for k in rounds.clients]
+        upper = rounds.mean([params[HEAD] for params in trained])
+        lower = [params[BODY] for params in trained]
+        yield {
+            f"models.{HEAD}": jax.tree.map(lambda leaf: leaf[None], upper),
+            f"clients.own.{BODY}": lower,
+            "predictions": [[{BODY: own, HEAD: upper}] for own in lower],
+        }
+
+
+def test_rounds_by_hand_share_upper_layers_only():
+    rounds = by_hand("lg_fedavg", lg_fedavg, hidden=(3,))
+    assert jax.tree.leaves(rounds.states[-1].models[BODY]) == []
+    kernels = rounds.states[0].clients.own[BODY]["kernel"]
+    assert np.ptp(kernels, axis=0).max() > 0.1  # clients' own layers start apart

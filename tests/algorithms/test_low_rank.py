@@ -1,10 +1,12 @@
 """Methods of LoRA on linear regressions with two targets, whose gradients NumPy works out."""
 
+import dataclasses
+
 import flax.linen as nn
 import numpy as np
 import optax
 import pytest
-import toys
+from by_hand import by_hand
 
 import pfljax as pfl
 
@@ -24,10 +26,18 @@ def federation(x=X, y=Y, client=owner):
     return pfl.Federation.from_arrays(*both, is_test=is_test, standardize=False)
 
 
+A, B = "kernel_lora_a", "kernel_lora_b"
+MODEL = pfl.Model(
+    nn.Dense(T, use_bias=False),
+    frozen={"kernel": W0},
+    trainable=pfl.adapters.lora(rank=RANK),
+    frozen_dtype="float32",
+)
+
+
 def trained(method, rounds, *, arrays=(X, Y, owner), rank=RANK, seed=0):
     """The result of some rounds, one full-batch step of SGD each."""
-    lora = pfl.adapters.lora(rank=rank)
-    model = pfl.Model(nn.Dense(T, use_bias=False), frozen={"kernel": W0}, trainable=lora, frozen_dtype="float32")
+    model = dataclasses.replace(MODEL, trainable=pfl.adapters.lora(rank=rank))
     run = pfl.Run(method, federation(*arrays), model, pfl.LocalTraining(optax.sgd(RATE)), seed=seed)
     return run.train(rounds, progress=False)
 
@@ -67,36 +77,51 @@ def close(found, expected, **options):
     np.testing.assert_allclose(found, expected, **{"rtol": 1e-4, "atol": 1e-5} | options)
 
 
-def test_fedit_averages_a_and_b_apart():
-    a, b = start()
-    for _ in range(2):
-        a, b = (mean(each) for each in zip(*(step(k, a, b) for k in range(4)), strict=True))
-    result = trained(pfl.FedIT(), 2)
-    close(predicted(result, 1), X[owner == 1] @ (W0 + a @ b))
+def fedit(rounds):
+    """A and B are averaged apart."""
+    a, b = start_of(rounds, "models", "models")
+    for _ in rounds:
+        steps = [step(k, a, b) for k in rounds.clients]
+        a, b = (rounds.mean(each) for each in zip(*steps, strict=True))
+        yield {f"models.{A}": a[None], f"models.{B}": b[None]}
 
 
-def test_ffa_lora_keeps_a():
-    a, b = start()
-    for _ in range(2):
-        b = mean([step(k, a, b)[1] for k in range(4)])
-    result = trained(pfl.FFALoRA(), 2)
-    close(result.state.server["kernel_lora_a"][0], a)
-    close(result.state.models["kernel_lora_b"][0], b)
-    close(predicted(result, 2), X[owner == 2] @ (W0 + a @ b))
-    assert result.history[-1]["bytes_up"] == 2 * 4 * (RANK * T + 1)  # two rounds' B and n_k
-    assert result.history[-1]["bytes_down"] == 2 * 4 * RANK * T
+def ffa_lora(rounds):
+    """A is the server's, and stays as it is; B is averaged."""
+    a, b = start_of(rounds, "server", "models")
+    for _ in rounds:
+        b = rounds.mean([step(k, a, b)[1] for k in rounds.clients])
+        outputs = np.float64(rounds.federation.test.x[0]) @ (W0 + a @ b)
+        yield {
+            f"server.{A}": a[None],
+            f"models.{B}": b[None],
+            "probabilities": [outputs for _ in rounds.clients],
+        }
 
 
-def test_fedsa_lora_keeps_b_at_home():
-    a, b = start()
-    own = [b] * 4
-    for _ in range(3):
-        steps = [step(k, a, own[k]) for k in range(4)]
-        a, own = mean([each for each, _ in steps]), [each for _, each in steps]
-    result = trained(pfl.FedSALoRA(), 3)
-    close(result.state.models["kernel_lora_a"][0], a)
-    close(result.state.clients.own["kernel_lora_b"], own)
-    close(predicted(result, 3), X[owner == 3] @ (W0 + a @ own[3]))
+def fedsa_lora(rounds):
+    """A is averaged; B stays at home."""
+    a = rounds.start(f"models.{A}")[0]
+    own = list(rounds.start(f"clients.own.{B}"))
+    for _ in rounds:
+        steps = [step(k, a, own[k]) for k in rounds.clients]
+        a = rounds.mean([each for each, _ in steps])
+        own = [each for _, each in steps]
+        yield {
+            f"models.{A}": a[None],
+            f"clients.own.{B}": own,
+            "predictions": [[{A: a, B: b}] for b in own],
+        }
+
+
+def start_of(rounds, of_a, of_b):
+    """A and B before the first round."""
+    return rounds.start(f"{of_a}.{A}")[0], rounds.start(f"{of_b}.{B}")[0]
+
+
+@pytest.mark.parametrize("reference", [fedit, ffa_lora, fedsa_lora])
+def test_rounds_by_hand(reference):
+    by_hand(reference.__name__, reference, federation=federation(), model=MODEL, epochs=1)
 
 
 def best(product, rank):
@@ -215,10 +240,3 @@ def test_hilora_finds_groups_that_adapt_in_other_directions():
     result = trained(pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1)
     of = result.collaboration.index[-1][:, 1]
     assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]
-
-
-@pytest.mark.parametrize("name", toys.ADAPTERS)
-def test_they_need_lora(name):
-    model = pfl.models.MLP(hidden=(2,))
-    with pytest.raises(pfl.ArgumentError, match=f"algorithm={name}: needs LoRA; accepted: .*lora"):
-        pfl.Run(pfl.METHODS[name](), federation(), model).train(1)

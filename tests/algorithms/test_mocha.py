@@ -1,12 +1,16 @@
 """MOCHA: the relationship between tasks, rounds by hand, and its limits."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from quadratics import descend, play, vectors
+import toys
+from by_hand import by_hand
 
 from pfljax.algorithms import mocha
 from pfljax.contract import tree
+
+STRENGTH, RIDGE = 0.05, 0.2
 
 
 def test_mocha_s_relationship_of_two_tasks():
@@ -26,31 +30,33 @@ def test_mocha_s_relationship_of_two_tasks():
         assert objective(other / np.trace(other)) >= least - 1e-6
 
 
-def test_mocha_by_hand():
-    strength, ridge = 0.05, 0.2
-    federation, _, states, records, predictions = play(
-        "mocha", rounds=3, epochs=2, knobs={"strength": strength, "ridge": ridge}
-    )
-    weights = vectors(states[0].clients.model)
+def relationship(rounds):
+    """Clients' models W under the relationship Omega = (W W')^1/2 / tr (W W')^1/2."""
+    weights = rounds.start("clients.model")
     omega = np.eye(4) / 4
-    for number in range(3):
-        precision = np.linalg.inv(omega + ridge / 4 * np.eye(4))
-        trained = weights.copy()
-        for k in range(4):
-            weight, others = precision[k, k], precision[k] @ weights - precision[k, k] * weights[k]
-            pull = lambda own, weight=weight, others=others: strength * (weight * own + others)
-            trained[k] = descend(federation, k, weights[k], 2, pull)
-        weights = trained
+    for number in rounds:
+        precision = np.linalg.inv(omega + RIDGE / 4 * np.eye(4))
+        trained = []
+        for k in rounds.clients:
+            others = precision[k] @ weights - precision[k, k] * weights[k]
+            pull = lambda own, k=k, others=others, by=precision: STRENGTH * (by[k, k] * own + others)
+            trained.append(rounds.descend(k, weights[k], pull))
+        weights = np.array(trained)
         root = np.real(scipy.linalg.sqrtm(weights @ weights.T))
         omega = root / np.trace(root)
-        state = states[number + 1]
-        np.testing.assert_allclose(vectors(state.clients.model), weights, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(state.server.omega, omega, rtol=1e-2, atol=1e-3)
-        assert records[number].up == 4 * 4 * 4 and records[number].down == 4 * (4 + 1) * 4
-    np.testing.assert_allclose(vectors(predictions.models)[:, 0], weights, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(rounds.states[number + 1].server.omega, omega, rtol=1e-2, atol=1e-3)
+        yield {"clients.model": weights, "predictions": weights[:, None]}
+
+
+def test_mocha_by_hand():
+    knobs = {"strength": STRENGTH, "ridge": RIDGE}
+    by_hand("mocha", relationship, knobs=knobs, rtol=1e-3, atol=1e-4)
 
 
 def test_of_a_network_mocha_relates_the_last_layer():
-    states = play("mocha", hidden=(5,), rounds=1)[2]
-    assert states[-1].server.weights["Dense_0"] == {"bias": None, "kernel": None}
-    assert states[-1].server.weights["Dense_1"]["kernel"].shape == (4, 5, 1)
+    federation = toys.make_federation((2, 5, 1, 3), "regression")
+    problem = toys.make_problem(federation, hidden=(5,))
+    algorithm = toys.make_algorithm("mocha", problem)
+    state = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
+    assert state.server.weights["Dense_0"] == {"bias": None, "kernel": None}
+    assert state.server.weights["Dense_1"]["kernel"].shape == (4, 5, 1)

@@ -1,19 +1,17 @@
-"""MOON by hand on networks with one hidden layer, and FedAvg as its limit."""
+"""MOON by hand on networks with one hidden layer, and what the contrast leaves alone."""
 
 import flax.linen as nn
 import jax
-import networks
 import numpy as np
 import optax
 import pytest
 import toys
-from networks import RATE, assert_row_close, examples, features, gradient, mean, row, step
+from by_hand import by_hand, stack
+from networks import RATE, features, gradient, row, step
 
 from pfljax.algorithms.moon import cosine
-from pfljax.exchange.rounds import cohort_of
 
 SIZES = (2, 5, 0, 3, 4)
-MINI = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
 
 
 def slope_of_cosine(z, other):
@@ -25,49 +23,54 @@ def slope_of_cosine(z, other):
 
 def contrast(z, z_glob, z_prev, tau):
     """The gradient of Eq. 3 in z, a row for each example."""
-    (to_glob, near), (to_prev, far) = slope_of_cosine(z, z_glob), slope_of_cosine(z, z_prev)
+    to_glob, near = slope_of_cosine(z, z_glob)
+    to_prev, far = slope_of_cosine(z, z_prev)
     missed = np.exp(far / tau) / (np.exp(near / tau) + np.exp(far / tau))
     return -missed * (to_glob - to_prev) / tau
 
 
-@pytest.mark.parametrize("cohort", [2, 5])
-def test_by_hand(cohort):
-    mu, tau = 3.0, 0.4
-    options = {"knobs": {"mu": mu, "tau": tau}, "epochs": 3, "cohort": cohort}
-    federation, _, _, states, records = networks.play("moon", 4, SIZES, **options)
-    theta, previous = row(states[0].models, 0), {}
-    for number in range(4):
-        ids = np.asarray(cohort_of(jax.random.key(0), number, 5, cohort).ids)
-        trained = {}
-        for k in ids[np.array(SIZES)[ids] > 0]:
-            x, y = examples(federation, k)
-            own, before = theta, previous.get(k, theta)
-            for _ in range(3):
-                z = [features(weights, x) for weights in (own, theta, before)]
-                assert all((np.linalg.norm(v, axis=1) > 1e-3).all() for v in z)
-                slope = mu * contrast(*z, tau) / len(y)
-                own = step(own, gradient(own, x, y, pull=slope), RATE)
-            trained[k] = previous[k] = own
-        sizes = [SIZES[k] for k in trained]
-        theta = mean([*trained.values()], sizes)
-        state = states[number + 1]
-        assert_row_close(state.models, theta)
-        for k, own in previous.items():
-            assert_row_close(state.clients.previous, own, k)
-        assert set(np.flatnonzero(state.clients.trained)) == set(previous)
-    size = 3 * 6 + 6 + 6 * 3 + 3
-    assert records[0].down == cohort * size * 4  # what a client trained before stays with it
+def moon(mu, tau):
+    """Algorithm 1, where a client that was never trained has the global model as its previous one."""
+
+    def reference(rounds):
+        theta = row(rounds.start("models"), 0)
+        previous = [jax.tree.map(np.zeros_like, theta) for _ in rounds.clients]
+        known = np.zeros(len(rounds.sizes), bool)
+
+        for number in rounds:
+            trained = []
+            for k in rounds.cohort(number):
+                x, y = rounds.examples(k)
+                own = theta
+                before = previous[k] if known[k] else theta
+                for _ in range(rounds.epochs if len(y) else 0):
+                    z, z_glob, z_prev = (features(params, x) for params in (own, theta, before))
+                    pull = mu * contrast(z, z_glob, z_prev, tau) / len(y)
+                    own = step(own, gradient(own, x, y, pull=pull), RATE)
+                trained.append(own)
+                previous[k] = own
+                known[k] |= len(y) > 0
+            theta = rounds.mean(trained, rounds.sizes[rounds.cohort(number)])
+            yield {"models": stack([theta]), "clients.trained": known, "clients.previous": previous}
+
+    return reference
 
 
-def test_a_linear_model_has_no_features_to_train():
-    fedavg = networks.play("fedavg", hidden=(), **MINI)[3][-1].models
-    toys.assert_trees_close(networks.play("moon", hidden=(), **MINI)[3][-1].models, fedavg, rtol=1e-6, atol=1e-6)
+def test_moon_by_hand():
+    """Clients return after rounds without them."""
+    knobs = {"mu": 3.0, "tau": 0.4}
+    options = {"sizes": SIZES, "hidden": (6,), "rounds": 4, "epochs": 3, "cohort": 3}
+    by_hand("moon", moon(**knobs), knobs=knobs, rtol=2e-4, atol=2e-5, **options)
 
 
 def test_features_of_zero_have_a_gradient():
-    zero, other = np.zeros((1, 4), np.float32), np.ones((1, 4), np.float32)
-    assert np.isfinite(jax.grad(lambda z: cosine(z, other).sum())(zero)).all() and cosine(zero, other) == 0
-    np.testing.assert_allclose(cosine(3 * other, other), 1, rtol=1e-6)
+    """The gradient is finite, and the similarity is 0; that of parallel features is 1."""
+    other = np.ones((1, 4), np.float32)
+    similarity = jax.jit(jax.value_and_grad(lambda z: cosine(z, other).sum()))
+    of_zero, slope = similarity(np.zeros_like(other))
+    assert of_zero == 0
+    assert np.isfinite(slope).all()
+    np.testing.assert_allclose(similarity(3 * other)[0], 1, rtol=1e-6)
 
 
 class Normalized(nn.Module):

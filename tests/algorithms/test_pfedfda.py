@@ -1,25 +1,31 @@
 """pFedFDA by hand on networks with one hidden layer: heads of Gaussians, cross validation, newcomers."""
 
 import jax
-import networks
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from networks import BODY, HEAD, RATE, examples, features, gradient, mean, row, softmax, step
+from by_hand import assert_close, by_hand, entry, newcomers_by_hand, play, stack
+from networks import BODY, HEAD, RATE, features, gradient, row, softmax, step
 
-from pfljax.evaluation import metrics
-from pfljax.exchange.rounds import cohort_of
+from pfljax.algorithms import pfedfda
 
-SIZES, CLASSES, WIDTH, EPSILON = (2, 7, 0, 4, 12), 3, 5, 1e-4
+CLASSES = 3
+WIDTH = 5
+EPSILON = 1e-4
+OPTIONS = {"sizes": (2, 7, 0, 4, 12), "hidden": (WIDTH,), "rounds": 2, "epochs": 2, "cohort": 4}
+KNOBS = {"ridge": 0.5}
 
 
 def shares_of(y):
-    found = np.array([(y == c).mean() if len(y) else 0 for c in range(CLASSES)]) + EPSILON
-    return found / found.sum()
+    """pi of a client."""
+    shares = np.array([(y == c).mean() if len(y) else 0 for c in range(CLASSES)]) + EPSILON
+    return shares / shares.sum()
 
 
-def head_of(means, covariance, shares):
+def head_of(gaussians, shares):
     """The network's head that compares Gaussians."""
+    means, covariance = gaussians
     shrunk = (1 - EPSILON) * covariance + EPSILON * np.trace(covariance) / WIDTH * np.eye(WIDTH)
     inverse = np.linalg.inv(shrunk)
     bias = np.array([np.log(shares[c]) - means[c] @ inverse @ means[c] / 2 for c in range(CLASSES)])
@@ -27,101 +33,161 @@ def head_of(means, covariance, shares):
 
 
 def estimate(z, y, received, ridge, few):
-    means = np.array([z[y == c].mean(axis=0) if (y == c).sum() > few else received[0][c] for c in range(CLASSES)])
-    scatter = sum((np.outer(a - means[c], a - means[c]) for a, c in zip(z, y, strict=True)), np.zeros((WIDTH, WIDTH)))
-    return means, scatter / max(len(y) - 1, 1) + ridge * np.eye(WIDTH)
+    """The client's own Gaussians; classes of few examples have the received means."""
+    means = received[0].copy()
+    for c in range(CLASSES):
+        if (y == c).sum() > few:
+            means[c] = z[y == c].mean(axis=0)
+    centered = z - means[y]
+    return means, centered.T @ centered / max(len(y) - 1, 1) + ridge * np.eye(WIDTH)
 
 
 def mix(own, received, a, b):
+    """Means by a, and covariances by b."""
     return a * own[0] + (1 - a) * received[0], b * own[1] + (1 - b) * received[1]
 
 
 def entropy(gaussians, shares, z, y):
-    head = head_of(*gaussians, shares)
+    """The mean cross entropy of a head of Gaussians."""
+    head = head_of(gaussians, shares)
     return -np.log(softmax(z @ head["kernel"] + head["bias"])[range(len(y)), y]).mean()
 
 
+def halves_of(y):
+    """Two halves of the examples whose class has several."""
+    several = [i for i in range(len(y)) if (y == y[i]).sum() > 1]
+    return [[i for i in several if (y[:i] == y[i]).sum() % 2 == part] for part in (0, 1)]
+
+
+def validated(z, y, received, knobs):
+    """The a and b of least cross entropy in two-fold cross validation."""
+    halves = halves_of(y)
+    best = np.inf
+    weights = (0.0, 0.0)
+    for b in np.linspace(0, 1, 11):
+        for a in [b] if knobs.get("coefficients") == "one" else np.linspace(0, 1, 11):
+            total = 0.0
+            for kept, held in (halves, halves[::-1]):
+                if held:
+                    own = estimate(z[kept], y[kept], received, knobs["ridge"], 0)
+                    total += entropy(mix(own, received, a, b), shares_of(y), z[held], y[held])
+            if total < best - 1e-9:
+                best = total
+                weights = (a, b)
+    return weights
+
+
 def adapt(z, y, received, knobs):
-    """mu' and Sigma' of a client with features z."""
-    a = b = knobs.get("beta")
-    if a is None:
-        several = [i for i in range(len(y)) if (y == y[i]).sum() > 1]
-        halves = [[i for i in several if (y[:i] == y[i]).sum() % 2 == part] for part in (0, 1)]
-        best, a, b = np.inf, 0.0, 0.0
-        for to in np.linspace(0, 1, 11):
-            for of in [to] if knobs.get("coefficients") == "one" else np.linspace(0, 1, 11):
-                total = 0.0
-                for kept, held in (halves, halves[::-1]):
-                    if held:
-                        own = estimate(z[kept], y[kept], received, knobs["ridge"], 0)
-                        total += entropy(mix(own, received, of, to), shares_of(y), z[held], y[held])
-                if total < best - 1e-9:
-                    best, a, b = total, of, to
+    """mu' and Sigma' of a client with features z, and its a and b."""
+    beta = knobs.get("beta")
+    a, b = validated(z, y, received, knobs) if beta is None else (beta, beta)
     return mix(estimate(z, y, received, knobs["ridge"], 2), received, a, b), (a, b)
 
 
+def expected_head(body, gaussians, x, y, knobs):
+    """The head of a client that has the body and the Gaussians of the server."""
+    adapted, _ = adapt(features({BODY: body}, x), y, gaussians, knobs)
+    return head_of(adapted, shares_of(y))
+
+
+def head_of_state(state, x, y, knobs):
+    """The weights and offsets of the head of a client with these examples, in a state of the server."""
+    body = row(entry(state, f"models.body.{BODY}"), 0)
+    gaussians = (
+        entry(state, "models.gaussians.means")[0],
+        entry(state, "models.gaussians.covariance")[0],
+    )
+    head = expected_head(body, gaussians, x, y, knobs)
+    return head["kernel"], head["bias"]
+
+
+def pfedfda_of(knobs, chosen):
+    """Clients train the body under the head of the global Gaussians, and then adapt these; `chosen` gets a and b."""
+
+    def reference(rounds):
+        body = row(rounds.start(f"models.body.{BODY}"), 0)
+        gaussians = (
+            rounds.start("models.gaussians.means")[0],
+            rounds.start("models.gaussians.covariance")[0],
+        )
+        np.testing.assert_array_equal(gaussians[1], np.eye(WIDTH))
+
+        for number in rounds:
+            bodies = []
+            adapted = []
+            active = rounds.active(number)
+            for k in active:
+                x, y = rounds.examples(k)
+                model = {BODY: body, HEAD: head_of(gaussians, shares_of(y))}
+                for _ in range(rounds.epochs):
+                    model = step(model, gradient(model, x, y), RATE, (BODY,))
+                new, weights = adapt(features(model, x), y, gaussians, knobs)
+                chosen.add(weights)
+                bodies.append(model[BODY])
+                adapted.append(new)
+
+            weights = rounds.sizes[active]
+            body = rounds.mean(bodies, weights)
+            gaussians = tuple(rounds.mean(leaves, weights) for leaves in zip(*adapted, strict=True))
+            expected = {
+                f"models.body.{BODY}": stack([body]),
+                "models.gaussians.means": gaussians[0][None],
+                "models.gaussians.covariance": gaussians[1][None],
+            }
+            if number == len(rounds.records) - 1:
+                z = features({BODY: body}, np.float64(rounds.federation.test.x[0]))
+                expected["probabilities"] = []
+                for k in rounds.clients:
+                    head = expected_head(body, gaussians, *rounds.examples(k), knobs)
+                    expected["probabilities"].append(softmax(z @ head["kernel"] + head["bias"]))
+            yield expected
+
+    return reference
+
+
 @pytest.mark.parametrize(
-    ("cohort", "knobs"),
+    "knobs",
     [
-        (3, {"ridge": 0.5}),
-        (5, {"ridge": 0.02, "coefficients": "one"}),
-        (5, {"ridge": 1.0, "beta": 1.0}),
-        (5, {"ridge": 1.0, "beta": 0.0}),
+        KNOBS,
+        pytest.param({"ridge": 1.0, "beta": 1.0}, marks=pytest.mark.slow),
+        pytest.param({"ridge": 0.02, "coefficients": "one"}, marks=pytest.mark.slow),
     ],
 )
-def test_rounds_by_hand(cohort, knobs):
-    federation, problem, algorithm, states, records = networks.play(
-        "pfedfda", 3, SIZES, knobs=knobs, hidden=(WIDTH,), epochs=2, cohort=cohort
-    )
-    body = row(states[0].models.body[BODY], 0)
-    gaussians = tuple(np.float64(leaf[0]) for leaf in states[0].models.gaussians)
-    np.testing.assert_array_equal(gaussians[1], np.eye(WIDTH))
-    found_weights = set()
-    for number, state in enumerate(states[1:]):
-        bodies, adapted, sizes = [], [], []
-        for k in np.asarray(cohort_of(jax.random.key(0), number, 5, cohort).ids):
-            if not SIZES[k]:
-                continue
-            x, y = examples(federation, k)
-            model = {BODY: body, HEAD: head_of(*gaussians, shares_of(y))}
-            for _ in range(2):
-                model = step(model, gradient(model, x, y), RATE, (BODY,))
-            new, weights = adapt(features(model, x), y, gaussians, knobs)
-            found_weights.add(weights)
-            bodies.append(model[BODY])
-            adapted.append(new)
-            sizes.append(SIZES[k])
-        body = mean(bodies, sizes)
-        gaussians = tuple(np.average(leaves, axis=0, weights=sizes) for leaves in zip(*adapted, strict=True))
-        toys.assert_trees_close(row(state.models.body[BODY], 0), body, rtol=1e-5, atol=1e-5)
-        for found, expected in zip(state.models.gaussians, gaussians, strict=True):
-            np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-5)
-    assert len(found_weights) > 1 or "beta" in knobs
-    check_predictions(problem, algorithm, states[-1], federation, (body, gaussians, knobs))
-    newcomers = toys.make_federation((3, 8), seed=5)
-    check_newcomers(problem, algorithm, states[-1], newcomers, (body, gaussians, knobs))
-    size = 4 * (3 * WIDTH + WIDTH + CLASSES * WIDTH + WIDTH**2)
-    assert records[0].down == cohort * size and records[-1].up <= cohort * (size + 4)  # and n_k
+def test_pfedfda_by_hand(knobs):
+    chosen = set()
+    by_hand("pfedfda", pfedfda_of(knobs, chosen), knobs=knobs, **OPTIONS)
+    assert len(chosen) > 1 or "beta" in knobs
 
 
-def expected_head(x, y, known):
-    body, gaussians, knobs = known
-    return head_of(*adapt(features({BODY: body}, x), y, gaussians, knobs)[0], shares_of(y))
+def test_clients_may_be_given_their_coefficient():
+    """Of the initial Gaussians; 1 are the client's own, and 0 the received ones."""
+    rounds = play("pfedfda", knobs=KNOBS, **OPTIONS)
+    models = rounds.states[0].models
+    data = jax.tree.map(lambda leaf: jnp.asarray(leaf[4]), rounds.federation.client_data)
+
+    @jax.jit
+    def head(beta):
+        algorithm = toys.make_algorithm("pfedfda", rounds.problem, ridge=0.5, beta=beta)
+        return algorithm.adapt(None, models, data).inputs
+
+    for beta in (1.0, 0.0, 0.3):
+        expected = head_of_state(rounds.states[0], *rounds.examples(4), KNOBS | {"beta": beta})
+        assert_close(head(beta), expected, f"beta {beta}", 1e-4, 1e-4)
 
 
-def check_predictions(problem, algorithm, state, federation, known):
-    x = federation.test.x[0]
-    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
-    found = toys.serve(algorithm, problem, use, jax.random.key(0), state, federation.client_data).found
-    for k in range(5):
-        head = expected_head(*examples(federation, k), known)
-        expected = softmax(features({BODY: known[0]}, np.float64(x)) @ head["kernel"] + head["bias"])
-        np.testing.assert_allclose(found[k], expected, rtol=1e-4, atol=1e-5)
+def test_the_best_coefficients_are_those_of_the_least_entropy():
+    """The table has b along its rows and a along its columns; for one coefficient, only its diagonal counts."""
+    table = np.random.default_rng(0).uniform(1, 2, size=(11, 11)).astype(np.float32)
+    table[3, 8] = 0.0
+    table[6, 6] = 0.5
+    np.testing.assert_allclose(pfedfda.best(table, one=False), (0.8, 0.3), rtol=1e-6)
+    np.testing.assert_allclose(pfedfda.best(table, one=True), (0.6, 0.6), rtol=1e-6)
 
 
-def check_newcomers(problem, algorithm, state, newcomers, known):
-    weights, offsets = toys.adapt(algorithm, problem, jax.random.key(4), state, newcomers.client_data).inputs
-    for k in range(2):
-        head = expected_head(*examples(newcomers, k), known)
-        np.testing.assert_allclose(weights[k], head["kernel"], rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(offsets[k], head["bias"], rtol=1e-4, atol=1e-4)
+def newcomer(rounds, newcomers, k):
+    """A newcomer adapts the Gaussians, and trains nothing."""
+    return head_of_state(rounds.states[-1], *newcomers.examples(k), KNOBS)
+
+
+def test_newcomers_adapt_the_gaussians():
+    newcomers_by_hand("pfedfda", newcomer, part="inputs", knobs=KNOBS, atol=1e-4, **OPTIONS)

@@ -8,24 +8,31 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import RATE, gradient, play, vectors
+from by_hand import by_hand, entry, newcomers_by_hand
+from by_hand import play as play_rounds
+from quadratics import OPTIMIZER, RATE, gradient, play, vectors
 
 from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 
 KNOBS = {"optimizer": "sgd", "rate": 0.3, "momentum": 0.0, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
+CLIPPED = KNOBS | {"clip": np.inf}  # the knobs of plays that share a program
+
+# What the server learns: embeddings, two layers of the trunk, and the heads' kernel (H, d) and bias (d,).
+LEARNED = (
+    "server.embeddings",
+    "server.network.trunk.0.kernel",
+    "server.network.trunk.0.bias",
+    "server.network.trunk.1.kernel",
+    "server.network.trunk.1.bias",
+    "server.network.kernel",
+    "server.network.bias",
+)
 
 
-def heads(network):
-    """(kernel (H, d), bias (d,)) of the heads of a linear model."""
-    return vectors(network.kernel), vectors(tree.stack_one(network.bias))[0]
-
-
-def learned(server):
-    """The server's numbers in float64: embeddings, two layers of the trunk, and heads."""
-    network = server.network
-    trunk = [np.float64(layer[name]) for layer in network.trunk for name in ("kernel", "bias")]
-    return [np.float64(server.embeddings), *trunk, *heads(network)]
+def learned(state):
+    """The server's numbers in float64."""
+    return [entry(state, name) for name in LEARNED]
 
 
 def forward(numbers):
@@ -52,36 +59,42 @@ def trained(federation, k, theta, steps):
     return theta
 
 
-@pytest.mark.slow
+def pfedhn(momentum, clip):
+    """A step of the server's SGD along the vector-Jacobian products of all models with - delta_k."""
+
+    def reference(rounds):
+        numbers = learned(rounds.states[0])
+        way = [0.0] * 7
+        for _ in rounds:
+            theta = forward(numbers)[0]
+            delta = np.stack([rounds.descend(k, theta[k]) - theta[k] for k in rounds.clients])
+            products = slopes(numbers, -delta / len(delta))
+            norm = np.sqrt(sum((slope**2).sum() for slope in products))
+            assert (norm > clip) == (clip < np.inf)
+            scale = min(1, clip / norm)
+            way = [momentum * before + scale * slope for before, slope in zip(way, products, strict=True)]
+            numbers = [old - 0.3 * step for old, step in zip(numbers, way, strict=True)]
+
+            models = forward(numbers)[0]
+            yield dict(zip(LEARNED, numbers, strict=True)) | {"models": models, "predictions": models[:, None]}
+
+    return reference
+
+
 @pytest.mark.parametrize("clip", [np.inf, 0.1])
 def test_rounds_by_hand(clip):
-    knobs = KNOBS | {"momentum": 0.5, "clip": clip}
-    federation, _, states, records, predictions = play("pfedhn", rounds=3, epochs=2, knobs=knobs)
-    numbers, way, clipped = learned(states[0].server), [0.0] * 7, 0
-    for number in range(3):
-        theta = forward(numbers)[0]
-        np.testing.assert_allclose(vectors(states[number].models), theta, rtol=1e-4, atol=1e-5)
-        delta = np.stack([trained(federation, k, theta[k], 2) - theta[k] for k in range(4)])
-        found = slopes(numbers, -delta / 4)
-        scale = min(1, clip / np.sqrt(sum((slope**2).sum() for slope in found)))
-        clipped += scale < 1
-        way = [0.5 * before + scale * slope for before, slope in zip(way, found, strict=True)]
-        numbers = [old - 0.3 * step for old, step in zip(numbers, way, strict=True)]
-        for found, wanted in zip(learned(states[number + 1].server), numbers, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert np.abs(learned(states[0].server)[0] - numbers[0]).max() > 1e-3  # embeddings move
-    assert (clipped > 0) == (clip < np.inf)
-    np.testing.assert_allclose(vectors(predictions.models)[:, 0], forward(numbers)[0], rtol=1e-4, atol=1e-5)
-    assert records[0].down == records[0].up == 4 * 4 * 4  # a model each way
+    rounds = by_hand("pfedhn", pfedhn(0.5, clip), knobs=CLIPPED | {"momentum": 0.5, "clip": clip})
+    moved = entry(rounds.states[-1], LEARNED[0]) - entry(rounds.states[0], LEARNED[0])
+    assert np.abs(moved).max() > 1e-3  # embeddings move
 
 
 @pytest.mark.slow
 def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     federation = toys.make_federation((3, 0, 2, 4), "regression")
-    *_, states, records = toys.play("pfedhn", federation, 6, optax.sgd(RATE), KNOBS, cohort=2)
+    *_, states, records = toys.play("pfedhn", federation, 6, OPTIMIZER, KNOBS, cohort=2)
     alone = 0
     for (before, after), record in zip(itertools.pairwise(states), records, strict=True):
-        numbers = learned(before.server)
+        numbers = learned(before)
         theta, found = forward(numbers)[0], []
         delta = np.stack([trained(federation, k, theta[k], 1) - theta[k] if k != 1 else 0 * theta[k] for k in range(4)])
         sent = int(record.up) // 16
@@ -107,9 +120,15 @@ def test_first_models_are_near_one_initial_model():
 
 def test_torch_trunks_are_as_small_as_pytorch_makes_them():
     """The squares of a layer's outputs add up to H (1 + the sum of its inputs' squares) / (3 inputs) on average."""
-    problem, wide = toys.make_problem(toys.make_federation([3] * 4, "regression")), 400
-    bias = tree.first(problem.init_models(jax.random.key(0), 1))
-    network = hypernetwork.init(jax.random.key(0), problem, bias, (8, wide, wide), 0.5, torch=True)
+    problem = toys.make_problem(toys.make_federation([3] * 4, "regression"))
+    wide = 400
+
+    @jax.jit
+    def make(key):
+        bias = tree.first(problem.init_models(key, 1))
+        return hypernetwork.init(key, problem, bias, (8, wide, wide), 0.5, torch=True)
+
+    network = make(jax.random.key(0))
     for layer, inputs in zip(network.trunk, (8, wide), strict=True):
         for values in map(np.float64, layer.values()):
             assert 0.95 < np.abs(values).max() * inputs**0.5 <= 1
@@ -142,34 +161,44 @@ def test_the_initialization_follows_the_protocol(cohort, named):
 
 
 def test_without_a_rate_the_models_stay():
-    states = play("pfedhn", rounds=2, knobs=KNOBS | {"rate": 0.0})[2]
+    states = play_rounds("pfedhn", knobs=CLIPPED | {"rate": 0.0}, rounds=2).states
     np.testing.assert_array_equal(vectors(states[0].models), vectors(states[2].models))
+
+
+def newcomer(optimizer):
+    """Trains an embedding from the mean embedding, for a fixed network."""
+
+    def reference(rounds, newcomers, k):
+        embeddings, *network = learned(rounds.states[-1])
+        own = embeddings.mean(axis=0)
+        first = second = 0.0
+        for number in range(1, rounds.problem.rounds + 1):
+            theta = forward([own[None], *network])[0]
+            change = newcomers.descend(k, theta[0]) - theta[0]
+            slope = slopes([own[None], *network], -change[None])[0][0]
+            if optimizer == "sgd":
+                step = slope
+            else:
+                first = 0.9 * first + 0.1 * slope
+                second = 0.999 * second + 0.001 * slope**2
+                step = first / (1 - 0.9**number) / (np.sqrt(second / (1 - 0.999**number)) + 1e-8)
+            own = own - 0.3 * step
+        return forward([own[None], *network])[0]
+
+    return reference
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_newcomers_learn_an_embedding_by_hand(optimizer):
-    _, algorithm, states, _, _ = play("pfedhn", rounds=2, epochs=2, knobs=KNOBS | {"optimizer": optimizer})
-    newcomers = toys.make_federation((4, 2), "regression", seed=5)
-    problem = toys.make_problem(newcomers)
-    adapted = toys.adapt(algorithm, problem, jax.random.key(1), states[-1], newcomers.client_data)
-    numbers = learned(states[-1].server)
-    for k in range(2):
-        own, first, second = numbers[0].mean(axis=0), 0.0, 0.0
-        model_of = lambda own: forward([own[None], *numbers[1:]])[0][0]
-        for number in range(2):  # R
-            theta = model_of(own)
-            slope = slopes([own[None], *numbers[1:]], (theta - trained(newcomers, k, theta, 2))[None])[0][0]
-            first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope**2
-            mean, square = first / (1 - 0.9 ** (number + 1)), second / (1 - 0.999 ** (number + 1))
-            own = own - 0.3 * (slope if optimizer == "sgd" else mean / (np.sqrt(square) + 1e-8))
-        np.testing.assert_allclose(vectors(adapted.models)[k, 0], model_of(own), rtol=1e-3, atol=1e-4)
+    options = {"knobs": CLIPPED | {"optimizer": optimizer}, "rounds": 0}
+    newcomers_by_hand("pfedhn", newcomer(optimizer), rtol=1e-3, atol=1e-4, **options)
 
 
 @pytest.mark.slow
 def test_batch_statistics_are_the_mean_of_those_that_came_back():
     """After one full batch each: 0.7 of the old and 0.3 of the batch's statistics, whatever the server's rate."""
     federation = toys.make_federation((4, 4, 4))
-    states = toys.play("pfedhn", federation, 2, optax.sgd(RATE), KNOBS, model=toys.Normalized).states
+    states = toys.play("pfedhn", federation, 2, OPTIMIZER, KNOBS, model=toys.Normalized).states
     mean, variance = np.zeros(3), np.ones(3)
     for state in states[1:]:
         x = [np.float64(federation.train.x[k]) for k in range(3)]

@@ -29,6 +29,7 @@ KNOBS = [
     ("fednova", {"least_epochs": 6, "most_epochs": 5}, "least_epochs=6: accepted: "),
     ("fedadam", {"optimizer": "adagrad", "beta2": 0.9}, "beta2: accepted only with adam and yogi"),
     ("fedfomo", {"clusters": 4}, "clusters=4: accepted: 0 to 3, the number of clients"),
+    ("fedtp", {"personal": "("}, r"personal=\(: is no regular expression: "),
 ]
 
 
@@ -69,4 +70,17 @@ def test_tasks_without_one_class_to_an_example(name, task):
         problem = problem._replace(model=dataclasses.replace(problem.model, module=OfPlaces()))
     needs = "needs classes" if task == "regression" else "needs one class per example"
     with pytest.raises(ArgumentError, match=f"^algorithm={name}: {needs}; choose another method for"):
+        toys.make_algorithm(name, problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("fedtp", r"attention, whose parameters' paths contain \(\^\|/\)\(query\|key\|value\)/"),
+        *((name, "LoRA; accepted: .*lora") for name in toys.ADAPTERS),
+    ],
+)
+def test_networks_without_what_a_method_trains(name, needs):
+    problem = toys.make_problem(toys.make_federation((2, 3)), hidden=(4,))
+    with pytest.raises(ArgumentError, match=rf"^algorithm={name}: needs {needs}"):
         toys.make_algorithm(name, problem)

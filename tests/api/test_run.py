@@ -5,7 +5,6 @@ import dataclasses
 import sys
 import types
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -15,62 +14,68 @@ import pfljax as pfl
 from pfljax.api.result import frame_of
 from pfljax.folder import files
 from pfljax.report.run_data import over_rounds
+from pfljax.training import describe
 
 LOCAL = pfl.LocalTraining(optax.adam(1e-2))
 MODEL = pfl.models.MLP(hidden=())
+pytestmark = pytest.mark.xdist_group("runs")
 
 
 @pytest.fixture(scope="module")
-def clients():
-    return pfl.data.digits(num_clients=6, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8)
+def clients(digits_clients):
+    return digits_clients
 
 
-@pytest.fixture(scope="module")
-def trained(clients, tmp_path_factory):
-    """A run of 4 rounds in a folder, and its result."""
-    out = tmp_path_factory.mktemp("api") / "run"
-    run = pfl.Run(pfl.FedeRiCo(neighbors=2), clients, MODEL, LOCAL, seed=0)
-    return run, run.train(rounds=4, eval_every=2, out=out)
-
-
-@pytest.mark.slow
-def test_a_result_tells_what_its_files_tell(trained, clients):
-    _, result = trained
+def test_a_result_tells_what_its_files_tell(finished_run, clients):
+    result = finished_run
     rows = files.read_jsonl(result.out / "metrics.jsonl")
     assert [row["round"] for row in result.history] == [row["round"] for row in rows] == [0, 2, 4]
     assert result.accuracy == rows[-1]["accuracy"] and result.loss == rows[-1]["loss"]
     stored = files.read_npz(result.out / "results.npz")["accuracy_test"][-1]
     np.testing.assert_array_equal(result.per_client_accuracy, stored)
     assert np.average(stored, weights=clients.test.size) == pytest.approx(result.accuracy)
-    assert result.state.models["Dense_0"]["kernel"].shape[0] == clients.num_clients
+    assert result.state.models["Dense_0"]["kernel"].shape == (2, 64, 10)
     assert files.read_json(result.out / "summary.json")["last"]["round"] == 4
 
 
-def test_predictions_are_those_that_were_scored(trained, clients):
+def test_predictions_are_those_that_were_scored(finished_run, clients):
     """Scoring a client's test examples by `predict` gives the accuracy in the results."""
-    _, result = trained
-    for k in (0, 4):
-        size = clients.test.size[k]
-        x, y = clients.test.x[k, :size], clients.test.y[k, :size]
-        found = result.predict(x, client=k)
-        assert found.shape == (size, 10)
-        np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
-        assert (found.argmax(axis=1) == y).mean() == pytest.approx(result.per_client_accuracy[k])
-        np.testing.assert_allclose(result.predictions(x)[k], found, atol=1e-6)
+    k = 4
+    size = clients.test.size[k]
+    x, y = clients.test.x[k, :size], clients.test.y[k, :size]
+    found = finished_run.predict(x, client=k)
+    assert found.shape == (size, 10)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
+    assert (found.argmax(axis=1) == y).mean() == pytest.approx(finished_run.per_client_accuracy[k])
+    of_all = finished_run.predictions(x)
+    np.testing.assert_allclose(of_all[k], found, atol=1e-6)
+    assert np.abs(of_all[0] - found).max() > 1e-3
 
 
-def test_collaboration_is_a_matrix_of_weights(trained, clients):
-    found = trained[1].collaboration
-    assert found.rounds.tolist() == [0, 2, 4]
+def test_collaboration_is_a_matrix_of_weights(finished_run, clients):
+    found = finished_run.collaboration
+    assert found.rounds.tolist() == [0, 2, 4] and found.topology == "shared"
     matrix = found.matrix()
-    assert matrix.shape == (6, 6)
+    assert matrix.shape == (6, 2)
+    np.testing.assert_array_equal(np.take_along_axis(matrix, found.index[-1], axis=1), found.weights[-1])
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-5)
+    assert np.abs(matrix - found.matrix(0)).max() > 1e-3
     np.testing.assert_array_equal(found.distribution, clients.distribution)
 
 
-def test_scores_as_a_frame(trained, clients):
+def test_a_matrix_of_clients_own_models_has_a_column_for_each():
+    index = np.array([[[1, 0], [1, 2], [2, 1]]])
+    weights = np.array([[[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]]])
+    found = pfl.Collaboration(np.array([3]), index, weights, None, "peers", {})
+    np.testing.assert_array_equal(found.matrix(), [[0.75, 0.25, 0], [0, 1, 0], [0, 0.5, 0.5]])
+    sampled = dataclasses.replace(found, arrays={"clients": np.array([0, 2, 5])})
+    with pytest.raises(pfl.ArgumentError, match="eval_clients: a matrix needs all clients"):
+        sampled.matrix()
+
+
+def test_scores_as_a_frame(finished_run, clients):
     """Its groups give the figures that the result tells, computed by pandas."""
-    result = trained[1]
+    result = finished_run
     frame = result.to_pandas()
     assert frame.columns.tolist() == ["round", "client", "split", "group", "size", "loss", "accuracy"]
     assert len(frame) == len(result.history) * clients.num_clients * frame.split.nunique()
@@ -95,16 +100,32 @@ def test_without_true_groups_nothing_is_said_of_them(clients, tmp_path):
     assert "their true groups are unknown" in page and "Rand" not in page and "true group<" not in page
 
 
-def test_unseen_clients_are_scored_by_the_names_of_their_classes():
-    """Models that tell dogs from eels by the only feature tell those of unseen clients, who have no cat."""
+def animals():
+    """A run on clients with cats, dogs and eels, which the only feature tells; its unseen clients have no cats."""
     y = np.arange(90) % 3
-    make = lambda rows: pfl.Federation.from_arrays(
-        np.eye(3)[y[rows]], np.array(["cat", "dog", "eel"])[y[rows]], rows % 2, standardize=False
-    )
     rows = np.arange(90)
-    model, local = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(1.0))
-    run = pfl.Run(pfl.FedAvg(), make(rows), model, local, unseen=make(rows[y > 0]))
-    result = run.train(rounds=20)
+
+    def make(rows):
+        names = np.array(["cat", "dog", "eel"])[y[rows]]
+        return pfl.Federation.from_arrays(np.eye(3)[y[rows]], names, rows % 2, standardize=False)
+
+    local = pfl.LocalTraining(optax.sgd(1.0))
+    return pfl.Run(pfl.FedAvg(), make(rows), MODEL, local, unseen=make(rows[y > 0]))
+
+
+def test_classes_of_unseen_clients_have_the_numbers_that_they_have_in_training():
+    run = animals()
+    assert run.clients.class_names == ("cat", "dog", "eel")
+    unseen = run.experiment.unseen
+    for split in (unseen.train, unseen.test):
+        for k, size in enumerate(split.size):
+            np.testing.assert_array_equal(split.y[k, :size], split.x[k, :size].argmax(axis=1))
+            assert set(split.y[k, :size]) == {1, 2}
+
+
+@pytest.mark.slow
+def test_unseen_clients_are_scored_by_the_names_of_their_classes():
+    result = animals().train(rounds=20)
     assert result.accuracy == result.summary["unseen"]["accuracy"] == 1
 
 
@@ -125,15 +146,15 @@ def test_a_frame_has_the_data_s_names_of_clients(clients):
     assert frame[["client", "name"]].values.tolist() == [[1, "v"], [3, "x"]] * 2
 
 
-def test_without_pandas_one_line_says_how_to_get_it(trained, monkeypatch):
+def test_without_pandas_one_line_says_how_to_get_it(finished_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(pfl.ArgumentError, match=r"to_pandas: needs pandas: pip install 'pfljax\[pandas\]'"):
-        trained[1].to_pandas()
+        finished_run.to_pandas()
 
 
 @pytest.mark.parametrize("name", ["accuracy", "per_client", "collaboration", "weights", "traffic"])
-def test_figures_can_be_shown(trained, name):
-    figure = getattr(trained[1].plot, name)()
+def test_figures_can_be_shown(finished_run, name):
+    figure = getattr(finished_run.plot, name)()
     assert figure.axes and figure._repr_png_().startswith(b"\x89PNG")
 
 
@@ -193,54 +214,59 @@ def test_curves_are_of_the_rounds_that_all_seeds_have():
     assert rounds == [2, 6] and curves.tolist() == [[0.2, 0.6]] * 2
 
 
-def test_one_s_own_arrays_and_module():
-    class Own(nn.Module):
-        @nn.compact
-        def __call__(self, inputs):
-            return nn.Dense(3)(inputs)
+def test_one_s_own_arrays_and_module(run_of_arrays):
+    x, result = run_of_arrays.x, run_of_arrays.result
+    assert run_of_arrays.clients.num_clients == 3 and np.isfinite(result.loss)
+    found = result.predict(result.scaling(x[:3]), client="b")
+    np.testing.assert_array_equal(found, result.predict(result.scaling(x[:3]), client=1))
 
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 4)), rng.integers(3, size=60)
-    y[:3] = [0, 1, 2]
-    for arrays in ((x, y), (jax.numpy.asarray(x), jax.numpy.asarray(y))):
-        clients = pfl.Federation.from_arrays(*arrays, client=np.repeat(["a", "b", "c"], 20))
-        assert clients.num_clients == 3
-        result = pfl.Run(pfl.FedAvg(), clients, Own(), pfl.LocalTraining(optax.sgd(0.1))).train(rounds=1)
-        assert np.isfinite(result.loss)
-        np.testing.assert_array_equal(result.predict(x[:3], client="b"), result.predict(x[:3], client=1))
+
+def test_arrays_of_jax_are_those_of_numpy(run_of_arrays):
+    x, y, client, clients, _ = run_of_arrays
+    found = pfl.Federation.from_arrays(jax.numpy.asarray(x), jax.numpy.asarray(y), client=client)
+    for split in ("train", "test"):
+        one, other = getattr(found, split), getattr(clients, split)
+        np.testing.assert_array_equal(one.y, other.y)
+        np.testing.assert_allclose(one.x[...], other.x[...], atol=1e-5)
 
 
 @pytest.mark.parametrize("client", [6, -1, "ann", 1.0])
-def test_a_client_that_is_not_there_has_no_predictions(client, clients, trained):
+def test_a_client_that_is_not_there_has_no_predictions(client, clients, finished_run):
     with pytest.raises(pfl.ArgumentError, match=f"client={client}: accepted: 0 to 5"):
-        trained[1].predict(clients.test.x[0], client=client)
+        finished_run.predict(clients.test.x[0], client=client)
 
 
 @pytest.mark.parametrize(
     ("client", "hint"), [("clinic-9", "; did you mean clinic-5?"), (6, " such as clinic-0, clinic-1, clinic-2")]
 )
-def test_names_of_clients_are_told(client, hint, clients, trained):
+def test_names_of_clients_are_told(client, hint, clients, finished_run):
     named = dataclasses.replace(clients, client_names=np.array([f"clinic-{k}" for k in (0, 1, 2, 3, 4, 59)]))
-    result = copy.copy(trained[1])
+    result = copy.copy(finished_run)
     result.experiment = types.SimpleNamespace(federation=named)
     with pytest.raises(pfl.ArgumentError) as error:
         result.export(client)
     assert str(error.value) == f"client={client}: accepted: 0 to 5, or a name{hint.replace('clinic-5', 'clinic-59')}"
 
 
-def run_with(store="device", **options):
-    clients = pfl.data.digits(num_clients=8, train_examples=6)
+def sampled(sampler, store):
+    """A run of a quarter of the clients a round."""
     execution = pfl.Execution("map", devices=1, client_store=store)
-    local = pfl.LocalTraining(optax.sgd(0.1))
-    run = pfl.Run(pfl.FedAvg(), clients, MODEL, local, execution=execution, **options)
-    return run.train(2, eval_every=2, progress=False)
+    clients = pfl.data.digits(num_clients=8, train_examples=6)
+    server = pfl.Server(sampler)
+    return pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, execution=execution, server=server, participation=0.25)
 
 
 def test_samplers_draw_on_the_devices_only():
-    sampled = run_with(server=pfl.Server("power_of_choice"), participation=0.25)
-    assert np.isfinite(sampled.accuracy) and ("cohorts", "power_of_choice") in sampled.summary["plan"]
+    run = sampled("power_of_choice", "device")
+    assert describe.surroundings(run.experiment) == [("cohorts", "power_of_choice")]
     with pytest.raises(pfl.ArgumentError, match=r"client_store=host: .*cohorts that are not drawn uniformly"):
-        run_with("host", server=pfl.Server("weighted"), participation=0.25)
+        sampled("weighted", "host")
+
+
+@pytest.mark.slow
+def test_a_sampler_is_on_the_plan_of_a_run():
+    result = sampled("power_of_choice", "device").train(2, eval_every=2, progress=False)
+    assert np.isfinite(result.accuracy) and ("cohorts", "power_of_choice") in result.summary["plan"]
 
 
 @pytest.mark.slow

@@ -91,12 +91,35 @@ def trained(theta, x, y, loss):
     return theta
 
 
+def stacked(case):
+    """The clients of a case."""
+    x, y, read, _, _ = CASES[case]
+    return pfl.Federation.from_arrays(x, y, client=OWNER, standardize=False, **read)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_round_and_its_scores_are_those_of_numpy(case):
-    x, y, read, outputs, loss = CASES[case]
-    clients = pfl.Federation.from_arrays(x, y, client=OWNER, standardize=False, **read)
+def test_targets_are_stacked_as_they_are(case):
+    """Of client 0's examples, in some order; pixels without a class become -1."""
+    y, loss = CASES[case][1], CASES[case][4]
+    clients = stacked(case)
     assert clients.train.y.shape[2:] == y.shape[1:]
     assert clients.train.y.dtype == {labels: np.uint8, numbers: np.float32, places: np.int32}[loss]
+    assert clients.task == {labels: "multilabel", numbers: "regression", places: "classification"}[loss]
+
+    expected = np.where((y < 0) | (y == IGNORED), -1, y) if loss is places else y
+    nothing = (expected == -1).reshape(NUM, -1).all(axis=1) if loss is places else np.zeros(NUM, bool)
+    found = np.concatenate([own(split, 0)[1] for split in (clients.train, clients.test)])
+    ordered = lambda rows: sorted(np.float32(rows).reshape(len(rows), -1).tolist())
+    assert ordered(found) == ordered(expected[(OWNER == 0) & ~nothing])
+
+
+# Integers are then what booleans and numbers are.
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow if "integers" in case else ()) for case in CASES]
+)
+def test_a_round_and_its_scores_are_those_of_numpy(case):
+    _, _, _, outputs, loss = CASES[case]
+    clients = stacked(case)
     local = pfl.LocalTraining(optax.sgd(RATE), epochs=EPOCHS)
     execution = pfl.Execution("map", devices=1)
     simulation = pfl.Simulation(pfl.FedAvg(), clients, Linear(outputs), local, execution=execution)

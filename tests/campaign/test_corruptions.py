@@ -8,6 +8,7 @@ import optax
 import pytest
 import runs
 import toys
+from samples import check, params, sample
 
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
@@ -21,7 +22,6 @@ MODES = {
     "disk": ("ditto", "disk", [1], 40),
     "replicates": ("fedavg", "device", [1, 2], 20),
 }
-SAMPLE = ("disk", 0)  # the case that is played by default
 
 
 def train(mode, out, rounds, resume=False, say=None):
@@ -82,10 +82,13 @@ def gone(draw, path, content):
     return None
 
 
-def damage(draw, out):
+KINDS = (truncated, flipped, zeroed, extended, replaced, gone)
+
+
+def damage(draw, out, how):
     """Damages one file, most often a checkpoint's; what was done."""
     parts = [path for path in sorted(out.rglob("*")) if path.is_file() and path.stat().st_size]
-    path, how = draw.choice(parts), draw.choice([truncated, flipped, flipped, zeroed, extended, replaced, gone])
+    path = draw.choice(parts)
     content = how(draw, path, path.read_bytes())
     if content is None:
         path.unlink()
@@ -94,20 +97,30 @@ def damage(draw, out):
     return f"{path.relative_to(out)} {how.__name__}"
 
 
-def cases():
-    for mode, (*_, number) in MODES.items():
-        for case in range(number):
-            suite = pytest.mark.campaign if case % 3 == 0 else pytest.mark.long
-            yield pytest.param(mode, case, marks=[suite] * ((mode, case) != SAMPLE))
+def kind_of(case):
+    """How a case damages a file."""
+    _, number = case
+    return KINDS[number % len(KINDS)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "case"), [*cases()])
-def test_a_damaged_run_is_mended_or_told(mode, case, runs_of, tmp_path):
+def mode_of(case):
+    return case[0]
+
+
+CASES = [(mode, number) for mode in MODES for number in range(MODES[mode][3])]
+SOME = sample(CASES, kind_of, mode_of, share=0)
+
+
+def test_the_sample_has_every_mode_and_every_kind():
+    check(CASES, SOME, kind_of, mode_of)
+
+
+@pytest.mark.parametrize(("mode", "number"), params(CASES, [], SOME))
+def test_a_damaged_run_is_mended_or_told(mode, number, runs_of, tmp_path):
     played, whole = runs_of(mode)
     out, said = tmp_path / "run", []
     shutil.copytree(played, out)
-    what = damage(random.Random(f"{mode} {case}"), out)
+    what = damage(random.Random(f"{mode} {number}"), out, kind_of((mode, number)))
     try:
         train(mode, out, ROUNDS, resume=True, say=said.append)
     except (ArgumentError, RunError) as error:

@@ -3,11 +3,11 @@
 import io
 import os
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
 from outcomes import refused
+from samples import check, params, sample
 
 from pfljax.cli import compare, scaling, train
 
@@ -106,23 +106,40 @@ def make(path, kind):
             pytest.skip("no file system for a sparse file")
 
 
-CASES = [(flag, kind) for flag in FLAGS for kind in (*MADE, *CONTENTS)]
-OWN = {("model", "empty"), ("method", "empty")}  # an empty Python file is one, without the name
-SAMPLE = 30
+CASES = [
+    (flag, kind)
+    for flag, (*_, suffix) in FLAGS.items()
+    for kind in (*MADE, *CONTENTS)
+    if (suffix, kind) != ("py", "sparse")  # code of one's own is executed, and its author answers for it
+]
 
 
-def in_sample(case):
-    return zlib.crc32(" ".join(case).encode()) % SAMPLE == 0
+def by_flag(case):
+    return case[0]
 
 
-@pytest.mark.parametrize(
-    ("flag", "kind"), [pytest.param(*case, marks=[pytest.mark.campaign] * (not in_sample(case))) for case in CASES]
-)
+def by_kind(case):
+    return case[1]
+
+
+def by_option(case):
+    """The flag that names the file, whatever kind of file that is."""
+    _, words, _ = FLAGS[case[0]]
+    return words.split(" ")[-1]
+
+
+FEW = sample(CASES, by_option, share=0)
+SOME = sample(CASES, by_kind, by_flag)
+
+
+def test_the_sample_has_every_flag_and_every_kind():
+    check(CASES, SOME, by_flag, by_kind)
+
+
+@pytest.mark.parametrize(("flag", "kind"), params(CASES, FEW, SOME))
 def test_a_file_that_is_not_what_is_asked_for_is_refused(flag, kind, tmp_path):
     module, words, suffix = FLAGS[flag]
     path = tmp_path / f"given.{suffix}"
-    if suffix == "py" and kind == "sparse":
-        pytest.skip("code of one's own is executed, and whoever names it answers for it")
     make(path, kind)
     *first, last = words.split(" ")
     name = ":Own" if suffix == "py" else ""

@@ -1,6 +1,7 @@
 """Any text of a flag, and any damage to a file: what is accepted is the same as before, or one line says no."""
 
 import functools
+import math
 import pathlib
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from absl import flags
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outcomes import refused
+from samples import SHARE
 from sklearn.datasets import load_digits
 
 from pfljax.cli import compare, scaling, train
@@ -20,12 +22,15 @@ from pfljax.contract.method import METHODS
 from pfljax.data import sources
 from pfljax.folder import planned
 
-# How many examples hypothesis draws: by default, in the campaign, and before a release; always the same ones.
-BUDGETS = lambda few, some, many: [
-    few,
-    pytest.param(some, marks=pytest.mark.campaign),
-    pytest.param(many, marks=pytest.mark.long),
-]
+# How many examples hypothesis draws by default and every night; CI draws 5 % of the latter. Always the same ones.
+BUDGETS = {"npz": (30, 5000), "flags": (5, 1500), "words": (5, 1000)}
+
+
+def budgets(name):
+    """The numbers of examples of the default suite, of CI and of the nightly script."""
+    few, many = BUDGETS[name]
+    some = math.ceil(SHARE * many)
+    return [few, pytest.param(some, marks=pytest.mark.campaign), pytest.param(many, marks=pytest.mark.long)]
 
 
 def drawn(budget):
@@ -56,7 +61,7 @@ def damaged(content, kind, place, value):
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize("budget", BUDGETS(100, 2000, 5000))
+@pytest.mark.parametrize("budget", budgets("npz"))
 def test_a_damaged_npz_gives_the_same_data_or_none(budget, compressed, tmp_path):
     content, arrays = digits(compressed)
     path = tmp_path / "digits.npz"
@@ -96,7 +101,7 @@ def names(module):
     return sorted((flag.name, group) for group, found in groups if taken(group) for flag in found)
 
 
-@pytest.mark.parametrize("budget", BUDGETS(40, 400, 1500))
+@pytest.mark.parametrize("budget", budgets("flags"))
 @pytest.mark.parametrize("module", [train, compare, scaling], ids=lambda module: module.__name__.split(".")[-1])
 def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp_path):
     cheap = {train: [], compare: ["--algorithms=local", "--seeds=0"], scaling: ["--num_clients=4", "--devices=1"]}
@@ -116,7 +121,7 @@ def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp
     check()
 
 
-@pytest.mark.parametrize("budget", BUDGETS(30, 400, 1000))
+@pytest.mark.parametrize("budget", budgets("words"))
 def test_any_words_are_refused_in_a_line(budget, tmp_path):
     @drawn(budget)
     @given(st.lists(st.one_of(WORDS, WORDS.map("--{}".format), WORDS.map("--flagfile={}".format)), min_size=1))

@@ -9,6 +9,8 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("kills.py")
 MODES = ("device", "host", "disk", "replicates", "processes")
+KILLS = 20  # of each mode
+SAMPLE = ("disk", 5)  # the mode that CI plays, whose checkpoints have most parts, and how often
 
 
 def play(*words):
@@ -18,10 +20,15 @@ def play(*words):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(5, marks=pytest.mark.campaign), pytest.param(20, marks=pytest.mark.long)]
-)
-@pytest.mark.parametrize("mode", MODES)
+CASES = [pytest.param(*SAMPLE, marks=pytest.mark.campaign)]
+CASES += [pytest.param(mode, KILLS, marks=pytest.mark.long) for mode in MODES]
+
+
+def test_the_sample_is_large_enough():
+    assert SAMPLE[0] in MODES and 20 * SAMPLE[1] >= len(MODES) * KILLS
+
+
+@pytest.mark.parametrize(("mode", "kills"), CASES)
 def test_killed_runs_go_on_as_if_nothing_had_happened(mode, kills, tmp_path):
     found = play(mode, kills, 0, tmp_path)
     assert not found["wrong"] and found["kills"] >= kills

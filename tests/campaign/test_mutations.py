@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from samples import check, params, sample
 
 from pfljax.contract.method import METHODS
 from pfljax.folder import files, fingerprint, folders
 
-pytestmark = pytest.mark.campaign
 TEXT = (Path(__file__).parent / "own_study.py").read_text()
 
 NOTICED = {  # what is edited -> (old text, new text, what the message names)
@@ -213,23 +213,39 @@ def changed(before, old, new, folder):
     return folders.changed(before, run_of(TEXT.replace(old, new), folder).experiment)
 
 
-@pytest.mark.parametrize("what", NOTICED)
+def by_part(case):
+    """The part of the study that an edit is in, as the message names it; all unnoticed ones are of one kind."""
+    (what,) = case
+    return NOTICED[what][2].partition(":")[0] if what in NOTICED else ""
+
+
+CASES = [(what,) for what in (*NOTICED, *UNNOTICED)]
+SOME = sample(CASES, by_part)
+
+
+def test_the_sample_has_an_edit_of_every_part():
+    check(CASES, SOME, by_part)
+
+
+@pytest.mark.parametrize("what", params(CASES[: len(NOTICED)], [], SOME))
 def test_an_edit_that_changes_what_is_computed_is_noticed(what, before, tmp_path):
     old, new, named = NOTICED[what]
     text = changed(before, old, new, tmp_path)
     assert text and named in text and "\n" not in text
 
 
-@pytest.mark.parametrize("what", UNNOTICED)
+@pytest.mark.parametrize("what", params(CASES[len(NOTICED) :], [], SOME))
 def test_an_edit_that_changes_nothing_is_not_noticed(what, before, tmp_path):
     assert changed(before, *UNNOTICED[what], tmp_path) == ""
 
 
+@pytest.mark.campaign
 def test_a_run_that_goes_on_for_more_rounds_is_the_same(tmp_path):
     experiment = run_of(TEXT, tmp_path).experiment
     assert fingerprint.parts(experiment.with_rounds(3)) == fingerprint.parts(experiment.with_rounds(30))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [

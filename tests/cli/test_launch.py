@@ -6,12 +6,13 @@ from unittest import mock
 
 import jax
 import pytest
-from commands import call, one_line
+from commands import call
 
 from pfljax import cli
 from pfljax.cli import compare, launch, supervision, train
 from pfljax.cli.settings import parse
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.training.loop import Diverged
 
 
 def test_a_full_device_is_told_with_what_may_help():
@@ -109,7 +110,16 @@ def test_a_profile_says_where_the_time_goes(tmp_path):
     assert list((tmp_path / "trace").rglob("*.xplane.pb"))
 
 
-def test_a_profile_needs_a_folder(process, tmp_path):
+def test_a_profile_needs_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.cores, "use", lambda devices: None)
     path = tmp_path / "file"
     path.write_text("")
-    assert f"--profile={path}" in one_line(process("train", f"--profile={path}", code=2))
+    settings = parse(train.define, [f"--profile={path}"])
+    with pytest.raises(ArgumentError, match=rf"^profile={path}: "):
+        launch.set_up_devices(settings, 0, keep_compiled=False)
+
+
+def test_a_run_that_fails_is_a_line_and_exit_code_1():
+    line = "round 3: the loss of client 2 is not finite. Earlier evaluations are saved in runs/a"
+    for kind in (RunError, Diverged):
+        assert launch.line_and_code(kind(line), None) == (line, 1)

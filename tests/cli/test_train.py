@@ -13,6 +13,7 @@ from pfljax.cli import train
 from pfljax.cli.flags import Optimizer
 from pfljax.cli.settings import parse
 from pfljax.folder import files
+from pfljax.training import describe
 
 SMALL = ["--num_clients=4", "--rounds=4", "--eval_every=2", "--hidden=4", "--federico.neighbors=1", "--plan=map"]
 
@@ -86,25 +87,16 @@ def test_a_missing_package_is_told_before_anything_is_done(monkeypatch):
         (["--test_fraction=0.5"], False, "drawn from each client's examples; the data set's own are not used"),
     ],
 )
-def test_a_file_says_which_examples_are_for_testing(npz, tmp_path, flags, own, said):
+def test_a_file_says_which_examples_are_for_testing(npz, flags, own, said):
     """Classes have names here; of each client's ten examples three are for testing, or half."""
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     y, is_test = np.array(["dog", "cat"])[np.arange(40) % 2], np.arange(40) % 10 >= 7
     path = npz("tests", x=x, y=y, client=np.arange(40) // 10, is_test=is_test)
-    words = [
-        "--dataset=npz",
-        f"--data_file={path}",
-        "--algorithm=local",
-        "--rounds=1",
-        "--hidden=4",
-        f"--out={tmp_path}/r",
-    ]
-    printed = call(train.COMMAND, *words, *flags)
-    (line,) = [line for line in printed.splitlines() if line.startswith("  test examples ")]
-    assert line.split(maxsplit=2)[2] == said
-    sizes = [row["n_test"] for row in files.read_json(tmp_path / "r" / "summary.json")["per_client"]]
-    assert sizes == [3 if own else 5] * 4
-    config = files.read_json(tmp_path / "r" / "config.json")
+    words = ["--dataset=npz", f"--data_file={path}", "--algorithm=local", "--rounds=1", "--hidden=4", *flags]
+    run, _ = outcomes.trained(words)
+    assert describe.surroundings(run.experiment) == [("test examples", said)]
+    assert run.clients.test.size.tolist() == [3 if own else 5] * 4
+    config = run.experiment.config
     assert config["flags"]["official_test"] is own and config["data"]["class_names"] == ["cat", "dog"]
 
 
@@ -180,6 +172,13 @@ def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
     assert "--rounds was 4 and is 6" in one_line(call(train.COMMAND, *flags, "--resume", "--rounds=6", code=2))
 
 
+def test_clients_that_diverge_are_dropped_unless_told_otherwise():
+    for words, expected in (([], "drop"), (["--on_divergence=stop"], "stop")):
+        run, _ = outcomes.trained([*SMALL, *words])
+        assert run.experiment.faults.on_divergence == expected
+
+
+@pytest.mark.slow
 def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     out = tmp_path / "run"
     learning = ["--algorithm=local", "--optimizer=sgd", "--learning_rate=30", "--rounds=200", "--eval_every=1"]
@@ -310,11 +309,11 @@ def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
     rows = [f"{i},{i % 2},{'abc'[i // 5]},{'test' if i % 5 == 4 else 'train'}" for i in range(15)]
     (tmp_path / "own.csv").write_text("\n".join(["size,label,who,part", *rows]))
     words = ["--dataset=file", "--data_file=own.csv", "--client_column=who", "--test_column=part", "--hidden=4"]
-    printed = call(train.COMMAND, *words, "--algorithm=local", "--rounds=1", f"--out={tmp_path}/r")
-    assert printed.splitlines()[0].startswith("local on own, natural: 3 clients")
-    config = files.read_json(tmp_path / "r" / "config.json")
-    assert config["flags"]["dataset"] == "csv" and config["flags"]["official_test"] is True
-    assert [row["n_test"] for row in files.read_json(tmp_path / "r" / "summary.json")["per_client"]] == [1] * 3
+    run, printed = outcomes.trained([*words, "--algorithm=local", "--rounds=1"])
+    assert printed.splitlines()[0] == "local on own, natural: 3 clients, 1 rounds"
+    flags = run.experiment.config["flags"]
+    assert flags["dataset"] == "csv" and flags["official_test"] is True
+    assert run.clients.test.size.tolist() == [1] * 3
     assert one_line(call(train.COMMAND, *words, "--text_stride=2", code=2)).startswith("--text_stride: does not apply")
     line = one_line(call(train.COMMAND, *words, "--label_column=lab", code=2))
     assert line == "--label_column=lab: own.csv has no such column; did you mean label?"
@@ -327,7 +326,8 @@ def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
     content = {"users": [*users], "num_samples": [4, 4], "user_data": users}
     (tmp_path / "leaf" / "train" / "all.json").write_text(json.dumps(content))
     words = ["--dataset=file", "--data_file=leaf", "--algorithm=local", "--rounds=1", "--hidden=4"]
-    printed = call(train.COMMAND, *words, "--image_shape=2,3", f"--out={tmp_path}/r")
-    assert printed.splitlines()[0].startswith("local on leaf, natural: 2 clients")
+    run, printed = outcomes.trained([*words, "--image_shape=2,3"])
+    assert printed.splitlines()[0] == "local on leaf, natural: 2 clients, 1 rounds"
+    assert run.clients.inputs.shape[:2] == (2, 3)
     line = one_line(call(train.COMMAND, *words, "--image_shape=2,2", code=2))
     assert line == "--image_shape=2,2: examples have 6 numbers; accepted: a shape of as many"

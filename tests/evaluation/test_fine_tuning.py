@@ -1,6 +1,7 @@
 """Fine-tuning before evaluation, for models and mixtures."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 import toys
-from quadratics import RATE, SIZES, descend, gradient, play, vectors
+from quadratics import OPTIMIZER, RATE, SIZES, descend, gradient, play, vectors
 
 from pfljax.contract import tree
 from pfljax.contract.types import Mixture, Prediction, State
@@ -18,28 +19,27 @@ from pfljax.exchange.plan import make_plan
 KEY = jax.random.key(1)
 
 
-def tuned(name, epochs, federation, plan=None, rounds=2, **options):
-    """(what clients predict with after some rounds, the same fine-tuned)."""
-    problem = toys.make_problem(federation, optax.sgd(RATE), plan=plan, **options)
-    algorithm, clients = toys.make_algorithm(name, problem), federation.client_data
-    state = toys.train(algorithm, problem, clients, rounds)[0][-1]
-    both = algorithm, fine_tuned(problem, algorithm, epochs)
-    return [toys.predict(each, problem, KEY, state, clients) for each in both]
-
-
 def test_fedavg_so_tuned_is_fedavg_plus():
-    federation = toys.make_federation(SIZES, "regression")
-    _, after = tuned("fedavg", 3, federation)
-    found = play("fedavg_plus", knobs={"tune_epochs": 3})[4]
+    """Its rounds are FedAvg's."""
+    federation, _, states, _, found = play("fedavg_plus", knobs={"tune_epochs": 3})
+    problem = toys.make_problem(federation, OPTIMIZER)
+    algorithm = fine_tuned(problem, toys.make_algorithm("fedavg", problem), 3)
+    after = toys.predict(algorithm, problem, KEY, states[-1], federation.client_data)
     np.testing.assert_allclose(vectors(after.models), vectors(found.models), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["local", "ifca"])
+@toys.each_method(["local", "ifca"], fast=["local"], slow=["ifca"])
 def test_a_model_takes_steps_on_its_client_s_data(name):
-    federation = toys.make_federation(SIZES, "regression")
-    before, after = tuned(name, 2, federation)
+    federation, algorithm, states, _, _ = play(name, 1)
+    problem = toys.make_problem(federation, OPTIMIZER)
+    both = algorithm, fine_tuned(problem, algorithm, 2)
+    before, after = (toys.predict(each, problem, KEY, states[-1], federation.client_data) for each in both)
     for k, (theta,) in enumerate(vectors(before.models)):
         np.testing.assert_allclose(vectors(after.models)[k], [descend(federation, k, theta, 2)], rtol=1e-4, atol=1e-5)
+
+
+def first_models(federation, num):
+    return jax.jit(functools.partial(toys.make_problem(federation).init_models, num=num))(jax.random.key(3))
 
 
 def mixing(federation, models, index, weights, own):
@@ -54,13 +54,13 @@ def mixing(federation, models, index, weights, own):
     return problem, dataclasses.replace(algorithm, **changed), State((), models, (), ())
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_of_a_mixture_all_models_take_steps_on_its_loss(own):
     """(sum_j w_j theta_j' x - y)^2 has for theta_j the gradient w_j times that of the mixed model."""
     federation = toys.make_federation(SIZES, "regression")
     index = np.arange(8).reshape(4, 2) if own else np.array([[0, 1], [2, 0], [1, 1], [0, 2]])
     weights = np.array([[0.3, 0.7], [1, 0], [0.5, 0.5], [0.9, 0.1]], np.float32)
-    models = toys.make_problem(federation).init_models(jax.random.key(3), index.max() + 1)
+    models = first_models(federation, index.max() + 1)
     problem, algorithm, state = mixing(federation, models, index, weights, own)
     after = toys.predict(fine_tuned(problem, algorithm, 2), problem, KEY, state, federation.client_data)
     np.testing.assert_array_equal(after.weights, weights)
@@ -71,12 +71,12 @@ def test_of_a_mixture_all_models_take_steps_on_its_loss(own):
         np.testing.assert_allclose(vectors(after.models)[k], each, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_of_a_mixture_of_many_models_the_heaviest_are_tuned(own):
     federation = toys.make_federation((3, 4), "regression")
     weights = np.zeros((2, 20), np.float32)
     weights[:, 2:18] = np.arange(1, 17) / np.arange(1, 17).sum()
-    models = toys.make_problem(federation).init_models(jax.random.key(3), 20)
+    models = first_models(federation, 20)
     problem, algorithm, state = mixing(federation, models, np.tile(np.arange(20), (2, 1)), weights, own)
     after = toys.predict(fine_tuned(problem, algorithm, 1), problem, KEY, state, federation.client_data)
     heaviest = np.arange(17, 1, -1)
@@ -91,7 +91,7 @@ def test_a_mixture_of_classifiers_gains_on_its_training_data():
     federation = toys.make_federation((6, 5, 6, 4))
     problem = toys.make_problem(federation, optax.sgd(RATE))
     algorithm, clients = toys.make_algorithm("fedem", problem), federation.client_data
-    state = toys.train(algorithm, problem, clients, 2)[0][-1]
+    state = toys.start(algorithm, problem, clients)
     before, after = (
         np.asarray(toys.evaluate(each, problem, KEY, state, clients, federation.train)["loss"])
         for each in (algorithm, fine_tuned(problem, algorithm, 30))
@@ -100,8 +100,10 @@ def test_a_mixture_of_classifiers_gains_on_its_training_data():
 
 
 # Those with models of their own to tune, and one of each kind.
-@pytest.mark.slow
-@toys.each_method((*toys.KINDS, "fedavg", "pfedmb", "knn_per", "fedrod", "apfl", "mocha"), fast=("fedavg", "federico"))
+TUNED = (*toys.KINDS, "fedavg", "pfedmb", "knn_per", "fedrod", "apfl", "mocha")
+
+
+@toys.each_method(TUNED, fast=(), slow=("fedavg", "federico", "knn_per"))
 def test_every_method_is_tuned_alike_on_every_plan(name):
     federation = toys.make_federation((3, 5, 1, 4))
     found = []

@@ -72,9 +72,13 @@ def number(outputs, y):
     return len(y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "store"), [(pfl.FedAvg(), "device"), (pfl.Local(), "disk"), (pfl.FedeRiCo(neighbors=2), "host")]
+    ("method", "store"),
+    [
+        pytest.param(pfl.FedAvg(), "device", marks=pytest.mark.slow),
+        pytest.param(pfl.Local(), "disk", marks=pytest.mark.long),
+        pytest.param(pfl.FedeRiCo(neighbors=2), "host", marks=pytest.mark.long),
+    ],
 )
 def test_a_metric_gets_a_client_s_real_examples(method, store, monkeypatch):
     """Accuracy as a metric of one's own is the accuracy, in blocks of one client, too."""
@@ -128,19 +132,47 @@ def test_metrics_that_are_refused(metrics, message):
         pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics=metrics)
 
 
+def test_each_metric_is_of_a_client_s_real_examples():
+    found = {"outputs": np.stack([OUTPUTS, OUTPUTS, OUTPUTS[::-1]]), "y": np.stack([Y, Y, Y[::-1]])}
+    values = measures.measured({"right": right, "n": number}, found | {"size": np.array([3, 0, 2])})
+    np.testing.assert_allclose(values["right"], [2 / 3, np.nan, 1 / 2], rtol=1e-6)
+    np.testing.assert_array_equal(values["n"], [3, np.nan, 2])
+
+
+class Silent(Exception):
+    """An error without a text."""
+
+    def __str__(self):
+        return ""
+
+
+def fails_silently(outputs, y):
+    raise Silent
+
+
+def fails_in_two_lines(outputs, y):
+    raise ValueError("one\nother")
+
+
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (
-            lambda outputs, y: outputs,
-            r"metrics=own: for outputs \(\d+, 3\) and y \(\d+,\), raised ValueError: .*a number",
-        ),
-        (lambda outputs, y: 1 // 0, "metrics=own: .*raised ZeroDivisionError"),
+        (lambda outputs, y: outputs, r"for outputs \(4, 3\) and y \(4,\), raised ValueError: .*a number"),
+        (fails_in_two_lines, ".*raised ValueError: one; accepted: "),
+        (fails_silently, ".*raised Silent: ; accepted: "),
     ],
 )
 def test_a_metric_that_fails_is_one_line(metric, message):
-    with pytest.raises(pfl.ArgumentError, match=message):
-        pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics={"own": metric}).train(1, progress=False)
+    found = {"outputs": OUTPUTS[None], "y": Y[None], "size": np.array([4])}
+    with pytest.raises(pfl.ArgumentError, match=f"^metrics=own: {message}") as caught:
+        measures.measured({"own": metric}, found)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_metric_that_fails_ends_the_run():
+    run = pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics={"own": lambda outputs, y: 1 // 0})
+    with pytest.raises(pfl.ArgumentError, match=r"^metrics=own: .*raised ZeroDivisionError"):
+        run.train(1, progress=False)
 
 
 @pytest.mark.slow

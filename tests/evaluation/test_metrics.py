@@ -29,7 +29,14 @@ def mixing(biases, index, weights, topology="shared"):
     return algorithm, State((), bias_models(biases), (), jnp.zeros(len(index), jnp.int32))
 
 
-@pytest.mark.parametrize("plan", [("map", 0, 1), ("vmap", 0, 1), ("chunk", 2, 2)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ("chunk", 2, 2),
+        pytest.param(("vmap", 0, 1), marks=pytest.mark.slow),
+        pytest.param(("map", 0, 1), marks=pytest.mark.long),
+    ],
+)
 def test_probabilities_are_mixed_and_not_logits(plan):
     federation, key = toys.make_federation((2, 2, 2)), jax.random.key(0)
     problem = toys.make_problem(federation, plan=make_plan(*plan))

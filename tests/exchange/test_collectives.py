@@ -34,6 +34,7 @@ METHODS = {
 }
 
 
+@functools.cache
 def collectives(name, peers, cohort, kind=("map", 0)):
     """(operation, sizes of its results) of a round on four devices."""
     algorithm, plan = METHODS[name], make_plan(*kind, devices=4, peers=peers)
@@ -60,27 +61,36 @@ def gathered(found):
     return [(kind, shape) for op, results in found if op == "all-gather" for kind, shape in results]
 
 
-every_kind = pytest.mark.parametrize("kind", [("map", 0), ("chunk", 5)])  # 16 clients a device do not divide by 5
+MAP, CHUNK = ("map", 0), ("chunk", 5)  # 16 clients a device do not divide by 5
 
 
-@every_kind
-@pytest.mark.parametrize("cohort", [0, 16])
+def long(*values):
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("cohort", "kind"), [(16, CHUNK), long(0, MAP), long(0, CHUNK), long(16, MAP)])
 def test_own_models_are_gathered_nowhere(cohort, kind):
     found = collectives("own", "gather", cohort, kind)
     assert gathered(found) == []
     assert "all-reduce" in {op for op, _ in found}  # of the mean loss: the reader sees collectives
 
 
-@every_kind
-@pytest.mark.parametrize("name", ["peers", "push"])
-@pytest.mark.parametrize("cohort", [0, 16])
+@pytest.mark.parametrize(
+    ("cohort", "name", "kind"),
+    [
+        (16, "peers", MAP),
+        (0, "push", CHUNK),
+        *(long(cohort, "peers", kind) for cohort, kind in ((16, CHUNK), (0, MAP), (0, CHUNK))),
+        *(long(cohort, "push", kind) for cohort, kind in ((16, CHUNK), (0, MAP), (16, MAP))),
+    ],
+)
 def test_a_ring_gathers_no_models(name, cohort, kind):
     found = collectives(name, "ring", cohort, kind)
     assert not [kind for kind, _ in gathered(found) if kind == "f32"]
     assert "collective-permute" in {op for op, _ in found}
 
 
-@pytest.mark.parametrize("cohort", [0, 16])
+@pytest.mark.parametrize("cohort", [long(0), 16])
 def test_only_received_models_are_gathered(cohort):
     """Peers' models travel; under push, clients receive none."""
     stack = ("f32", f"{cohort or CLIENTS},{PARAMETERS}")

@@ -59,7 +59,7 @@ def compiled(name, optimizer):
 ON_ONE = [name for name in METHODS if name != "federico_centralized"]
 
 
-@toys.each_method(ON_ONE, fast=("local", "scaffold"), slow=toys.VARIED)
+@toys.each_method(ON_ONE, fast=("scaffold",), slow=("local", "fedem", "apple"))
 def test_no_client_s_step_copies_the_stack_of_all(name):
     text = compiled(name, optax.adam(0.1))
     assert loops_over_clients(text)

@@ -15,7 +15,10 @@ from pfljax.exchange.plan import make_plan
 SIZES = (2, 1, 3, 1, 2, 4, 5, 1)
 K = len(SIZES)
 KEY, ROUND = jax.random.key(7), 6
-PLANS = pytest.mark.parametrize("plan", [("map", 0, 1), ("vmap", 0, 2), ("chunk", 3, 4)])
+SLOW, LONG = pytest.mark.slow, pytest.mark.long
+PLANS = pytest.mark.parametrize(
+    "plan", [("chunk", 3, 4), pytest.param(("vmap", 0, 2), marks=SLOW), pytest.param(("map", 0, 1), marks=LONG)]
+)
 KEYS = np.array([jax.random.key_data(jax.random.fold_in(KEY, k)) for k in range(K)])
 
 
@@ -62,12 +65,17 @@ def serve(algorithm, plan, ids=None, topology=None):
 @PLANS
 def test_first_rows_are_made_client_by_client(plan):
     algorithm, clients, plan = make(topology="own"), data_of(SIZES), make_plan(*plan)
-    start = algorithm.start(KEY, clients)
-    state = jax.jit(functools.partial(lifting.init, algorithm, plan))(KEY, clients)
-    for k in range(K):
-        np.testing.assert_array_equal(state.models["w"][k], algorithm.first_row(KEY, jnp.int32(k), start).model["w"])
     ids = jnp.array([5, 1], jnp.int32)
-    rows = jax.jit(functools.partial(lifting.first_rows, algorithm, plan))(KEY, start, ids)
+
+    @jax.jit
+    def run(clients):
+        start = algorithm.start(KEY, clients)
+        own = [algorithm.first_row(KEY, jnp.int32(k), start).model["w"] for k in range(K)]
+        state = lifting.init(algorithm, plan, KEY, clients)
+        return state, lifting.first_rows(algorithm, plan, KEY, start, ids), jnp.stack(own)
+
+    state, rows, expected = run(clients)
+    np.testing.assert_array_equal(state.models["w"], expected)
     np.testing.assert_array_equal(rows.models["w"], state.models["w"][ids])
     assert int(state.round) == 0 and rows.server == ()
 
@@ -90,7 +98,8 @@ def test_what_clients_of_a_cohort_receive(topology, expected):
     algorithm, plan = make(topology=topology, download=neighbors(1) if topology == "peers" else None), make_plan("map")
     cohort = Cohort(jnp.array([1, 4, 6], jnp.int32))
     part = state_of(topology)._replace(clients=jnp.zeros(3, jnp.int32))
-    np.testing.assert_array_equal(lifting.download(algorithm, plan, KEY, part, cohort), expected)
+    download = jax.jit(functools.partial(lifting.download, algorithm, plan))
+    np.testing.assert_array_equal(download(KEY, part, cohort), expected)
 
 
 def test_a_download_is_by_the_client_s_own_context_and_row():
@@ -99,7 +108,7 @@ def test_a_download_is_by_the_client_s_own_context_and_row():
 
     algorithm, cohort = make(topology="peers", download=download), Cohort(jnp.array([1, 4, 6], jnp.int32))
     part = state_of("peers")._replace(clients=jnp.array([7, 8, 9], jnp.int32))
-    found = lifting.download(algorithm, make_plan("map"), KEY, part, cohort)
+    found = jax.jit(functools.partial(lifting.download, algorithm, make_plan("map")))(KEY, part, cohort)
     np.testing.assert_array_equal(found[:, :2], [[1, 7 + ROUND], [4, 8 + ROUND], [6, 9 + ROUND]])
     np.testing.assert_array_equal(np.uint32(found[:, 2:]), KEYS[[1, 4, 6]])
 
@@ -107,15 +116,20 @@ def test_a_download_is_by_the_client_s_own_context_and_row():
 WHOM = {"shared": in_threes, "peers": pairs, "own": None, "push": None}
 TOPOLOGIES = pytest.mark.parametrize(  # on other plans, that with models of others
     ("topology", "plan"),
-    [*((topology, ("map", 0, 1)) for topology in WHOM), ("peers", ("vmap", 0, 2)), ("peers", ("chunk", 3, 4))],
+    [
+        *((topology, ("map", 0, 1)) for topology in WHOM),
+        ("peers", ("chunk", 3, 4)),
+        pytest.param("peers", ("vmap", 0, 2), marks=SLOW),
+    ],
 )
 
 
 @TOPOLOGIES
-def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own(topology, plan):
+def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own_also_if_some_are_served(topology, plan):
     download = neighbors(0) if topology in ("peers", "push") else None
     algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
-    (prediction, inputs), used = serve(algorithm, plan)
+    served = serve(algorithm, plan)
+    (prediction, inputs), used = served
     own, following = np.arange(K), np.arange(1, K + 1)
     index = np.stack([own, following], axis=1) % (3 if topology == "shared" else K)
     weights = np.stack([own / 10, 1 - own / 10], axis=1)
@@ -135,13 +149,8 @@ def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own(topolog
         np.testing.assert_allclose(weight, weights, rtol=1e-6, atol=1e-7)
     np.testing.assert_array_equal(used["index"], index)
 
-
-@TOPOLOGIES
-def test_some_clients_are_served_as_among_all(topology, plan):
-    download = neighbors(0) if topology in ("peers", "push") else None
-    algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
     ids = np.array([1, 4, 6, 7], np.int32)
-    expected = jax.tree.map(lambda leaf: leaf[ids], serve(algorithm, plan))
+    expected = jax.tree.map(lambda leaf: leaf[ids], served)
     jax.tree.map(np.testing.assert_array_equal, serve(algorithm, plan, ids), expected)
 
 
@@ -258,8 +267,13 @@ def test_what_is_fetched_for_some_is_what_the_index_says():
     ids, state, clients = np.array([2, 7], np.int32), state_of("peers"), data_of(SIZES)
     part = state._replace(clients=state.clients[ids])
     some = jax.tree.map(lambda leaf: leaf[ids], clients)
-    mixture = lifting.whom(algorithm, plan, KEY, part, ids, some.train.size)
-    fetched = part._replace(models={"w": state.models["w"][np.asarray(mixture.index).reshape(-1)]})
-    found = lifting.serve(algorithm, plan, seen, KEY, fetched, ids, some, np.zeros(2), mixture)
+
+    @jax.jit
+    def run(part, some):
+        mixture = lifting.whom(algorithm, plan, KEY, part, ids, some.train.size)
+        fetched = part._replace(models={"w": state.models["w"][mixture.index.reshape(-1)]})
+        return lifting.serve(algorithm, plan, seen, KEY, fetched, ids, some, np.zeros(2), mixture)
+
+    found = run(part, some)
     np.testing.assert_array_equal(found.found[0].models["w"][..., 0], [[2, 3], [7, 0]])
     np.testing.assert_array_equal(found.used["index"], [[2, 3], [7, 0]])

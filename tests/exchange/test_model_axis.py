@@ -23,7 +23,7 @@ SIZES = (4, 3, 5, 2)
 FEDERATION = toys.make_federation(SIZES, features=32)
 HIDDEN = (64, 32)  # the first layer's outputs are spread, and the second one's inputs
 KERNELS = {(32, 64): (2, (32, 32)), (64, 32): (1, (32, 32))}  # the dimension that is cut, and a device's part
-KINDS = pytest.mark.parametrize("kind", [("map", 0), ("vmap", 0), ("chunk", 2)], ids=lambda kind: kind[0])
+MAP, VMAP, CHUNK = ("map", 0), ("vmap", 0), ("chunk", 2)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,16 @@ def on_one_device():
     return exchanged(make_plan("map", devices=1))[0]
 
 
-@KINDS
-@pytest.mark.parametrize("peers", ["gather", "ring"])
+@pytest.mark.parametrize(
+    ("peers", "kind"),
+    [
+        ("gather", VMAP),
+        ("ring", MAP),
+        pytest.param("ring", CHUNK, marks=pytest.mark.slow),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("gather", MAP), ("gather", CHUNK), ("ring", VMAP))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
 def test_only_parts_of_models_travel(peers, kind, on_one_device):
     (rows, sums), text = exchanged(make_plan(*kind, devices=4, peers=peers, model_devices=2))
     toys.assert_trees_close((rows, sums), on_one_device, rtol=1e-5, atol=1e-5)
@@ -109,7 +117,11 @@ def assert_spread(stack, rows):
         assert {each.data.shape[0] for each in leaves["bias"].addressable_shards} == {rows}
 
 
-@KINDS
+@pytest.mark.parametrize(
+    "kind",
+    [MAP, pytest.param(VMAP, marks=pytest.mark.slow), pytest.param(CHUNK, marks=pytest.mark.long)],
+    ids=["map", "vmap", "chunk"],
+)
 def test_a_servers_model_on_two_devices_trains_as_on_one(kind):
     """Clients have different numbers of steps, so the devices of one client wait for each other only."""
     found, expected = states("fedavg", 0, (*kind, 4, "auto", 2))[-1], states("fedavg", 0, ("map", 0, 1))[-1]

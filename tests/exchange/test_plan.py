@@ -6,16 +6,23 @@ import numpy as np
 import pytest
 
 from pfljax.contract.types import ClientOutput
+from pfljax.exchange.layout import lay_out
 from pfljax.exchange.plan import make_plan
 
 label = lambda plan: "-".join(str(part) for part in plan)
 ONE_DEVICE = [("vmap", 0, 1), ("map", 0, 1), ("chunk", 3, 1)]
 PLANS = [*ONE_DEVICE, ("vmap", 0, 4), ("map", 0, 2), ("chunk", 3, 2)]
-EVERY_PLAN = pytest.mark.parametrize("plan", PLANS, ids=label)
 RINGS = [("vmap", 0, 2, "ring"), ("map", 0, 4, "ring"), ("chunk", 3, 2, "ring")]
 GATHERS = [("vmap", 0, 2, "gather"), ("map", 0, 4, "gather"), ("chunk", 3, 2, "gather")]
-TRAVELS = [(8, plan) for plan in (*ONE_DEVICE, *GATHERS, *RINGS)]
-TRAVELS += [(7, plan) for plan in (ONE_DEVICE[2], GATHERS[2])]  # which do not divide by the devices
+
+
+def cases(default, slow, others=()):
+    """Arguments of a test, those of the slow and of the long suite marked. A plan is the last argument of a case."""
+    marked = [(case, ()) for case in default]
+    marked += [(case, pytest.mark.slow) for case in slow]
+    marked += [(case, pytest.mark.long) for case in others]
+    names = ["-".join(str(value) for value in (*case[:-1], label(case[-1]))) for case, _ in marked]
+    return [pytest.param(*case, marks=marks, id=name) for (case, marks), name in zip(marked, names, strict=True)]
 
 
 def problem(num_clients, num_models, held, seed=0):
@@ -82,7 +89,12 @@ def compare(result, expected):
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "plan"), [pytest.param(*both, id=f"{both[0]}-{label(both[1])}") for both in TRAVELS]
+    ("num_clients", "plan"),
+    cases(  # seven clients do not divide by the devices, nor by chunks
+        [(7, ONE_DEVICE[2]), (7, GATHERS[2]), (8, GATHERS[0]), (8, RINGS[1])],
+        [(8, RINGS[2])],
+        [(8, plan) for plan in (*ONE_DEVICE, *GATHERS[1:], RINGS[0])],
+    ),
 )
 def test_peers_exchange_as_a_loop_over_clients_does(num_clients, plan):
     plan = make_plan(*plan)
@@ -93,7 +105,9 @@ def test_peers_exchange_as_a_loop_over_clients_does(num_clients, plan):
     compare(run(*args), expected)
 
 
-@pytest.mark.parametrize("plan", [*ONE_DEVICE[1:], GATHERS[1], *RINGS[1:]], ids=label)
+@pytest.mark.parametrize(
+    "plan", cases([(ONE_DEVICE[1],), (RINGS[2],)], [(GATHERS[1],)], [(ONE_DEVICE[2],), (RINGS[1],)])
+)
 def test_peers_with_their_own_model_first_exchange_as_a_loop_over_clients_does(plan):
     plan, num_clients = make_plan(*plan), 8
     models, index, rows, data = problem(num_clients, num_clients, 3)
@@ -106,7 +120,7 @@ def test_peers_with_their_own_model_first_exchange_as_a_loop_over_clients_does(p
     compare(run(*args), expected)
 
 
-@EVERY_PLAN
+@pytest.mark.parametrize("plan", cases([(PLANS[3],), (PLANS[5],)], [(PLANS[2],)], [(PLANS[n],) for n in (0, 1, 4)]))
 def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
     plan = make_plan(*plan)
     args = problem(7, 3, 2)
@@ -136,10 +150,14 @@ def compare_own(result, args):
     np.testing.assert_allclose(rows["r"], expected["r"], rtol=2e-5, atol=2e-5)
 
 
-OWN = [(7, 1, plan) for plan in PLANS] + [(8, 1, PLANS[4]), (8, 2, PLANS[0]), (7, 2, PLANS[5])]
-
-
-@pytest.mark.parametrize(("num_clients", "held", "plan"), OWN)
+@pytest.mark.parametrize(
+    ("num_clients", "held", "plan"),
+    cases(
+        [(7, 1, PLANS[1]), (8, 2, PLANS[0]), (7, 2, PLANS[5])],
+        [(7, 1, PLANS[4])],
+        [(8, 1, PLANS[4]), *((7, 1, PLANS[n]) for n in (0, 2, 3, 5))],
+    ),
+)
 def test_own_models_are_replaced_where_sent(num_clients, held, plan):
     plan = make_plan(*plan)
     models, _, rows, data = problem(num_clients, num_clients * held, 1)
@@ -147,7 +165,7 @@ def test_own_models_are_replaced_where_sent(num_clients, held, plan):
     compare_own(jax.jit(lambda *args: plan.exchange(next_own, *args, topology="own"))(*args), args)
 
 
-@EVERY_PLAN
+@pytest.mark.parametrize("plan", PLANS, ids=label)
 def test_helpers_map_over_models_and_rows(plan):
     plan = make_plan(*plan)
     x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
@@ -155,8 +173,10 @@ def test_helpers_map_over_models_and_rows(plan):
     np.testing.assert_allclose(plan.over_rows(lambda a: a.sum(), x), x.sum(axis=1), rtol=1e-5)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("num_rows", [7, 8])
+@pytest.mark.parametrize(
+    ("num_rows", "devices"),
+    [(7, 1), (8, 2), (8, 4), *(pytest.param(*case, marks=pytest.mark.long) for case in ((8, 1), (7, 2), (7, 4)))],
+)
 def test_rows_are_taken_and_put_back_wherever_they_live(devices, num_rows):
     plan = make_plan("map", devices=devices)
     rng = np.random.default_rng(1)
@@ -184,23 +204,27 @@ def test_plans_say_what_they_are():
     assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [1, 1, 0, 5]
 
 
-PUSHES = [
-    (8, 4, ("map", 0, 1)),
-    (8, 4, ("vmap", 0, 4, "gather")),
-    (8, 4, ("map", 0, 4, "ring")),
-    (40, 2, ("vmap", 0, 1)),
-    (40, 2, ("chunk", 3, 2, "gather")),
-    (40, 2, ("chunk", 3, 2, "ring")),
-    (9, 3, ("chunk", 3, 1)),
-    (9, 3, ("map", 0, 4, "gather")),
-]
-
-
 @pytest.mark.parametrize(
-    ("num", "held", "layout", "by_size"),
-    [*[(*push, False) for push in PUSHES], *[(*push, True) for push in PUSHES[3:6]]],
+    ("num", "held", "by_size", "layout"),
+    cases(
+        [
+            (8, 4, False, ("map", 0, 1)),
+            (8, 4, False, ("map", 0, 4, "ring")),
+            (9, 3, False, ("map", 0, 4, "gather")),
+            (40, 2, False, ("vmap", 0, 1)),
+            (40, 2, True, ("chunk", 3, 2, "gather")),
+        ],
+        [(40, 2, True, ("chunk", 3, 2, "ring"))],
+        [
+            (8, 4, False, ("vmap", 0, 4, "gather")),
+            (40, 2, False, ("chunk", 3, 2, "gather")),
+            (40, 2, False, ("chunk", 3, 2, "ring")),
+            (9, 3, False, ("chunk", 3, 1)),
+            (40, 2, True, ("vmap", 0, 1)),
+        ],
+    ),
 )
-def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, layout, by_size):
+def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size, layout):
     """By a matrix product if most clients receive most models, otherwise by scattering; also with uneven division."""
     rng = np.random.default_rng(0)
     index = np.stack([[k, *rng.choice([n for n in range(num) if n != k], held, replace=False)] for k in range(num)])
@@ -246,7 +270,7 @@ def waiting(steps, buckets):
     return 1 - useful / done
 
 
-@pytest.mark.parametrize("num_clients", [50, 1000, 5000])
+@pytest.mark.parametrize("num_clients", [50, 1000, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 8), ("chunk", 100)])
 def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
     for seed in range(3):
@@ -262,6 +286,29 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
     assert plan.for_steps(even, num_clients) == plan
     assert make_plan("map").for_steps(steps, num_clients).buckets == ()
     assert make_plan("map", devices=1).waiting(steps, num_clients) == 0
+
+
+@pytest.mark.parametrize(
+    ("clients", "devices", "chunk", "together", "buckets"),
+    [
+        (14, 2, 3, 0, ((3, 2), (1, 1))),  # seven on a device
+        (7, 1, 1, 3, ((3, 2), (1, 1))),
+        (12, 1, 2, 3, ((2, 6),)),  # three clients are no two chunks
+        (12, 1, 2, 10, ((6, 2),)),  # three of six chunks: four or five would leave some over
+        (12, 1, 2, 99, ((12, 1),)),
+        (12, 4, 0, 99, ((3, 1),)),
+    ],
+)
+def test_chunks_that_travel_together_are_whole_and_leave_none_over(clients, devices, chunk, together, buckets):
+    layout = lay_out(clients, devices, chunk, together=together)
+    assert tuple(layout.buckets) == buckets
+    assert layout.at_once == (chunk or clients // devices)
+
+
+def test_repetitions_are_means_over_chunks_on_the_device_that_needs_the_most():
+    counts = np.array([5, 1, 4, 3, 2, 2])
+    assert make_plan("map", devices=2).repetitions(counts, 6) == (5 + 1 + 4) / 3
+    assert make_plan("chunk", 2, devices=2).repetitions(counts, 6) == (5 + 4) / 2
 
 
 @pytest.mark.parametrize(("num_clients", "size"), [(100, 10), (1000, 100), (1000, 1000)])
@@ -280,18 +327,14 @@ def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
     assert 1 - useful / done < 0.25
 
 
-SORTED = [
-    ("peers", ("vmap", 0, 1)),
-    ("peers", ("chunk", 3, 4, "gather")),
-    ("peers", ("chunk", 4, 4, "ring")),
-    ("shared", ("chunk", 4, 1)),
-    ("shared", ("vmap", 0, 4)),
-    ("own", ("chunk", 3, 1)),
-    ("own", ("chunk", 4, 4)),
-]
-
-
-@pytest.mark.parametrize(("topology", "layout"), SORTED)
+@pytest.mark.parametrize(
+    ("topology", "layout"),
+    cases(
+        [("peers", ("chunk", 3, 4, "gather")), ("shared", ("vmap", 0, 4)), ("own", ("chunk", 3, 1))],
+        [("peers", ("chunk", 4, 4, "ring"))],
+        [("peers", ("vmap", 0, 1)), ("shared", ("chunk", 4, 1)), ("own", ("chunk", 4, 4))],
+    ),
+)
 def test_sorted_clients_exchange_as_a_loop_over_clients_does(topology, layout):
     num_clients = 16
     sizes = np.random.default_rng(3).permutation([40, 9, 8, 7, *[2] * 6, *[1] * 6]).astype(np.int32)

@@ -96,15 +96,14 @@ def test_rows_of_pooled_examples_are_taken_wherever_they_live(devices, always_po
 
 
 RUNS = [  # K - 1 clients do not divide by the devices
-    ("fedavg", "map", 1, K, K),
-    ("fedavg_data", "vmap", 2, K, K),
-    ("fedavg", "map", 2, 4, K - 1),
-    ("federico", "map", 4, K, K),
-    ("fedfomo", "chunk", 2, K, K - 1),
+    pytest.param("fedavg", "map", 2, 4, K - 1, marks=pytest.mark.slow),
+    pytest.param("fedavg_data", "vmap", 2, K, K, marks=pytest.mark.slow),
+    pytest.param("fedavg", "map", 1, K, K, marks=pytest.mark.long),
+    pytest.param("federico", "map", 4, K, K, marks=pytest.mark.long),
+    pytest.param("fedfomo", "chunk", 2, K, K - 1, marks=pytest.mark.long),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "devices", "cohort", "num"), RUNS)
 def test_a_run_gives_the_same_figures_to_the_bit(name, kind, devices, cohort, num, always_pooled):
     federation = toys.make_federation(SIZES[:num])

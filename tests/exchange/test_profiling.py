@@ -130,7 +130,15 @@ def dispatch_of(devices, communicates, log):
     return dispatch
 
 
-@pytest.mark.parametrize(("devices", "communicates"), [(1, False), (2, False), (2, True), (4, True)])
+@pytest.mark.parametrize(
+    ("devices", "communicates"),
+    [
+        (1, False),
+        (2, True),
+        pytest.param(4, True, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.long),
+    ],
+)
 def test_a_real_trace(tmp_path, devices, communicates):
     log = []
     dispatch = dispatch_of(devices, communicates, log)

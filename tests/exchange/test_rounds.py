@@ -34,7 +34,8 @@ def traffic(algorithm, **options):
 @pytest.mark.parametrize(("num", "size"), [(40, 20), (40, 30)])
 def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
     assert (size**2 > 16 * num) == (size == 30)  # by Floyd's algorithm, and by a permutation
-    ids = np.asarray(jax.vmap(lambda key: draw_cohort(key, num, size).ids)(jax.random.split(jax.random.key(1), 3000)))
+    draw = jax.jit(jax.vmap(lambda key: draw_cohort(key, num, size).ids))
+    ids = np.asarray(draw(jax.random.split(jax.random.key(1), 3000)))
     assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
     counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
     variance = expected * (1 - size / num)
@@ -44,14 +45,18 @@ def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
 
 
 def test_cohorts_are_uniform_without_replacement():
-    draw = jax.vmap(lambda key: draw_cohort(key, 7, 3))
-    cohorts = draw(jax.random.split(jax.random.key(0), 3000))
-    ids = np.asarray(cohorts.ids)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        cohort = draw_cohort(key, 7, 3)
+        return cohort.ids, cohort.position(jnp.arange(7))
+
+    ids, place = map(np.asarray, draw(jax.random.split(jax.random.key(0), 3000)))
     assert (np.diff(ids, axis=1) > 0).all()
     counts = np.bincount(ids.ravel(), minlength=7)
     expected = 3000 * 3 / 7
     assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
-    place = np.asarray(jax.vmap(lambda cohort: cohort.position(jnp.arange(7)))(cohorts))
     assert ((place >= 0).sum(axis=1) == 3).all()
     np.testing.assert_array_equal(np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
     assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
@@ -81,14 +86,15 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
     seen, clients, plan = [], data_of(SIZES), make_plan("map", devices=1)
     algorithm = make(step_to_mean, topology=topology, sample=sample)
     one_round = jax.jit(make_round(algorithm, plan, 2))
-    state, counts, models = init(algorithm, plan, KEY, clients), [], []
+    first = state = init(algorithm, plan, KEY, clients)
+    counts, models = [], []
     for number in range(2):
         state, _ = one_round(KEY, np.int32(number), state, clients)
         counts.append(state.clients.tolist())
         models.append(np.asarray(state.models["w"]))
     assert counts == [[1, 0, 1, 0, 0], [1, 1, 1, 0, 1]]
     assert len(seen) == 1
-    first = np.asarray(init(algorithm, plan, KEY, clients).models["w"])
+    first = np.asarray(first.models["w"])
     means = clients.train.x.sum(axis=1) / np.array(SIZES)[:, None]
     half = lambda k, start: (start + means[k]) / 2
     expected = first.copy()

@@ -23,7 +23,17 @@ def num_parameters(work, module):
     return sum(math.prod(leaf.shape) for leaf, counts in pairs if counts)
 
 
-@pytest.mark.parametrize("name", [name for name, work in ARCHITECTURES.items() if work.nnx])
+FAST = ("McMahan's CNN", "LSTM 2 x 128")  # the others are in the slow suite
+
+
+def each_of_nnx():
+    """The architectures that are there in NNX, too."""
+    names = [name for name, work in ARCHITECTURES.items() if work.nnx]
+    assert set(FAST) <= set(names)
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", each_of_nnx())
 def test_linen_and_nnx_have_the_same_parameters(name):
     from experiments.architectures import nnx
 

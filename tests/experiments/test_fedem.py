@@ -135,13 +135,18 @@ def test_mistakes_are_one_line(tmp_path, module, flag, word):
     assert line.startswith(flag) and word in line
 
 
+# Those of the tables, and the other one without momentum.
+OF_TABLES = (*parse(table2.define, []).algorithms, "pfedme")
+
+
+@pytest.mark.parametrize("methods", [OF_TABLES, pytest.param(METHODS, marks=pytest.mark.slow)], ids=["tables", "all"])
 @pytest.mark.parametrize("name", PAPER.names)
-def test_every_data_set_has_its_settings(name):
+def test_every_data_set_has_its_settings(name, methods):
     """So that no method of a table is run with other data or another model than the rest."""
     lines = (PAPER.presets / f"{name}.flags").read_text().splitlines()
     assert lines[0].startswith("# ") and name in lines[0]
     settings = parse(table2.define, [f"--preset={name}"])
-    all_of = {method: PAPER.settings_of(settings, method).of_method(method) for method in METHODS}
+    all_of = {method: PAPER.settings_of(settings, method).of_method(method) for method in methods}
     assert all(0 < own.learning_rate <= 0.1 and own.optimizer == "sgd" for own in all_of.values())
     assert {method for method, own in all_of.items() if own.momentum == 0} == {"fedprox", "pfedme"}
     for flag in ("dataset", "partition", "num_clients", "model", "batch_size", "rounds"):

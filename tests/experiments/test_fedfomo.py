@@ -130,8 +130,8 @@ def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
         (table1, ["--clients=15"], True),
         (table1, ["--clients=20"], False),
         (table1, ["--clients=15", "--classes_per_client=3"], False),
-        (table2, [], True),
-        (table2, ["--num_clients=100"], False),
+        pytest.param(table2, [], True, marks=pytest.mark.slow),  # latent groups are found first
+        pytest.param(table2, ["--num_clients=100"], False, marks=pytest.mark.slow),
         (table2, ["--partition=iid"], False),
         (table3, [], True),
         (table3, ["--num_distributions=2"], False),

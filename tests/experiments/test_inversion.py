@@ -1,5 +1,7 @@
 """Gradient inversion: the gradients that updates stand for, and reconstructions where the answer is known."""
 
+import functools
+
 import commands
 import jax
 import jax.numpy as jnp
@@ -11,13 +13,19 @@ import toys
 import pfljax as pfl
 from experiments import inversion
 
+PUBLIC = pfl.Privacy()
 SEARCH = inversion.Search(steps=400, rate=0.1, variation=0.0, tries=2, low=-3.0, high=3.0)
 
 
-def seen(hidden=(), **fields):
+@functools.cache
+def seen(hidden=(), privacy=PUBLIC, **fields):
     """The victims, the model, its initial parameters, and the victims' gradients."""
+    return play(hidden, privacy, **fields)
+
+
+def play(hidden=(), privacy=PUBLIC, **fields):
+    """As `seen`, each time anew."""
     victims = inversion.victims_of(toys.make_federation((4, 2, 3), features=5), 2)
-    privacy = fields.pop("privacy", pfl.Privacy())
     local = pfl.LocalTraining(optax.sgd(inversion.RATE), privacy=privacy)
     run = pfl.Run(pfl.FedAvg(), victims, pfl.models.MLP(hidden=hidden), local, **fields)
     return victims, run.experiment.problem.model, *inversion.gradients_seen(run, jax.random.key(3))
@@ -59,7 +67,7 @@ def test_what_is_seen_is_what_clipping_noise_and_compression_leave():
     plain = flat(seen()[3][0])
     clipped = flat(seen(privacy=pfl.Privacy(clip_norm=0.1))[3][0])
     np.testing.assert_allclose(clipped, 0.1 * plain / np.linalg.norm(plain), rtol=1e-3, atol=1e-5)
-    noised = [flat(seen(privacy=pfl.Privacy(0.5, clip_norm=0.1))[3][0]) for _ in range(2)]
+    noised = [flat(play(privacy=pfl.Privacy(0.5, clip_norm=0.1))[3][0]) for _ in range(2)]
     np.testing.assert_array_equal(*noised)
     assert 0.01 < np.std(noised[0] - clipped) < 0.15  # of 18 draws at 0.05
     signs = flat(seen(compression=pfl.Compression("sign"))[3][0])

@@ -77,7 +77,7 @@ def test_equal_methods_agree_up_to_rounding():
     assert found["seconds"] > 0 and found["seconds_of_peer"] > 0
 
 
-@pytest.mark.parametrize("wrong", [{"rate": 0.11}, {"weigh": lambda y: 1}])
+@pytest.mark.parametrize("wrong", [pytest.param({"rate": 0.11}, marks=pytest.mark.slow), {"weigh": lambda y: 1}])
 def test_a_wrong_peer_is_far_away(wrong):
     assert shared.measure(cell(fedavg(**wrong)), [1])["rows"][0]["difference"] > 1e-4
 
@@ -86,7 +86,9 @@ def test_a_wrong_peer_is_far_away(wrong):
     ("play", "said"),
     [
         (fedavg(start=1e-3), "initial parameters differ by 0.001"),
-        (lambda task, on_round: on_round(lambda: Snapshot({}, 0.0)), "different parameters"),
+        pytest.param(
+            lambda task, on_round: on_round(lambda: Snapshot({}, 0.0)), "different parameters", marks=pytest.mark.slow
+        ),
         (lambda task, on_round: on_round(lambda: Snapshot({"global": {"x": np.ones(2)}}, 0.0)), "different parameters"),
         (lambda task, on_round: None, "the peer played -1 rounds"),
     ],

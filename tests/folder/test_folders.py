@@ -44,6 +44,11 @@ def flip(path):
     path.write_bytes(bytes(content))
 
 
+def killed(*_, **__):
+    """Stands for a kill -9."""
+    raise RuntimeError("killed")
+
+
 def parts_of(out, step):
     found = sorted((out / "checkpoints" / str(step)).rglob("*"))
     return [path for path in found if path.is_file() and path.stat().st_size]
@@ -141,11 +146,8 @@ def test_from_scratch_empties_what_links_point_to_and_keeps_the_links(copied, wh
     mine.mkdir()
     (mine / "thesis.txt").write_text("mine")
 
-    def killed(self, rounds, schedule):
-        raise RuntimeError("killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_play", killed)
+        patch.setattr(loop, "progress", killed)  # which is shown as the first round begins
         with pytest.raises(RuntimeError, match="killed"):
             resumed(copied, "from_scratch")
     assert all((copied / name).is_symlink() and not any((copied / name).iterdir()) for name in names)
@@ -202,11 +204,7 @@ def test_a_lost_manifest_is_made_again(damage, copied, whole, caplog):
 
 def test_a_lost_manifest_is_made_before_the_next_round(copied, monkeypatch):
     (copied / "manifest.json").unlink()
-
-    def killed(self, rounds, schedule):
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(Trainer, "_play", killed)
+    monkeypatch.setattr(loop, "progress", killed)
     with pytest.raises(RuntimeError, match="killed"):
         resumed(copied, rounds=ROUNDS + 2)
     assert folders.whole_checkpoints(copied) == [ROUNDS]
@@ -249,41 +247,41 @@ def test_what_is_not_a_lock_is_neither_written_to_nor_deleted(kind, copied, tmp_
     assert kind != "text" or lock.read_text() == "mine"
 
 
-@pytest.mark.parametrize("round_number", [1, 3])
-def test_an_interrupted_run_saves_its_rounds(round_number, whole, tmp_path, monkeypatch):
+def test_an_interrupted_run_saves_its_rounds(tmp_path, monkeypatch):
     """Between evaluations and checkpoints too."""
     rare = Schedule(eval_every=2, checkpoint_every=2)
     monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0)  # one round a dispatch
     trainer = Trainer([make_experiment("local")], outs=[tmp_path / "whole"])
     trainer.train(ROUNDS, rare)
     asked = processes.most
-    monkeypatch.setattr(
-        processes, "most", lambda number: (trainer.done == round_number and signal.SIGTERM) or asked(number)
-    )
-    trainer = Trainer([make_experiment("local")], outs=[tmp_path / "run"])
-    with pytest.raises(endings.Interrupted, match=f"interrupted after round {round_number}, which is saved in") as stop:
-        trainer.train(ROUNDS, rare)
-    assert stop.value.number == signal.SIGTERM
-    monkeypatch.setattr(processes, "most", asked)
-    said = []
-    Trainer([make_experiment("local")], outs=[tmp_path / "run"], resume=True, say=said.append).train(ROUNDS, rare)
-    assert f"  resumed after round {round_number}" in said
-    assert_same_runs(tmp_path / "whole", tmp_path / "run")
+    for round_number in (1, 3):
+        out = tmp_path / f"run-{round_number}"
+        trainer = Trainer([make_experiment("local")], outs=[out])
+
+        def signaled(number, trainer=trainer, last=round_number):
+            return (trainer.done == last and signal.SIGTERM) or asked(number)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "most", signaled)
+            message = f"interrupted after round {round_number}, which is saved in"
+            with pytest.raises(endings.Interrupted, match=message) as stop:
+                trainer.train(ROUNDS, rare)
+        assert stop.value.number == signal.SIGTERM
+        said = []
+        Trainer([make_experiment("local")], outs=[out], resume=True, say=said.append).train(ROUNDS, rare)
+        assert f"  resumed after round {round_number}" in said
+        assert_same_runs(tmp_path / "whole", out)
 
 
 SIGNALED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import conftest, pathlib, runs
-from pfljax.training import loop
-note = loop.Trainer._note
-def signaled(self, *args):
-    if self.done == 3:
+def signaled(evaluation):
+    if evaluation.round == 3:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-    return note(self, *args)
-loop.Trainer._note = signaled
-runs.train(runs.make_experiment("local", unseen=False), pathlib.Path(sys.argv[2]))
+runs.train(runs.make_experiment("local", unseen=False), pathlib.Path(sys.argv[2]), trackers=[signaled])
 """
 
 
@@ -296,17 +294,13 @@ def test_the_second_signal_ends_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_saves(number, tmp_path, monkeypatch, capfd, interrupts):
-    note = Trainer._note
-
-    def signaled(self, *args):
-        if self.done == 3:
+def test_the_first_signal_saves(number, tmp_path, capfd, interrupts):
+    def signaled(evaluation):
+        if evaluation.round == 3:
             signal.raise_signal(number)
-        return note(self, *args)
 
-    monkeypatch.setattr(Trainer, "_note", signaled)
     with pytest.raises(endings.Interrupted, match="interrupted after round 3, which is saved in") as stop:
-        train(make_experiment("local"), tmp_path / "run")
+        train(make_experiment("local"), tmp_path / "run", trackers=[signaled])
     assert stop.value.number == number and manifest.read(tmp_path / "run").rounds == 3
     assert f"{number.name}: finishing the current rounds" in capfd.readouterr().err
 
@@ -350,11 +344,11 @@ def test_an_ignored_interruption_stays_ignored(monkeypatch):
 
 def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(RunError, match=r"out of disk space in .*: a checkpoint needs .* but only 1000 B is free\."):
+    message = r"out of disk space in .*: a checkpoint needs .* but only 1000 B is free\."
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=message):
+        patch.setattr(shutil, "disk_usage", lambda _: usage)
         train(make_experiment("local"), tmp_path / "run")
     assert not (tmp_path / "run/checkpoints").exists()
-    monkeypatch.undo()
     assert "starting at round 0" in resumed(tmp_path / "run")
 
 

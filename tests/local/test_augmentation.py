@@ -33,7 +33,7 @@ def test_crops_and_flips_are_those_of_numpy():
     moves = [(0, 0), (0, 0), (4, -4), (-4, 4), (1, 2), (-3, -1)]
     flips = [False, True, False, True, True, False]
     x = images(len(moves))
-    found = augmentation.move_and_flip(jnp.asarray(x), jnp.array(moves), jnp.array(flips))
+    found = jax.jit(augmentation.move_and_flip)(jnp.asarray(x), jnp.array(moves), jnp.array(flips))
     expected = np.stack([moved(*each) for each in zip(x, moves, flips, strict=True)])
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(found[0], x[0])
@@ -43,7 +43,8 @@ def test_crops_and_flips_are_those_of_numpy():
 def test_all_moves_come_alike_and_half_of_the_images_are_mirrored():
     """In an image with pixels numbered from 1, the center identifies the crop."""
     one = 1 + np.arange(9 * 9, dtype=np.float32).reshape(9, 9, 1)
-    found = np.asarray(augmentation.crop_flip(jax.random.key(0), jnp.asarray(np.broadcast_to(one, (8000, 9, 9, 1)))))
+    stack = jnp.asarray(np.broadcast_to(one, (8000, 9, 9, 1)))
+    found = np.asarray(jax.jit(augmentation.crop_flip)(jax.random.key(0), stack))
     centers = found[:, 4, 4, 0].astype(int) - 1  # the only pixel that no move loses, and no mirror moves
     rows, columns = np.divmod(centers, 9)
     for draws in (rows, columns):

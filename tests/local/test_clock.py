@@ -16,11 +16,13 @@ CLIENTS = jnp.arange(4000)
 
 def each(clock, gradients=1.0, num_bytes=0.0, examples=1):
     """Seconds of many clients."""
-    return np.asarray(jax.vmap(lambda client: clock.seconds(client, gradients, examples, num_bytes))(CLIENTS))
+    seconds = jax.vmap(lambda client: clock.seconds(client, gradients, examples, num_bytes))
+    return np.asarray(jax.jit(seconds)(CLIENTS))
 
 
 def available(clock, now, clients=CLIENTS):
-    return np.asarray(jax.vmap(lambda client: clock.available(client, jnp.float32(now)))(clients))
+    at_once = jax.vmap(lambda client: clock.available(client, jnp.float32(now)))
+    return np.asarray(jax.jit(at_once)(clients))
 
 
 def test_seconds_are_those_of_computing_and_sending():
@@ -63,8 +65,10 @@ def test_devices_of_a_file(tmp_path, kind):
 
 
 def test_daily_clients_are_available_for_their_share_of_a_day():
-    clock, hours = Clock(availability="daily:0.25"), np.arange(0, 72) * 3600.0
-    found = np.stack([available(clock, hour, CLIENTS[:500]) for hour in hours])
+    clock = Clock(availability="daily:0.25")
+    hours = np.arange(0, 72, dtype=np.float32) * 3600
+    at_hour = jax.vmap(clock.available, in_axes=(0, None))
+    found = np.asarray(jax.jit(jax.vmap(at_hour, in_axes=(None, 0)))(CLIENTS[:500], hours))
     # In each three days, for 18 of 72 hours, give or take one at both ends of each stretch.
     assert (np.abs(found.sum(axis=0) - 18) <= 3).all()
     assert (found[:24] == found[24:48]).all()

@@ -25,10 +25,17 @@ def client(size, n_max=7, seed=0, task="regression"):
     return Split(*(leaf[0] for leaf in split))
 
 
-def solver(optimizer=None, task="regression", n_max=7, **options):
+def solver(optimizer=None, task="regression", n_max=7, hidden=(), **options):
     federation = toys.make_federation((n_max,), task)
-    problem = toys.make_problem(federation, optimizer or optax.sgd(RATE), **options)
-    return problem.solver, problem.model.init(jax.random.key(3))
+    problem = toys.make_problem(federation, optimizer or optax.sgd(RATE), hidden=hidden, **options)
+    return problem.solver, initial(task, hidden)
+
+
+@functools.cache
+def initial(task, hidden):
+    """Initial parameters."""
+    model = toys.make_problem(toys.make_federation((1,), task), hidden=hidden).model
+    return jax.jit(model.init)(jax.random.key(3))
 
 
 def test_an_objective_that_is_no_scalar_is_named():
@@ -109,7 +116,8 @@ def test_a_batch_of_everything_is_gradient_descent():
 
 def test_padding_and_the_way_of_sorting_leave_the_order_as_it_is():
     key, size = jax.random.key(4), jnp.asarray(900)
-    orders = {n_max: np.asarray(shuffle(key, size, n_max, 2)) for n_max in (900, 4096, 4097)}  # the last sorts pairs
+    draw = jax.jit(lambda size: {n_max: shuffle(key, size, n_max, 2) for n_max in (900, 4096, 4097)})
+    orders = jax.tree.map(np.asarray, draw(size))  # the last sorts pairs
     for n_max, order in orders.items():
         np.testing.assert_array_equal(np.sort(order), [np.arange(n_max)] * 2)
         np.testing.assert_array_equal(order[:, 900:], [np.arange(900, n_max)] * 2)
@@ -118,9 +126,8 @@ def test_padding_and_the_way_of_sorting_leave_the_order_as_it_is():
 
 
 def test_all_orders_are_alike_probable():
-    orders = np.asarray(
-        jax.vmap(lambda key: shuffle(key, jnp.asarray(3), 4, 1)[0])(jax.random.split(jax.random.key(1), 6000))
-    )
+    draw = jax.jit(jax.vmap(lambda key: shuffle(key, jnp.asarray(3), 4, 1)[0]))
+    orders = np.asarray(draw(jax.random.split(jax.random.key(1), 6000)))
     assert (orders[:, 3] == 3).all()
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 6 and ((counts - 1000) ** 2 / 1000).sum() < 25.7  # chi squared, 5 degrees: p = 1e-4
@@ -138,7 +145,13 @@ def test_a_client_without_examples_stays_as_it_is(options):
 
 @pytest.mark.parametrize(
     ("task", "batch_size", "padding"),
-    [("regression", 0, np.nan), ("classification", 3, np.nan), ("regression", 3, 1e3), ("classification", 0, 1e3)],
+    [
+        ("classification", 3, np.nan),
+        ("regression", 0, 1e3),
+        pytest.param("regression", 0, np.nan, marks=pytest.mark.long),
+        pytest.param("regression", 3, 1e3, marks=pytest.mark.slow),
+        pytest.param("classification", 0, 1e3, marks=pytest.mark.long),
+    ],
 )
 def test_padding_changes_nothing(task, batch_size, padding):
     how, params = solver(optax.adam(RATE), task, batch_size=batch_size, epochs=2, hidden=(4,))
@@ -176,26 +189,49 @@ def test_rates_follow_the_schedule_over_rounds():
     schedule = optax.piecewise_constant_schedule(1.0, {2: 0.1})
     later = how._replace(optimizer=scheduled(how.optimizer, schedule))
     split = client(5)
+
+    @jax.jit
+    def train(number):
+        state = later.optimizer.init(params)
+        return later.fit(jax.random.key(0), params, state, split, round_number=number)[0]
+
     steps = []
     for number in (0, 1, 2, 7):
-        trained, _, _ = later.fit(jax.random.key(0), params, later.optimizer.init(params), split, round_number=number)
+        trained = train(number)
         steps.append(np.asarray(trained["Dense_0"]["bias"] - params["Dense_0"]["bias"])[0])
     whole = sgd_by_hand(params, split, [np.arange(5)])[1] - float(params["Dense_0"]["bias"][0])
     np.testing.assert_allclose(steps, [whole, whole, whole / 10, whole / 10], rtol=1e-4)
 
 
-@pytest.mark.parametrize("blocks", [(4, 2), (8, 3), (512, 32), (64, 5)])
+@pytest.mark.parametrize(
+    "blocks",
+    [(4, 2), (8, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((512, 32), (64, 5)))],
+)
 def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, blocks):
     monkeypatch.setattr(blocks_of, "BLOCKS", blocks)
     how, params = solver()
-    summed = jax.jit(functools.partial(sum_over_examples, lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum()))
-    losses = jax.jit(how.losses_of_examples)
+
+    @jax.jit
+    def run(params, split):
+        summed = sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split)
+        losses = how.losses_of_examples(params, split)
+        return summed, losses, how.loss(params, split.x, split.y), how.loss_and_gradient(params, split)
+
     for size in (0, 1, 5, 8, 11):
         split = client(size, n_max=11)
+        summed, losses, every, (mean, gradient) = run(params, split)
         expected = np.float64(split.x[:size, 0] * split.y[:size]).sum()
-        np.testing.assert_allclose(summed(split), expected, rtol=1e-4, atol=1e-6)
-        every = np.asarray(how.loss(params, split.x, split.y))
-        np.testing.assert_allclose(losses(params, split), np.where(np.arange(11) < size, every, 0), rtol=1e-6)
+        np.testing.assert_allclose(summed, expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(losses, np.where(np.arange(11) < size, every, 0), rtol=1e-6)
+
+        # The gradient of the mean squared error; 0 without examples.
+        np.testing.assert_allclose(mean, np.sum(every[:size]) / max(size, 1), rtol=1e-5)
+        layer = jax.tree.map(np.float64, params["Dense_0"])
+        x = np.float64(split.x[:size])
+        error = x @ layer["kernel"][:, 0] + layer["bias"] - split.y[:size]
+        slope = 2 * x.T @ error / max(size, 1)
+        np.testing.assert_allclose(gradient["Dense_0"]["kernel"][:, 0], slope, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(gradient["Dense_0"]["bias"][0], 2 * error.sum() / max(size, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_models_depend_on_their_number_and_newcomers_train_alone():
@@ -207,15 +243,19 @@ def test_models_depend_on_their_number_and_newcomers_train_alone():
     assert not np.allclose(kernels[0], kernels[1])
     common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)
     toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
+
     zero = jnp.zeros((), jnp.int32)
+    train_alone = jax.jit(functools.partial(problem.alone, rounds=2))
+    init = jax.jit(problem.model.init)
+    join = jax.jit(problem.newcomer)
     for k in range(3):
         params, data = jax.tree.map(lambda leaf, k=k: leaf[k], (models, federation.client_data))
         context = ClientContext(jax.random.key(k), zero, zero, zero[None])
         steps = [np.arange(data.train.size)] * 2
-        alone = jax.jit(functools.partial(problem.alone, rounds=2))(context, params, data)
-        newcomer = jax.jit(problem.newcomer)(context, (), data)
+        alone = train_alone(context, params, data)
+        newcomer = join(context, (), data)
         assert newcomer.weights is None and problem.rounds == 2
-        first = problem.model.init(jax.random.split(context.key)[0])
+        first = init(jax.random.split(context.key)[0])
         for start, found in ((params, alone), (first, tree.first(newcomer.models))):
             w, b, _ = sgd_by_hand(start, data.train, steps)
             np.testing.assert_allclose(found["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)

@@ -53,7 +53,12 @@ START = np.stack([np.zeros(3), np.ones(3)])
 
 @pytest.mark.parametrize(
     ("optimizer", "batch_size"),
-    [(optax.sgd(0.1), 0), (optax.sgd(0.1), 2), (optax.sgd(0.1), 4), (optax.adamw(0.3, weight_decay=0.5), 2)],
+    [
+        (optax.sgd(0.1), 0),
+        (optax.adamw(0.3, weight_decay=0.5), 2),
+        pytest.param(optax.sgd(0.1), 4, marks=pytest.mark.slow),
+        pytest.param(optax.sgd(0.1), 2, marks=pytest.mark.long),
+    ],
 )
 def test_local_steps_move_them_by_the_layer_s_formula(optimizer, batch_size):
     """Whatever the optimizer; the client's first examples of the epoch are repeated to fill a batch."""
@@ -83,10 +88,15 @@ def test_the_mean_loss_of_a_filled_batch_is_of_the_real_examples():
     x = np.float64(batch.x)
     outputs = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
     expected = np.mean((outputs - np.float64(batch.y))[:3] ** 2)
-    np.testing.assert_allclose(problem.solver.mean_loss(params, batch), expected, rtol=1e-4)
-    np.testing.assert_allclose(
-        problem.solver.total_loss(params, split), problem.model.loss(params, split.x[:3], split.y[:3]).sum(), rtol=1e-5
-    )
+
+    @jax.jit
+    def measure(params):
+        losses = problem.model.loss(params, split.x[:3], split.y[:3])
+        return problem.solver.mean_loss(params, batch), problem.solver.total_loss(params, split), losses
+
+    mean, total, losses = measure(params)
+    np.testing.assert_allclose(mean, expected, rtol=1e-4)
+    np.testing.assert_allclose(total, losses.sum(), rtol=1e-5)
 
 
 def test_predictions_use_the_running_statistics():
@@ -103,18 +113,22 @@ def test_weighted_gradients_move_them_by_the_weighted_sum():
     problem = problem_of(optax.adam(0.1))
     solver = problem.solver
     params = start(problem)
-    weights, total = (0.3, 0.5), None
-    for k, weight in enumerate(weights):
-        batch = solver.take_batch(jax.random.key(k), None, client(k), 0)
-        grads = jax.tree.map(lambda leaf, w=weight: w * leaf, jax.grad(solver.mean_loss)(params, batch))
-        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
-    updates, _ = solver.optimizer.update(total, solver.optimizer.init(params), params, round_number=0)
+    weights = (0.3, 0.5)
+
+    @jax.jit
+    def update(params):
+        batches = [solver.take_batch(jax.random.key(k), None, client(k), 0) for k in range(2)]
+        grads = [jax.grad(solver.mean_loss)(params, batch) for batch in batches]
+        total = jax.tree.map(lambda one, other: weights[0] * one + weights[1] * other, *grads)
+        return solver.optimizer.update(total, solver.optimizer.init(params), params, round_number=0)[0]
+
+    updates = update(params)
     x = [np.float64(client(0).x), np.float64(client(1).x)[np.arange(5) % 3]]
     expected = START + sum(w * (moved(START, x[k]) - START) for k, w in enumerate(weights))
     np.testing.assert_allclose(statistics_of(optax.apply_updates(params, updates)), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedadam"])
+@toys.each_method(["fedavg", "fedadam"], fast=["fedadam"])
 def test_a_server_averages_them_by_the_clients_sizes(name):
     """Whatever its optimizer of parameters is."""
     problem = problem_of()
@@ -139,7 +153,7 @@ def test_a_proximal_term_does_not_hold_them():
     np.testing.assert_allclose(pull, np.full((3, 1), 6.0), rtol=1e-4)
 
 
-@pytest.mark.parametrize("num", [0, 1, 2])
+@pytest.mark.parametrize("num", [pytest.param(0, marks=pytest.mark.long), 1, 2])
 def test_statistics_outside_a_part_stay(num):
     problem = problem_of(optax.adam(0.1))
     params = start(problem)

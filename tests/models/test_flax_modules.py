@@ -112,7 +112,14 @@ def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
     params = start(model, jax.random.key(0))
     marks = model.statistics(params)
     params = jax.tree.map(lambda s, leaf: leaf + 0.5 if s else leaf, marks, params)
-    grads = gradient(model, params, jax.random.key(1))
+
+    @jax.jit
+    def run(params):
+        losses, pull = jax.vjp(lambda params: model.loss(params, X, Y, jax.random.key(1)), params)
+        in_predictions = jax.grad(lambda params: model.loss(params, X, Y, None).mean())(params)
+        return losses, pull(jnp.full(6, 1 / 6))[0], in_predictions
+
+    losses, grads, in_predictions = run(params)
     pick = lambda tree: tree["batch_stats"]["BatchNorm_0"] if "batch_stats" in tree else tree["norm"]
     mean, var = statistics_by_hand(np.full(4, 0.5), np.full(4, 1.5))
     np.testing.assert_allclose(pick(grads)["mean"], 0.5 - mean, rtol=1e-4, atol=1e-6)
@@ -126,10 +133,9 @@ def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
     body, head = weights["body"]["0"], weights["head"]
     hidden = np.maximum(normalized @ body["kernel"] + body["bias"], 0)
     expected = -logits(hidden @ head["kernel"] + head["bias"])
-    np.testing.assert_allclose(losses(model, params, jax.random.key(1)), expected, rtol=1e-3, atol=1e-5)
-    grads = gradient(model, params, None)
-    assert not np.any(pick(grads)["mean"]) and not np.any(pick(grads)["var"])
-    assert np.any(grads["Dense_1"]["kernel"] if make is linen else grads["head"]["kernel"])
+    np.testing.assert_allclose(losses, expected, rtol=1e-3, atol=1e-5)
+    assert not np.any(pick(in_predictions)["mean"]) and not np.any(pick(in_predictions)["var"])
+    assert np.any(in_predictions["Dense_1" if make is linen else "head"]["kernel"])
 
 
 def test_nnx_is_linen_for_the_same_weights():
@@ -138,14 +144,17 @@ def test_nnx_is_linen_for_the_same_weights():
     shifted = jax.tree.map(lambda leaf: leaf + 0.2, params)
     same = as_nnx(shifted)
     assert jax.tree.structure(same) == jax.tree.structure(start(other, jax.random.key(0)))
-    np.testing.assert_allclose(apply(other, same, X), apply(one, shifted, X), rtol=1e-5)
-    np.testing.assert_allclose(other.predict(same, X), one.predict(shifted, X), rtol=1e-5)
-    np.testing.assert_allclose(other.features(same, X), one.features(shifted, X), rtol=1e-5)
-    np.testing.assert_allclose(other.embedding(same, X), one.embedding(shifted, X), rtol=1e-5)
-    key = jax.random.key(0)
-    grads = [gradient(m, p, key) for m, p in ((one, shifted), (other, same))]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(model, params):
+        outputs = [fn(params, X) for fn in (model.apply, model.predict, model.features, model.embedding)]
+        return outputs, jax.grad(lambda params: model.loss(params, X, Y, jax.random.key(0)).mean())(params)
+
+    (expected, expected_grads), (found, grads) = run(one, shifted), run(other, same)
+    for outputs, others in zip(found, expected, strict=True):
+        np.testing.assert_allclose(outputs, others, rtol=1e-5)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, grads[1], as_nnx(grads[0]))
+    jax.tree.map(close, grads, as_nnx(expected_grads))
 
 
 @pytest.mark.parametrize("make", [linen, of_nnx, given])
@@ -153,12 +162,38 @@ def test_dropout_is_in_training_alone_and_has_its_own_key(make):
     model, without = make(0.5), make()
     params = start(model, jax.random.key(0))
     assert model.network.stochastic
-    np.testing.assert_array_equal(model.predict(params, X), without.predict(params, X))
-    np.testing.assert_array_equal(losses(model, params, None), losses(without, params, None))
-    drawn = [losses(model, params, jax.random.key(number)) for number in (0, 0, 1)]
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def run(model, params, key):
+        return model.predict(params, X), model.loss(params, X, Y), model.loss(params, X, Y, key)
+
+    found, expected = (run(each, params, jax.random.key(0)) for each in (model, without))
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+    drawn = [run(model, params, jax.random.key(number))[2] for number in (0, 0, 1)]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert np.abs(drawn[0] - drawn[2]).max() > 1e-4
-    assert np.abs(drawn[0] - losses(without, params, jax.random.key(0))).max() > 1e-4
+    assert np.abs(drawn[0] - expected[2]).max() > 1e-4
+
+
+class Twice(nnx.Module):
+    """Two layers of dropout side by side."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(4))
+        self.one = nnx.Dropout(0.5, rngs=rngs)
+        self.other = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        x = x * self.scale
+        return jnp.concatenate([self.one(x), self.other(x)], axis=1)
+
+
+def test_two_layers_of_dropout_draw_apart():
+    model = models.Model(lambda rngs: Twice(rngs), EXAMPLE)
+    drawn = model.apply({"scale": jnp.ones(4)}, jnp.ones((20, 4)), jax.random.key(0))
+    assert set(np.unique(drawn)) == {0, 2}
+    assert (drawn[:, :4] != drawn[:, 4:]).any()
 
 
 @pytest.mark.parametrize("name", ["train", "training", "is_training", "deterministic", "use_running_average"])
@@ -168,10 +203,10 @@ def test_the_argument_that_tells_the_mode_may_have_any_usual_name(name):
     exec(f"def call(self, x, {name}):\n    self.note({name})\n    return nn.Dense(3)(x)", {"nn": nn}, space)
     members = {"__call__": nn.compact(space["call"]), "note": lambda self, value: told.append(value)}
     model = models.Model(type("Told", (nn.Module,), members)(), EXAMPLE)
-    params = start(model, jax.random.key(0))
+    params = jax.eval_shape(model.init, jax.random.key(0))
     told.clear()
-    apply(model, params, X)
-    losses(model, params, jax.random.key(0))
+    jax.eval_shape(model.apply, params, X)
+    jax.eval_shape(model.loss, params, X, Y, jax.random.key(0))
     assert told == ([False, True] if "train" in name else [True, False])
 
 
@@ -272,16 +307,17 @@ class Sized(nn.Module):
 )
 def test_modules_and_functions_become_models_of_the_data_s_classes(given):
     model = models.build(given, (4,), "classification", 3)
-    params = start(model, jax.random.key(0))
-    assert apply(model, params, X).shape == (6, 3) and model.task == "classification"
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.eval_shape(model.apply, params, X).shape == (6, 3) and model.task == "classification"
 
 
 def test_values_of_a_regression_may_have_an_axis_of_one():
     for given in (Sized(1), models.MLP(), lambda rngs: nnx.Linear(4, 1, rngs=rngs)):
         model = models.build(given, (4,), "regression", 1)
-        params = start(model, jax.random.key(0))
-        assert apply(model, params, X).shape == model.predict(params, X).shape == (6,)
-        assert apply(model, params, X[:1]).shape == (1,)
+        params = jax.eval_shape(model.init, jax.random.key(0))
+        for fn in (model.apply, model.predict):
+            assert jax.eval_shape(fn, params, X).shape == (6,)
+        assert jax.eval_shape(model.apply, params, X[:1]).shape == (1,)
 
     class Flat(nn.Module):
         @nn.compact
@@ -289,7 +325,8 @@ def test_values_of_a_regression_may_have_an_axis_of_one():
             return nn.Dense(1)(x)[:, 0]
 
     model = models.build(Flat(), (4,), "regression", 1)
-    assert model.apply(start(model, jax.random.key(0)), X[:1]).shape == (1,)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    assert jax.eval_shape(model.apply, params, X[:1]).shape == (1,)
 
 
 @pytest.mark.parametrize(
@@ -337,5 +374,5 @@ def test_a_recurrent_network_has_features():
     model = models.Model(nn.Sequential([nn.RNN(nn.LSTMCell(5)), lambda h: h[:, -1], nn.Dense(3)]), jnp.zeros((1, 4, 3)))
     params, x = start(model, jax.random.key(0)), RNG.normal(size=(2, 4, 3)).astype(np.float32)
     last = params["layers_2"]
-    outputs = model.features(params, x) @ last["kernel"] + last["bias"]
-    np.testing.assert_allclose(outputs, apply(model, params, x), rtol=1e-4, atol=1e-6)
+    features, outputs = jax.jit(lambda params: (model.features(params, x), model.apply(params, x)))(params)
+    np.testing.assert_allclose(outputs, features @ last["kernel"] + last["bias"], rtol=1e-4, atol=1e-6)

@@ -1,5 +1,7 @@
 """Frozen networks and adapters: what is trained, products without merging, and what bad input gets."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,9 +30,11 @@ class Mixed(nn.Module):
         return nn.Dense(4, name="head")(x.mean(1))
 
 
+@functools.cache
 def linen():
+    """The network and its variables, which no test changes."""
     module = Mixed()
-    return module, module.init(jax.random.key(1), jnp.zeros((1, 4, 4, 2)))
+    return module, jax.jit(module.init)(jax.random.key(1), jnp.zeros((1, 4, 4, 2)))
 
 
 class MLP(nnx.Module):
@@ -101,30 +105,32 @@ def of_nnx(trainable, **options):
 def test_nnx_lora_and_a_trained_head():
     """The outputs by NumPy, from the module's own arrays."""
     model, module = of_nnx([pfl.adapters.lora(rank=2, where="hidden"), "^head/"])
-    params = drawn(model.init(jax.random.key(0)), jax.random.key(2))
+    start = jax.jit(model.init)(jax.random.key(0))
+    params = drawn(start, jax.random.key(2))
     assert paths(params) == {"hidden/kernel_lora_a", "hidden/kernel_lora_b", "head/kernel", "head/bias"}
     x = np.asarray(jax.random.normal(jax.random.key(3), (4, 5)))
     hidden, head = jax.tree.map(np.asarray, (params["hidden"], params["head"]))
     kernel = np.asarray(module.hidden.kernel[...]) + hidden["kernel_lora_a"] @ hidden["kernel_lora_b"]
     expected = np.maximum(x @ kernel + np.asarray(module.hidden.bias[...]), 0) @ head["kernel"] + head["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(model.head(params, model.features(params, x)), expected, rtol=1e-4, atol=1e-5)
-    start = model.init(jax.random.key(0))
+    run = jax.jit(lambda params: (model.apply(params, x), model.head(params, model.features(params, x))))
+    for found in run(params):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(start["head"]["kernel"], module.head.kernel[...])  # its frozen value
-    np.testing.assert_allclose(model.apply(start, x), module(x), rtol=1e-5, atol=1e-5)  # B begins at 0
+    np.testing.assert_allclose(run(start)[0], module(x), rtol=1e-5, atol=1e-5)  # B begins at 0
 
 
 def test_ia3_scales_outputs_and_bitfit_trains_biases():
     """y s for s of ones is y; by NumPy for others."""
     model, module = of_nnx([pfl.adapters.ia3("hidden"), pfl.adapters.bias()])
-    start = model.init(jax.random.key(0))
+    start = jax.jit(model.init)(jax.random.key(0))
+    apply = jax.jit(model.apply)
     assert paths(start) == {"hidden/kernel_ia3", "hidden/bias", "head/bias"}
     x = np.asarray(jax.random.normal(jax.random.key(3), (4, 5)))
-    np.testing.assert_allclose(model.apply(start, x), module(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(apply(start, x), module(x), rtol=1e-5, atol=1e-6)
     params = drawn(start, jax.random.key(4))
     hidden = x @ np.asarray(module.hidden.kernel[...]) * params["hidden"]["kernel_ia3"] + params["hidden"]["bias"]
     expected = np.maximum(hidden, 0) @ np.asarray(module.head.kernel[...]) + params["head"]["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(apply(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_are_seen_by_their_block_only():
@@ -144,10 +150,10 @@ def test_prompts_are_seen_by_their_block_only():
             return nn.Dense(2, name="head")(x.sum(1))
 
     module = Network()
-    variables = module.init(jax.random.key(0), jnp.zeros((1, 4, 2)))
+    variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 4, 2)))
     frozen = {"frozen": variables, "trainable": pfl.adapters.prompt(5), "frozen_dtype": "float32"}
     model = build(pfl.Model(module, **frozen), (4, 2), "classification", 2)
-    params = drawn(model.init(jax.random.key(0)), jax.random.key(1))
+    params = drawn(jax.eval_shape(model.init, jax.random.key(0)), jax.random.key(1))
     assert jax.tree.map(jnp.shape, params) == {"block_0": {"prompt": (5, 3)}, "block_1": {"prompt": (5, 3)}}
     x = np.asarray(jax.random.normal(jax.random.key(2), (3, 4, 2)))
     weights = jax.tree.map(np.asarray, variables["params"])
@@ -156,7 +162,7 @@ def test_prompts_are_seen_by_their_block_only():
         tokens = np.broadcast_to(params[f"block_{number}"]["prompt"], (3, 5, 3))
         y = y + np.concatenate([tokens, y], 1).mean(1, keepdims=True)
     expected = y.sum(1) @ weights["head"]["kernel"] + weights["head"]["bias"]
-    np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_full_rank_with_a_fixed_at_the_identity_is_full_training():
@@ -166,15 +172,20 @@ def test_full_rank_with_a_fixed_at_the_identity_is_full_training():
     x, y = jax.random.normal(jax.random.key(3), (8, 5)), jnp.arange(8) % 3
     with pytest.raises(pfl.ArgumentError, match="head/kernel is 7 x 3; accepted: ranks up to 3"):
         of_nnx(pfl.adapters.lora(rank=4, where="head"))
-    params, full = model.init(jax.random.key(0)), whole.init(jax.random.key(0))
-    params["head"]["kernel_lora_b"] = jnp.eye(3)  # here B is the identity, and A begins at 0
-    params["head"]["kernel_lora_a"] = jnp.zeros((7, 3))
-    for _ in range(3):
-        grads = jax.grad(lambda params: model.loss(params, x, y).mean())(params)
-        params["head"]["kernel_lora_a"] -= 0.5 * grads["head"]["kernel_lora_a"]
-        grads = jax.grad(lambda params: whole.loss(params, x, y).mean())(full)
-        full["head"]["kernel"] -= 0.5 * grads["head"]["kernel"]
-    np.testing.assert_allclose(model.apply(params, x), whole.apply(full, x), rtol=1e-5, atol=1e-5)
+
+    @jax.jit
+    def train(key):
+        params, full = model.init(key), whole.init(key)
+        params["head"]["kernel_lora_b"] = jnp.eye(3)  # here B is the identity, and A begins at 0
+        params["head"]["kernel_lora_a"] = jnp.zeros((7, 3))
+        for _ in range(3):
+            grads = jax.grad(lambda params: model.loss(params, x, y).mean())(params)
+            params["head"]["kernel_lora_a"] -= 0.5 * grads["head"]["kernel_lora_a"]
+            grads = jax.grad(lambda params: whole.loss(params, x, y).mean())(full)
+            full["head"]["kernel"] -= 0.5 * grads["head"]["kernel"]
+        return model.apply(params, x), whole.apply(full, x)
+
+    np.testing.assert_allclose(*train(jax.random.key(0)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +231,7 @@ def test_a_head_of_another_size_begins_anew():
     head = {"kernel": jnp.zeros((6, 9)), "bias": jnp.zeros(9)}
     frozen = {"params": {**variables["params"], "head": head}}
     model = build(pfl.Model(module, frozen=frozen, trainable="head"), (4, 4, 2), "classification", 4)
-    start = model.init(jax.random.key(5))
+    start = jax.jit(model.init)(jax.random.key(5))
     assert jax.tree.map(jnp.shape, start) == {"head": {"bias": (4,), "kernel": (6, 4)}}
     assert float(jnp.abs(start["head"]["kernel"]).sum()) > 0
 
@@ -229,12 +240,13 @@ def test_frozen_parameters_are_in_bfloat16():
     """The outputs are those of weights that were rounded to bfloat16, computed in float32."""
     module, variables = linen()
     model = build(pfl.Model(module, frozen=variables, trainable="head"), (4, 4, 2), "classification", 4)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     np.testing.assert_array_equal(params["head"]["kernel"], variables["params"]["head"]["kernel"])
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(jnp.float32), variables)
     narrow = {"params": {**narrow["params"], "head": variables["params"]["head"]}}
     x = jax.random.normal(jax.random.key(3), (5, 4, 4, 2))
-    np.testing.assert_allclose(model.apply(params, x), module.apply(narrow, x), rtol=1e-5, atol=1e-5)
+    found, expected = jax.jit(lambda params: (model.apply(params, x), module.apply(narrow, x)))(params)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_batch_statistics_belong_to_the_clients():
@@ -247,12 +259,13 @@ def test_batch_statistics_belong_to_the_clients():
             return nn.Dense(2, name="head")(x)
 
     module = Normalized()
-    variables = module.init(jax.random.key(0), jnp.zeros((1, 3)))
+    variables = jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 3)))
     model = build(pfl.Model(module, frozen=variables, trainable="head"), (3,), "classification", 2)
-    params = model.init(jax.random.key(0))
+    params = jax.jit(model.init)(jax.random.key(0))
     assert paths(params) == {"head/kernel", "head/bias", "batch_stats/norm/mean", "batch_stats/norm/var"}
     x = jax.random.normal(jax.random.key(1), (6, 3))
-    grads = jax.grad(lambda params: model.loss(params, x, jnp.arange(6) % 2, jax.random.key(2)).mean())(params)
+    loss = lambda params: model.loss(params, x, jnp.arange(6) % 2, jax.random.key(2)).mean()
+    grads = jax.jit(jax.grad(loss))(params)
     first = jax.tree.map(lambda leaf: np.asarray(leaf.astype(jnp.bfloat16), np.float32), variables["params"]["first"])
     mean = (np.asarray(x) @ first["kernel"] + first["bias"]).mean(0)
     moved = params["batch_stats"]["norm"]["mean"] - grads["batch_stats"]["norm"]["mean"]

@@ -1,10 +1,12 @@
 """Networks: sizes, losses, and convolutions against JAX's own."""
 
+import functools
 import itertools
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import networks as networks_by_hand
 import numpy as np
 import pytest
 import toys
@@ -45,15 +47,17 @@ def lstm_arrays(steps=5, batch=3, features=2, hidden=4):
     return [rng.normal(size=shape) for shape in shapes]
 
 
-def test_the_lstm_is_its_equations():
-    arrays = lstm_arrays()
-    np.testing.assert_allclose(recurrent.lstm(*map(jnp.float32, arrays)), lstm_by_hand(*arrays), rtol=1e-4, atol=1e-5)
-
-
-def test_the_lstm_s_gradients_are_differences_of_its_equations():
+def test_the_lstm_is_its_equations_and_its_gradients_are_their_differences():
     arrays = lstm_arrays()
     weights = np.random.default_rng(1).normal(size=(5, 3, 4))
-    grads = jax.grad(lambda *a: (recurrent.lstm(*a) * weights).sum(), argnums=range(4))(*map(jnp.float32, arrays))
+
+    @jax.jit
+    def run(*arrays):
+        y, pull = jax.vjp(recurrent.lstm, *arrays)
+        return y, pull(jnp.float32(weights))
+
+    found, grads = run(*map(jnp.float32, arrays))
+    np.testing.assert_allclose(found, lstm_by_hand(*arrays), rtol=1e-4, atol=1e-5)
     for number, grad in enumerate(grads):
         for place in [tuple(0 for _ in grad.shape), tuple(n - 1 for n in grad.shape)]:
             values = []
@@ -110,20 +114,28 @@ def test_a_shift_is_added_to_the_logits_of_the_loss(key):
     model = models.Model(Varied(), x)
     params, key = start(model), None if key is None else jax.random.key(key)
     shift, weights = np.array([0.5, -1.0, 2.0], np.float32), np.array([1, 2, 3], np.float32)
-    for added in (shift, np.outer([0, 1, 2, 3], shift).astype(np.float32)):
-        shares = jax.nn.softmax(model.apply(params, x, key) + added)
-        expected = -np.log(shares[np.arange(4), y])
-        np.testing.assert_allclose(model.loss(params, x, y, key, shift=added), expected, rtol=1e-4)
-        found = model.loss(params, x, y, key, class_weights=weights, shift=added)
-        np.testing.assert_allclose(found, weights[y] * expected, rtol=1e-4)
+    shifts = [shift, np.outer([0, 1, 2, 3], shift).astype(np.float32)]
+
+    @jax.jit
+    def run(params):
+        loss = functools.partial(model.loss, x=x, y=y, key=key)
+        losses = [loss(params, shift=added) for added in shifts]
+        weighed = [loss(params, class_weights=weights, shift=added) for added in shifts]
+        slopes = [jax.grad(lambda p, added=added: loss(p, shift=added).mean())(params) for added in (shift, None)]
+        slopes.append(jax.grad(lambda p: model.features(p, x, key).sum())(params))
+        of_statistics = [slope["batch_stats"] for slope in slopes]
+        return model.apply(params, x, key), model.features(params, x, key), losses, weighed, of_statistics
+
+    outputs, features, losses, weighed, (shifted, plain, of_features) = run(params)
+    for added, loss, times in zip(shifts, losses, weighed, strict=True):
+        expected = -np.log(networks_by_hand.softmax(np.float64(outputs) + added)[np.arange(4), y])
+        np.testing.assert_allclose(loss, expected, rtol=1e-4)
+        np.testing.assert_allclose(times, weights[y] * expected, rtol=1e-4)
     last = params["Dense_1"]
-    outputs = model.features(params, x, key) @ last["kernel"] + last["bias"]
-    np.testing.assert_allclose(model.apply(params, x, key), outputs, rtol=1e-4, atol=1e-6)
-    dropped = np.abs(model.features(params, x, key)) == 0
+    np.testing.assert_allclose(outputs, features @ last["kernel"] + last["bias"], rtol=1e-4, atol=1e-6)
+    dropped = np.abs(features) == 0
     assert dropped.any() == (key is not None)
-    slope = lambda **options: jax.grad(lambda p: model.loss(p, x, y, key, **options).mean())(params)["batch_stats"]
-    toys.assert_trees_close(slope(shift=shift), slope())
-    of_features = jax.grad(lambda p: model.features(p, x, key).sum())(params)["batch_stats"]
+    toys.assert_trees_close(shifted, plain)
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(of_features))
 
 
@@ -169,13 +181,14 @@ def test_networks_have_the_papers_sizes():
         ("linear", (4,), [4 * 3 + 3]),
         ("mcmahan_cnn", (8, 8, 1), [25 * 32 + 32, 25 * 32 * 64 + 64, 2 * 2 * 64 * 512 + 512, 512 * 3 + 3]),
         ("cnn", (8, 8, 2), [18 * 5 + 5, 45 * 7 + 7, 2 * 2 * 7 * 3 + 3]),
-        (
+        pytest.param(
             "vgg11",
             (32, 32, 3),
             [
                 *(9 * a * b + 3 * b for a, b in itertools.pairwise([3, 64, 128, 256, 256, 512, 512, 512, 512])),
                 *(512 * 4096 + 4096, 4096 * 4096 + 4096, 4096 * 3 + 3),
             ],
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -197,9 +210,16 @@ def test_the_last_layer_makes_the_outputs_of_the_features(name, shape):
     (last,) = model.layers[-1]
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, *shape)).astype(np.float32)
-    outputs = model.features(params, x) @ params[last]["kernel"] + params[last]["bias"]
-    np.testing.assert_allclose(outputs, model.apply(params, x), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(model.head(params, model.features(params, x)), outputs, rtol=1e-5, atol=1e-5)
+
+    @jax.jit
+    def run(params):
+        features = model.features(params, x)
+        return features, model.head(params, features), model.apply(params, x)
+
+    features, from_features, outputs = run(params)
+    expected = features @ params[last]["kernel"] + params[last]["bias"]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(from_features, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_embedding_is_the_last_hidden_layer_before_its_relu():
@@ -207,20 +227,20 @@ def test_an_embedding_is_the_last_hidden_layer_before_its_relu():
     model = models.make("mlp", (4,), "classification", 9, hidden=(6,))
     params = start(model)
     expected = x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
-    np.testing.assert_allclose(model.embedding(params, x), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(model.features(params, x), np.maximum(expected, 0), rtol=1e-5, atol=1e-6)
+    embedding, features = jax.jit(lambda params: (model.embedding(params, x), model.features(params, x)))(params)
+    np.testing.assert_allclose(embedding, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(features, np.maximum(expected, 0), rtol=1e-5, atol=1e-6)
     linear = models.make("linear", (4,), "classification", 9)
     np.testing.assert_array_equal(linear.embedding(start(linear), x), x)
 
 
-def test_vgg_is_for_images_of_32_x_32():
+@pytest.mark.slow
+def test_vgg_has_two_hidden_layers_of_4096():
     model = models.make("vgg11", (32, 32, 3), "classification", 10)
     params = jax.eval_shape(model.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32)
     assert jax.eval_shape(model.apply, params, x).shape == (2, 10)
     assert jax.eval_shape(model.features, params, x).shape == (2, 4096)
-    with pytest.raises(ArgumentError, match=r"model=vgg11: needs images .* at least 32 x 32"):
-        models.make("vgg11", (28, 28, 1), "classification", 10)
 
 
 @pytest.mark.parametrize("platform", ["default", "tpu"])
@@ -229,7 +249,8 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeyp
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
     cnn = networks.CNN((4, 5), 3)
     x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, cnn.init(jax.random.key(0), x)["params"])  # biases that matter
+    params = jax.jit(cnn.init)(jax.random.key(0), x)["params"]
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)  # biases that matter
 
     def expected(params):
         h = x
@@ -238,22 +259,35 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeyp
             h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
         return h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
 
-    found = lambda params: cnn.apply({"params": params}, x)
-    np.testing.assert_allclose(found(params), expected(params), rtol=1e-4, atol=1e-5)
-    slopes = (jax.grad(lambda params, fn=fn: jnp.square(fn(params)).sum())(params) for fn in (found, expected))
+    @jax.jit
+    def run(params):
+        forms = (lambda params: cnn.apply({"params": params}, x)), expected
+        slopes = [jax.grad(lambda params, fn=fn: jnp.square(fn(params)).sum())(params) for fn in forms]
+        return [fn(params) for fn in forms], slopes
+
+    outputs, slopes = run(params)
+    np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
     toys.assert_trees_close(*slopes, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("size", "padding"), [(3, "SAME"), (4, "SAME"), (5, "VALID")])
+@pytest.mark.parametrize(
+    ("size", "padding"), [pytest.param(3, "SAME", marks=pytest.mark.slow), (4, "SAME"), (5, "VALID")]
+)
 def test_the_largest_of_four_convolutions_is_the_pooled_one(size, padding):
     """Also where pooling drops a last row or column; derivatives are those of pooling."""
     rng = np.random.default_rng(3)
     x, kernel = rng.normal(size=(2, 9, 10, 3)), rng.normal(size=(size, size, 3, 4))
-    y = networks.convolved(x, kernel, 1, padding)
-    run = lambda y: networks.pooled(y, x, kernel, padding)
-    np.testing.assert_allclose(run(y), reference_pool(y), rtol=1e-5, atol=1e-5)
-    slope = lambda pool: jax.grad(lambda y: jnp.square(pool(y)).sum())(y)
-    np.testing.assert_array_equal(slope(run), slope(networks.pool))
+
+    @jax.jit
+    def run(x, kernel):
+        y = networks.convolved(x, kernel, 1, padding)
+        from_four = lambda y: networks.pooled(y, x, kernel, padding)
+        slope = lambda pool: jax.grad(lambda y: jnp.square(pool(y)).sum())(y)
+        return (from_four(y), reference_pool(y)), (slope(from_four), slope(networks.pool))
+
+    outputs, slopes = run(x, kernel)
+    np.testing.assert_allclose(*outputs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(*slopes)
 
 
 @pytest.mark.slow
@@ -271,7 +305,7 @@ def test_the_pfl_research_network_is_its_layers():
     np.testing.assert_allclose(model.apply(params, x), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_families_have_torchvision_s_sizes_and_one_width_of_features():
     """Numbers of parameters are those of torchvision's networks, but for the stem and the last layer."""
     found = {}
@@ -349,9 +383,15 @@ def test_one_logit_makes_two_classes():
     x, y = rng.normal(size=(6, 150)).astype(np.float32), np.array([0, 1, 1, 0, 1, 0], np.int32)
     z = np.float64(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])[:, 0]
     ones = 1 / (1 + np.exp(-z))
-    np.testing.assert_allclose(model.predict(params, x), np.stack([1 - ones, ones], axis=1), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(model.loss(params, x, y), np.logaddexp(0, z) - y * z, rtol=1e-4, atol=1e-6)
-    gradient = jax.grad(lambda params: model.loss(params, x, y).sum())(params)["Dense_0"]["kernel"][:, 0]
+
+    @jax.jit
+    def run(params):
+        losses, pull = jax.vjp(lambda params: model.loss(params, x, y), params)
+        return model.predict(params, x), losses, pull(jnp.ones(6))[0]["Dense_0"]["kernel"][:, 0]
+
+    shares, losses, gradient = run(params)
+    np.testing.assert_allclose(shares, np.stack([1 - ones, ones], axis=1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(losses, np.logaddexp(0, z) - y * z, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(gradient, x.T @ (ones - y), rtol=1e-3, atol=1e-4)
     for task, classes in (("classification", 3), ("regression", 1)):
         with pytest.raises(ArgumentError, match=r"model=logistic: accepted only for data with two classes"):
@@ -367,5 +407,7 @@ def test_misfits_are_named():
         models.make("cnn", (64,), "classification", 3)
     with pytest.raises(ArgumentError, match=r"model=femnist_cnn.*16 x 16"):
         models.make("femnist_cnn", (8, 8, 1), "classification", 3)
+    with pytest.raises(ArgumentError, match=r"model=vgg11: needs images .* at least 32 x 32"):
+        models.make("vgg11", (28, 28, 1), "classification", 10)
     with pytest.raises(ArgumentError, match=r"model=lstm.*tokens"):
         models.make("lstm", (8, 8, 1), "classification", 3)

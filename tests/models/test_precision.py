@@ -117,7 +117,9 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name", ["pixels", "tokens", "nnx", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "cnn"))]
+)
 def test_every_product_of_the_traced_program_has_bfloat16_operands(name):
     module, x = NETWORKS[name]
     y = np.zeros(len(x), np.int32)
@@ -258,7 +260,7 @@ def programs(run):
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 
 
-@toys.each_method(fast=("local", "fedavg", "fedem", "dfedem", "federico"))
+@toys.each_method(fast=("fedavg", "dfedem"), slow=("fedem", "federico", "fedpac"))
 def test_methods_train_and_predict_in_bfloat16_and_keep_float32_and_the_precision_reaches_every_product(name):
     training, predicting = programs(make_run(name, dtype=jnp.bfloat16, matmul_precision="highest"))
     traced = [jax.make_jaxpr(fn, return_shape=True)(*args) for fn, *args in (training, predicting)]
@@ -271,7 +273,7 @@ def test_methods_train_and_predict_in_bfloat16_and_keep_float32_and_the_precisio
     assert "bfloat16" not in dtypes((after, record, traced[1][1]))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "dfedem", "federico"])
+@toys.each_method(["fedavg", "dfedem", "federico"], fast=["fedavg", "dfedem"], slow=["federico"])
 def test_without_a_precision_products_have_that_of_jax_or_of_the_method(name):
     for fn, *args in programs(make_run(name)):
         found = [eqn for eqn in equations(jax.make_jaxpr(fn)(*args).jaxpr) if eqn.primitive.name in PRODUCTS]

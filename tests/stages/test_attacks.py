@@ -1,20 +1,108 @@
-"""What attackers send, in rounds of methods that average models and of those that send gradients."""
+"""What attackers send: of one client by NumPy, and in rounds of methods that average models or send gradients."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import toys
+from networks import OPTIMIZER
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import ClientData, Split
+from pfljax.contract.types import ClientContext, ClientData, ClientOutput, Split
 from pfljax.stages.attacks import Attack, Flipped
 
 SIZES = (2, 5, 1, 3)
 ATTACKER = np.array([False, True, False, False])
+FLIP = Attack("sign_flip", strength=3.0)
+NOBODY, ALL = np.zeros(4, bool), np.ones(4, bool)
+FEDERATION = toys.make_federation(SIZES)
+PROBLEM = toys.make_problem(FEDERATION, OPTIMIZER)
+
+
+def sent(attack, upload, report, *, attacks=True, models=None):
+    """What a client sends instead of an upload, or of a function of its data, and a report.
+
+    Under a server that averages, the client has received `models`.
+    """
+
+    def client_update(context, models, row, data):
+        return ClientOutput((), upload(data) if callable(upload) else upload, report)
+
+    averages = None if models is None else lambda models: models
+    plain = toys.make_algorithm("fedavg", PROBLEM)
+    algorithm = dataclasses.replace(plain, averages=averages, client_update=client_update)
+    zero = jnp.zeros((), jnp.int32)
+    context = ClientContext(jax.random.key(7), zero, zero, jnp.zeros((1,), jnp.int32), (), zero)
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), FEDERATION.train)
+    data = ClientData(one, one, jnp.asarray(attacks))
+    out = jax.jit(attack.on(PROBLEM, algorithm).client_update)(context, models, (), data)
+    return out.upload, out.report
+
+
+# A model of which twice as much is sent as the weight says, with an entry that is averaged by the counts.
+MODELS = {"a": np.float32([[1, 2, -1]]), "weight": np.float32([[0.5, 3]])}
+TRAINED = {"a": np.float32([[2, 0, 1]]), "weight": np.float32([[-1.5, 4]])}
+WEIGHT, COUNT, MEANS = np.float32([5]), np.float32([[3, 2]]), np.float32([[[1, 2], [3, -4]]])
+UPLOAD = {"model": jax.tree.map(lambda leaf: 5 * leaf, TRAINED), "weight": WEIGHT, "means": MEANS, "count": COUNT}
+REPORT = {"loss": np.float32(2.5), "square": np.float32(1.5), "head": np.float32([1, -2])}
+STEPS = np.int32([4, 4])
+
+
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("sign_flip", -3.0), ("scale", 3.0), ("replacement", 3.0), ("free_ride", 0.0)]
+)
+def test_updates_and_reported_arrays_are_multiplied_but_no_weights_and_counts(kind, factor):
+    """A parameter that is called a weight is no weight of an upload."""
+    strength = {} if kind == "free_ride" else {"strength": 3.0}
+    upload, report = sent(Attack(kind, **strength), UPLOAD, REPORT | {"steps": STEPS}, models=MODELS)
+    move = lambda old, new: 5 * (old + factor * (new - old))
+    toys.assert_trees_close(upload["model"], jax.tree.map(move, MODELS, TRAINED), rtol=1e-6)
+    np.testing.assert_allclose(upload["means"], factor * MEANS, rtol=1e-6)
+    np.testing.assert_allclose(report["head"], factor * REPORT["head"], rtol=1e-6)
+    assert report["square"] == pytest.approx(factor**2 * 1.5)
+    for found, expected in [(upload["weight"], WEIGHT), (upload["count"], COUNT), (report["steps"], STEPS)]:
+        np.testing.assert_array_equal(found, expected)
+    assert report["loss"] == 2.5
+
+
+def test_gradients_are_multiplied_as_they_are():
+    upload, _ = sent(Attack("sign_flip", strength=2.0), {"moved": np.ones((1, 3)), "step": np.full((1,), 7.0)}, REPORT)
+    np.testing.assert_array_equal(upload["moved"], -2 * np.ones((1, 3)))
+    np.testing.assert_array_equal(upload["step"], [7.0])
+
+
+def test_noise_is_as_long_as_strength_times_the_update():
+    upload, _ = sent(Attack("noise", strength=3.0), UPLOAD, REPORT, models=MODELS)
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+    # Entries beside the model are a part of the update.
+    update = np.append(5 * (flat(TRAINED) - flat(MODELS)), MEANS)
+    noise = np.append(flat(upload["model"]) - 5 * flat(MODELS), upload["means"])
+    np.testing.assert_allclose(np.linalg.norm(noise), 3 * np.linalg.norm(update), rtol=1e-5)
+    assert abs(noise @ update) < 0.9 * np.linalg.norm(noise) * np.linalg.norm(update)
+    np.testing.assert_array_equal(upload["weight"], WEIGHT)
+
+
+@pytest.mark.parametrize("kind", ["sign_flip", "noise", "scale", "replacement", "label_flip"])
+def test_honest_clients_send_what_they_have_learned(kind):
+    upload, report = sent(Attack(kind), UPLOAD, REPORT, attacks=False, models=MODELS)
+    toys.assert_trees_close(upload, UPLOAD)
+    toys.assert_trees_close(report, REPORT)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("label_flip", 1.0), ("scale", 4.0)])
+def test_poisoned_labels_are_trained_on(kind, factor):
+    labels = lambda data: {
+        "train": jnp.float32(data.train.y[...])[None],
+        "validation": jnp.float32(data.validation.y[...])[None],
+    }
+    y = FEDERATION.train.y[1]
+    for attacks, expected in [(True, factor * (2 - y)), (False, y)]:
+        upload, _ = sent(Attack(kind), labels, REPORT, attacks=attacks)
+        np.testing.assert_array_equal(upload["train"][0], expected)
+        np.testing.assert_array_equal(upload["validation"][0], expected)
 
 
 def classes(federation):
@@ -23,99 +111,60 @@ def classes(federation):
     return federation.train._replace(y=y)
 
 
-def play(name, attack, attacker=ATTACKER, rounds=1, knobs=None, **options):
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1), **options)
-    algorithm = attack.on(problem, toys.make_algorithm(name, problem, **knobs or {}))
-    clients = ClientData(classes(federation), federation.validation, attacker)
-    return problem, clients, *toys.train(algorithm, problem, clients, rounds)
+@functools.cache
+def attacked(name, attack=FLIP, **knobs):
+    """(problem, algorithm) with attackers, which the data tell."""
+    problem = toys.make_problem(FEDERATION, OPTIMIZER, hidden=(3,) if name in ("fedpac", "fedproto") else ())
+    return problem, attack.on(problem, toys.make_algorithm(name, problem, **knobs))
 
 
-def alone(k, train=None):
-    """What client k trains the initial global model to."""
-    _, clients, states, _ = play("fedavg", Attack(), rounds=0)
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1))
-    train = train or clients.train
-    only = ClientData(train._replace(size=np.where(np.arange(4) == k, train.size, 0)), clients.validation)
-    return toys.train(toys.make_algorithm("fedavg", problem), problem, only, 1)[0][1].models, states[0].models
+def played(name, attacker, train=None, attack=FLIP, **knobs):
+    """(states, records) of a round with these attackers."""
+    problem, algorithm = attacked(name, attack, **knobs)
+    clients = ClientData(train or classes(FEDERATION), FEDERATION.validation, attacker)
+    return toys.train(algorithm, problem, clients, 1)
 
 
-def weighted(models):
-    return jax.tree.map(
-        lambda *leaves: sum(n * np.asarray(leaf) for n, leaf in zip(SIZES, leaves, strict=True)) / sum(SIZES), *models
-    )
+def alone(k, train):
+    """(theta_k, theta) of the first round in which only client k has examples."""
+    only = train._replace(size=np.where(np.arange(4) == k, train.size, 0))
+    before, after = played("fedavg", NOBODY, only)[0]
+    return jax.device_get(after.models), jax.device_get(before.models)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "factor"), [("sign_flip", -3.0), ("none", 1.0)])
-def test_a_sign_flip_turns_the_attackers_updates_around(kind, factor):
-    trained, start = zip(*(alone(k) for k in range(4)), strict=True)
-    sent = list(trained)
-    sent[1] = jax.tree.map(lambda new, old: old + factor * (new - old), trained[1], start[1])
-    _, _, states, _ = play("fedavg", Attack() if kind == "none" else Attack(kind, strength=3.0))
-    toys.assert_trees_close(states[1].models, weighted(sent), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "factor"), [("label_flip", 1.0), ("scale", 3.0)])
-def test_poisoned_labels_are_trained_on(kind, factor):
-    train = classes(toys.make_federation(SIZES))
+@pytest.mark.parametrize(("kind", "factor"), [("sign_flip", -3.0), ("scale", 3.0)])
+def test_a_round_is_the_mean_of_what_attackers_and_others_send(kind, factor):
+    train = classes(FEDERATION)
     flipped = train._replace(y=np.where(np.arange(4)[:, None] == 1, 2 - train.y, train.y))
-    trained, start = zip(*(alone(k, flipped) for k in range(4)), strict=True)
-    sent = list(trained)
-    sent[1] = jax.tree.map(lambda new, old: old + factor * (new - old), trained[1], start[1])
-    _, _, states, _ = play("fedavg", Attack(kind, strength=3.0) if kind == "scale" else Attack(kind))
-    toys.assert_trees_close(states[1].models, weighted(sent), rtol=1e-5, atol=1e-6)
+    each = [alone(k, flipped if kind == "scale" else train) for k in range(4)]
+    models = []
+    for k, (trained, start) in enumerate(each):
+        own = factor if k == 1 else 1.0
+        models.append(jax.tree.map(lambda new, old, own=own: old + own * (new - old), trained, start))
+    expected = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *models)
+    found = played("fedavg", ATTACKER, train, Attack(kind, strength=3.0))[0][1].models
+    toys.assert_trees_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_noise_is_as_long_as_strength_times_the_update():
-    trained, start = zip(*(alone(k) for k in range(4)), strict=True)
-    _, _, states, _ = play("fedavg", Attack("noise", strength=3.0))
-    honest = weighted([*trained[:1], start[1], *trained[2:]])  # the attacker's update left out
-    sent = jax.tree.map(lambda all, rest: (np.asarray(all) - rest) * sum(SIZES) / SIZES[1], states[1].models, honest)
-    norm = lambda a: np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(a)))
-    update = jax.tree.map(np.subtract, jax.device_get(trained[1]), jax.device_get(start[1]))
-    np.testing.assert_allclose(norm(sent), 3 * norm(update), rtol=1e-4)
-    cosine = sum(np.vdot(a, b) for a, b in zip(jax.tree.leaves(sent), jax.tree.leaves(update), strict=True))
-    assert abs(cosine) < 0.9 * norm(sent) * norm(update)
-
-
 def test_gradients_are_attacked_as_they_are():
     """FedeRiCo's attacker sends -s times its gradients; with M = 0 its own model climbs where it would descend."""
-    knobs = {"neighbors": 0}
-    _, _, honest, _ = play("federico", Attack(), knobs=knobs)
-    _, _, states, _ = play("federico", Attack("sign_flip", strength=3.0), knobs=knobs)
-    moved = [
-        jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), s[1].models, s[0].models) for s in (honest, states)
-    ]
+    moved = []
+    for attacker in (NOBODY, ATTACKER):
+        before, after = played("federico", attacker, neighbors=0)[0]
+        moved.append(jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), after.models, before.models))
     factor = np.where(ATTACKER, -3.0, 1.0)
     expected = jax.tree.map(lambda leaf: factor.reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, moved[0])
     toys.assert_trees_close(moved[1], expected, rtol=1e-4, atol=1e-7)
     assert any(np.abs(leaf[1]).max() > 1e-4 for leaf in jax.tree.leaves(moved[0]))
 
 
-def test_weights_that_come_with_an_upload_are_not_attacked():
-    found = Attack("sign_flip", strength=2.0)._of_update(
-        jax.random.key(0), {"moved": jnp.ones((1, 3)), "step": jnp.full((1,), 7.0)}
-    )
-    np.testing.assert_array_equal(found["moved"], -2 * np.ones((1, 3)))
-    np.testing.assert_array_equal(found["step"], [7.0])
-
-
-def test_parameters_named_weight_are_attacked():
-    upload = {"model": {"Layer_0": {"weight": jnp.ones((1, 3))}}, "weight": jnp.full((1,), 7.0)}
-    found = Attack("sign_flip", strength=2.0)._of_update(jax.random.key(0), upload)
-    np.testing.assert_array_equal(found["model"]["Layer_0"]["weight"], -2 * np.ones((1, 3)))
-    np.testing.assert_array_equal(found["weight"], [7.0])
-
-
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["scaffold", "fedpac", "fedproto"])
 def test_updates_and_sums_are_turned_around_but_no_counts(name):
     """If all attack, what the server adds up is -3 times what it would be."""
-    play_all = lambda attack: play(name, attack, attacker=np.ones(4, bool), hidden=(3,))[2]
-    (start, honest), (_, attacked) = play_all(Attack()), play_all(Attack("sign_flip", strength=3.0))
+    (start, honest), (_, lies) = (played(name, attacker)[0] for attacker in (NOBODY, ALL))
     turned = {"scaffold": ("model", "control"), "fedpac": ("body", "centroids"), "fedproto": ("mean",)}[name]
 
     def summed(state):
@@ -123,47 +172,11 @@ def test_updates_and_sums_are_turned_around_but_no_counts(name):
         return jax.device_get(of_scaffold() if name == "scaffold" else state.models._asdict())
 
     for part in summed(honest):
-        was, would, found = (summed(state)[part] for state in (start, honest, attacked))
+        was, would, found = (summed(state)[part] for state in (start, honest, lies))
         move = lambda new, old, factor: jax.tree.map(lambda a, b: b + factor * (a - b), new, old)
         expected = move(would, was, -3.0 if part in turned else 1.0)
         toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
         assert not toys.same_trees(was, would)
-
-
-def test_fedexp_is_told_the_norm_of_what_attackers_send():
-    """If all attack with strength 3, norms and mean are 3 times as long, so that the server's rate stays the same."""
-    knobs = {"eps": 1e-12, "predict": "last"}
-    play_all = lambda attack: play("fedexp", attack, attacker=np.ones(4, bool), knobs=knobs)[2:]
-    (states, honest), (lies, lied) = play_all(Attack()), play_all(Attack("sign_flip", strength=3.0))
-    rates = [float(records[0].metrics["server_rate"]) for records in (honest, lied)]
-    assert rates[0] > 1
-    np.testing.assert_allclose(rates[1], rates[0], rtol=1e-4)
-    turned = jax.tree.map(lambda a, b: b - 3 * (np.asarray(a) - b), states[1].models, jax.device_get(states[0].models))
-    toys.assert_trees_close(lies[1].models, turned, rtol=1e-4, atol=1e-5)
-
-
-def test_heads_and_statistics_in_a_report_are_turned_around_but_no_scalars():
-    """FedPAC's heads and means; the server sees what each client sends."""
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1), hidden=(3,))
-    honest = toys.make_algorithm("fedpac", problem)
-
-    def reports(algorithm):
-        def server_update(key, state, aggregate):
-            return state, {"report": aggregate.report}
-
-        spied = dataclasses.replace(algorithm, server_update=server_update)
-        clients = ClientData(classes(federation), federation.validation, ATTACKER)
-        return jax.device_get(toys.train(spied, problem, clients, 1)[1][0].metrics["report"])
-
-    before, after = reports(honest), reports(Attack("sign_flip", strength=3.0).on(problem, honest))
-    turned = lambda leaf: np.where(ATTACKER, -3.0, 1.0).reshape(-1, *[1] * (leaf.ndim - 1)) * leaf
-    for name in ("head", "means"):
-        expected = jax.tree.map(turned, before[name])
-        toys.assert_trees_close(after[name], expected, rtol=1e-4, atol=1e-6)
-        assert any(np.abs(leaf[1]).max() > 1e-3 for leaf in jax.tree.leaves(before[name]))
-    for name in ("loss", "variance", "several"):
-        np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
 
 
 def test_flipped_classes_leave_what_is_no_class():

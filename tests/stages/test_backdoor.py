@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 import toys
+from networks import OPTIMIZER
 
 import pfljax as pfl
 from pfljax.contract.errors import ArgumentError
@@ -41,31 +42,33 @@ def test_an_attacker_poisons_a_share_of_its_examples_and_nobody_else_does(share,
     np.testing.assert_array_equal(found.y[order], y[order])
 
 
-@pytest.mark.parametrize("kind", ["backdoor", "replacement"])
+@pytest.mark.parametrize("kind", ["replacement", pytest.param("backdoor", marks=pytest.mark.long)])
 def test_a_round_with_an_attacker_is_one_with_poisoned_data_whose_update_is_scaled(kind):
     """With s = n / n_k, the global model becomes the attacker's but for the others' updates."""
     federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1))
-    method, train = toys.make_algorithm("fedavg", problem), federation.train
+    problem = toys.make_problem(federation, OPTIMIZER)
+    train = federation.train
     x, y = train.x.copy(), train.y.copy()
     x[1, [1, 3], 2], y[1, [1, 3]] = 1.5, 2  # places 1 and 3 of 5
     poisoned = train._replace(x=x, y=y)
-    alone = lambda k: poisoned._replace(size=np.where(np.arange(4) == k, train.size, 0))
-    play = lambda method, train, attacker=None: toys.train(
-        method, problem, ClientData(train, federation.validation, attacker), 1
-    )[0]
-    start, _ = play(method, poisoned)
     strength = sum(SIZES) / SIZES[1]
-    sent = [play(method, alone(k))[1].models for k in range(4)]
-    factor = [strength if kind == "replacement" and k == 1 else 1.0 for k in range(4)]
-    move = lambda old, *new: (
-        old + sum(f * n / sum(SIZES) * (leaf - old) for f, n, leaf in zip(factor, SIZES, new, strict=True))
-    )
-    expected = jax.tree.map(move, start.models, *sent)
     options = {"strength": strength} if kind == "replacement" else {}
     attack = Attack(kind, 0.25, target=2, poisoned=0.5, trigger=1.5, **options)
-    found = play(attack.on(problem, method), train, ATTACKER)[1].models
-    toys.assert_trees_close(found, expected, rtol=1e-5, atol=1e-6)
+    method = attack.on(problem, toys.make_algorithm("fedavg", problem))
+
+    def play(train, attacker):
+        clients = ClientData(train, federation.validation, attacker)
+        return jax.device_get([state.models for state in toys.train(method, problem, clients, 1)[0]])
+
+    # Where nobody attacks, clients train on poisoned data one by one.
+    mean = None
+    for k, size in enumerate(SIZES):
+        only = poisoned._replace(size=np.where(np.arange(4) == k, train.size, 0))
+        start, trained = play(only, np.zeros(4, bool))
+        factor = (strength if kind == "replacement" and k == 1 else 1.0) * size / sum(SIZES)
+        mean = start if mean is None else mean
+        mean = jax.tree.map(lambda m, new, old, f=factor: m + f * (new - old), mean, trained, start)
+    toys.assert_trees_close(play(train, ATTACKER)[1], mean, rtol=1e-5, atol=1e-6)
 
 
 def test_success_is_the_share_of_other_classes_that_the_trigger_turns_into_the_target():
@@ -87,23 +90,23 @@ def test_success_is_the_share_of_other_classes_that_the_trigger_turns_into_the_t
     assert np.isnan(scores["attack_success"]).all()
 
 
+@pytest.mark.slow
 def test_a_run_reports_the_attack_success_as_a_metric_of_each_client():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 8)).astype(np.float32)
     clients = pfl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.arange(120) % 4, standardize=False)
-    run = lambda kind: pfl.Run(
-        pfl.FedAvg(),
-        clients,
-        pfl.models.MLP(hidden=()),
-        pfl.LocalTraining(optax.sgd(1.0), epochs=3),
-        attack=pfl.Attack(kind, attackers=0.25),
-    ).train(rounds=20, eval_every=20, progress=False)
-    result = run("backdoor")
+    attack = pfl.Attack("backdoor", attackers=0.25)
+    run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(1.0)), attack=attack)
+    result = run.train(rounds=2, eval_every=2, progress=False)
     rates = [row["attack_success"] for row in result.summary["per_client"] if row["n_test"]]
     assert len(rates) == 3 and result.summary["metrics"] == ["attack_success"]
     np.testing.assert_allclose(result.history[-1]["attack_success"], np.mean(rates), rtol=1e-6)
     assert result.history[-1]["attack_success_bottom_decile"] <= np.mean(rates)
-    assert "attack_success" not in run("label_flip").history[-1]
+
+
+def test_attacks_with_a_trigger_have_a_metric():
+    assert Attack("backdoor").measures == Attack("replacement").measures == ("attack_success",)
+    assert not Attack("label_flip").measures and not Attack("backdoor", attackers=0.0).measures
 
 
 def test_no_other_metric_has_its_name():

@@ -10,6 +10,7 @@ import jax_privacy
 import numpy as np
 import optax
 import pytest
+import quadratics
 import toys
 
 from pfljax.api import comparison
@@ -58,30 +59,50 @@ def clipped(updates, norm):
     return updates * np.minimum(1, norm / np.linalg.norm(updates, axis=1))[:, None]
 
 
-@pytest.mark.parametrize("chance", [1.0, 0.6])
+@pytest.mark.parametrize("chance", [0.6, pytest.param(1.0, marks=pytest.mark.long)])
 def test_a_round_is_the_clipped_sum_with_noise(updates, chance):
-    """Equal noise at two multipliers shows both parts; some set of clients, of as many as told, adds up to the sum."""
+    """Some set of clients, of as many as told, adds up to the sum; where nobody has examples, only noise is left.
+
+    Others keep their rows: of Ditto, which trains the global model as FedAvg does.
+    """
     norm = float(np.median(np.linalg.norm(updates, axis=1)))
-    moved = []
-    for z in (0.5, 1.0):
-        problem, states, metrics = played(ClientPrivacy(z, norm), chance=chance, hidden=(8,))
-        moved.append(vector(states[1].models) - vector(states[0].models))
-    expected, taking = chance * len(SIZES), int(metrics[0]["clients_in_round"])
+    privacy = ClientPrivacy(0.5, norm)
+    problem = privacy.seated(toys.make_problem(FEDERATION, optax.sgd(0.5), hidden=(8,)), chance)
+    algorithm = privacy.on(problem, toys.make_algorithm("ditto", problem))
+    clients = FEDERATION.client_data
+    nobody = clients._replace(train=clients.train._replace(size=np.zeros(len(SIZES), np.int32)))
+    states, records = toys.train(algorithm, problem, clients, 3)
+    noisy = toys.train(algorithm, problem, nobody, 1)[0]
+    moved = vector(states[1].models) - vector(states[0].models)
+    only_noise = vector(noisy[1].models) - vector(noisy[0].models)
+
+    expected = chance * len(SIZES)
     assert problem.expected_clients == pytest.approx(expected)
-    found = (2 * moved[0] - moved[1]) * expected
-    sets = itertools.combinations(range(len(SIZES)), taking)
+    found = (moved - only_noise) * expected
+    sets = itertools.combinations(range(len(SIZES)), int(records[0].metrics["clients_in_round"]))
     close = [np.allclose(clipped(updates[list(some)], norm).sum(axis=0), found, atol=1e-5) for some in sets]
     assert sum(close) == 1
-    noise = (moved[1] - moved[0]) * expected / (0.5 * norm)
+    noise = only_noise * expected / (0.5 * norm)
     assert abs(noise.std() - 1) < 4 / math.sqrt(2 * len(noise)) and abs(noise.mean()) < 4 / math.sqrt(len(noise))
+
+    came = [int(record.metrics["clients_in_round"]) for record in records]
+    for (before, after), number in zip(itertools.pairwise(states), came, strict=True):
+        rows = [jax.tree.leaves(state.clients)[0].reshape(len(SIZES), -1) for state in (before, after)]
+        assert (rows[0] != rows[1]).any(axis=1).sum() == number
+    assert chance == 1 or 0 < sum(came) < 15
 
 
 def test_the_norm_follows_the_quantile(updates):
-    """S <- S exp(-eta (b - gamma)), b the share of updates that are no longer than S, here without noise."""
+    """S <- S exp(-eta (b - gamma)), b the share of updates that are no longer than S, here without noise.
+
+    The model moves by the mean of the clipped updates.
+    """
     lengths = np.linalg.norm(updates, axis=1)
     norm = float(np.sort(lengths)[1:3].mean())  # two of five are shorter
     privacy = ClientPrivacy(0.0, norm, adaptive_quantile=0.7, clip_rate=0.5)
-    metrics = played(privacy, rounds=2, hidden=(8,))[2]
+    _, states, metrics = played(privacy, rounds=2, hidden=(8,))
+    moved = vector(states[1].models) - vector(states[0].models)
+    np.testing.assert_allclose(moved, clipped(updates, norm).mean(axis=0), atol=1e-6)
     assert float(metrics[0]["clip_norm"]) == pytest.approx(norm)
     assert float(metrics[1]["clip_norm"]) == pytest.approx(norm * math.exp(-0.5 * (2 / 5 - 0.7)), rel=1e-5)
 
@@ -131,14 +152,6 @@ def test_places_are_as_few_as_the_bound_allows():
     assert float(overflow(100, 0.1, 25)) == pytest.approx(by_hand, rel=1e-9)
 
 
-def test_those_who_do_not_take_part_keep_their_rows():
-    _, states, metrics = played(NOISY, "ditto", rounds=3, chance=0.5)
-    for (before, after), found in zip(itertools.pairwise(states), metrics, strict=True):
-        rows = [jax.tree.leaves(state.clients)[0].reshape(len(SIZES), -1) for state in (before, after)]
-        assert (rows[0] != rows[1]).any(axis=1).sum() == found["clients_in_round"]
-    assert 0 < sum(int(found["clients_in_round"]) for found in metrics) < 15
-
-
 def by_hand(noise, chance, rounds, delta):
     event = dp_accounting.PoissonSampledDpEvent(chance, dp_accounting.GaussianDpEvent(noise))
     return dp_accounting.pld.PLDAccountant().compose(event, rounds).get_epsilon(delta)
@@ -148,15 +161,15 @@ def test_epsilon_is_dp_accounting_s():
     key = jax.random.key(0)
     problem = toys.make_problem(FEDERATION)._replace(num_clients=1000)
     privacy = ClientPrivacy(1.1, 1.0, delta=1e-6)
-    found = epsilons(privacy, privacy.seated(problem, 0.02), key, 200)
-    np.testing.assert_allclose(found, np.full(1000, by_hand(1.1, 0.02, 200, 1e-6)), rtol=0.01)
+    found = epsilons(privacy, privacy.seated(problem, 0.02), key, 20)
+    np.testing.assert_allclose(found, np.full(1000, by_hand(1.1, 0.02, 20, 1e-6)), rtol=0.01)
     everyone = epsilons(privacy, problem._replace(cohort_size=1000), key, 4)
     # Four rounds of everyone are one with half the noise, for which there is a closed form.
     assert everyone[0] == pytest.approx(dp_accounting.get_epsilon_gaussian(0.55, 1e-6), rel=0.01)
     assert math.isinf(epsilons(ClientPrivacy(0.0, 1.0), problem, key, 1)[0])
     assert not epsilons(privacy, problem, key, 0).any()
     few = problem._replace(cohort_size=25, chance=0.02)  # too few places: their overflow is more than delta
-    assert math.isinf(epsilons(privacy, few, key, 200)[0])
+    assert math.isinf(epsilons(privacy, few, key, 20)[0])
 
 
 def nodes(rounds):
@@ -167,7 +180,8 @@ def nodes(rounds):
 
 def test_the_tree_s_noise_and_sensitivity():
     rounds = 13
-    matrix = np.asarray(noise_tree(jax_privacy.matrix_factorization.streaming_matrix).materialize(rounds))
+    noise = noise_tree(jax_privacy.matrix_factorization.streaming_matrix)
+    matrix = np.asarray(jax.jit(lambda: noise.materialize(rounds))())
     np.testing.assert_allclose(matrix @ nodes(rounds), np.eye(rounds), atol=1e-6)
     sums = np.tril(np.ones((rounds, rounds))) @ matrix  # the sum of t rounds has one node for each bit of t
     np.testing.assert_allclose(np.square(sums).sum(axis=1), [t.bit_count() for t in range(1, rounds + 1)], atol=1e-5)
@@ -175,12 +189,15 @@ def test_the_tree_s_noise_and_sensitivity():
     problem, key = toys.make_problem(FEDERATION, cohort=2), jax.random.key(3)
     privacy = ClientPrivacy(2.0, 1.0, "tree")
     took = np.zeros((rounds, len(SIZES)))
+    draw = jax.jit(lambda number: cohort_of(key, number, len(SIZES), 2).ids)
     for number in range(rounds):
-        took[number, np.asarray(cohort_of(key, number, len(SIZES), 2).ids)] = 1
+        took[number, np.asarray(draw(number))] = 1
     lengths = np.linalg.norm(nodes(rounds) @ took, axis=0)
     np.testing.assert_allclose(client_privacy.tree_sensitivity(problem, key, rounds), lengths)
-    expected = [dp_accounting.get_epsilon_gaussian(2.0 / length, 1e-5) for length in lengths]
-    np.testing.assert_allclose(epsilons(privacy, problem, key, rounds), expected, rtol=0.01)
+
+    few = np.linalg.norm(nodes(3) @ took[:3], axis=0)
+    expected = [dp_accounting.get_epsilon_gaussian(2.0 / length, 1e-5) if length else 0 for length in few]
+    np.testing.assert_allclose(epsilons(privacy, problem, key, 3), expected, rtol=0.01)
 
 
 def test_off_is_nothing():
@@ -251,14 +268,17 @@ def test_settings_that_do_not_fit_are_refused():
 
 
 def test_sums_are_all_that_secure_aggregation_needs():
-    """FedExP adds squared norms: with and without, the round is the same."""
-    problem = toys.make_problem(FEDERATION)
-    method = toys.make_algorithm("fedexp", problem)
-    ends = [
-        toys.train(Server(secure_aggregation=secure).of(problem, method), problem, FEDERATION.client_data, 1)[0][-1]
-        for secure in (False, True)
-    ]
-    assert toys.same_trees(*ends)
+    """FedExP adds squared norms: max(1, mean of |u_k|^2 by 2 (|mean u_k|^2 + eps)) times the mean, by hand."""
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation, quadratics.OPTIMIZER)
+    method = toys.make_algorithm("fedexp", problem, eps=1e-8, predict="last")
+    secure = Server(secure_aggregation=True).of(problem, method)
+    states, _ = toys.train(secure, problem, federation.client_data, 1)
+    theta, found = (quadratics.vectors(state.models)[0] for state in states)
+    step = np.array([quadratics.descend(federation, k, theta, 1) - theta for k in range(len(SIZES))])
+    mean = np.average(step, axis=0, weights=SIZES)
+    rate = np.average((step**2).sum(axis=1), weights=SIZES) / (2 * (mean**2).sum())
+    np.testing.assert_allclose(found, theta + max(1, rate) * mean, rtol=1e-4, atol=1e-6)
 
 
 def test_the_secret_is_the_noise_s():
@@ -286,13 +306,14 @@ def test_both_ledgers_are_in_the_summary():
     assert found["epsilon"] == pytest.approx(by_hand(2.0, 1.0, 2, 1e-5), rel=0.02)
 
 
+ADAPTIVE = ClientPrivacy(1.0, 0.3, adaptive_quantile=0.5, count_noise=2.0, noise_seed=1)
+TREE = ClientPrivacy(1.0, 0.3, "tree", noise_seed=1)
 RESUMED = [
-    (ClientPrivacy(1.0, 0.3, adaptive_quantile=0.5, count_noise=2.0, noise_seed=1), 0.5),
-    (ClientPrivacy(1.0, 0.3, "tree", noise_seed=1), 1.0),
+    pytest.param(ADAPTIVE, 0.5, marks=pytest.mark.long, id="adaptive"),
+    pytest.param(TREE, 1.0, marks=pytest.mark.slow, id="tree"),
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("privacy", "chance"), RESUMED)
 def test_a_resumed_run_goes_on_with_the_noise(privacy, chance, tmp_path):
     whole = toys.run(experiment(privacy, chance=chance), 5).whole_state()
@@ -301,7 +322,7 @@ def test_a_resumed_run_goes_on_with_the_noise(privacy, chance, tmp_path):
     assert toys.same_trees(resumed, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("store", ["host", "disk"])
 def test_the_stage_is_the_same_under_every_store(store):
     federation = toys.make_federation((2,) * 30)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import quadratics
 import toys
 
 from pfljax.contract.errors import ArgumentError
@@ -36,11 +37,14 @@ def experiment(name, plan=("map", 0, 1), clock=None, **stages):
     return toys.make_experiment(name, problem, federation, plan=make_plan(*plan), **stages)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stages"),
-    [("fedavg", TRUSTED), ("scaffold", STAGES), ("scaffold", TRUSTED), ("ditto", STAGES)],
-    ids=["fedavg-trusted", "scaffold-trimmed", "scaffold-trusted", "ditto-trimmed"],
+    [
+        pytest.param("fedavg", TRUSTED, marks=pytest.mark.long, id="fedavg-trusted"),
+        pytest.param("scaffold", STAGES, marks=pytest.mark.slow, id="scaffold-trimmed"),
+        pytest.param("scaffold", TRUSTED, marks=pytest.mark.long, id="scaffold-trusted"),
+        pytest.param("ditto", STAGES, marks=pytest.mark.long, id="ditto-trimmed"),
+    ],
 )
 def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stages, tmp_path):
     whole = toys.run(experiment(name, **stages), 4).whole_state()
@@ -52,7 +56,7 @@ def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stag
     assert toys.same_trees(resumed, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_stages_give_the_same_under_every_store():
     stages = STAGES | {"server": Server(aggregator="trimmed_mean", trim=0.2)}  # whose sampler draws uniformly
     run = lambda store: toys.run(experiment("ditto", client_store=store, **stages), 4)
@@ -65,12 +69,44 @@ def test_all_stages_give_the_same_under_every_store():
         assert found.history.simulated == pytest.approx(expected.history.simulated, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_stage_changes_the_run():
     models = lambda **stages: toys.run(experiment("fedavg", **stages), 3).whole_state().models
     plain = models()
     for stage, made in STAGES.items():
         assert not toys.same_trees(models(**{stage: made}), plain), stage
+
+
+def regression(**stages):
+    """An experiment with FedAvg of four clients in full batches, one of whom attacks."""
+    federation = toys.make_federation(SIZES[:4], "regression").with_attackers(0.25)
+    problem = toys.make_problem(federation, quadratics.OPTIMIZER)._replace(clock=stages.pop("clock", None))
+    return toys.make_experiment("fedavg", problem, federation, plan=problem.plan, **stages)
+
+
+def test_what_attackers_send_is_compressed_and_what_is_left_of_it_is_sent_later():
+    """Clients send the two largest of four entries of s_k u_k and what they have left out, by NumPy."""
+    made = regression(attack=Attack("sign_flip", 0.25, strength=2.0), compression=Compression("topk:0.5"))
+    federation = made.federation
+    states, _ = toys.train(made.algorithm(made.problem.plan), made.problem, federation.client_data, 3)
+    factor = np.where(federation.attacker, -2.0, 1.0)[:, None]
+    theta = quadratics.vectors(states[0].models)[0]
+    left = np.zeros((4, 4))
+    for state in states[1:]:
+        updates = np.array([quadratics.descend(federation, k, theta, 1) - theta for k in range(4)])
+        whole = factor * updates + left
+        sent = np.where(np.abs(whole) >= np.sort(np.abs(whole), axis=1)[:, [-2]], whole, 0)
+        left = whole - sent
+        theta = theta + np.average(sent, axis=0, weights=SIZES[:4])
+        np.testing.assert_allclose(quadratics.vectors(state.models)[0], theta, rtol=1e-4, atol=1e-5)
+
+
+def test_who_fails_before_training_takes_no_longer_than_its_download():
+    """At a byte a second: a model of four numbers."""
+    clock = Clock(compute="constant:2", bandwidth="constant:8e-6")
+    made = regression(faults=Faults(dropout=0.9999), clock=clock)
+    _, records = toys.train(made.algorithm(made.problem.plan), made.problem, made.federation.client_data, 1)
+    assert records[0].seconds == pytest.approx(4 * 4, rel=1e-5)
 
 
 def test_stages_that_are_off_leave_the_method_alone():
@@ -127,7 +163,7 @@ def bare(state):
     return state._replace(server=parts[0], clients=parts[1])
 
 
-@toys.each_method(fast=("fedavgm", "ditto", "fedem", "dfedem"))
+@toys.each_method(fast=("ditto",), slow=("fedem", "dfedem", "federico", "fedpac"))
 def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_change_nothing(name):
     """With a client whose examples are NaN, which is as if it had none. All are alike, so that means are uniform."""
     federation = toys.make_federation((3,) * 5)

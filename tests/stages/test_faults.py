@@ -1,13 +1,14 @@
 """Clients that fail, and results that are not finite: what the others make of the round."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
 import numpy as np
-import optax
 import pytest
 import toys
+from quadratics import OPTIMIZER, descend, vectors
 
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError, RunError
@@ -18,72 +19,119 @@ from pfljax.stores.registry import STORES
 from pfljax.training.loop import Schedule, Trainer
 
 SIZES = (3, 5, 2, 4, 6)
+FEDERATION = toys.make_federation(SIZES, "regression")
+PROBLEM = toys.make_problem(FEDERATION, OPTIMIZER)
 OPTIONS = ("drop", "stop")
 
 
-def played(faults, name="fedavg", rounds=1, clients=None, checked=False, **options):
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1), **toys.network(name))
-    algorithm = faults.on(problem, toys.make_algorithm(name, problem), checked)
-    return toys.train(algorithm, problem, clients or federation.client_data, rounds, **options)
+@functools.cache
+def failing(faults, name="fedavg", checked=False):
+    """A method whose clients fail."""
+    return faults.on(PROBLEM, toys.make_algorithm(name, PROBLEM), checked)
 
 
-def without(clients, left_out):
-    """The clients' data, with no examples for those left out."""
-    parts = {}
-    for part in ("train", "validation"):
-        split = getattr(clients, part)
-        parts[part] = split._replace(size=np.where(np.isin(np.arange(len(SIZES)), left_out), 0, split.size))
-    return clients._replace(**parts)
+def average(theta, clients):
+    """The mean by n_k of what some clients make of a model."""
+    trained = [descend(FEDERATION, k, theta, 1) for k in clients]
+    return np.average(trained, axis=0, weights=np.array(SIZES)[list(clients)])
 
 
-@pytest.mark.parametrize("faults", [Faults(dropout=0.5), Faults(lost=0.5)])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_server_averages_those_that_arrive(faults, seed):
-    """The round's model is the one of exactly one set of clients, of as many as did not fail."""
-    federation = toys.make_federation(SIZES)
-    states, records = played(faults, seed=seed)
-    failed, problem = int(records[0].metrics["failed_clients"]), toys.make_problem(federation, optax.sgd(0.1))
-    play = toys.trainer(toys.make_algorithm("fedavg", problem), problem, federation.client_data, 1, seed)
-    sets = itertools.combinations(range(len(SIZES)), failed)
-    each = [play(without(federation.client_data, list(some)))[0][1].models for some in sets]
-    close = lambda a, b: all(np.allclose(x, y, atol=1e-6) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))
-    assert sum(close(states[1].models, models) for models in each) == 1
+def telling(algorithm):
+    """The algorithm, whose metrics have numbers that each client draws from its key for the round."""
+
+    def client_update(context, models, row, data):
+        out = algorithm.client_update(context, models, row, data)
+        return out._replace(report={**out.report, "drawn": jax.random.uniform(context.key, (3,))})
+
+    def server_update(key, state, aggregate):
+        report = dict(aggregate.report)
+        drawn = report.pop("drawn")
+        state, metrics = algorithm.server_update(key, state, aggregate._replace(report=report))
+        return state, metrics | {"drawn": drawn}
+
+    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update)
 
 
-def test_clients_that_fail_before_training_keep_what_they_have():
-    """Of Local, whose clients have nothing to do with each other; an upload that is lost is none of them."""
-    states, records = played(Faults(dropout=0.5), "local", rounds=4)
-    plain = played(Faults(), "local", rounds=1)[0][1].models["Dense_0"]["kernel"]
-    for number, (before, after) in enumerate(itertools.pairwise(states)):
-        kernels = [np.asarray(state.models["Dense_0"]["kernel"]) for state in (before, after)]
-        same = (kernels[0] == kernels[1]).all(axis=(1, 2))
-        assert same.sum() == records[number].metrics["failed_clients"]
-        if number == 0:
-            np.testing.assert_allclose(kernels[1][~same], np.asarray(plain)[~same], rtol=1e-6)
-    assert 0 < sum(int(record.metrics["failed_clients"]) for record in records) < 20
+@pytest.fixture(scope="module")
+def rounds():
+    """Forty rounds of Ditto whose clients fail before or after they train: (states, records)."""
+    faults = Faults(dropout=0.3, lost=0.3)
+    algorithm = faults.on(PROBLEM, telling(toys.make_algorithm("ditto", PROBLEM)))
+    states, records = toys.train(algorithm, PROBLEM, FEDERATION.client_data, 40)
+    return jax.device_get(states), jax.device_get(records)
 
 
-def test_about_the_share_fails():
-    records = played(Faults(dropout=0.2, lost=0.25), rounds=80)[1]
-    failed = np.mean([record.metrics["failed_clients"] for record in records]) / len(SIZES)
-    assert abs(failed - (0.2 + 0.8 * 0.25)) < 4 * np.sqrt(0.4 * 0.6 / 400)
-    assert all(np.isfinite(record.train_loss) for record in records)
+def those_that_trained(before, after):
+    """The clients whose own models have changed."""
+    models = [vectors(state.clients.own.model) for state in (before, after)]
+    return np.flatnonzero((models[0] != models[1]).any(axis=1)).tolist()
+
+
+def test_the_server_averages_those_that_arrive(rounds):
+    """Of the clients that have trained, exactly one set, of as many as did not fail, has the round's model as mean."""
+    states, records = rounds
+    lost = 0
+    for number, (before, after) in enumerate(itertools.pairwise(states[:6])):
+        trained = those_that_trained(before, after)
+        arrived = len(SIZES) - int(records[number].metrics["failed_clients"])
+        theta, found = (vectors(state.models)[0] for state in (before, after))
+        sets = [some for some in itertools.combinations(trained, arrived) if some]
+        close = [np.allclose(average(theta, some), found, rtol=1e-5, atol=1e-6) for some in sets]
+        assert sum(close) == 1
+        lost += len(trained) - arrived
+    assert lost > 0
+
+
+def test_clients_that_fail_before_training_keep_what_they_have_and_others_what_they_learned(rounds):
+    states, _ = rounds
+    theta = vectors(states[0].models)[0]
+    before, after = (vectors(state.clients.own.model) for state in states[:2])
+    trained = those_that_trained(*states[:2])
+    assert 0 < len(trained) < len(SIZES)
+    strength = METHODS["ditto"]().strength
+    for k in trained:
+        expected = descend(FEDERATION, k, before[k], 1, lambda v: strength * (v - theta))
+        np.testing.assert_allclose(after[k], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_about_the_share_fails(rounds):
+    states, records = rounds
+    clients = len(SIZES) * len(records)
+    failed = sum(int(record.metrics["failed_clients"]) for record in records) / clients
+    assert abs(failed - (0.3 + 0.7 * 0.3)) < 4 * np.sqrt(0.25 / clients)
+    trained = sum(len(those_that_trained(*pair)) for pair in itertools.pairwise(states)) / clients
+    assert abs(trained - 0.7) < 4 * np.sqrt(0.3 * 0.7 / clients)
+    assert all(np.isfinite(record.train_loss) for record in records if record.metrics["failed_clients"] < len(SIZES))
+
+
+def test_who_fails_does_not_depend_on_what_clients_draw(rounds):
+    """Else, Poisson cohorts or mini-batches would tell who fails."""
+    _, records = rounds
+    small = [(record.metrics["drawn"][:, :2] < 0.3).any(axis=1).sum() for record in records]
+    failed = [record.metrics["failed_clients"] for record in records]
+    assert (np.array(small) != np.array(failed)).mean() > 0.25
 
 
 def test_broken_uploads_are_dropped_by_default():
-    _, records = played(Faults(broken=0.5, on_divergence="stop"), rounds=3)
+    clients = FEDERATION.client_data
+    _, records = toys.train(failing(Faults(broken=0.5, on_divergence="stop")), PROBLEM, clients, 3)
     assert records[-1].diverged >= 0 and records[0].dropped is None
-    states, records = played(Faults(broken=0.5), rounds=3)
-    for record in records:
-        assert record.diverged == -1 and int(record.metrics["dropped_clients"]) == (record.dropped >= 0).sum()
-    assert sum((record.dropped >= 0).sum() for record in records) > 0
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[-1].models))
+
+    states, records = toys.train(failing(Faults(broken=0.3)), PROBLEM, clients, 3)
+    for number, record in enumerate(records):
+        left = np.flatnonzero(np.array(record.dropped) < 0)
+        assert len(left) == len(SIZES) - int(record.metrics["dropped_clients"])
+        assert record.diverged == -1
+        theta = vectors(states[number].models)[0]
+        expected = average(theta, left) if len(left) else theta
+        np.testing.assert_allclose(vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6)
+    assert any(0 < (record.dropped >= 0).sum() < len(SIZES) for record in records)
 
 
 def spoiled_problem(left_out, spoiled):
     """A federation of which some clients have no examples, and some examples that are NaN."""
-    federation = toys.make_federation(np.where(np.isin(np.arange(len(SIZES)), left_out), 0, SIZES))
+    sizes = np.where(np.isin(np.arange(len(SIZES)), left_out), 0, SIZES)
+    federation = toys.make_federation(sizes, "regression")
     x = np.array(federation.train.x)
     x[list(spoiled)] = np.nan
     return dataclasses.replace(federation, train=federation.train._replace(x=x))
@@ -93,7 +141,7 @@ def spoiled_problem(left_out, spoiled):
 def test_a_round_diverges_if_nobody_is_left(spoiled, named):
     """Client 1 has no examples, and client 4 fails in the second case, in which it has none either."""
     federation = spoiled_problem((1, 4) if named == 0 else (1,), spoiled)
-    records = played(Faults(), rounds=1, clients=federation.client_data, checked=True)[1]
+    records = toys.train(failing(Faults(), checked=True), PROBLEM, federation.client_data, 1)[1]
     assert int(records[0].diverged) == named and set(np.array(records[0].dropped)) == {-1, *spoiled}
 
 
@@ -114,21 +162,25 @@ class Spoiling(METHODS["fedavg"]):
 def spoiling(seed=0, bad=(), method=None, **fields):
     """An experiment whose clients send NaNs; those in `bad` have them among their examples."""
     federation = spoiled_problem((), bad)
-    problem = toys.make_problem(federation, optax.sgd(0.1))
+    problem = toys.make_problem(federation, OPTIMIZER)
     made = toys.make_experiment("fedavg", problem, federation, plan=make_plan("map", devices=1), seed=seed, **fields)
     return dataclasses.replace(made, method=method or Spoiling())
 
 
 def test_a_run_starts_over_without_what_is_not_finite_and_names_its_client(tmp_path):
-    """All losses are NaN after client 3 has sent NaNs, that of client 0 first; the model is that of a checked run."""
+    """All losses are NaN after client 3 has sent NaNs, that of client 0 first; the model is that of the others."""
     lines = []
     found = toys.run(spoiling(), 4, out=tmp_path / "run", say=lines.append)
     assert "round 3: the loss of client 0 is not finite; the run starts over" in "".join(lines)
     assert "round 2: the results of client 3 are not finite and are dropped" in "".join(lines)
     assert lines[-1].endswith("not finite: client 3 (2 times)") and found.summary["dropped"] == {"3": 2}
-    checked = toys.run(spoiling(checked=True), 4)
-    assert toys.same_trees(found.whole_state(), checked.whole_state())
-    assert [row["round"] for row in found.history.rows] == [row["round"] for row in checked.history.rows]
+
+    start = toys.init(failing(Faults()), PROBLEM, jax.random.fold_in(jax.random.key(0), 0), FEDERATION.client_data)
+    theta = vectors(start.models)[0]
+    for number in range(4):
+        theta = average(theta, [0, 1, 2, 4] if number in (1, 2) else range(len(SIZES)))
+    np.testing.assert_allclose(vectors(found.whole_state().models)[0], theta, rtol=1e-4, atol=1e-6)
+    assert [row["round"] for row in found.history.rows] == [0, 4]
 
 
 def test_a_run_stops_if_asked_to():
@@ -136,6 +188,15 @@ def test_a_run_stops_if_asked_to():
         toys.run(spoiling(faults=Faults(on_divergence="stop")), 4)
 
 
+@pytest.mark.long
+def test_a_checked_run_is_one_that_has_started_over():
+    found = toys.run(spoiling(), 4)
+    checked = toys.run(spoiling(checked=True), 4)
+    assert toys.same_trees(found.whole_state(), checked.whole_state())
+    assert [row["round"] for row in found.history.rows] == [row["round"] for row in checked.history.rows]
+
+
+@pytest.mark.slow
 def test_a_run_whose_results_are_finite_is_not_checked():
     plain = [toys.run(spoiling(method=METHODS["fedavg"](), faults=Faults(on_divergence=rule)), 3) for rule in OPTIONS]
     assert toys.same_trees(*(each.whole_state() for each in plain)) and plain[0].summary["dropped"] == {}
@@ -156,16 +217,19 @@ def test_a_run_that_started_over_goes_on_with_checks(tmp_path):
     assert not is_checked(out)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "bad"), [("fedavg", range(5)), ("dfedem", (2,))], ids=["nobody is left", "clients mix what all send"]
+    ("name", "bad"),
+    [
+        pytest.param("fedavg", range(5), marks=pytest.mark.slow, id="nobody is left"),
+        pytest.param("dfedem", (2,), marks=pytest.mark.long, id="clients mix what all send"),
+    ],
 )
 def test_a_run_stops_where_nothing_can_be_dropped(name, bad):
     with pytest.raises(RunError, match=r"^round 1: the loss of client . is not finite; a smaller learning rate may"):
         toys.run(spoiling(bad=tuple(bad), method=METHODS[name]()), 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replicates_start_over_together():
     """One has clients whose results are not finite; the other is as it would be alone, but for rounding."""
     pair = [spoiling(0, (1, 2), METHODS["fedavg"]()), spoiling(1, (), METHODS["fedavg"]())]
@@ -174,8 +238,9 @@ def test_replicates_start_over_together():
     toys.assert_trees_close(found[1].whole_state(), toys.run(pair[1], 3).whole_state(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    "store", [pytest.param(store, marks=pytest.mark.slow if store == "disk" else pytest.mark.long) for store in STORES]
+)
 def test_runs_start_over_under_every_store(store, tmp_path):
     found = toys.run(spoiling(client_store=store, bad=(1,)), 4, out=tmp_path / "run")
     expected = toys.run(spoiling(checked=True, bad=(1,)), 4).whole_state()
@@ -184,9 +249,11 @@ def test_runs_start_over_under_every_store(store, tmp_path):
 
 
 def test_faults_that_mean_nothing_are_refused():
-    problem = toys.make_problem(toys.make_federation(SIZES))
+    problem = PROBLEM
     method = toys.make_algorithm("local", problem)
-    assert not Faults().active and Faults().on(problem, method) is method
+    for rule in OPTIONS:
+        faults = Faults(on_divergence=rule)
+        assert not faults.active and faults.on(problem, method) is method
     with pytest.raises(ArgumentError, match=r"^lost=0.2: accepted for this method: 0; no client sends"):
         Faults(lost=0.2).on(problem, method)
     with pytest.raises(ArgumentError, match=r"^faults: accepted for this method: none; clients mix"):

@@ -35,7 +35,7 @@ def clients_of(num, sizes=(6, 3, 5, 4), seed=0):
 
 def trained(method, model, num=8, rounds=3, **options):
     """The result of a few rounds; further options are those of `Run` and `train`."""
-    to_train = {name: options.pop(name) for name in ("out", "resume", "eval_every") if name in options}
+    to_train = {name: options.pop(name) for name in ("out", "resume", "eval_every", "say") if name in options}
     run = pfl.Run(method, options.pop("clients", clients_of(num)), model, LOCAL, **options)
     return run.train(rounds, progress=False, **to_train)
 
@@ -54,16 +54,23 @@ def test_trees_of_several_shapes_are_packed_and_unpacked():
         packing.pack(0, second)
 
 
-@pytest.mark.parametrize(
-    "name", ["fml", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "fml")]
-)
+def suites(default=(), slow=()):
+    """The methods; those that are in neither suite are long tests."""
+    marks = lambda name: [] if name in default else pytest.mark.slow if name in slow else pytest.mark.long
+    return [pytest.param(name, marks=marks(name)) for name in METHODS]
+
+
+@pytest.mark.parametrize("name", suites(default=["lg_fedavg"], slow=["fml"]))
 def test_the_same_network_twice_is_one_network(name):
+    """LG-FedAvg's clients have a body of their own and share a head."""
+    lines = []
     module = networks.MLP((5,))
     x = np.asarray(clients_of(1).test.x[0])
     one = trained(METHODS[name], module, 4, rounds=2)
-    twice = trained(METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2)
+    twice = trained(METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2, say=lines.append)
     np.testing.assert_allclose(twice.predictions(x), one.predictions(x), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(twice.results["loss_test"], one.results["loss_test"], rtol=1e-4)
+    assert any("a: 2 clients, " in line and "; b: 2 clients, " in line for line in lines)
 
 
 @pytest.mark.slow
@@ -82,6 +89,7 @@ def test_a_client_alone_trains_as_in_a_federation_of_its_network():
         )
 
 
+@pytest.mark.slow
 def test_rows_have_the_size_of_the_largest_network():
     lines = []
     pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(1, progress=False, say=lines.append)
@@ -93,8 +101,9 @@ def test_rows_have_the_size_of_the_largest_network():
     assert any(line.split() == ["models", f"{4 * 4 * largest / 1024:.1f}", "KiB"] for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedproto", "fml"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("fedproto", marks=pytest.mark.long), pytest.param("fml", marks=pytest.mark.slow)]
+)
 def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path):
     method, clients = METHODS[name], clients_of(20)
     options = {"clients": clients, "participation": 0.5, "rounds": 4}
@@ -121,8 +130,7 @@ def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path)
     np.testing.assert_array_equal(loaded.predictions(x), resumed.predictions(x))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", suites(slow=["fedproto"]))
 def test_newcomers_and_fine_tuning_work_with_networks_that_differ(name):
     result = trained(METHODS[name], FOUR, unseen=clients_of(4, seed=1), fine_tune_epochs=1)
     assert np.isfinite(result.summary["unseen"]["loss"])
@@ -140,9 +148,14 @@ class Tracked(nn.Module):
         return nn.Dense(self.outputs)(nn.Dropout(0.1, deterministic=not train)(nn.relu(x)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["local", "fedproto", "fml"])
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        pytest.param(name, first, marks=pytest.mark.slow if (name, first) == ("fml", True) else pytest.mark.long)
+        for name in ("local", "fedproto", "fml")
+        for first in (True, False)
+    ],
+)
 def test_one_of_the_networks_may_have_batch_statistics_and_dropout(name, first):
     both = [("own", Tracked()), ("mlp", networks.MLP((4, 5)))]
     result = trained(METHODS[name], dict(both if first else both[::-1]), 4)

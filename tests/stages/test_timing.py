@@ -1,18 +1,21 @@
 """Simulated seconds of synchronous rounds: by hand, with deadlines, over-selection and clients that are not there."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
 import jax
 import numpy as np
-import optax
 import pytest
+import quadratics
 import toys
+from networks import OPTIMIZER
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.local.clock import Clock
 from pfljax.stages.asynchrony import on_clock
+from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 
@@ -20,16 +23,32 @@ SIZES = (3, 5, 2, 4, 6)
 STEPS = np.array([2, 3, 1, 2, 3])  # of two examples each
 BYTES = 4 * (3 * 3 + 3)  # of a model
 KNOBS = {"federico": {"neighbors": 2}}
+CLIENTS = toys.make_federation(SIZES).client_data
 COMPUTING = Clock(compute="constant:2", bandwidth="constant:1e9")
 SENDING = Clock(compute="constant:1e-9", bandwidth="constant:8e-6")  # a byte a second
+BOTH = Clock(compute="constant:2", bandwidth="constant:8e-6")
 
 
-def played(name="fedavg", clock=COMPUTING, rounds=1, clients=None, state=None, stage=lambda p, a: a, **options):
-    federation = toys.make_federation(SIZES)
-    options = {"batch_size": 2, **options}
-    problem = toys.make_problem(federation, optax.sgd(0.1), **options)._replace(clock=clock)
-    algorithm = stage(problem, on_clock(problem, toys.make_algorithm(name, problem, **KNOBS.get(name, {}))))
-    return toys.train(algorithm, problem, clients or federation.client_data, rounds, state=state)
+@functools.cache
+def timed(name, clock, stage=None, first=None, cohort=0):
+    """(problem, algorithm) on a clock; `first` is a stage before the clock, and `stage` one after it."""
+    problem = toys.make_problem(toys.make_federation(SIZES), OPTIMIZER, batch_size=2, cohort=cohort)
+    problem = problem._replace(clock=clock)
+    algorithm = toys.make_algorithm(name, problem, **KNOBS.get(name, {}))
+    algorithm = first.on(problem, algorithm) if first else algorithm
+    algorithm = on_clock(problem, algorithm)
+    return problem, stage.on(problem, algorithm) if stage else algorithm
+
+
+def played(name, clock, rounds=1, clients=CLIENTS, **stages):
+    """All states, and the records of rounds on a clock."""
+    problem, algorithm = timed(name, clock, **stages)
+    return toys.train(algorithm, problem, clients, rounds)
+
+
+def with_sizes(sizes):
+    """The clients with other numbers of examples."""
+    return CLIENTS._replace(train=CLIENTS.train._replace(size=np.asarray(sizes, np.int32)))
 
 
 def devices(tmp_path, seconds):
@@ -40,18 +59,31 @@ def devices(tmp_path, seconds):
     return str(path)
 
 
-@pytest.mark.parametrize(("name", "gradients"), [("fedavg", 1), ("fedem", 3), ("ditto", 2), ("local", 1)])
-def test_a_round_takes_as_long_as_its_slowest_client_computes(name, gradients):
-    assert played(name)[1][0].seconds == pytest.approx(2 * gradients * STEPS.max(), rel=1e-5)
+@pytest.mark.parametrize(
+    ("name", "gradients", "down", "up"),
+    [
+        ("fedavg", 1, BYTES, BYTES + 4),
+        ("scaffold", 1, 2 * BYTES, 2 * BYTES + 4),  # a control variate, too
+        ("fedem", 3, 3 * BYTES, 3 * (BYTES + 4)),  # a gradient in each of its models
+        ("local", 1, 0, 0),
+    ],
+)
+def test_a_round_takes_as_long_as_its_slowest_client(name, gradients, down, up):
+    """Steps of two seconds, and messages of a byte a second."""
+    record = played(name, BOTH)[1][0]
+    assert record.seconds == pytest.approx(2 * gradients * STEPS.max() + down + up, rel=1e-5)
+    assert (record.down, record.up) == (len(SIZES) * down, len(SIZES) * up)
 
 
-def test_a_round_takes_as_long_as_its_messages():
-    """FedAvg moves a model down, and up with its weight; SCAFFOLD a second vector of the model's size both ways."""
-    assert played("fedavg", SENDING)[1][0].seconds == pytest.approx(2 * BYTES + 4, rel=1e-5)
-    record = played("scaffold", SENDING)[1][0]
-    assert record.seconds == pytest.approx(float(record.down + record.up) / len(SIZES), rel=1e-5)
-    assert record.down == 2 * BYTES * len(SIZES)
-    assert played("local", SENDING)[1][0].seconds < 1e-6
+def test_without_a_clock_nothing_is_timed():
+    problem, method = timed("fedavg", None)
+    assert on_clock(problem, method) is method
+
+
+def test_a_clock_goes_on_from_round_to_round():
+    states, records = played("fedavg", BOTH, rounds=2)
+    assert [float(record.seconds) for record in records] == pytest.approx([6 + 2 * BYTES + 4] * 2)
+    assert states[-1].server.note.total == pytest.approx(2 * (6 + 2 * BYTES + 4))
 
 
 def test_exchanges_of_a_round_are_waited_for_one_by_one(tmp_path):
@@ -62,74 +94,77 @@ def test_exchanges_of_a_round_are_waited_for_one_by_one(tmp_path):
     assert played("federico", clock)[1][0].seconds == pytest.approx(expected, rel=1e-4)
 
 
-def test_compressed_messages_take_less_time():
-    from pfljax.stages.compression import Compression
+def test_after_the_deadline_nothing_arrives(tmp_path):
+    """Two of Ditto's clients are late: the server has what it has without them, and they keep what they learned."""
+    federation = toys.make_federation(SIZES, "regression")
+    per_example = 1000 / 3  # milliseconds of inference of an example whose gradient takes a second
+    path = tmp_path / "devices.json"
+    path.write_text(json.dumps([{"computation": per_example, "communication": 1e12}]))
+    clock = Clock(devices=str(path), deadline=9.0)
+    problem = toys.make_problem(federation, quadratics.OPTIMIZER)._replace(clock=clock)
+    algorithm = on_clock(problem, toys.make_algorithm("ditto", problem, strength=0.5))
+    clients = federation.client_data
+    states, records = toys.train(algorithm, problem, clients, 1)
+    assert records[0].seconds == clock.deadline  # clients 1 and 4 need 10 and 12 seconds
 
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation, optax.sgd(0.1))._replace(clock=SENDING)
-    algorithm = Compression("quantize:4").on(problem, toys.make_algorithm("fedavg", problem))
-    record = toys.train(on_clock(problem, algorithm), problem, federation.client_data, 1)[1][0]
-    # Twelve entries of four bits, a scale and a weight.
-    assert record.seconds == pytest.approx(BYTES + 6 + 4 + 4, rel=1e-5)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "ditto"])
-def test_after_the_deadline_nothing_arrives(name):
-    """Clients with three steps are late: the server has what it has without them, and they keep what they learned."""
-    clock = dataclasses.replace(COMPUTING, deadline={"fedavg": 5.0, "ditto": 9.0}[name])
-    states, records = played(name, clock)
-    assert records[0].seconds == clock.deadline
-    federation = toys.make_federation(SIZES)
-    train = federation.client_data.train
-    rest = federation.client_data._replace(train=train._replace(size=np.where(STEPS == 3, 0, train.size)))
-    expected = played(name, None, clients=rest, state=bare(states[0]))[0][-1]
-    toys.assert_trees_close(states[1].models, expected.models, rtol=1e-5, atol=1e-6)
-    whole = played(name, None, state=bare(states[0]))[0][-1]
-    toys.assert_trees_close(states[1].clients.inner, whole.clients, rtol=1e-5, atol=1e-6)
+    theta = quadratics.vectors(states[0].models)[0]
+    before, after = (quadratics.vectors(state.clients.inner.own.model) for state in states)
+    in_time = [0, 2, 3]
+    trained = [quadratics.descend(federation, k, theta, 1) for k in in_time]
+    expected = np.average(trained, axis=0, weights=np.array(SIZES)[in_time])
+    np.testing.assert_allclose(quadratics.vectors(states[1].models)[0], expected, rtol=1e-5, atol=1e-6)
+    own = [quadratics.descend(federation, k, v, 1, 0.5 * (v - theta)) for k, v in enumerate(before)]
+    np.testing.assert_allclose(after, own, rtol=1e-5, atol=1e-6)
     assert np.isfinite(records[0].train_loss) and records[0].train_loss > 0
+    # Without an upload there is no traffic.
+    assert (records[0].down, records[0].up) == (5 * 16, 3 * (16 + 4))
 
-
-def bare(state):
-    """The state without the clock's notes."""
-    return state._replace(server=state.server.inner, clients=state.clients.inner)
+    # With fewer examples nobody is late, and the round ends before the deadline.
+    few = clients._replace(train=clients.train._replace(size=np.full(5, 2, np.int32)))
+    assert toys.train(algorithm, problem, few, 1)[1][0].seconds == pytest.approx(2 * 2, rel=1e-5)
 
 
 def test_the_first_of_those_asked_make_the_round(tmp_path):
-    seconds = np.array([4.0, 1.0, 9.0, 3.0, 2.0])
-    clock = Clock(devices=devices(tmp_path, seconds), over_selection=1.5)
-    records = played("fedavg", clock, rounds=2, cohort=2)[1]  # five of five are asked
-    fastest = np.sort(seconds * STEPS)[:2]
-    assert [float(record.seconds) for record in records] == pytest.approx([fastest[1]] * 2, rel=1e-5)
-    # With fewer asked, the round takes as long as some client that is not the slowest of three.
-    some = dataclasses.replace(clock, over_selection=0.5)
-    found = [float(record.seconds) for record in played("fedavg", some, rounds=12, cohort=2)[1]]
-    assert all(np.isclose(each, np.sort(seconds * STEPS)[1:4], rtol=1e-5).any() for each in found)
+    """Three of five are asked, and the two fastest of them are the cohort."""
+    seconds = np.array([4.0, 1.0, 9.0, 3.0, 2.0]) * STEPS
+    clock = Clock(devices=devices(tmp_path, seconds / STEPS), over_selection=0.5)
+    problem, algorithm = timed("fedavg", clock, cohort=2)
+    state = toys.start(algorithm, problem, CLIENTS)
+    draw = jax.jit(algorithm.sample)
+    cohorts = set()
+    for number in range(8):
+        key = jax.random.key(number)
+        asked = np.argsort(np.asarray(jax.random.uniform(key, (5,))))[-3:]
+        expected = np.sort(asked[np.argsort(seconds[asked])][:2])
+        found = np.asarray(draw(key, state, CLIENTS))
+        np.testing.assert_array_equal(found, expected)
+        cohorts.add(tuple(found))
+    assert len(cohorts) > 1
 
 
-def test_clients_that_are_not_there_are_left_alone(tmp_path):
-    """Two of five are available, so of a cohort of three one does nothing."""
+def test_a_server_waits_until_somebody_is_there_and_leaves_the_others_alone(tmp_path):
+    """Two of five are available from second 130 on, so after three rounds of a minute in which nothing happens."""
     path = tmp_path / "times.json"
     there = [0, 1, 0, 0, 1]
-    entry = lambda on: {"active": [0.0], "inactive": [1e9 if on else -1.0], "finish_time": 1e9}
-    path.write_text(json.dumps([entry(on) for on in there]))
+    times = {True: ([130.0], [1e6]), False: ([0.0], [-1.0])}
+    entries = []
+    for on in there:
+        active, inactive = times[bool(on)]
+        entries.append({"active": active, "inactive": inactive, "finish_time": 1e6})
+    path.write_text(json.dumps(entries))
     clock = dataclasses.replace(COMPUTING, availability=str(path))
-    states, records = played("ditto", clock, rounds=4, cohort=3)
-    moved = lambda a, b: np.array([not np.array_equal(x, y) for x, y in zip(a, b, strict=True)])
-    kernels = [np.asarray(jax.tree.leaves(state.clients.inner)[0]) for state in states]
-    assert moved(kernels[0], kernels[-1]).tolist() == [bool(on) for on in there]
-    assert all(record.seconds == pytest.approx(2 * 2 * 3) for record in records)
+    states, records = played("ditto", clock, rounds=6, cohort=3)
 
-
-def test_a_server_waits_until_somebody_is_there(tmp_path):
-    """Everyone is available from second 130 on, so after three rounds of a minute in which nothing happens."""
-    path = tmp_path / "times.json"
-    path.write_text(json.dumps([{"active": [130.0], "inactive": [1e6], "finish_time": 1e6}]))
-    states, records = played("fedavg", dataclasses.replace(COMPUTING, availability=str(path)), rounds=4)
-    assert [float(record.seconds) for record in records] == pytest.approx([60, 60, 60, 6])
+    assert [float(record.seconds) for record in records] == pytest.approx(3 * [60] + 3 * [2 * 2 * 3])
     same = [toys.same_trees(a.models, b.models) for a, b in itertools.pairwise(states)]
-    assert same == [True, True, True, False]
+    assert same == 3 * [True] + 3 * [False]
     assert [bool(np.isnan(record.train_loss)) for record in records] == same
-    assert [float(record.down + record.up) > 0 for record in records] == [False, False, False, True]
+    # Of a cohort of three, two receive and send.
+    moved = [float(record.down + record.up) for record in records]
+    assert moved == 3 * [0] + 3 * [2 * (2 * BYTES + 4)]
+    rows = [np.asarray(jax.tree.leaves(state.clients.inner)[0]) for state in states]
+    changed = [not np.array_equal(a, b) for a, b in zip(rows[3], rows[4], strict=True)]
+    assert changed == [bool(on) for on in there]
 
 
 @pytest.mark.slow
@@ -137,43 +172,38 @@ def test_a_deadline_holds_for_all_exchanges_together(tmp_path):
     """FedeRiCo's clients wait for each other after each mini-batch: for 27 seconds, 9, and 4 of the last 6."""
     clock = Clock(devices=devices(tmp_path, [1.0, 2.0, 9.0, 3.0, 1.5]), deadline=40.0)
     assert played("federico", clock)[1][0].seconds == pytest.approx(40, rel=1e-4)
-    whole = dataclasses.replace(clock, deadline=1000.0)
-    assert played("federico", whole)[1][0].seconds == pytest.approx(27 + 9 + 6, rel=1e-4)
 
 
 def test_what_is_lost_has_taken_its_time():
-    """All uploads are lost, or all are not finite and dropped: the losses do not count, the time does."""
-    for faults in (Faults(lost=0.999), Faults(broken=0.999)):
-        record = played("fedavg", SENDING, stage=faults.on)[1][0]
-        assert record.seconds == pytest.approx(2 * BYTES + 4, rel=1e-3) and np.isnan(record.train_loss)
+    """All uploads are lost, or not finite and dropped: no loss counts, the time of each client does.
 
-
-def test_by_default_nothing_is_timed_and_nothing_changes():
-    federation = toys.make_federation(SIZES)
-    problem = toys.make_problem(federation)
-    method = toys.make_algorithm("fedavg", problem)
-    assert on_clock(problem, method) is method
-    assert played("fedavg", None)[1][0].seconds is None
-    timed, plain = (played("fedavg", clock, rounds=2)[0][-1].models for clock in (Clock(), None))
-    assert toys.same_trees(timed, plain)
+    They are compressed: twelve entries of four bits, a scale and a weight.
+    """
+    stages = {"first": Compression("quantize:4"), "stage": Faults(lost=0.5, broken=0.9999)}
+    for k in range(len(SIZES)):
+        only = with_sizes(np.where(np.arange(5) == k, SIZES, 0))
+        record = played("fedavg", SENDING, clients=only, **stages)[1][0]
+        assert record.seconds == pytest.approx(BYTES + 6 + 4 + 4, rel=1e-3) and np.isnan(record.train_loss)
+        assert 0 < record.metrics["failed_clients"] < 5 and record.metrics["dropped_clients"] > 0
 
 
 def test_what_fails_takes_its_time():
     """Whoever fails before it trains has received its model, and sends nothing."""
-    stage = lambda problem, algorithm: Faults(dropout=0.99).on(problem, algorithm)
-    assert played("fedavg", SENDING, stage=stage)[1][0].seconds == pytest.approx(BYTES, rel=1e-3)
+    record = played("fedavg", SENDING, stage=Faults(dropout=0.9999))[1][0]
+    assert record.seconds == pytest.approx(BYTES, rel=1e-3)
 
 
 def test_what_means_nothing_is_refused():
     with pytest.raises(ArgumentError, match=r"^deadline=3: accepted for this method: inf; no client sends anything"):
-        played("local", Clock(deadline=3))
+        timed("local", Clock(deadline=3))
     with pytest.raises(ArgumentError, match=r"^deadline=3: accepted for this method: inf; clients mix"):
-        played("dfedem", Clock(deadline=3))
+        timed("dfedem", Clock(deadline=3))
     with pytest.raises(ArgumentError, match=r"^availability=daily:0.5: accepted for this method: always"):
-        played("dfedem", Clock(availability="daily:0.5"))
+        timed("dfedem", Clock(availability="daily:0.5"))
+    problem, algorithm = timed("fedavg", Clock(over_selection=0.5), cohort=2)
     with pytest.raises(ArgumentError, match=r"^sampler=weighted: accepted with a clock that chooses the clients"):
-        played("fedavg", Clock(over_selection=0.5), cohort=2, stage=Server("weighted").of)
+        Server("weighted").of(problem, algorithm)
     with pytest.raises(ArgumentError, match=r"^over_selection=0.5: accepted with all clients in every round: 0"):
-        played("fedavg", Clock(over_selection=0.5))
+        timed("fedavg", Clock(over_selection=0.5))
     with pytest.raises(ArgumentError, match=r"^concurrency=2: accepted for this method: 0; its server waits"):
-        played("fedavg", Clock(concurrency=2))
+        timed("fedavg", Clock(concurrency=2))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-import shutil
+import types
 import zlib
 
 import jax
@@ -37,8 +37,7 @@ def outcome_of(experiment, rounds=ROUNDS, **options):
     return last, jax.device_get(stacks.in_memory(found.state))
 
 
-@pytest.mark.slow
-@toys.each_method(["scaffold", "federico"], fast=["scaffold"])
+@toys.each_method(["scaffold", "federico"], fast=(), slow=("scaffold",))
 def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_path):
     """Killed in round 5, whose rows are on disk by then, the run goes on from round 4."""
     whole = outcome_of(make_experiment(name), out=tmp_path / "whole")
@@ -60,8 +59,7 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
     assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runs", [1, 2])
+@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
 def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog):
     """After each save, and after a resumed run has forgotten other rounds: no checkpoint counts as damaged."""
     outs = [tmp_path / str(number) for number in range(runs)]
@@ -83,18 +81,21 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
     trainer = Trainer([experiment])
     trainer.play(2, OFTEN)
     saving, before = trainer.compiled.saving, jax.device_get(stacks.in_memory(trainer.state))
+    key = jax.random.fold_in(jax.random.key(experiment.seed), 0)  # of the initial state
     saved = jax.device_get(saving.freeze(trainer.state))
     saving.saved(trainer.state)
     for rounds in (3, 4, 5):
         trainer.play(rounds, Schedule(1, 100))
         state = jax.device_get(stacks.in_memory(trainer.state))
         assert not toys.same_trees(state, before)
-        thawed = saving.thaw(0, trainer._key(0), saved)
+        thawed = saving.thaw(0, key, saved)
         assert toys.same_trees(jax.device_get(stacks.in_memory(thawed)), before)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "epochs"), [("fedavg", 1), ("federico", 0)])
+@pytest.mark.parametrize(
+    ("name", "epochs"),
+    [pytest.param("fedavg", 1, marks=pytest.mark.slow), pytest.param("federico", 0, marks=pytest.mark.long)],
+)
 def test_newcomers_are_scored_under_every_store(name, epochs):
     unseen, found = toys.make_federation((3, 2), seed=1), []
     for store in ("device", "host", "disk"):
@@ -181,6 +182,11 @@ def test_a_finished_run_whose_peers_were_not_scored_resumes_to_itself(tmp_path):
     assert again.summary["unseen"] == first.summary["unseen"] and first.summary["unseen"]["loss"] > 0
 
 
+def disk_of(free):
+    """The usage of a disk."""
+    return types.SimpleNamespace(total=free, used=0, free=free)
+
+
 def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
     shapes = [jax.ShapeDtypeStruct((100_000, 1024), np.float32)]  # of 390 MiB
     table = stacks.SlotTable(**stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))])
@@ -194,7 +200,7 @@ def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkey
     shapes = [jax.ShapeDtypeStruct((1000, 1024), np.float32), jax.ShapeDtypeStruct((1000, 3), np.float32)]
     need = 2 * (10 * 4096 + 3 * 4096)  # the small leaf's file has three pages; a row of the large one fills one
     assert stacks.check_disk([tmp_path], shapes, 10) == need
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(need, 0, need))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: disk_of(need))
     with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* only 104.0 KiB"):
         stacks.check_disk([tmp_path], shapes, 10)
 
@@ -213,8 +219,9 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
 
 
 def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
-    for store in ("disk", "host"):
-        toys.run(make_experiment("local", store), 2, out=tmp_path / store)
+    """Rows on disk and in host memory make the same run."""
+    disk, host = (outcome_of(make_experiment("local", store), 2, out=tmp_path / store) for store in ("disk", "host"))
+    assert disk[0] == host[0]
     for store, accepted in (("disk", "disk"), ("host", "device or host")):
         other = make_experiment("local", {"disk": "host", "host": "disk"}[store])
         with pytest.raises(
@@ -224,15 +231,12 @@ def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
 
 
 def test_without_a_folder_rows_are_in_files_that_nothing_leaves_behind(tmp_path, monkeypatch):
+    """The space that further rounds need is checked, too."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert outcome_of(make_experiment("local"))[0] == outcome_of(make_experiment("local", "host"))[0]
-    assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
-
-
-def test_the_need_of_further_rounds_is_checked_too(monkeypatch):
     trainer = Trainer([make_experiment("local")])
     trainer.play(2, OFTEN)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 0))
+    assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
+    monkeypatch.setattr("shutil.disk_usage", lambda path: disk_of(0))
     with pytest.raises(OutOfMemory, match="out of disk space"):
         trainer.play(4, OFTEN)
 

@@ -14,9 +14,12 @@ import pfljax as pfl
 from pfljax.algorithms import METHODS
 from pfljax.contract.types import Report
 from pfljax.folder import files
+from pfljax.stores.experiment import Experiment
 from pfljax.training import conformance
 
-K, COHORT = 5, 3
+K = 5
+COHORT = 3
+KEY = jax.random.key(0)  # with which the cohort is clients 1, 2 and 4
 
 
 def peers(problem):
@@ -159,10 +162,6 @@ BROKEN = {
         shared(first_row=lambda key, client, start: pfl.First((), start.models)),
         r"first_row: First.model is given; accepted with topology='shared': \(\)",
     ),
-    "first_row, not finite": (
-        changed("first_row", model=lambda model: jax.tree.map(lambda leaf: leaf * jnp.nan, model)),
-        "start and first_row: returned models with values that are not finite",
-    ),
     # the cohort and its models
     "sample, too many": (
         given(sample=lambda *_: jnp.arange(K)),
@@ -302,6 +301,10 @@ BROKEN = {
 }
 
 
+# What the engine checks when it scores clients, because it depends on what they received.
+AFTER_A_ROUND = ("predict, weights of sum 2",)
+
+
 @pfl.method(name="odd", keeps="a count", travels="models")
 @dataclasses.dataclass(frozen=True)
 class Odd:
@@ -321,54 +324,103 @@ def clients():
     return toys.make_federation((4, 3, 5, 2, 4))
 
 
+@pytest.fixture(scope="module")
+def state(clients):
+    """The initial state of `peers`, and of its breaks."""
+    problem = toys.make_problem(clients, cohort=COHORT)
+    return toys.start(peers(problem), problem, clients.client_data)
+
+
+def make_experiment(method, clients, **fields):
+    """An experiment on one device."""
+    problem = toys.make_problem(clients, cohort=COHORT)
+    return Experiment(method, problem, clients, **fields)
+
+
+def check(experiment, state=None):
+    """The checks of a run that is created, and of a run that begins if there is a state."""
+    conformance.check(experiment)
+    if state is not None:
+        data = experiment.federation.client_data
+        conformance.check_start(experiment, experiment.problem.plan, KEY, state, data)
+
+
 def train(method, clients, rounds=1, store="device", out=None, **options):
     options = {"participation": COHORT / K, "execution": pfl.Execution("map", devices=1, client_store=store)} | options
     local = pfl.LocalTraining(optax.sgd(0.1))
     return pfl.Run(method, clients, pfl.models.MLP(()), local, **options).train(rounds, eval_every=1, out=out)
 
 
-def refused(clients, how, **options):
+def refused(call, *args, **options):
+    """The one line with which a call ends, without the name of the method."""
     with pytest.raises(pfl.ArgumentError) as caught:
-        train(Odd(how), clients, **options)
+        call(*args, **options)
     assert len(str(caught.value).splitlines()) == 1
-    return str(caught.value)
+    return str(caught.value).removeprefix("odd.")
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_a_broken_method_is_refused_in_a_line_that_names_the_field(how, clients):
-    line = refused(clients, how)
-    assert re.match(rf"(odd\.)?{BROKEN[how][1]}", line), line
+def not_finite(state):
+    """The state with one parameter that is not a number."""
+    spoil = lambda leaf: leaf.at[1, 0].set(jnp.nan)
+    return state._replace(models=jax.tree.map(spoil, state.models))
 
 
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize("how", [how for how in BROKEN if how not in AFTER_A_ROUND])
+def test_a_broken_method_is_refused_in_a_line_that_names_the_field(how, clients, state):
+    line = refused(check, make_experiment(Odd(how), clients), state)
+    assert re.match(BROKEN[how][1], line), line
+
+
+def test_a_sound_method_is_accepted(clients, state):
+    check(make_experiment(Odd(), clients), state)
+
+
+def test_initial_models_that_are_not_finite_are_refused(clients, state):
+    line = refused(check, make_experiment(Odd(), clients), not_finite(state))
+    assert line == "start and first_row: returned models with values that are not finite"
+
+
+def own_size(outputs, y):
+    """A metric of the user."""
+    return len(y)
+
+
+@pytest.mark.parametrize("store", ["device", "host", pytest.param("disk", marks=pytest.mark.slow)])
 def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
-    result = train(Odd(), clients, rounds=2, store=store, out=tmp_path / "run", clock=pfl.Clock())
+    options = {"clock": pfl.Clock(), "metrics": {"own_drift": own_size}}
+    result = train(Odd(), clients, rounds=2, store=store, out=tmp_path / "run", **options)
     rows = files.read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [row.get("drift") for row in rows] == [None, 1.0, 1.0] and np.isfinite(result.loss)
-    assert rows[-1].keys() - {"drift"} <= conformance.RESERVED  # what a metric must not be called
-    assert {*rows[-1], *result.summary["best"], "method", "seed"} - {"drift"} == conformance.RESERVED
+    assert rows[-1]["own_drift"] > 1
+    own = {name for name in rows[-1] if "drift" in name}
+    assert rows[-1].keys() - own <= conformance.RESERVED  # what a metric must not be called
+    assert {*rows[-1], *result.summary["best"], "method", "seed"} - own == conformance.RESERVED
 
 
-@pytest.mark.parametrize("store", ["device", "host"])
-def test_a_metric_of_the_user_with_the_name_of_one_of_the_methods_is_refused(store, clients):
-    of_size = {"own_drift": lambda outputs, y: len(y)}
-    result = train(Odd(), clients, metrics=of_size, store=store)
-    assert result.history[-1]["drift"] == 1 and result.history[-1]["own_drift"] > 1
-    text = r"^metrics=drift: is also a metric of odd itself; accepted: another name, such as own_drift$"
-    with pytest.raises(pfl.ArgumentError, match=text):
-        train(Odd(), clients, metrics={"drift": of_size["own_drift"]}, store=store)
+def test_a_metric_of_the_user_with_the_name_of_one_of_the_methods_is_refused(clients):
+    text = "metrics=drift: is also a metric of odd itself; accepted: another name, such as own_drift"
+    assert refused(train, Odd(), clients, metrics={"drift": own_size}) == text
 
 
-@pytest.mark.parametrize("store", ["host", "disk"])
 @pytest.mark.parametrize(
-    "how",
+    ("store", "how"),
     [
-        *("whom, weights of sum 2", "whom, index out of range", "download, out of range", "predict, weights of sum 2"),
-        "predict, index out of range",
+        pytest.param("device", "whom, weights of sum 2", marks=pytest.mark.slow),
+        ("host", "whom, weights of sum 2"),
+        ("host", "predict, index out of range"),
+        pytest.param("host", "download, out of range", marks=pytest.mark.slow),
+        pytest.param("disk", "whom, index out of range", marks=pytest.mark.slow),
+        pytest.param("disk", "predict, index out of range", marks=pytest.mark.slow),
     ],
 )
 def test_values_are_checked_under_every_store(store, how, clients):
-    assert re.match(BROKEN[how][1], refused(clients, how, store=store).removeprefix("odd."))
+    assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, store=store))
+
+
+@pytest.mark.parametrize("store", ["device", *(pytest.param(s, marks=pytest.mark.slow) for s in ("host", "disk"))])
+def test_weights_that_predict_returns_are_checked_when_they_are_scored(store, clients):
+    (how,) = AFTER_A_ROUND
+    assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, store=store))
 
 
 @pytest.mark.slow
@@ -388,8 +440,8 @@ def test_weights_are_checked_in_every_evaluation(eval_clients, clients, monkeypa
     monkeypatch.setitem(BROKEN, "late", (build, ""))
     result = train(Odd("late"), clients, rounds=1, eval_clients=eval_clients)
     assert np.isfinite(result.loss) and len(result.per_client_accuracy) == (eval_clients or K)
-    line = refused(clients, "late", rounds=2, eval_clients=eval_clients)
-    assert line.startswith("odd.whom: the weights of client 4 sum to 2, ")
+    line = refused(train, Odd("late"), clients, rounds=2, eval_clients=eval_clients)
+    assert line.startswith("whom: the weights of client 4 sum to 2, ")
 
 
 UNSEEN = {
@@ -412,14 +464,14 @@ UNSEEN = {
 @pytest.mark.parametrize("how", UNSEEN)
 def test_what_newcomers_predict_with_is_checked(how, clients, monkeypatch):
     monkeypatch.setitem(BROKEN, "adapt", UNSEEN[how])
-    line = refused(clients, "adapt", unseen=toys.make_federation((3, 4), seed=8))
-    assert re.match(rf"odd\.{UNSEEN[how][1]}", line), line
+    experiment = make_experiment(Odd("adapt"), clients, unseen=toys.make_federation((3, 4), seed=8))
+    line = refused(check, experiment)
+    assert re.match(UNSEEN[how][1], line), line
 
 
-def test_newcomers_predict_as_others_do_by_default(clients, monkeypatch):
+def test_newcomers_of_a_shared_model_need_no_function_of_their_own(clients, monkeypatch):
     monkeypatch.setitem(BROKEN, "shared", (shared(), ""))
-    result = train(Odd("shared"), clients, unseen=toys.make_federation((3, 4), seed=8))
-    assert np.isfinite(result.summary["unseen"]["loss"])
+    check(make_experiment(Odd("shared"), clients, unseen=toys.make_federation((3, 4), seed=8)))
 
 
 @pytest.mark.slow
@@ -427,7 +479,7 @@ def test_values_are_checked_on_several_devices(clients):
     execution = pfl.Execution("vmap", devices=2)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)
     how = "whom, negative weights"
-    assert re.match(BROKEN[how][1], refused(clients, how, execution=execution).removeprefix("odd."))
+    assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, execution=execution))
 
 
 def test_an_undecorated_class_is_no_method(clients):
@@ -438,14 +490,14 @@ def test_an_undecorated_class_is_no_method(clients):
         train(Plain(), clients)
 
 
-def test_built_in_methods_are_not_traced_for_it(clients, monkeypatch):
-    monkeypatch.setattr(conformance.Contract, "__init__", None)
-    assert np.isfinite(train(pfl.FedAvg(), clients).loss)
+def test_built_in_methods_are_not_traced_for_it(clients, state, monkeypatch):
+    monkeypatch.setattr(conformance, "Contract", None)
+    check(make_experiment(pfl.FedAvg(), clients), state)
     with pytest.raises(TypeError, match="not callable"):
-        train(Odd(), clients)
+        check(make_experiment(Odd(), clients))
 
 
-@toys.each_method(fast=(*toys.KINDS, "clustered"))
+@toys.each_method(fast=("local", "fedavg_plus", "dfedem"), slow=("fedfomo", "federico"))
 def test_built_in_methods_conform(name, clients, monkeypatch):
     """Their functions, and the values that they begin with; with newcomers."""
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)

@@ -133,9 +133,10 @@ def published(num_clients, num_test, components=3, alpha=0.4):
             count, written = rng.multinomial(number, share), np.zeros(number, bool)
             x, y = rng.uniform(-1, 1, (number, 150)), np.zeros(number)
             for m in range(components):
-                for i, noise in enumerate(rng.normal(0, 0.1, count[m])):
-                    y[i] = round(1 / (1 + np.exp(-(x[i] @ thetas[m] + noise))))
-                    written[i] = True
+                first = slice(count[m])
+                logits = x[first] @ thetas[m] + rng.normal(0, 0.1, count[m])
+                y[first] = np.round(1 / (1 + np.exp(-logits)))
+                written[first] = True
             x, y, written = shuffle(x, y, written, random_state=rng)
             xs, ys, constants = [*xs, x], [*ys, y], [*constants, ~written]
     return np.concatenate(xs), np.concatenate(ys), sizes, np.concatenate(constants)

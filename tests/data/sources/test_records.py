@@ -144,7 +144,11 @@ def test_only_the_cohort_s_examples_are_read(toy):
 
 @pytest.mark.parametrize(
     ("method", "store"),  # the last one's server begins with examples
-    [(pfl.FedAvg(), "device"), (pfl.FedAvg(), "disk"), (pfl.FedAvgData(), "disk")],
+    [
+        (pfl.FedAvg(), "disk"),
+        pytest.param(pfl.FedAvg(), "device", marks=pytest.mark.slow),
+        pytest.param(pfl.FedAvgData(), "disk", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_from_the_file_is_a_run_from_memory(toy, method, store):
     there = pfl.data.read(toy(), client="who")
