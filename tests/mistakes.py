@@ -160,8 +160,6 @@ def wrong_values(field: Field) -> Iterator[Wrong]:
     words = type_words(kinds[0], limits)
     if type(None) not in typing.get_args(field.hint):
         yield Wrong("None", None, words)
-    if np.ndarray in kinds:
-        return  # what is no array is refused by what is called
     yield from (Wrong("another type", value, words) for value in wrong_types(kinds, limits))
     if len(kinds) > 1:
         return
@@ -573,36 +571,44 @@ def wrong_commands() -> list[WrongCommand]:
 
 
 def wrong_commands_of(name: str) -> Iterator[WrongCommand]:
-    """The wrong command lines of a command: of `FULL` all, of others one text of a kind for each flag that they share.
-
-    Which text that is differs by flag. Knobs of methods are played with `FULL` alone.
-    """
-    registry, of_full = registry_of(name), registry_of(FULL)
+    """The wrong command lines of a command; knobs of methods are played with `FULL` alone."""
+    registry = registry_of(name)
     for group, listed in registry.flags_by_module_dict().items():
-        own = [flag for flag in listed if not group.startswith("absl")]
-        if group in METHODS and name != FULL:
+        if group.startswith("absl") or (group in METHODS and name != FULL):
             continue
-        for flag in own:
-            field = field_of(flag)
-            texts = texts_of(flag, field) if field else Texts([], [])
-            wrong, edges = texts if name in (FULL, *FEW) else texts._replace(edges=[])
-            if name != FULL and flag.name in of_full and type(flag.parser) is type(of_full[flag.name].parser):
-                turn = zlib.crc32(f"{name} {flag.name}".encode())
-                wrong = [wrong[turn % len(wrong)]] if wrong else []
-                edges = [edges[turn % len(edges)]] if edges else []
+        for flag in listed:
+            wrong, edges = texts_played(name, flag)
             for each in wrong:
-                words = (f"--{flag.name}={each.value}",)
-                yield WrongCommand(name, each.kind, words, flag.name, each.words)
+                text = f"--{flag.name}={each.value}"
+                yield WrongCommand(name, each.kind, (text,), flag.name, each.words)
             others = read_with(flag, group, registry)
-            for text in edges if flag.name not in STARTING else ():
-                if ENDLESS.get(flag.name) == text:
-                    continue
-                words = (f"--{flag.name}={text}", *others)
-                yield WrongCommand(name, "an edge", words, flag.name, None)
+            for edge in edges:
+                text = f"--{flag.name}={edge}"
+                yield WrongCommand(name, "an edge", (text, *others), flag.name, None)
             if name == FULL:
-                yield from unread_commands(flag, group, field, registry)
-        for flag in own[:1]:
-            yield WrongCommand(name, "misspelt", (f"--{flag.name}x=1",), f"{flag.name}x", "unknown flag; did you mean")
+                yield from unread_commands(flag, group, registry)
+        for flag in listed[:1]:
+            words = "unknown flag; did you mean"
+            yield WrongCommand(name, "misspelt", (f"--{flag.name}x=1",), f"{flag.name}x", words)
+
+
+def texts_played(name: str, flag: flags.Flag) -> Texts:
+    """The texts that a command's flag gets.
+
+    These are all of its texts with `FULL`, and with a command whose flag is not that of `FULL`. A flag that is the same
+    gets one of each kind, which differs by command and flag.
+    """
+    field, of_full = field_of(flag), registry_of(FULL)
+    if field is None:
+        return Texts([], [])
+    wrong, edges = texts_of(flag, field)
+    has_edges = name in (FULL, *FEW) and flag.name not in STARTING
+    edges = [text for text in edges if has_edges and text != ENDLESS.get(flag.name)]
+    is_same = flag.name in of_full and type(flag.parser) is type(of_full[flag.name].parser)
+    if name == FULL or not is_same:
+        return Texts(wrong, edges)
+    turn = zlib.crc32(f"{name} {flag.name}".encode())
+    return Texts(*([texts[turn % len(texts)]] if texts else [] for texts in (wrong, edges)))
 
 
 def read_with(flag: flags.Flag, group: str, registry: flags.FlagValues) -> list[str]:
@@ -626,10 +632,9 @@ def conditions_of(flag: flags.Flag, group: str) -> dict[str, Sequence[Any]]:
     return getattr(flag, "read_with", {})
 
 
-def unread_commands(
-    flag: flags.Flag, group: str, field: Field | None, registry: flags.FlagValues
-) -> Iterator[WrongCommand]:
+def unread_commands(flag: flags.Flag, group: str, registry: flags.FlagValues) -> Iterator[WrongCommand]:
     """Command lines with a flag that is not read, or that is the knob of another method."""
+    field = field_of(flag)
     value = right_value(field._replace(default=flag.default)) if field else None
     if value is None:
         return

@@ -70,7 +70,7 @@ def test_a_cluster_is_split_only_where_it_is_stationary_and_its_clients_are_not(
     assert split_of(opposite, eps2=2.5) == [0, 0, 0, 0]
     assert split_of(np.add(opposite, [1.0, 0.0])) == [0, 0, 0, 0]  # the mean is 1 long
     assert split_of(opposite, size=[1, 1, 1, 5]) == [0, 0, 0, 0]  # n_k counts: the mean is 1 long
-    assert split_of(opposite[:2]) == [0, 0]  # two are not split
+    assert split_of(opposite[:2], gamma=0.0) == [0, 0]  # two are not split
     # Clients that sent nothing stay with the part that has more examples: clients 1 and 3, then client 0 alone.
     assert split_of(opposite, size=[1, 1, 0, 1], eps1=1.0) == [0, 1, 1, 1]
     assert split_of(opposite, size=[3, 1, 0, 1], eps1=1.0) == [0, 1, 0, 1]
@@ -150,7 +150,7 @@ def test_by_default_clusters_are_the_distributions(kinds):
     np.testing.assert_array_equal(states[-1].server.label, np.arange(6) % kinds)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_an_estimate_of_the_noise_equal_clients_split():
     federation = noisy_targets(1)
     states = play("clustered", rounds=40, epochs=2, federation=federation, knobs={"gamma": 0.0})[2]

@@ -52,7 +52,7 @@ def reference(rounds):
     assert max(moved) > 0.01 and np.ptp(weights) > 0.1
 
 
-@pytest.mark.parametrize("cohort", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cohort", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_rounds_by_hand(cohort):
     options = {"knobs": {"epochs": ALIGNMENT}, "sizes": (2, 5, 1, 4), "hidden": (WIDTH,), "cohort": cohort}
     by_hand("fedas", reference, rounds=4, rtol=1e-5, **options)

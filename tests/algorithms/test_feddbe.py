@@ -85,7 +85,7 @@ def test_rounds_by_hand(kappa, mu):
     assert np.ptp(rounds.states[-1].clients.own.model, axis=0).max() > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_round_is_fedavg_s():
     options = {"rounds": 1, "sizes": SIZES, "batch_size": 2, "epochs": 2}
     found, wanted = (networks.play(name, **options).states[-1] for name in ("feddbe", "fedavg"))

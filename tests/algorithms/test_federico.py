@@ -116,8 +116,8 @@ def posterior(tracking, faithful):
     [
         ("ema", False),
         ("accumulated", True),
-        pytest.param("ema", True, marks=pytest.mark.slow),
-        pytest.param("accumulated", False, marks=pytest.mark.slow),
+        pytest.param("ema", True, marks=pytest.mark.long),
+        pytest.param("accumulated", False, marks=pytest.mark.long),
     ],
 )
 def test_the_losses_of_models_not_held_are_kept(tracking, faithful):
@@ -175,8 +175,10 @@ def train_and_note(method, federation, rate, rounds):
     return states, [[held[number, k] for k in range(problem.num_clients)] for number in range(rounds)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("epsilon", "examples"), [(0.0, 1.5), (0.3, np.inf)])
+@pytest.mark.parametrize(
+    ("epsilon", "examples"),
+    [pytest.param(0.0, 1.5, marks=pytest.mark.long), pytest.param(0.3, np.inf, marks=pytest.mark.slow)],
+)
 def test_rounds_with_the_draws_given(epsilon, examples):
     """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
     num, sizes = 5, np.array([2, 4, 3, 6, 1])
@@ -347,7 +349,7 @@ def test_label_code_is_the_code_length_of_the_labels():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_newcomers_weigh_by_one_e_step():
     federation, algorithm, states, _, _ = play("federico", knobs={"neighbors": 2})
     problem = toys.make_problem(federation)
@@ -410,8 +412,10 @@ def test_delta_trains_each_held_model_with_noise_of_its_own():
     assert np.abs(kernel[0] - kernel[1]).max() > 1e-3  # equal models on equal examples
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "devices"), [(0, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "devices"),
+    [pytest.param(0, 2, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.long)],
+)
 def test_without_neighbors_it_is_local_training(batch_size, devices):
     options = {"optimizer": optax.adam(0.05), "batch_size": batch_size, "plan": make_plan("map", devices=devices)}
     played = functools.partial(toys.play, federation=toys.make_federation((5, 1, 3, 4)), rounds=3, **options)
@@ -547,7 +551,7 @@ def accuracies(method, seeds, rounds=120):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_collaboration_beats_training_alone_on_digits():
     gains = accuracies(FedeRiCo(), (0, 1)) - accuracies(Local(), (0, 1))
     assert gains.mean() > 0.05 and gains.min() > 0
@@ -588,8 +592,13 @@ def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_
 TEMPERED = FedeRiCo(neighbors=5, rule="posterior", effective_examples=2.0)
 
 
-@pytest.mark.parametrize("method", [TEMPERED, FedeRiCoCentralized()])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(TEMPERED, id="federico", marks=pytest.mark.long),
+        pytest.param(FedeRiCoCentralized(), id="centralized", marks=pytest.mark.slow),
+    ],
+)
 def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
     kernel = lambda state: np.asarray(state.models["Dense_0"]["kernel"])
     state, accuracy, _ = train_on_opposites(method, common_init=True)
@@ -601,7 +610,7 @@ def test_with_all_others_as_neighbors_there_is_not_one_global_model(method):
         assert within > 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_groups_that_start_on_the_same_best_model_come_apart():
     def one_is_best(state):  # for everybody: the others are confident by features that decide nothing
         layer = state.models["Dense_0"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import toys
 from by_hand import by_hand, play
-from quadratics import OPTIMIZER, descend, loss_of, vectors
+from quadratics import OPTIMIZER, loss_of, vectors
 from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
@@ -119,7 +119,7 @@ def mixed_by(state):
     [
         ("fedfomo", {}),
         pytest.param("fedfomo", {"norm": "l1", "scaled": True, "clusters": 1}, marks=pytest.mark.slow),
-        pytest.param("fedfomo_average", {}, marks=pytest.mark.slow),
+        pytest.param("fedfomo_average", {}, marks=pytest.mark.long),
         pytest.param("fedfomo_average", {"scaled": True}, marks=pytest.mark.slow),
     ],
 )
@@ -188,7 +188,7 @@ def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
         assert rounds.records[number].down == 2 * 4 * 4  # one model of four floats for each of two clients
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plans_agree_on_what_the_server_makes():
     knobs = {"available": "uploaded", "clusters": 2, "neighbors": 1, "epsilon": 0.5}
     runs = [

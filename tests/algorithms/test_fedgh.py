@@ -44,7 +44,7 @@ def fedgh(rounds):
         }
 
 
-@pytest.mark.parametrize("cohort", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cohort", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_rounds_by_hand(cohort):
     rounds = by_hand("fedgh", fedgh, knobs=KNOBS, cohort=cohort, rtol=1e-5, **OPTIONS)
 
@@ -56,7 +56,7 @@ def test_rounds_by_hand(cohort):
     assert_close(as_numpy(found), own, "predictions", 1e-6, 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_steps_the_head_stays():
     states = networks.play("fedgh", 2, SIZES, knobs={"server_steps": 0}).states
     toys.assert_trees_close(states[-1].models, states[0].models)

@@ -119,9 +119,13 @@ def test_batch_statistics_are_the_clients_and_their_mean():
     np.testing.assert_allclose([shared["mean"][0], shared["var"][0]], mean, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "model"), [("fedavg", toys.Normalized), ("fedavg", toys.Dropped), ("local", toys.Normalized)]
+    ("name", "model"),
+    [
+        pytest.param("fedavg", toys.Dropped, marks=pytest.mark.slow),
+        pytest.param("fedavg", toys.Normalized, marks=pytest.mark.long),
+        pytest.param("local", toys.Normalized, marks=pytest.mark.long),
+    ],
 )
 def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(name, model):
     """Local training draws other numbers at random, so that it has no dropout here."""

@@ -88,7 +88,7 @@ def test_clients_draw_their_epochs_anew_in_every_round():
     assert any(len(set(epochs)) > 1 for epochs in drawn)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_epochs_that_are_all_alike_are_the_solver_s():
     drawn = play("fednova", knobs={"least_epochs": 2, "most_epochs": 2}, **MINI | {"epochs": 1})[2][-1]
     toys.assert_trees_close(drawn.models, play("fednova", **MINI)[2][-1].models)
@@ -119,7 +119,7 @@ def test_the_way_follows_the_schedule():
     by_hand("fednova", of_a_schedule, federation=copies(), batch_size=2, schedule=falling)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_of_one_client_it_is_fedavg_whatever_the_optimizer():
     federation = toys.make_federation((5,), "regression")
     options = {"optimizer": optax.adam(0.05), "batch_size": 2, "epochs": 3}

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import toys
 from by_hand import by_hand
-from networks import OPTIMIZER, RATE, examples, gradient, logits, softmax, step
+from networks import RATE, examples, gradient, logits, softmax, step
+from quadratics import OPTIMIZER
 
 SIZES, CLASSES = (2, 5, 0, 3, 4), 3
 

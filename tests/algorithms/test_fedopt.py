@@ -48,8 +48,8 @@ def adaptive(optimizer, beta1, beta2, rate, tau):
         ("adam", {}, (0.9, 0.99)),
         ("yogi", {"beta1": 0.5, "beta2": 0.7}, (0.5, 0.7)),
         ("adagrad", {}, (0.0, None)),
-        pytest.param("adam", {"beta1": 0.5, "beta2": 0.7}, (0.5, 0.7), marks=pytest.mark.slow),
-        pytest.param("yogi", {"beta2": 0.7}, (0.9, 0.7), marks=pytest.mark.slow),
+        pytest.param("adam", {"beta1": 0.5, "beta2": 0.7}, (0.5, 0.7), marks=pytest.mark.long),
+        pytest.param("yogi", {"beta2": 0.7}, (0.9, 0.7), marks=pytest.mark.long),
         pytest.param("adagrad", {"beta1": 0.5}, (0.5, None), marks=pytest.mark.slow),
     ],
 )

@@ -69,7 +69,7 @@ def fedproto(weigh):
     ("cohort", "weigh"),
     [
         (2, "weighted"),
-        pytest.param(5, "weighted", marks=pytest.mark.slow),
+        pytest.param(5, "weighted", marks=pytest.mark.long),
         pytest.param(5, "uniform", marks=pytest.mark.slow),
     ],
 )

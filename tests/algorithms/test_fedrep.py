@@ -2,24 +2,12 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 import toys
-from by_hand import by_hand
+from by_hand import by_hand, play
 from networks import BODY, HEAD, descend, row
 
 from pfljax.contract.types import Ledger
-
-SIZES, RATE = (2, 5, 1, 3), 0.3
-FEDERATION = toys.make_federation(SIZES)
-
-
-def play(name, rounds=2, knobs=None, **options):
-    """(problem, algorithm, states, records, the models that clients predict with)."""
-    played = toys.play(name, FEDERATION, rounds, optax.sgd(RATE), knobs, hidden=(3,), **options)
-    _, problem, algorithm, states, records = played
-    found = toys.predict(algorithm, problem, jax.random.key(0), states[-1], FEDERATION.client_data)
-    return problem, algorithm, states, records, jax.tree.map(lambda leaf: leaf[:, 0], found.models)
 
 
 def fedrep(head_epochs, body_epochs):
@@ -45,7 +33,7 @@ def fedrep(head_epochs, body_epochs):
     return reference
 
 
-@pytest.mark.parametrize(("head_epochs", "body_epochs"), [(3, 2), pytest.param(1, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("head_epochs", "body_epochs"), [(3, 2), pytest.param(1, 4, marks=pytest.mark.long)])
 def test_rounds_by_hand(head_epochs, body_epochs):
     knobs = {"head_epochs": head_epochs, "body_epochs": body_epochs}
     rounds = by_hand("fedrep", fedrep(head_epochs, body_epochs), knobs=knobs, hidden=(3,))
@@ -56,19 +44,25 @@ def test_rounds_by_hand(head_epochs, body_epochs):
 
 @pytest.mark.slow
 def test_by_default_the_body_is_trained_as_long_as_other_methods_train():
-    _, algorithm, states, _, _ = play("fedrep", 2, epochs=3)
-    assert algorithm.ledger == Ledger(gradients=1, passes=10 / 3 + 1)
-    toys.assert_trees_close(states[-1].models, play("fedrep", 2, {"body_epochs": 3})[2][-1].models, rtol=1e-6)
-    steps = play("fedrep", 2, epochs=1, steps=3)[2][-1].models  # full batches: an epoch is a step
-    toys.assert_trees_close(steps, states[-1].models, rtol=1e-6)
+    options = {"rounds": 2, "hidden": (3,)}
+    rounds = play("fedrep", epochs=3, **options)
+    assert rounds.algorithm.ledger == Ledger(gradients=1, passes=10 / 3 + 1)
+    models = rounds.states[-1].models
+    named = play("fedrep", knobs={"body_epochs": 3}, **options).states[-1].models
+    toys.assert_trees_close(named, models, rtol=1e-6)
+    steps = play("fedrep", epochs=1, steps=3, **options).states[-1].models  # full batches: an epoch is a step
+    toys.assert_trees_close(steps, models, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("personal_layers", "other", "knobs"),
-    [(0, "fedavg", {"head_epochs": 4, "body_epochs": 2}), (2, "local", {"head_epochs": 2, "body_epochs": 3})],
+    [
+        pytest.param(0, "fedavg", {"head_epochs": 4, "body_epochs": 2}, marks=pytest.mark.slow),
+        pytest.param(2, "local", {"head_epochs": 2, "body_epochs": 3}, marks=pytest.mark.long),
+    ],
 )
 def test_of_one_part_only_it_is_another_method(personal_layers, other, knobs):
-    wanted = play(other, epochs=2)[4]
-    found = play("fedrep", knobs=knobs | {"personal_layers": personal_layers})[4]
+    options = {"rounds": 2, "hidden": (3,)}
+    wanted = play(other, **options).predict().models
+    found = play("fedrep", knobs=knobs | {"personal_layers": personal_layers}, **options).predict().models
     toys.assert_trees_close(found, wanted, rtol=1e-6, atol=1e-6)

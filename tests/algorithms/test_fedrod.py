@@ -69,8 +69,10 @@ def test_rounds_by_hand(balance):
     assert np.ptp(rounds.probabilities(), axis=0).max() > 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", [toys.Dropped, toys.Normalized])
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(toys.Dropped, marks=pytest.mark.long), pytest.param(toys.Normalized, marks=pytest.mark.slow)],
+)
 def test_without_balance_the_generic_model_is_fedavg_s(model):
     """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}

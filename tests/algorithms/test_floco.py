@@ -4,7 +4,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
 import toys
@@ -181,13 +180,3 @@ def test_points_are_drawn_from_the_simplex_or_from_a_region():
     np.testing.assert_allclose(draws(keys, inner, np.float32(0.2)).mean(axis=0), inner, atol=0.005)
     still = draws(keys, border, np.float32(0.0))
     np.testing.assert_allclose(still, np.tile(border, (4000, 1)), rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_one_endpoint_is_fedavg():
-    options = {"rounds": 3, "sizes": OPTIONS["sizes"], "batch_size": 2, "epochs": 2}
-    found = networks.play("floco", knobs={"endpoints": 1}, **options).states[-1].models
-    kernel = found[HEAD]["kernel"][:, 0]
-    found = found | {HEAD: found[HEAD] | {"kernel": kernel}}
-    wanted = networks.play("fedavg", **options).states[-1].models
-    toys.assert_trees_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -52,7 +52,7 @@ def test_rounds_by_hand():
     [
         ("fedavg", toys.Dropped),
         pytest.param("fedavg", toys.Normalized, marks=pytest.mark.slow),
-        pytest.param("local", toys.Normalized, marks=pytest.mark.slow),
+        pytest.param("local", toys.Normalized, marks=pytest.mark.long),
     ],
 )
 def test_with_labels_only_it_is_local_training_beside_fedavg(name, model):

@@ -60,7 +60,7 @@ def own(federation, k):
     return federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
 
 
-@pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.slow), 2, 10])
+@pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.long), 2, 10])
 def test_predictions_by_hand(num):
     federation, problem, algorithm, state = with_knobs(neighbors=num, scale=0.2, mix=0.7, grid_steps=0)
     queries = federation.test.x[0]

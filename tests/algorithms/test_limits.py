@@ -60,6 +60,7 @@ LIMITS = [
     Limit("pfedmb", {"branches": 1}, PREDICTIONS),
     Limit("l2sgd", {"pull": 1.0}),
     Limit("fedasync", {"alpha": 1.0, "rho": 0.0, "max_staleness": 0}),
+    Limit("floco", {"endpoints": 1}, PREDICTIONS, slow=True),
     Limit("moon", {"mu": 5.0}, slow=True),  # a linear model has no features to train
     Limit("fedavg", {}, ("models", "predictions"), "local", {"sizes": (5,)}, slow=True),
     Limit("fedper", {"personal_layers": 1}, PREDICTIONS, "local"),

@@ -6,15 +6,19 @@ import flax.linen as nn
 import numpy as np
 import optax
 import pytest
-from by_hand import by_hand
+from by_hand import by_hand, play
 
 import pfljax as pfl
 
-RATE, F, T, RANK = 0.1, 3, 2, 2
+RATE = 0.1
+F = 3
+T = 2
+RANK = 2
 SIZES = np.array([4, 2, 5, 3])
 RNG = np.random.default_rng(0)
 W0 = RNG.normal(size=(F, T))
-X, Y = RNG.normal(size=(SIZES.sum(), F)), RNG.normal(size=(SIZES.sum(), T))
+X = RNG.normal(size=(SIZES.sum(), F))
+Y = RNG.normal(size=(SIZES.sum(), T))
 owner = np.repeat(np.arange(4), SIZES)
 
 
@@ -26,7 +30,8 @@ def federation(x=X, y=Y, client=owner):
     return pfl.Federation.from_arrays(*both, is_test=is_test, standardize=False)
 
 
-A, B = "kernel_lora_a", "kernel_lora_b"
+A = "kernel_lora_a"
+B = "kernel_lora_b"
 MODEL = pfl.Model(
     nn.Dense(T, use_bias=False),
     frozen={"kernel": W0},
@@ -136,45 +141,71 @@ def cut(product, rank):
     return u[:, :rank] * s[:rank], v[:rank]
 
 
+FLEX_RANKS = (1, 2)
+
+
+def flexlora(rounds):
+    """Products are averaged, and cut to each client's rank."""
+    rank_of = lambda k: FLEX_RANKS[k % 2]
+    a, b = start_of(rounds, "models", "models")
+    begin = [(a[:, : rank_of(k)], b[: rank_of(k)]) for k in rounds.clients]
+    for number in rounds:
+        product = rounds.mean([np.matmul(*step(k, *begin[k])) for k in rounds.clients])
+        close(np.matmul(*factors(rounds.states[number + 1].models))[0], product)
+        begin = [cut(product, rank_of(k)) for k in rounds.clients]
+        weights = [W0 + best(product, rank_of(k)) for k in rounds.clients]
+        x = np.float64(rounds.federation.test.x[0])
+        yield {"probabilities": [x @ weight for weight in weights]}
+
+
+def feddpa(share):
+    """Clients train their own adapters, too, and mix them in by the similarity of inputs."""
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    def reference(rounds):
+        a, b = start_of(rounds, "models", "models")
+        own = [(a, b) for _ in rounds.clients]
+        x = np.float64(rounds.federation.test.x[0])
+        for _ in rounds:
+            w = a @ b
+            for k, (c, d) in enumerate(own):
+                # Of (W + V) / 2: half of V's gradient reaches A and B.
+                half = slope(k, W0 + w / 2 + c @ d / 2) / 2
+                own[k] = (c - RATE * half @ d.T, d - RATE * c.T @ half)
+            steps = [step(k, a, b) for k in rounds.clients]
+            a, b = (rounds.mean(each) for each in zip(*steps, strict=True))
+
+            outputs = []
+            for k, (c, d) in enumerate(own):
+                # The features are the inputs.
+                similarity = unit(x) @ unit(X[owner == k]).T
+                alpha = share * np.maximum(similarity.mean(axis=1), 0)[:, None]
+                outputs.append(x @ W0 + (1 - alpha) * (x @ a @ b) + alpha * (x @ c @ d))
+            yield {f"models.{A}": a[None], f"models.{B}": b[None], "probabilities": outputs}
+
+    return reference
+
+
 @pytest.mark.slow
-def test_flexlora_averages_products_and_cuts_them_to_each_rank():
-    a, b = start()
-    ranks = (1, 2)
-    of = lambda k: ranks[k % 2]
-    product = mean([np.matmul(*step(k, a[:, : of(k)], b[: of(k)])) for k in range(4)])
-    first = trained(pfl.FlexLoRA(ranks=ranks), 1)
-    close(np.matmul(*factors(first.state.models))[0], product)
-    product = mean([np.matmul(*step(k, *cut(product, of(k)))) for k in range(4)])
-    result = trained(pfl.FlexLoRA(ranks=ranks), 2)
-    close(np.matmul(*factors(result.state.models))[0], product)
-    for k in range(4):
-        close(predicted(result, k), X[owner == k] @ (W0 + best(product, of(k))))
+@pytest.mark.parametrize(
+    ("name", "knobs", "reference"),
+    [
+        ("flexlora", {"ranks": FLEX_RANKS}, flexlora),
+        ("feddpa", {"weight": 0.8}, feddpa(0.8)),
+        ("feddpa", {"weight": 0.0}, feddpa(0.0)),
+    ],
+    ids=["flexlora", "feddpa", "feddpa_without_the_personal_adapter"],
+)
+def test_other_rounds_by_hand(name, knobs, reference):
+    """Without the personal adapter, FedDPA is FedIT."""
+    by_hand(name, reference, knobs=knobs, federation=federation(), model=MODEL, epochs=1)
+
+
+def test_ranks_beyond_the_adapters():
     with pytest.raises(pfl.ArgumentError, match=r"ranks=.*accepted: ranks from 1 to 2"):
-        trained(pfl.FlexLoRA(ranks=(4,)), 1)
-
-
-@pytest.mark.slow
-def test_feddpa_mixes_adapters_by_the_similarity_of_inputs():
-    a, b = start()
-    own = [(a, b)] * 4
-    for _ in range(3):
-        w = a @ b
-        # Of (W + V) / 2: half of V's gradient reaches A and B.
-        half = [slope(k, W0 + w / 2 + c @ d / 2) / 2 for k, (c, d) in enumerate(own)]
-        own = [(c - RATE * g @ d.T, d - RATE * c.T @ g) for g, (c, d) in zip(half, own, strict=True)]
-        a, b = (mean(each) for each in zip(*(step(k, a, b) for k in range(4)), strict=True))
-    result = trained(pfl.FedDPA(weight=0.8), 3)
-    unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)
-    for k in range(4):
-        x = X[owner == k]
-        alpha = 0.8 * np.maximum((unit(x) @ unit(x).T).mean(axis=1), 0)[:, None]  # the features are the inputs
-        c, d = own[k]
-        close(predicted(result, k), x @ W0 + (1 - alpha) * (x @ a @ b) + alpha * (x @ c @ d))
-
-
-@pytest.mark.slow
-def test_feddpa_without_the_personal_adapter_is_fedit():
-    close(predicted(trained(pfl.FedDPA(weight=0.0), 2), 0), predicted(trained(pfl.FedIT(), 2), 0))
+        play("flexlora", rounds=0, knobs={"ranks": (4,)}, federation=federation(), model=MODEL)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_rounds_by_hand(clip):
     by_hand("pefll", pefll(clip), rtol=1e-5, knobs=KNOBS | {"clip": clip}, **OPTIONS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_client_s_model_depends_on_its_examples():
     """After training, models of clients whose labels differ are apart, and fit their own client."""
     federation, problem, algorithm, states, _ = networks.play("pefll", 60, (5, 5, 5, 5), knobs={"rate": 0.01}, epochs=5)

@@ -107,7 +107,7 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     assert 0 < alone < 6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_first_models_are_near_one_initial_model():
     spread = {}
     for knob in (0.0, 0.1, 1.0):
@@ -140,7 +140,7 @@ def test_torch_trunks_are_as_small_as_pytorch_makes_them():
     np.testing.assert_allclose(np.square(features).sum(axis=1).mean(), wanted, rtol=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_protocol_of_the_paper_is_stable():
     """One client a round, 50 steps at rate 0.01 with momentum 0.9; He's trunk without clipping diverges."""
     federation, size = toys.make_federation([6] * 4), {}

@@ -140,7 +140,7 @@ def test_with_one_branch_its_fine_tuning_is_the_general_one():
     ("name", "shape", "classes"),
     [
         ("cnn", (8, 8, 2), 3),
-        pytest.param("mobilenet_v2", (8, 8, 1), 3, marks=pytest.mark.slow),
+        pytest.param("mobilenet_v2", (8, 8, 1), 3, marks=pytest.mark.long),
         pytest.param("lstm", (4,), 9, marks=pytest.mark.slow),
     ],
 )

@@ -62,7 +62,7 @@ ROUNDS = [
     ),
     # The mean and its own leave-one-out mean beside the two others' ones
     Round("fedfomo_average", down=4 * (2 + 2) * LINEAR, up=4 * LINEAR, options={"knobs": {"neighbors": 2}}),
-    # A client reads its weight's loss as one number, in place of n_k
+    # lambda_k in place of n_k; a client receives only its own entry of lambda
     Round("afl", down=4 * LINEAR, up=4 * (LINEAR + NUMBER)),
     # Ten shared examples of three features and a target, once in the R = 2 rounds
     Round(

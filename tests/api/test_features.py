@@ -40,7 +40,7 @@ def same(a, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["device", "host"])
+@pytest.mark.parametrize("store", ["device", pytest.param("host", marks=pytest.mark.long)])
 def test_figures_are_those_of_computing_them_in_every_step(store):
     clients = images(validation_fraction=0.2)
     cached = trained(clients, vit(), client_store=store)
@@ -54,7 +54,7 @@ def test_figures_are_those_of_computing_them_in_every_step(store):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *exported)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_without_them(tmp_path):
     """They are no part of a run's identity."""
     clients = images()
@@ -63,7 +63,7 @@ def test_a_run_goes_on_without_them(tmp_path):
     same(resumed, trained(clients, vit()))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tokens_and_heads_that_methods_read_features_of():
     """kNN-Per reads the head's inputs, which are then the features themselves."""
     clients = images()
@@ -112,11 +112,21 @@ class Dropped(nn.Module):
     ("model", "local", "why"),
     [
         (lambda: vit(pfl.adapters.lora(rank=1)), {}, "no single array"),
-        (lambda: vit([pfl.adapters.lora(rank=1, where="block"), "head"]), {}, "of the products precede"),
+        pytest.param(
+            lambda: vit([pfl.adapters.lora(rank=1, where="block"), "head"]),
+            {},
+            "of the products precede",
+            marks=pytest.mark.long,
+        ),
         (lambda: vit("last", Dropped()), {}, "random numbers, such as for dropout"),
-        (vit, {"dtype": "bfloat16"}, "computes in bfloat16"),
-        (vit, {"augment": "crop_flip"}, "mini-batches are augmented"),
-        (vit, {"attack": pfl.Attack("backdoor", attackers=0.3)}, "attackers stamp a trigger on inputs"),
+        pytest.param(vit, {"dtype": "bfloat16"}, "computes in bfloat16", marks=pytest.mark.long),
+        pytest.param(vit, {"augment": "crop_flip"}, "mini-batches are augmented", marks=pytest.mark.long),
+        pytest.param(
+            vit,
+            {"attack": pfl.Attack("backdoor", attackers=0.3)},
+            "attackers stamp a trigger on inputs",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_the_plan_says_why_they_are_not_cached(model, local, why):

@@ -89,7 +89,7 @@ def test_stores_and_plans_agree(method, options, clients):
     np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
     """Resuming with another backbone is refused, and named; with the same one, it goes on as if never stopped."""
     out = tmp_path / "run"
@@ -102,7 +102,7 @@ def test_a_run_belongs_to_its_frozen_parameters(clients, tmp_path):
     np.testing.assert_array_equal(resumed.results["loss_test"], whole.results["loss_test"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loaded_model_is_whole(clients, tmp_path):
     """The exported module with its merged parameters predicts what the run does."""
     found = run(clients, pfl.Local()).train(rounds=2, eval_every=2)
@@ -156,7 +156,7 @@ def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
             assert bool((kernel == weights()["head"]["kernel"][:, :classes]).all()) == (classes == 10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_second_frozen_network_keeps_its_own_arrays(clients):
     """A teacher within another network's program computes with its own parameters, not with the program's."""
     student, teacher = (pfl.models.build(model(seed), (8, 8, 1), "classification", 10) for seed in (0, 1))

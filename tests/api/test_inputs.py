@@ -88,7 +88,7 @@ def test_pixels_stay_bytes_and_other_integers_stay_integers():
     assert tokens.train.x.dtype == tokens.inputs.dtype == np.int32
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pixels_train_as_the_same_floats():
     """A network that subtracts from its inputs would be wrong on bytes, which wrap."""
 
@@ -109,7 +109,7 @@ def test_pixels_train_as_the_same_floats():
 
 # The slow ones send or keep examples.
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [None, *(each for each in (pfl.FedAvgData(0.2), pfl.KNNPer()))])
+@pytest.mark.parametrize("method", [None, pfl.FedAvgData(0.2), pytest.param(pfl.KNNPer(), marks=pytest.mark.long)])
 def test_a_tree_trains_as_its_arrays_concatenated(method):
     tree, flat = trained("tree", method), trained("flat", method)
     np.testing.assert_allclose(tree.per_client_accuracy, flat.per_client_accuracy)
@@ -117,7 +117,7 @@ def test_a_tree_trains_as_its_arrays_concatenated(method):
     np.testing.assert_allclose(tree.predictions(TREE), flat.predictions(FLAT), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_runs_of_several_seeds_share_a_kernel():
     runs = lambda: [pfl.Run(pfl.FedAvg(), federation(TREE), Linear(CLASSES), LOCAL, seed=seed) for seed in (0, 1)]
     together, apart = pfl.train_replicates(runs(), rounds=2), [run.train(rounds=2) for run in runs()]
@@ -149,7 +149,7 @@ def test_all_stores_give_the_same_figures(tmp_path):
     np.testing.assert_allclose(again.predictions(TREE), elsewhere.predictions(TREE), rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_private_gradients_are_clipped_over_all_arrays():
     """One example's gradient of the concatenated arrays: the norm is that of both parts together."""
     privacy = pfl.Privacy(clip_norm=0.3)
@@ -159,7 +159,7 @@ def test_private_gradients_are_clipped_over_all_arrays():
     assert np.abs(kernels[0] - kernels[2]).max() > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_newcomers_with_trees_are_scored():
     found = []
     for x in (TREE, FLAT):

@@ -66,10 +66,11 @@ OTHER = {"server": pfl.Server(aggregator="median"), "attack": pfl.Attack("sign_f
 @pytest.mark.parametrize(
     ("method", "store", "options"),
     [
-        (pfl.FedeRiCo(neighbors=2), "device", {}),
-        (pfl.FedAvgPlus(), "host", {}),
+        pytest.param(pfl.FedeRiCo(neighbors=2), "device", {}, marks=pytest.mark.long),
+        pytest.param(pfl.FedAvgPlus(), "host", {}, marks=pytest.mark.long),
         (pfl.Ditto(), "disk", {}),
-        (pfl.FedProto(), "device", {}),  # which predicts in a way of its own, and so do its newcomers
+        # It predicts in a way of its own, and so do its newcomers.
+        pytest.param(pfl.FedProto(), "device", {}, marks=pytest.mark.long),
         (pfl.FedAvg(), "device", {"fine_tune_epochs": 1, "seed": 3, **OTHER}),
     ],
 )
@@ -105,7 +106,7 @@ def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     assert_same_results(pfl.load(out, model=model, clients=arrays, local=local), result, inputs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
     result = trained(pfl.Local(), clients, out=tmp_path / "run", execution=pfl.Execution(client_store="disk"))
     for other in (pfl.models.MLP(hidden=(5,)), pfl.models.MLP(hidden=(4, 4))):
@@ -171,7 +172,7 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["device", "host", "disk"])
+@pytest.mark.parametrize("store", ["disk", *(pytest.param(s, marks=pytest.mark.long) for s in ("device", "host"))])
 def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL, execution=pfl.Execution(client_store=store))
     first = run.train(2)
@@ -182,7 +183,7 @@ def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
     assert int(first.state.round) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL)
     first = run.train(2)
@@ -200,7 +201,10 @@ def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "model"), [(pfl.Ditto(), toys.Normalized), (pfl.FedAvg(), MODEL)])
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [(pfl.Ditto(), toys.Normalized), pytest.param(pfl.FedAvg(), MODEL, marks=pytest.mark.long)],
+)
 def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients, x, tmp_path):
     """Saved, read by plain Orbax and applied by plain Flax."""
     result = trained(method, clients, model)
@@ -219,7 +223,7 @@ def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients
         result.save_model(tmp_path / "model", client=3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path):
     result = trained(pfl.Ditto(), clients, OfNNX)
     module, state = result.export(client=1)
@@ -232,7 +236,7 @@ def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path
     assert not [path for path, _ in nnx.to_flat_state(state) if "rngs" in path]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mixture_is_no_single_model(clients):
     result = trained(pfl.FedEM(components=2), clients)
     with pytest.raises(pfl.ArgumentError, match=r"^client=1: predicts with a mixture .*; use result.predict$"):

@@ -88,7 +88,7 @@ def test_scores_as_a_frame(finished_run, clients):
     np.testing.assert_array_equal(own.group, clients.distribution)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_true_groups_nothing_is_said_of_them(clients, tmp_path):
     """Natural clients: the files, frames, figures and pages of a run leave groups out."""
     unknown = dataclasses.replace(clients, distribution=None)
@@ -123,7 +123,7 @@ def test_classes_of_unseen_clients_have_the_numbers_that_they_have_in_training()
             assert set(split.y[k, :size]) == {1, 2}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_unseen_clients_are_scored_by_the_names_of_their_classes():
     result = animals().train(rounds=20)
     assert result.accuracy == result.summary["unseen"]["accuracy"] == 1
@@ -263,13 +263,13 @@ def test_samplers_draw_on_the_devices_only():
         sampled("weighted", "host")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sampler_is_on_the_plan_of_a_run():
     result = sampled("power_of_choice", "device").train(2, eval_every=2, progress=False)
     assert np.isfinite(result.accuracy) and ("cohorts", "power_of_choice") in result.summary["plan"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_replicates_have_attackers_of_their_own():
     clients = pfl.data.digits(num_clients=8, train_examples=6)
     runs = [

@@ -33,7 +33,7 @@ def test_steps_play_the_rounds_of_a_run(clients):
     np.testing.assert_allclose(sim.evaluate(state)["test"]["accuracy"], run.per_client_accuracy, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_steps_can_be_scanned(clients):
     sim = pfl.Simulation(pfl.FedAvg(), clients, MODEL, LOCAL)
     start = sim.init(jax.random.key(0))

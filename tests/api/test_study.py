@@ -60,7 +60,7 @@ def test_seeds_share_a_kernel_by_default_and_score_as_they_do_alone(clients, tra
     np.testing.assert_allclose(accuracies(together), accuracies(alone))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_clients_of_other_shapes_get_a_kernel_of_their_own(clients, trained):
     fewer = pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=6)
     of_seed = {0: clients, 1: fewer, 2: clients}
@@ -71,7 +71,7 @@ def test_clients_of_other_shapes_get_a_kernel_of_their_own(clients, trained):
     assert trained == [2, 1, 3, 1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_does_not_fit_together_is_trained_in_parts(clients, trained, monkeypatch):
     counted = runs.start  # counts
 
@@ -132,7 +132,7 @@ def test_a_cell_that_another_process_trains_is_skipped(clients, tmp_path):
     assert first.summary["seed"] == 0 and second.summary["last"] == trained.summary["last"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_train_a_comparison(tmp_path):
     out = tmp_path / "out"
     words = [sys.executable, "-m", "pfljax.cli", "compare", *FLAGS, "--seeds=0", "--workers=2", f"--out={out}"]
@@ -141,7 +141,7 @@ def test_workers_train_a_comparison(tmp_path):
     assert sorted(path.name for path in (out / "workers").iterdir()) == ["0.log", "1.log"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shares_of_a_comparison_make_the_whole(tmp_path):
     share = lambda part: call(compare.COMMAND, *FLAGS, "--seeds=0", f"--out={tmp_path / 'out'}", f"--cells={part}")
     assert "unfinished runs of other processes: 1" in share("1/2")

@@ -115,7 +115,7 @@ def test_targets_are_stacked_as_they_are(case):
 
 # Integers are then what booleans and numbers are.
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if "integers" in case else ()) for case in CASES]
+    "case", [pytest.param(case, marks=pytest.mark.long if "integers" in case else ()) for case in CASES]
 )
 def test_a_round_and_its_scores_are_those_of_numpy(case):
     _, _, _, outputs, loss = CASES[case]

@@ -56,7 +56,7 @@ def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
     assert tuning.best == points[1] and tuning.scores[1] > tuning.scores[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_point_that_diverges_is_out_and_leaves_the_others_as_they_are():
     rates = [0.1, 1e20]
     tuning = search(grid(rates), [0], run_of, 3, widen=0)
@@ -66,7 +66,7 @@ def test_a_point_that_diverges_is_out_and_leaves_the_others_as_they_are():
         search(grid([1e20]), [0], run_of, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
     """IFCA's number of clusters decides shapes."""
     sizes = []
@@ -172,7 +172,7 @@ def test_what_the_network_does_not_accept_is_the_end_of_a_grid(monkeypatch):
         assert tuning.best.knobs == {"personal_layers": best} and len(tuning.points) == 2 and tuning.at_edge == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_does_not_fit_together_is_scored_in_parts(monkeypatch):
     compile_to_fit = loop.compile_to_fit
 
@@ -225,7 +225,7 @@ def test_clients_without_validation_examples_are_refused():
         pfl.tune(pfl.FedAvg(), federation, MODEL, LOCAL, rounds=1, rates=[0.1, 0.2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_rate_is_read():
     """One step of SGD from the same model goes ten times as far at ten times the rate."""
     start, *moved = (

@@ -18,10 +18,6 @@ def by_kind(wrong):
     return wrong.kind
 
 
-def by_command(wrong):
-    return wrong.name
-
-
 def by_both(wrong):
     return wrong.name, wrong.kind
 
@@ -41,7 +37,7 @@ def play(cases, folder):
 
 
 def test_a_wrong_flag_of_each_kind_is_refused(tmp_path):
-    play(sample(wrong_commands(), by_kind, by_command, share=0), tmp_path)
+    play(sample(wrong_commands(), by_kind, share=0), tmp_path)
 
 
 @pytest.mark.campaign

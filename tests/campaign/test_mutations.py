@@ -214,9 +214,11 @@ def changed(before, old, new, folder):
 
 
 def by_part(case):
-    """The part of the study that an edit is in, as the message names it; all unnoticed ones are of one kind."""
+    """The part of the study that an edit changes: a function of the method, the model and so on; "" for no change."""
     (what,) = case
-    return NOTICED[what][2].partition(":")[0] if what in NOTICED else ""
+    part = NOTICED[what][2].partition(":")[0] if what in NOTICED else ""
+    large = part.endswith("of Mine") or part in ("model", "optimizer", "data", "")
+    return part if large else "a setting"
 
 
 CASES = [(what,) for what in (*NOTICED, *UNNOTICED)]

@@ -25,7 +25,7 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(cap
         sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
     flags = ["--algorithms=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
     call(compare.COMMAND, *flags, "--rounds=2")
@@ -106,7 +106,7 @@ def test_groups_that_are_told_are_not_tuned():
     assert knobs_of("--tell_groups") == {} and list(knobs_of()) == ["clusters"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
     names = "--algorithms=fedavg,fedavgm,local"
@@ -115,7 +115,7 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.pages
 def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
     flags = ["--algorithms=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]

@@ -31,7 +31,7 @@ def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
         assert row["hours"] == pytest.approx(1000 * row["milliseconds"] / 3.6e6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_methods_have_a_table_each_and_hours_in_all(here, tmp_path):
     words = (*SMALL[1:], "--algorithms=fedavg,local", f"--json={tmp_path / 'plan.json'}")
     out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *words)

@@ -85,7 +85,7 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [(4, 4), (4, 2), (6, 6)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_other_settings_are_refused_and_named(finished):
     before = (finished / "scaling.json").read_text()
     for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--local_epochs=2", "was 1")):
@@ -116,7 +116,7 @@ class Alone:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(METHOD + "SCALE = 1.0")
@@ -144,7 +144,7 @@ def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
     assert [row["num_clients"] for row in read(tmp_path)["cells"]] == [4, 5]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_damaged_cell_is_measured_again(tmp_path):
     flags = ["--algorithms=local", "--num_clients=4", "--devices=1"]
     call(tmp_path, *flags)
@@ -157,7 +157,7 @@ def test_a_damaged_cell_is_measured_again(tmp_path):
     assert "already finished" in call(tmp_path, *flags)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_finished_outlives_an_interruption(tmp_path):
     flags = ["--algorithms=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
     accept = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a background job ignores it
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     assert "state and data on a device: needs " in skipped["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
     rng = np.random.default_rng(0)
     path, is_test = tmp_path / "images.npz", np.arange(65) >= 35
@@ -246,7 +246,7 @@ def test_another_s_folder_is_left_alone(tmp_path):
     assert not list(tmp_path.glob("scaling.*"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     """1,000 clients of 50 images, 50 a round, batches of 10, 75,000 updates; here fewer clients, which wins."""
     flags = ["--preset=pfl_research_cifar10", "--num_clients=20", "--cohort=1", "--rounds=1", "--devices=1"]
@@ -264,7 +264,7 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rounds_are_measured_under_other_stores(tmp_path):
     call(tmp_path, "--algorithms=local", "--num_clients=12", "--cohort=4", "--client_store=disk")
     (row,) = read(tmp_path)["cells"]

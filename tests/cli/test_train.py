@@ -165,7 +165,7 @@ def test_rates_may_fall_every_round():
     assert schedule() is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
     flags = [*SMALL, f"--out={tmp_path / 'run'}", "--lr_schedule=multistep"]
     call(train.COMMAND, *flags)
@@ -178,7 +178,7 @@ def test_clients_that_diverge_are_dropped_unless_told_otherwise():
         assert run.experiment.faults.on_divergence == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     out = tmp_path / "run"
     learning = ["--algorithm=local", "--optimizer=sgd", "--learning_rate=30", "--rounds=200", "--eval_every=1"]
@@ -282,7 +282,7 @@ both = {"deep": Deep(), "deeper": nn.Sequential([Deep(8), nn.Dense(4), nn.Dense(
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_networks_come_as_a_list_or_from_a_file(tmp_path):
     small = ["--num_clients=4", "--rounds=2", "--eval_every=2", "--plan=map"]
     call(train.COMMAND, *small, "--algorithm=local", "--model=linear,mlp", f"--out={tmp_path}/list")

@@ -129,6 +129,7 @@ def test_what_is_accepted_arrives_as_plain_python():
     rounds, names, options = play(np.int64(3), np.array(["a", "b"]), size=jnp.int32(2), out=Path("x"), toy=Toy())
     assert type(rounds) is int and list(names) == ["a", "b"] and type(options["size"]) is int
     assert play(1, seeds=np.arange(1, 4), least=None, say=print)[0] == 1
+    assert play(MOST)[0] == MOST
     assert jax.jit(lambda rate: Toy(rate=rate).rate)(-1.0) == -1.0  # traced numbers are not checked
 
 

@@ -13,7 +13,7 @@ from quadratics import OPTIMIZER, RATE, SIZES, descend, gradient, play, vectors
 
 from pfljax.contract import tree
 from pfljax.contract.types import Mixture, Prediction, State
-from pfljax.evaluation.fine_tuning import fine_tuned
+from pfljax.evaluation.fine_tuning import MOST, fine_tuned, heaviest
 from pfljax.exchange.plan import make_plan
 
 KEY = jax.random.key(1)
@@ -85,6 +85,16 @@ def test_of_a_mixture_of_many_models_the_heaviest_are_tuned(own):
         each, weight = vectors(models)[heaviest], weights[k, heaviest]
         each = each - RATE * np.outer(weight, gradient(federation, k, weight @ each))
         np.testing.assert_allclose(vectors(after.models)[k], each, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("num", [MOST, MOST + 1])
+def test_a_mixture_of_as_many_models_as_are_tuned_stays_as_it_is(num):
+    weights = jnp.arange(1.0, num + 1)
+    found = heaviest(Prediction({"w": weights}, weights))
+    expected = np.arange(1, num + 1) if num == MOST else np.arange(num, 1, -1)
+    np.testing.assert_array_equal(found.models["w"], expected)
+    shares = expected if num == MOST else expected / expected.sum()
+    np.testing.assert_allclose(found.weights, shares, rtol=1e-6)
 
 
 def test_a_mixture_of_classifiers_gains_on_its_training_data():

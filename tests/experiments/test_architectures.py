@@ -23,14 +23,14 @@ def num_parameters(work, module):
     return sum(math.prod(leaf.shape) for leaf, counts in pairs if counts)
 
 
-FAST = ("McMahan's CNN", "LSTM 2 x 128")  # the others are in the slow suite
+FAST = ("McMahan's CNN", "LSTM 2 x 128")  # the others are in the long suite
 
 
 def each_of_nnx():
     """The architectures that are there in NNX, too."""
     names = [name for name, work in ARCHITECTURES.items() if work.nnx]
     assert set(FAST) <= set(names)
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.long) for name in names]
 
 
 @pytest.mark.parametrize("name", each_of_nnx())

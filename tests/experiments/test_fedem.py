@@ -55,7 +55,7 @@ def test_table2_has_a_row_for_every_column_of_the_paper_s():
     assert all(list(columns) == methods for columns in paper.TABLE2.values()) and METHODS.keys() >= set(methods)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
     call(table7, "--algorithms=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
     rows = rows_of(tmp_path)
@@ -65,7 +65,7 @@ def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
     assert (config["rounds"], config["lr_schedule"]) == (2, "multistep")  # so the rate falls after round 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
     call(appendix_j1, "--dfedem.graph=complete", "--seeds=0", f"--out={tmp_path}")
     rows = {row["algorithm"]: row for row in rows_of(tmp_path)}
@@ -88,7 +88,7 @@ def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
     assert (tmp_path / "sampling.png").stat().st_size > 5000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
     printed = call(table3, "--algorithms=fedem", "--seeds=0", "--tune=0.1,0.2", "--tune_widen=0", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
@@ -101,7 +101,7 @@ def test_table3_scores_clients_that_were_kept_out(tmp_path):
     assert row["unseen_test"] == pytest.approx(mean) and 0 <= row["unseen_train"] <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_figure1_sweeps_sampling_and_components(tmp_path):
     flags = ["--algorithms=fedem", "--participations=0.5,1", "--components=1,2", "--seeds=0", f"--out={tmp_path}"]
     call(figure1, *flags)

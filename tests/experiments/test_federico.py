@@ -106,7 +106,14 @@ def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [figure3, figure4, figure5, figure6, figure7, figure10, table4])
+@pytest.mark.parametrize(
+    "module",
+    [
+        figure3,
+        table4,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (figure4, figure5, figure6, figure7, figure10)),
+    ],
+)
 def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
     methods = ["--algorithms=local,federico"] if module is table4 else []
     commands.call(module.COMMAND, *SMALL, *methods, "--num_distributions=2", f"--out={tmp_path}")
@@ -132,7 +139,7 @@ def test_readings_are_compared_on_splits_of_their_own(names, tmp_path, monkeypat
     assert all(len(row["gains"]) == 5 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
     flags = ["--rounds=3", "--eval_every=3", "--devices=1", f"--out={tmp_path}"]
     commands.call(figure1.COMMAND, *flags)
@@ -185,7 +192,7 @@ def test_clients_that_share_nothing_have_labels_and_axes_of_their_own():
     assert all(np.abs(everyone - length).min() < 1e-3 for length in lengths)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_methods_are_compared_with_local_for_each_client(tmp_path, monkeypatch, capsys):
     flags = ["--cells=own-20", "--methods=local,federico", "--seeds=0,1", "--rounds=2", f"--out={tmp_path}"]
     monkeypatch.setattr("sys.argv", ["unshared", *flags])

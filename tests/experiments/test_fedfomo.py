@@ -24,7 +24,7 @@ def call(module, *flags, code=0):
     return commands.call(module.COMMAND, *SMALL, *flags, code=code)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
     flags = [
         "--algorithms=local,fedfomo",
@@ -61,7 +61,7 @@ def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
     assert again.count("already finished") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     flags = [
         "--algorithms=fedavg",
@@ -83,7 +83,7 @@ def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     assert config["dp_noise_multiplier"] == 0 and config["dp_clip_norm"] is None  # JSON knows no infinity
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_figures_sweep_their_knobs(tmp_path):
     own = ["--num_distributions=2", "--num_clients=6"]
     flags = [*own, "--epsilons=1", "--downloads=2", f"--out={tmp_path / 'three'}"]
@@ -103,7 +103,7 @@ def test_figures_sweep_their_knobs(tmp_path):
     assert few["per_client"][0]["n_train"] > many["per_client"][0]["n_train"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tmp_path):
     flags = ["--algorithms=local,fedfomo", "--distributions=2,3", "--train_examples=20", "--hidden=4", "--devices=1"]
     printed = commands.call(figure1.COMMAND, *flags, "--num_clients=20", f"--out={tmp_path}")
@@ -116,7 +116,7 @@ def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tm
     assert parse(figure1.define, []).num_clients == 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
     printed = call(figure5, "--sigmas=0,1", "--algorithms=fedfomo", f"--out={tmp_path}")
     assert "71.6 (epsilon ∞)" in printed and "71.3 (epsilon 6.89)" in printed  # the paper's Table 4
@@ -262,7 +262,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path):
     assert collaboration.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_digits_with_shuffled_targets_it_leads_those_that_share_no_examples(tmp_path):
     flags = ["--algorithms=fedavg,fedprox,per_fedavg,fedfomo", "--seeds=0,1", f"--out={tmp_path}"]
     commands.call(table3.COMMAND, "--fedfomo.neighbors=5", *flags)

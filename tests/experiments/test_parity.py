@@ -197,7 +197,7 @@ def test_a_script_of_authors_is_played_quietly_and_in_order(tmp_path, monkeypatc
     assert Path.cwd() == here and not capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("knobs", [{"momentum": 0.4, "decay": 0.01}, {"momentum": 0.5, "decay": 0.1}])
 def test_another_optimizer_than_the_script_has_is_far_away(knobs, tmp_path, monkeypatch):
     assert shared.measure(of_script(tmp_path, monkeypatch, **knobs), [2])["rows"][0]["difference"] > 1e-4

@@ -17,7 +17,7 @@ def call(module, *flags, code=0):
     return commands.call(module.COMMAND, *SMALL, *flags, code=code)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
     printed = call(table1, "--algorithms=local,pfedmb", "--seeds=0", f"--out={tmp_path}")
     assert "paper, CIFAR-10" in printed and "89.5" in printed and "87.3" in printed
@@ -29,7 +29,7 @@ def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
     assert scored == "each client's own model, fine-tuned by each client on its training data"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_table2_has_two_partitions_and_two_sizes(tmp_path):
     printed = call(table2, "--algorithms=fedavg", "--clients=5,20", f"--out={tmp_path}")
     assert "Dirichlet" in printed and "two classes" in printed

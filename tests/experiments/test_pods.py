@@ -25,7 +25,7 @@ def test_a_row_for_each_exchange_and_an_entry(monkeypatch, tmp_path):
     assert call(pods.COMMAND, *words) == out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_table_of_methods_tells_what_does_not_compile(monkeypatch, tmp_path):
     """With a network in Linen and in NNX; FedIT needs adapters."""
     chip = Chip(1 << 30, 1e12, 1e11, 1e10)

@@ -93,6 +93,7 @@ def test_epochs_of_mini_batches_are_a_plain_loop():
         assert size < 7 or (orders[0] != orders[1]).any()
         batches = [order[at : at + 3] for order in orders for at in range(0, size, 3)]
         assert len(batches) == int(how.num_steps(size, 7)) == 2 * -(-size // 3)
+        assert how.max_steps(7) == 2 * 3
         check(train(params, client(size)), sgd_by_hand(params, client(size), batches))
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from quadratics import OPTIMIZER, RATE, gradient, vectors
+from quadratics import OPTIMIZER, RATE, descend, gradient, vectors
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
@@ -118,14 +118,17 @@ def test_slow_clients_are_late_more_often_and_send_less_often(tmp_path):
 
 
 def test_turns_end_in_the_order_of_the_clock_but_no_client_ends_two_in_a_round(tmp_path):
-    """Turns of 1, 4.5, 5 and 7.3 seconds, up to two a round: the fast client's, until another can end one."""
+    """Turns of 1, 4.5, 5 and 7.3 seconds, up to two a round: the fast client's, until another can end one.
+
+    A turn has two exchanges, with two steps in each.
+    """
     path = tmp_path / "devices.json"
     times = (1, 4.5, 5, 7.3)
-    path.write_text(json.dumps([{"computation": 1000 * s / 3 / 4, "communication": 1e12} for s in times]))
+    path.write_text(json.dumps([{"computation": 1000 * s / 3 / 4 / 2, "communication": 1e12} for s in times]))
     federation = toys.make_federation((4, 4, 4, 4), "regression")
-    problem = toys.make_problem(federation, OPTIMIZER)._replace(clock=Clock(devices=str(path), turns=2))
-    algorithm = on_clock(problem, toys.make_algorithm("local", problem))
-    states, records = toys.train(algorithm, problem, federation.client_data, 7)
+    problem = toys.make_problem(federation, OPTIMIZER, epochs=2)._replace(clock=Clock(devices=str(path), turns=2))
+    local = dataclasses.replace(toys.make_algorithm("local", problem), exchanges=2)
+    states, records = toys.train(on_clock(problem, local), problem, federation.client_data, 7)
 
     # Client 0 ends turns at 1, 2, 3 and so on. By 4.5, 5 and 7.3 a second client ends one.
     expected = [[0], [0], [0], [0, 1], [0, 2], [0], [0, 3]]
@@ -135,9 +138,8 @@ def test_turns_end_in_the_order_of_the_clock_but_no_client_ends_two_in_a_round(t
     assert [np.flatnonzero((a != b).any(axis=1)).tolist() for a, b in itertools.pairwise(models)] == expected
     seconds = np.cumsum([float(record.seconds) for record in records])
     np.testing.assert_allclose(seconds, [1, 2, 3, 4.5, 5, 6, 7.3], rtol=1e-5)
-    # Each takes its step from its own model.
-    own = models[0][1] - RATE * gradient(federation, 1, models[0][1])
-    np.testing.assert_allclose(models[4][1], own, rtol=1e-5, atol=1e-6)
+    # Each takes its steps from its own model, in all exchanges of the round in which its turn ends.
+    np.testing.assert_allclose(models[4][1], descend(federation, 1, models[0][1], 4), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -409,7 +409,7 @@ def test_a_metric_of_the_user_with_the_name_of_one_of_the_methods_is_refused(cli
         ("host", "whom, weights of sum 2"),
         ("host", "predict, index out of range"),
         pytest.param("host", "download, out of range", marks=pytest.mark.slow),
-        pytest.param("disk", "whom, index out of range", marks=pytest.mark.slow),
+        pytest.param("disk", "whom, index out of range", marks=pytest.mark.long),
         pytest.param("disk", "predict, index out of range", marks=pytest.mark.slow),
     ],
 )
@@ -417,7 +417,7 @@ def test_values_are_checked_under_every_store(store, how, clients):
     assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, store=store))
 
 
-@pytest.mark.parametrize("store", ["device", *(pytest.param(s, marks=pytest.mark.slow) for s in ("host", "disk"))])
+@pytest.mark.parametrize("store", ["device", *(pytest.param(s, marks=pytest.mark.long) for s in ("host", "disk"))])
 def test_weights_that_predict_returns_are_checked_when_they_are_scored(store, clients):
     (how,) = AFTER_A_ROUND
     assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, store=store))
@@ -474,7 +474,7 @@ def test_newcomers_of_a_shared_model_need_no_function_of_their_own(clients, monk
     check(make_experiment(Odd("shared"), clients, unseen=toys.make_federation((3, 4), seed=8)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_values_are_checked_on_several_devices(clients):
     execution = pfl.Execution("vmap", devices=2)
     assert np.isfinite(train(Odd(), clients, execution=execution).loss)

@@ -28,7 +28,7 @@ class Killed(Exception):
 
 
 @pytest.mark.slow
-@toys.each_method(fast=("federico",), slow=toys.VARIED)
+@toys.each_method(fast=("federico",), slow=("scaffold", "dfedem", "pfedhn", "fedbuff"))
 def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
     save = checkpoints.save
 

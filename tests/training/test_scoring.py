@@ -24,9 +24,8 @@ def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
     return toys.run(toys.make_experiment(name, problem, federation, **fields), rounds, **options)
 
 
-SLOW = [("fedavg", "device"), ("ditto", "disk"), ("fedem", "host")]
-SLOW += [("federico", "disk"), ("fedfomo", "host"), ("clustered", "device")]
-LONG = [("federico", "device"), ("mocha", "disk")]
+SLOW = [("fedavg", "device"), ("fedem", "host"), ("federico", "disk")]
+LONG = [("ditto", "disk"), ("fedfomo", "host"), ("clustered", "device"), ("federico", "device"), ("mocha", "disk")]
 
 
 @pytest.mark.slow

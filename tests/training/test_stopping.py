@@ -62,7 +62,7 @@ def test_a_stopped_run_is_finished(clients, tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_cells_stop_by_themselves_and_are_finished(clients, tmp_path):
     options = {"seeds": (0, 1), "rounds": 9, "eval_every": 2, "out": tmp_path, "stop": after_three}
     table = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, **options)

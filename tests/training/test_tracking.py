@@ -42,9 +42,23 @@ def shown(folder):
     return found
 
 
-def close(tracker):
-    for writer in tracker._runs.values():
-        writer.close()
+@pytest.fixture
+def close(monkeypatch):
+    """Closes all files of TensorBoard that were opened in the test so far."""
+    import tensorboardX
+
+    opened, make = [], tensorboardX.SummaryWriter
+
+    def noted(*args, **options):
+        opened.append(make(*args, **options))
+        return opened[-1]
+
+    def close_all():
+        for writer in opened:
+            writer.close()
+
+    monkeypatch.setattr(tensorboardX, "SummaryWriter", noted)
+    return close_all
 
 
 def test_a_tracker_gets_what_the_files_say():
@@ -84,7 +98,7 @@ def test_a_name_tells_the_runs_of_a_comparison_apart():
     assert found == [evaluation._replace(run="fedavg/seed-0")] and named(None, "fedavg/seed-0") is None
 
 
-def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path):
+def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path, close):
     """Killed after round 3 was tracked, with a checkpoint of round 2: round 3 is played and written again."""
     out, board = tmp_path / "run", tmp_path / "board"
     experiment = make_experiment("federico", unseen=False)
@@ -100,11 +114,11 @@ def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path
 
     with pytest.raises(Killed):
         train(experiment, out, 4, trackers=[dies])
-    close(tracker)
+    close()
     assert {step for _, step in shown(board)} == {0, 1, 2, 3}
     again = TensorBoard(board)
     history = train(experiment, out, 4, resume=True, trackers=[again]).history
-    close(again)
+    close()
     found = shown(board)
     accuracy = {step: value.simple_value for (tag, step), value in found.items() if tag == "accuracy/test"}
     expected = {row["round"]: row["accuracy"] for row in history.rows}
@@ -116,11 +130,11 @@ def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path
         assert (image.height, image.width) == (5, 5)
 
 
-def test_runs_of_a_comparison_have_folders_of_their_own(tmp_path):
+def test_runs_of_a_comparison_have_folders_of_their_own(tmp_path, close):
     tracker = TensorBoard(tmp_path)
     for name, value in (("local/seed-0", 0.25), ("local/seed-1", 0.75)):
         tracker(Evaluation(name, 0, 0, {"accuracy/test": value}, {"loss/test": np.array([np.inf])}, None))
-    close(tracker)
+    close()
     for name, value in (("local/seed-0", 0.25), ("local/seed-1", 0.75)):
         ((key, found),) = shown(tmp_path / name).items()  # a loss that is not finite is in no histogram
         assert key == ("accuracy/test", 0) and found.simple_value == value

@@ -48,6 +48,6 @@ def test_without_a_server_it_is_the_same_on_the_complete_graph(example):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_example_learns(example):
     assert example.main(rounds=8).accuracy > 0.6
