@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 import toys
 from by_hand import by_hand
 from quadratics import RATE, SIZES
@@ -46,3 +47,9 @@ def fedavg_data(rounds):
 
 def test_rounds_by_hand():
     by_hand("fedavg_data", fedavg_data, rounds=2, epochs=1, knobs=KNOBS)
+
+
+def test_its_cost_counts_the_shared_examples():
+    """Steps in batches of two: of 5 and of 0.4 x 4 x 5 shared examples, in place of 5."""
+    problem = toys.make_problem(toys.make_federation(SIZES, "regression"), batch_size=2)
+    assert toys.make_algorithm("fedavg_data", problem, **KNOBS).ledger.passes == pytest.approx(7 / 3)

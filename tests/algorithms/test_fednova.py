@@ -106,17 +106,18 @@ def falling(number):
 
 
 def of_a_schedule(rounds):
-    """The round's learning rate cancels in a_k and scales the steps; with rate 0, nothing moves."""
+    """The round's learning rate scales the steps and a_k; with rate 0, nothing moves."""
     theta = rounds.start("models")[0]
     steps = rounds.epochs * -(-rounds.sizes // 2)
     for rate in (RATE, RATE / 2):
-        theta = server_step(rounds.federation, theta, steps, rate=rate)
+        theta = server_step(rounds.federation, theta, steps, mu=2.0, rate=rate)
         yield {"models": [theta]}
     yield {"models": [theta]}
 
 
 def test_the_way_follows_the_schedule():
-    by_hand("fednova", of_a_schedule, federation=copies(), batch_size=2, schedule=falling)
+    options = {"knobs": {"mu": 2.0}, "federation": copies(), "batch_size": 2}
+    by_hand("fednova", of_a_schedule, schedule=falling, **options)
 
 
 @pytest.mark.long

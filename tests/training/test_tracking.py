@@ -63,7 +63,7 @@ def close(monkeypatch):
 
 def test_a_tracker_gets_what_the_files_say():
     found = []
-    history = train(make_experiment("federico", unseen=False), None, 2, trackers=[found.append]).history
+    history = train(make_experiment("local", unseen=False), None, 2, trackers=[found.append]).history
     assert [each.round for each in found] == [0, 1, 2] and {(each.run, each.resumed) for each in found} == {("", 0)}
     for place, each in enumerate(found):
         row = history.rows[place]
@@ -71,12 +71,25 @@ def test_a_tracker_gets_what_the_files_say():
         assert each.scalars["bytes_up"] == row["bytes_up"] and "accuracy" not in each.scalars
         for name in ("accuracy", "loss"):
             np.testing.assert_array_equal(each.per_client[f"{name}/test"], history.results[f"{name}_test"][place])
-        index, weights = (history.collaboration[name][place] for name in ("index", "weights"))
-        expected = np.zeros((5, 5))
-        for client, (models, shares) in enumerate(zip(index, weights, strict=True)):
-            for model, share in zip(models, shares, strict=True):
-                expected[client, model] += share
-        np.testing.assert_allclose(each.collaboration, expected)
+        np.testing.assert_array_equal(each.collaboration, np.eye(5))  # of clients that are alone
+
+
+@pytest.mark.parametrize(
+    ("shared", "expected"),
+    [
+        (False, [[0.75, 0.25, 0], [0, 1, 0], [0.5, 0.5, 0]]),
+        (True, [[0.75, 0.25], [0, 1], [0.5, 0.5]]),
+    ],
+)
+def test_the_matrix_has_a_column_for_each_model(shared, expected):
+    """Of clients' own models one for each client, whether it is used or not; a repeated index adds."""
+    used = {
+        "index": np.array([[1, 0], [1, 1], [0, 1]]),
+        "weights": np.array([[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]),
+    }
+    row = {"round": 3, "train_loss": 0.5, "loss": 1.0}
+    found = make_evaluation(row, {"test": {"loss": 1.0}}, {"test": {}}, used, shared=shared, resumed=0)
+    np.testing.assert_array_equal(found.collaboration, expected)
 
 
 def test_clients_without_examples_and_matrices_of_a_sample_are_left_out():
@@ -101,7 +114,7 @@ def test_a_name_tells_the_runs_of_a_comparison_apart():
 def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path, close):
     """Killed after round 3 was tracked, with a checkpoint of round 2: round 3 is played and written again."""
     out, board = tmp_path / "run", tmp_path / "board"
-    experiment = make_experiment("federico", unseen=False)
+    experiment = make_experiment("local", unseen=False)
     tracker = TensorBoard(board)
 
     class Killed(Exception):
