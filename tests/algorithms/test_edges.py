@@ -99,3 +99,15 @@ def test_flexlora_refuses_ranks_that_adapters_do_not_have(ranks):
     problem = toys.make_problem(toys.make_federation((2, 3)), model=toys.adapted())
     with pytest.raises(ArgumentError, match=r"accepted: ranks from 1 to 2, that of the adapters"):
         FlexLoRA(ranks=ranks).build(problem)
+
+
+@pytest.mark.parametrize("name", ["fedsim", "fedalt"])
+@pytest.mark.parametrize(("personal", "shared"), [("", "Dense_0"), ("Dense_0", "Dense_1"), ("bias", "kernel")])
+def test_personal_parameters_are_the_named_ones_or_those_of_the_last_layer(name, personal, shared):
+    federation = toys.make_federation((2, 3))
+    problem = toys.make_problem(federation, hidden=(3,))
+    algorithm = toys.make_algorithm(name, problem, personal=personal)
+    state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.models)]
+    assert len(paths) == 2
+    assert all(shared in path for path in paths)

@@ -75,11 +75,16 @@ def test_predictions_by_hand(num):
     assert np.abs(found[0] - shared).max() > 0.05
 
 
-def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
-    """Client 0 validates on examples in its datastore, client 3 on random labels, and client 1 on none."""
-    federation, problem, algorithm, state = with_knobs(neighbors=2, scale=0.1, grid_steps=4, mix=0.3)
+@pytest.mark.parametrize("num_wrong", [0, 1])
+def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best(num_wrong):
+    """Client 0 validates on examples in its datastore, client 3 on random labels, and client 1 on none.
+
+    With a wrong label, client 0's best lambda is within the grid.
+    """
+    federation, problem, algorithm, state = with_knobs(neighbors=2, scale=0.1, grid_steps=5, mix=0.3)
     split = jax.tree.map(np.copy, federation.validation)
     split.x[0], split.y[0] = federation.train.x[0, :4], federation.train.y[0, :4]
+    split.y[0, :num_wrong] = (split.y[0, :num_wrong] + 1) % 3
     split.size[1] = 0
     clients = federation.client_data._replace(validation=split)
     found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
@@ -88,9 +93,10 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best():
         x, y = split.x[k], split.y[k]
         both = by_hand(params, *own(federation, k), x, 2, 0.1), network(params, x)[1]
         memory, shared = (p[np.arange(len(y)), y] for p in both)
-        grid = np.linspace(0, 1, 5)
+        grid = np.linspace(0, 1, 6)
         losses = [-np.log(np.maximum(share * memory + (1 - share) * shared, 1e-38)).mean() for share in grid]
-        assert found[k] == grid[np.argmin(losses)]
+        assert found[k] == pytest.approx(grid[np.argmin(losses)])
+    assert (0 < found[0] < 1) == bool(num_wrong)
     assert found[0] > found[3] and found[2] == 0
     np.testing.assert_allclose(found[1], 0.3)  # the one that is given
 
