@@ -199,7 +199,7 @@ def test_plans_agree_on_what_the_server_makes():
         toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("fallback", ["start", "mean"])
+@pytest.mark.parametrize("fallback", [pytest.param("start", marks=pytest.mark.slow), "mean"])
 def test_where_no_average_gains_clients_fall_back(fallback):
     """Two opposite models and a loss that is highest at their mean."""
     federation = toys.make_federation((2, 2), "regression")

@@ -14,12 +14,13 @@ STRENGTH, RIDGE = 0.05, 0.2
 
 
 def test_mocha_s_relationship_of_two_tasks():
+    relationship = jax.jit(mocha.relationship)
     products = jnp.diag(jnp.array([25.0, 25.0]))
-    np.testing.assert_allclose(mocha.relationship(products), [[0.5, 0], [0, 0.5]], atol=1e-6)  # orthogonal, both 5 long
+    np.testing.assert_allclose(relationship(products), [[0.5, 0], [0, 0.5]], atol=1e-6)  # orthogonal, both 5 long
     rows = np.array([[1.0, 2.0, -1.0], [2.0, 1.0, 0.5]])
     root = scipy.linalg.sqrtm(rows @ rows.T)
     weights = {"kernel": jnp.asarray(rows[:, :2]), "bias": jnp.asarray(rows[:, 2])}
-    omega = mocha.relationship(tree.inner_products(weights, weights))
+    omega = relationship(tree.inner_products(weights, weights))
     np.testing.assert_allclose(omega, root / np.trace(root), rtol=1e-5)
     # It minimizes tr(W' Omega^-1 W) among positive matrices of trace 1.
     objective = lambda omega: np.trace(rows.T @ np.linalg.solve(omega, rows))
@@ -30,7 +31,7 @@ def test_mocha_s_relationship_of_two_tasks():
         assert objective(other / np.trace(other)) >= least - 1e-6
 
 
-def relationship(rounds):
+def multitask(rounds):
     """Clients' models W under the relationship Omega = (W W')^1/2 / tr (W W')^1/2."""
     weights = rounds.start("clients.model")
     omega = np.eye(4) / 4
@@ -50,7 +51,7 @@ def relationship(rounds):
 
 def test_mocha_by_hand():
     knobs = {"strength": STRENGTH, "ridge": RIDGE}
-    by_hand("mocha", relationship, knobs=knobs, rtol=1e-3, atol=1e-4)
+    by_hand("mocha", multitask, knobs=knobs, rtol=1e-3, atol=1e-4)
 
 
 def test_of_a_network_mocha_relates_the_last_layer():

@@ -27,7 +27,7 @@ class Newcomer(NamedTuple):
 
     method: str
     reference: Callable[..., Any]
-    options: dict[str, Any] = {}
+    options: dict[str, Any] | None = None
 
 
 def ditto(rounds, newcomers, k):
@@ -267,4 +267,4 @@ NEWCOMERS = [
 
 @pytest.mark.parametrize("row", NEWCOMERS, ids=[row.method for row in NEWCOMERS])
 def test_newcomers_by_hand(row):
-    newcomers_by_hand(row.method, row.reference, **row.options)
+    newcomers_by_hand(row.method, row.reference, **(row.options or {}))

@@ -125,14 +125,25 @@ def test_newcomers_are_fine_tuned_alike():
         np.testing.assert_allclose(entry(after, "models")[k, 0], alpha @ mine, rtol=2e-3, atol=2e-4)
 
 
-def test_with_one_branch_its_fine_tuning_is_the_general_one():
+def one_branch():
+    """(The rounds of the form with one branch, what fine-tunes it, and what would fine-tune any method)."""
     rounds = play("pfedmb", rounds=0, epochs=1, knobs={"branches": 1})
-    clients, state = rounds.federation.client_data, rounds.states[-1]
     own = fine_tuned(rounds.problem, rounds.algorithm, 3)
     general = fine_tuned(rounds.problem, dataclasses.replace(rounds.algorithm, fine_tuned=None), 3)
+    return rounds, own, general
+
+
+def test_fine_tuning_is_its_own():
+    rounds, own, general = one_branch()
     assert own.tune is None
     assert own.report.scored == general.report.scored != rounds.algorithm.report.scored
-    models = [toys.predict(tuned, rounds.problem, KEY, state, clients).models for tuned in (own, general)]
+
+
+@pytest.mark.slow
+def test_with_one_branch_its_fine_tuning_is_the_general_one():
+    rounds, *both = one_branch()
+    clients, state = rounds.federation.client_data, rounds.states[-1]
+    models = [toys.predict(tuned, rounds.problem, KEY, state, clients).models for tuned in both]
     toys.assert_trees_close(*models, rtol=1e-4, atol=1e-5)
 
 

@@ -22,10 +22,9 @@ def scaffold(rate, option, mean):
             change = []
             for k in rounds.clients:
                 y = rounds.descend(k, x, c - control[k])
-                if option == "I":
-                    new = rounds.gradient(k, x)
-                else:
-                    new = control[k] - c + (x - y) / (rounds.epochs * RATE)
+                gradient_there = rounds.gradient(k, x)
+                mean_gradient = control[k] - c + (x - y) / (rounds.epochs * RATE)
+                new = gradient_there if option == "I" else mean_gradient
                 trained.append(y)
                 change.append(new - control[k])
                 control[k] = new

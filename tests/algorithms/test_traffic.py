@@ -40,7 +40,7 @@ class Round(NamedTuple):
     method: str
     down: float
     up: float
-    options: dict[str, Any] = {}
+    options: dict[str, Any] | None = None
 
 
 ROUNDS = [
@@ -198,4 +198,4 @@ ROUNDS = [
 
 @pytest.mark.parametrize("row", ROUNDS, ids=[row.method for row in ROUNDS])
 def test_what_a_round_moves(row):
-    assert traffic(row.method, **row.options) == (row.down, row.up)
+    assert traffic(row.method, **(row.options or {})) == (row.down, row.up)

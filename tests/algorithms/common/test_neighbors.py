@@ -36,7 +36,16 @@ def draw_others(keys, own, count):
     return jax.vmap(lambda key: sample_others(key, own, 8, count))(keys)
 
 
-@pytest.mark.parametrize(("own", "count"), [(0, 3), (3, 3), (7, 7), pytest.param(0, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("own", "count"),
+    [
+        (0, 3),
+        (3, 3),
+        (7, 3),
+        pytest.param(7, 7, marks=pytest.mark.slow),
+        pytest.param(0, 1, marks=pytest.mark.long),
+    ],
+)
 def test_others_are_distinct_and_uniform(own, count):
     drawn = np.asarray(draw_others(KEYS, own, count))
     assert drawn.shape == (len(KEYS), count)
