@@ -12,17 +12,17 @@ from pfljax.algorithms.flexlora import FlexLoRA
 from pfljax.contract.errors import ArgumentError
 
 NOBODY = [
-    ("fedavg", {}, None),
-    ("fedbuff", {"max_staleness": 0}, None),
-    ("scaffold", {"rate": 0.5}, None),
-    ("ifca", {"clusters": 2, "shared_layers": 1}, (3,)),
+    ("fedavg", {}, {}),
+    ("fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}),  # batch statistics are no update
+    ("scaffold", {"rate": 0.5}, {}),
+    ("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}),
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs", "hidden"), NOBODY, ids=[row[0] for row in NOBODY])
-def test_a_round_to_which_nobody_contributes_changes_no_model(name, knobs, hidden):
+@pytest.mark.parametrize(("name", "knobs", "options"), NOBODY, ids=[row[0] for row in NOBODY])
+def test_a_round_to_which_nobody_contributes_changes_no_model(name, knobs, options):
     """The cohort is one client, in some rounds the one without examples."""
-    rounds = play(name, knobs=knobs, rounds=6, sizes=(4, 0), hidden=hidden, cohort=1)
+    rounds = play(name, knobs=knobs, rounds=6, sizes=(4, 0), cohort=1, **options)
     alone = [int(rounds.cohort(number)[0]) for number in rounds]
     assert set(alone) == {0, 1}
     for number, client in enumerate(alone):

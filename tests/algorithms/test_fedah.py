@@ -8,6 +8,7 @@ from by_hand import as_numpy, assert_close, by_hand, play, stack
 from networks import BODY, HEAD, RATE, descend, gradient, row
 
 HEAD_EPOCHS = 2
+BODY_EPOCHS = 3
 OPTIONS = {"sizes": (2, 5, 0, 3, 4), "hidden": (6,), "cohort": 3}
 
 
@@ -44,7 +45,7 @@ def fedah(rate):
                 model, weights[k] = aggregated(shared, heads[k], weights[k], data, rate)
                 if rounds.sizes[k]:
                     model = descend(model, *data, RATE, HEAD_EPOCHS, layers=(HEAD,))
-                    model = descend(model, *data, RATE, rounds.epochs, layers=(BODY,))
+                    model = descend(model, *data, RATE, BODY_EPOCHS, layers=(BODY,))
                     trained[k] = model
                 heads[k] = model[HEAD]
             shared = rounds.mean(list(trained.values()), rounds.sizes[list(trained)])
@@ -66,7 +67,7 @@ def fedah(rate):
 @pytest.mark.parametrize("rate", [1.0, 40.0, 0.0])
 def test_fedah_by_hand(rate):
     """At the highest rate, weights reach 0, the end of [0, 1]."""
-    knobs = {"rate": rate, "head_epochs": HEAD_EPOCHS}
+    knobs = {"rate": rate, "head_epochs": HEAD_EPOCHS, "body_epochs": BODY_EPOCHS}
     rounds = by_hand("fedah", fedah(rate), knobs=knobs, rtol=1e-5, **OPTIONS)
     weights = jax.tree.leaves(rounds.states[-1].clients.weights)
     values = np.concatenate([np.ravel(leaf) for leaf in weights])
@@ -75,7 +76,8 @@ def test_fedah_by_hand(rate):
 
 
 def test_clients_may_predict_with_their_own_heads():
-    rounds = play("fedah", knobs={"rate": 1.0, "head_epochs": HEAD_EPOCHS}, **OPTIONS)
+    knobs = {"rate": 1.0, "head_epochs": HEAD_EPOCHS, "body_epochs": BODY_EPOCHS}
+    rounds = play("fedah", knobs=knobs, **OPTIONS)
     algorithm = toys.make_algorithm("fedah", rounds.problem, predict="own")
     state = rounds.states[-1]
     kept = jax.tree.map(lambda leaf: leaf[1], state.clients)

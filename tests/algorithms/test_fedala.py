@@ -94,6 +94,19 @@ def test_fedala_by_hand(rate, rounds):
     assert (seen[-1] == 0).any() == (rate == 60.0)
 
 
+def test_a_client_s_first_round_begins_with_the_global_model():
+    """Whatever its row holds."""
+    start = play("fedala", knobs=knobs_of(1.0), rounds=0, **OPTIONS).states[0]
+    rng = np.random.default_rng(0)
+    random = lambda leaf: np.float32(rng.uniform(size=leaf.shape))
+    model, weights = jax.tree.map(random, (start.clients.model, start.clients.weights))
+    state = start._replace(clients=start.clients._replace(model=model, weights=weights))
+    played = play("fedala", knobs=knobs_of(1.0), rounds=1, state=state, **OPTIONS)
+    theta = row(played.start("models"), 0)
+    trained = [descend(theta, *played.examples(k), played.rate, played.epochs) for k in played.clients]
+    assert_close(entry(played.states[-1], "clients.model"), trained, "first round", 1e-4, 1e-5)
+
+
 def test_before_training_the_score_is_of_the_first_start():
     """Before the first round, that is the global model."""
     played = play("fedala", knobs=knobs_of(1.0), rounds=0, **OPTIONS)
