@@ -72,6 +72,10 @@ EQUIVALENT = {
         "a client takes no step if it has no examples, and then both are 0"
     ),
     "contract/vectors.py:38 off by one: norm > 0 -> norm >= 0": "the other condition implies that the norm is above 0",
+    "stages/sampling.py:119 mask: jnp.where(sizes > 0, jnp.minimum(per_example(sizes, num) * sizes, 1), 0) -> "
+    "jnp.minimum(per_example(sizes, num) * sizes, 1)": (
+        "the two differ only if all who have examples are drawn, which `top_k` sees to"
+    ),
     "report/plots.py:54 constant: 0.8 -> 1.6": "the size of a figure",
     "cli/launch.py:177 constant: 0.2 -> 0.4": "which programs are kept for later runs, which changes their time only",
 }

@@ -24,3 +24,7 @@ from pfljax.data import sources
 def test_wrong_arguments_are_refused_by_name(load, arguments, message):
     with pytest.raises(ArgumentError, match=f"^{message}"):
         load(**arguments)
+
+
+def test_the_smallest_alpha_of_the_published_data_is_accepted():
+    assert sources.synthetic(4, alpha=0.01, labels="published", test_examples=5).x.shape[1] == 150

@@ -128,13 +128,15 @@ def test_cohorts_are_poisson():
     def one(number):
         ids = known_cohort(algorithm, key, number, num, size).ids
         keys = jax.random.fold_in(jax.random.fold_in(key[1], 2), number)
-        comes = jax.lax.map(lambda client: algorithm.takes_part(jax.random.fold_in(keys, client)), jnp.arange(num))
-        return ids, comes
+        own = jax.vmap(lambda client: jax.random.fold_in(keys, client))(jnp.arange(num))
+        return ids, jax.lax.map(algorithm.takes_part, own), jax.vmap(jax.random.uniform)(own)
 
-    ids, comes = map(np.asarray, jax.jit(lambda numbers: jax.lax.map(one, numbers))(jnp.arange(rounds)))
+    ids, comes, drawn = map(np.asarray, jax.jit(lambda numbers: jax.lax.map(one, numbers))(jnp.arange(rounds)))
     counts = comes.sum(axis=1)
     assert (np.diff(ids, axis=1) > 0).all() and counts.max() <= size
     assert all(np.isin(np.flatnonzero(come), one).all() for one, come in zip(ids, comes, strict=True))
+    # Nor does it depend on what clients draw from their keys for other purposes.
+    assert abs(np.corrcoef(comes.ravel(), drawn.ravel() < chance)[0, 1]) < 0.05
     deviation = math.sqrt(chance * (1 - chance))
     assert abs(counts.mean() - chance * num) < 4 * deviation * math.sqrt(num / rounds)
     assert abs(counts.var() / (num * deviation**2) - 1) < 4 * math.sqrt(2 / rounds)
