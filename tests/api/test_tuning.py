@@ -125,6 +125,17 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
     assert [line[heads.index("tuned")] for line in body] == ["-", "rate 0.3 (edge), mu 0.5 (edge)"]
 
 
+def test_knobs_are_tuned_in_turn(monkeypatch):
+    """Scores decide: the larger rate with the smaller rate of the server, and then the middle tau."""
+    rated(monkeypatch, lambda rate, method: rate - method.rate - abs(np.log10(method.tau) + 1))
+    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0}
+    tuning = pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, in_turn=True, **common)
+    (first,) = tuning.before
+    assert first.points == grid([0.1, 0.3], {"rate": [0.01, 0.1]}) and first.best == Point(0.3, {"rate": 0.01})
+    assert tuning.points == [Point(0.3, {"rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
+    assert tuning.method == pfl.FedAdam(rate=0.01, tau=0.1)
+
+
 def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):
     knobs = {"rate": [0.01], "tau": [-1.0]}
     with pytest.raises(pfl.ArgumentError, match=r"^fedadam.tau"):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import commands
+import jax
 import numpy as np
 import pytest
 
@@ -43,6 +44,28 @@ def read(out):
     return study
 
 
+def check_row(row):
+    """What a measured row of FedAvg must say: everyone downloads the one model, and sends it and its weight."""
+    parameters = 16 * 4 + 4 + 4 * 10 + 10  # 16 inputs, 4 hidden units, 10 classes
+    clients = row["num_clients"]
+    assert row["status"] == "measured"
+    assert row["parameters"] == parameters and row["clients_per_round"] == clients
+    assert (row["bytes_down"], row["bytes_up"]) == (4 * parameters * clients, 4 * (parameters + 1) * clients)
+    assert row["fastest_round"] <= row["seconds_per_round"] <= row["slowest_round"]
+    assert row["client_updates_per_second"] == pytest.approx(clients / row["seconds_per_round"])
+
+
+def test_a_cell_is_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests need what they have compiled
+    flags = ("--algorithms=fedavg", "--num_clients=4", "--devices=1", "--plan=map")
+    assert "already finished" not in call(tmp_path, *flags)
+    (row,) = read(tmp_path)["cells"]
+    assert (row["plan"], row["rounds"]) == ("map", 2)
+    check_row(row)
+    assert "already finished, read from" in call(tmp_path, *flags)
+    assert read(tmp_path)["cells"] == [row]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A study of two sizes on two devices."""
@@ -57,14 +80,10 @@ def test_each_cell_has_a_row_of_finite_figures(finished):
     rows = study["cells"]
     assert [(row["num_clients"], row["devices"]) for row in rows] == [(4, 2), (6, 2)]
     for row in rows:
-        assert row["status"] == "measured" and row["plan"] == "chunk-2" and row["chunk"] == 2
+        assert row["plan"] == "chunk-2" and row["chunk"] == 2
         values = [value for name, value in row.items() if name not in OPTIONAL and not isinstance(value, str)]
         assert all(math.isfinite(value) for value in values)
-        # 16 inputs, 4 hidden units, 10 classes; everyone downloads the one model, and sends it and its weight.
-        parameters = 16 * 4 + 4 + 4 * 10 + 10
-        assert row["parameters"] == parameters and row["clients_per_round"] == row["num_clients"]
-        assert row["bytes_down"] == 4 * parameters * row["num_clients"] <= row["bytes_up"]
-        assert row["client_updates_per_second"] == pytest.approx(row["num_clients"] / row["seconds_per_round"])
+        check_row(row)
     assert list(study["slopes"]) == ["fedavg"]
     assert study["data"] == "random pixels 4x4x1" and study["settings"]["--train_examples"] == 6
     assert (finished / "scaling.png").stat().st_size > 5000

@@ -19,6 +19,7 @@ from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.registry import STORES
 from pfljax.training import loop
+from pfljax.training.loop import Schedule
 
 pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 
@@ -140,6 +141,16 @@ def test_a_run_that_was_begun_without_round_0_goes_on(whole, tmp_path):
     expected, found = (files.read_npz(out / "results.npz") for out in (whole("local")[0], tmp_path))
     assert found["rounds"].tolist() == list(range(1, ROUNDS + 1))
     np.testing.assert_array_equal(found["loss_test"], expected["loss_test"][1:])
+
+
+def test_rows_of_fewer_evaluations_are_those_of_every_round(whole):
+    rare = Schedule(eval_every=2, checkpoint_every=2)
+    rows = toys.run(make_experiment("local"), ROUNDS, schedule=rare).history.rows
+    every = whole("local")[1].history.rows
+    assert [row["round"] for row in rows] == [0, 2, 4, 6]
+    for row in rows:
+        for name in ("train_loss", "loss", "accuracy", "bytes_down"):
+            assert row[name] == pytest.approx(every[row["round"]][name], rel=1e-5), name
 
 
 @pytest.mark.parametrize(("name", "models"), [("fedavg", 1), ("local", 0)])
