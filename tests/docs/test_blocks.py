@@ -85,10 +85,16 @@ def folder(tmp_path, monkeypatch):
 
 
 WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ in blocks(page))]
+# The pages that a newcomer reads first are played in CI, all others at night.
+FIRST = ("README.md", "docs/quickstart.md", "docs/howto/data.md", "docs/howto/model.md", "docs/howto/method.md")
+FIRST += ("docs/howto/compare.md",)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_CODE)
+def marks(page):
+    return pytest.mark.slow if page in FIRST else pytest.mark.long
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page)) for page in WITH_CODE])
 def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     """One after the other, the Python as one program, README's as it stands, with the pages of its runs."""
     if page != "README.md":
@@ -108,6 +114,10 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
             call(command(name), *flags, *([] if name == "report" else ["--rounds=2"]))
     results = [value for value in vars(program).values() if isinstance(value, pfl.Result)]
     assert all(0 <= result.accuracy <= 1 for result in results)
+
+
+def test_the_first_pages_have_code():
+    assert set(FIRST) <= set(WITH_CODE)
 
 
 def test_other_blocks_are_few():
