@@ -9,6 +9,7 @@ from pfljax.api.comparison import latex, method_row, times_text, times_to
 from pfljax.api.study import Cell
 from pfljax.contract.errors import ArgumentError
 from pfljax.folder import files
+from pfljax.report import comparisons
 from pfljax.training.scoring import best_row
 
 pytestmark = pytest.mark.xdist_group("runs")
@@ -75,12 +76,14 @@ def test_a_reference_says_which_clients_are_helped(finished_comparison):
     assert cells[heads.index(LISTED)] == shares
 
 
-def test_a_table_makes_figures_for_a_paper(finished_comparison, tmp_path):
+def test_a_table_makes_figures_for_a_paper(finished_comparison, tmp_path, monkeypatch):
+    sizes = {}
+    monkeypatch.setattr(comparisons, "save", lambda figure, path: sizes.update({path: figure.get_figwidth()}))
     table = finished_comparison.table
     names = {"scores", "rounds", "megabytes", "simulated_seconds", "differences", "clients-fedavg"}
-    paths = table.figures(tmp_path / "paper")
+    paths = table.figures(tmp_path / "paper", width=5.0)
     assert {path.name for path in paths} == {f"{name}.{kind}" for name in names for kind in ("pdf", "png")}
-    assert all(path.read_bytes().startswith((b"%PDF", b"\x89PNG")) for path in paths)
+    assert sizes == dict.fromkeys(paths, 5.0) and {path.parent for path in paths} == {tmp_path / "paper"}
     with pytest.raises(ArgumentError, match="width=0"):
         table.figures(tmp_path, width=0)
 

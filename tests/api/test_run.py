@@ -159,7 +159,7 @@ def test_figures_can_be_shown(finished_run, name):
 
 
 @pytest.mark.slow
-def test_training_goes_on_and_resumes(trained, clients, tmp_path):
+def test_training_goes_on_and_resumes(clients, tmp_path):
     """Four rounds and two more, six at once, and four, killed, and resumed give the same."""
     start = lambda: pfl.Run(pfl.Scaffold(), clients, MODEL, pfl.LocalTraining(optax.sgd(0.1)), seed=0)
     whole = start().train(rounds=6, eval_every=2)

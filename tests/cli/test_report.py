@@ -57,6 +57,8 @@ def test_a_comparison_s_figures_for_a_paper(tmp_path):
     printed = call(report.COMMAND, tmp_path, f"--paper={paper}", "--paper_width=5")
     assert printed.endswith(f"figures: {paper / 'scores.pdf'}, {paper / 'rounds.pdf'}, and .png\n")
     assert {path.name for path in paper.iterdir()} == {f"{n}.{k}" for n in ("scores", "rounds") for k in ("pdf", "png")}
+    starts = {".pdf": b"%PDF", ".png": b"\x89PNG"}
+    assert all(path.read_bytes().startswith(starts[path.suffix]) for path in paper.iterdir())
 
 
 def test_mistakes_are_one_line(runs, tmp_path):

@@ -51,6 +51,7 @@ def test_an_update_of_one_step_is_the_gradient_and_reveals_example_and_label():
         np.testing.assert_allclose(found, x, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_hidden_layer_reveals_the_example_as_well():
     victims, model, params, gradients = seen(hidden=(16,))
     layer = gradients[0]["Dense_0"]

@@ -21,14 +21,16 @@ from pfljax.training.compiling import compile_to_fit
 CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
 
 
-def experiment(method, **execution):
+def experiment(method, traced=False, **execution):
+    """A run of 20 clients; its program is described by the method's name and knobs, or `traced`."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(160, 5)).astype(np.float32), rng.integers(0, 3, 160)
     federation = pfl.Federation.from_arrays(x, y, client=np.repeat(np.arange(20), 8))
     options = {"execution": pfl.Execution(devices=2, **execution)}
-    return pfl.Run(
-        method, federation, pfl.models.MLP(hidden=(4,)), pfl.LocalTraining(optax.sgd(0.1)), **options
-    ).experiment
+    run = pfl.Run(method, federation, pfl.models.MLP(hidden=(4,)), pfl.LocalTraining(optax.sgd(0.1)), **options)
+    if traced:
+        return run.experiment
+    return dataclasses.replace(run.experiment, program=lambda: {"method": repr(method)})
 
 
 @pytest.fixture
@@ -50,13 +52,13 @@ def asked(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_the_fastest_that_fits_is_chosen_once(asked):
     asked.fits = {(0, "gather"): 3.0, (1, "ring"): 1.0, (8, "gather"): 2.0}
-    run = experiment(pfl.FedeRiCo(neighbors=1))
+    run = experiment(pfl.FedeRiCo(neighbors=1), traced=True)
     plan = choosing.chosen(run)
     assert (plan.chunk, plan.peers) == (1, "ring")
     assert set(asked.choices) == {(chunk, exchange) for chunk in (0, 1, 8) for exchange in ("gather", "ring")}
     asked.choices.clear()
-    assert choosing.chosen(experiment(pfl.FedeRiCo(neighbors=1))) == plan and not asked.choices
-    choosing.chosen(experiment(pfl.FedeRiCo(neighbors=2)))  # another program
+    assert choosing.chosen(experiment(pfl.FedeRiCo(neighbors=1), traced=True)) == plan and not asked.choices
+    choosing.chosen(experiment(pfl.FedeRiCo(neighbors=2), traced=True))  # another program
     assert asked.choices
 
 
@@ -74,6 +76,15 @@ def test_gathering_leaves_the_ring_for_when_memory_is_too_small(asked):
     asked.fits = {(8, "gather"): 1.0}
     plan = choosing.chosen(experiment(pfl.FedeRiCo(neighbors=1)))
     assert (plan.chunk, plan.peers) == (8, "auto")
+
+
+def test_the_choice_is_kept_for_the_same_program(asked):
+    asked.fits = {(8, "gather"): 1.0, (0, "ring"): 2.0}
+    plan = choosing.chosen(experiment(pfl.FedeRiCo(neighbors=1)))
+    asked.choices.clear()
+    assert choosing.chosen(experiment(pfl.FedeRiCo(neighbors=1))) == plan and not asked.choices
+    choosing.chosen(experiment(pfl.FedeRiCo(neighbors=2)))
+    assert asked.choices
 
 
 def test_nothing_that_fits_leaves_the_plan_and_is_not_kept(asked, tmp_path):

@@ -385,7 +385,7 @@ def own_size(outputs, y):
     return len(y)
 
 
-@pytest.mark.parametrize("store", ["device", "host", pytest.param("disk", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("store", ["device", *(pytest.param(s, marks=pytest.mark.slow) for s in ("host", "disk"))])
 def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
     options = {"clock": pfl.Clock(), "metrics": {"own_drift": own_size}}
     result = train(Odd(), clients, rounds=2, store=store, out=tmp_path / "run", **options)
@@ -497,7 +497,7 @@ def test_built_in_methods_are_not_traced_for_it(clients, state, monkeypatch):
         check(make_experiment(Odd(), clients))
 
 
-@toys.each_method(fast=("local", "fedavg_plus", "dfedem"), slow=("fedfomo", "federico"))
+@toys.each_method(fast=("fedavg_plus", "dfedem"), slow=("local", "federico"))
 def test_built_in_methods_conform(name, clients, monkeypatch):
     """Their functions, and the values that they begin with; with newcomers."""
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
