@@ -167,9 +167,11 @@ def with_class_means(algorithm):
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
-        real = jnp.arange(len(data.train.y)) < data.train.size
-        one_hot = jax.nn.one_hot(data.train.y, 3) * real[:, None]
-        sums = {"means": (one_hot.T @ data.train.x)[None], "count": one_hot.sum(axis=0)[None]}
+        x = data.train.x[...]
+        y = data.train.y[...]
+        real = jnp.arange(len(y)) < data.train.size
+        one_hot = jax.nn.one_hot(y, 3) * real[:, None]
+        sums = {"means": (one_hot.T @ x)[None], "count": one_hot.sum(axis=0)[None]}
         return out._replace(upload=out.upload | sums)
 
     def server_update(key, state, aggregate):
