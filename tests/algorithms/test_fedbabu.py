@@ -36,7 +36,10 @@ def test_rounds_by_hand():
     by_hand("fedbabu", fedbabu, knobs={"tune_epochs": 4}, **OPTIONS)
 
 
-@pytest.mark.parametrize(("part", "layers", "steps"), [("head", [HEAD], 4), ("body", [BODY], 4), ("all", [], 0)])
+@pytest.mark.parametrize(
+    ("part", "layers", "steps"),
+    [("head", [HEAD], 4), ("body", [BODY], 4), pytest.param("all", [], 0, marks=pytest.mark.slow)],
+)
 def test_a_part_is_tuned_or_nothing(part, layers, steps):
     rounds = play("fedbabu", knobs={"tune_epochs": 4}, **OPTIONS)
     algorithm = toys.make_algorithm("fedbabu", rounds.problem, tuned=part, tune_epochs=steps)

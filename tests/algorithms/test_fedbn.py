@@ -88,11 +88,21 @@ def fedbn(kind):
     return reference
 
 
-@pytest.mark.parametrize("kind", ["batch", "group"])
+@pytest.mark.parametrize("kind", ["batch", pytest.param("group", marks=pytest.mark.slow)])
 def test_rounds_by_hand(kind):
-    rounds = by_hand("fedbn", fedbn(kind), model=MODELS[kind], hidden=())
+    by_hand("fedbn", fedbn(kind), model=MODELS[kind], hidden=())
+
+
+@pytest.mark.parametrize("kind", ["batch", "group"])
+def test_normalization_stays_with_clients(kind):
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, model=MODELS[kind])
+    algorithm = toys.make_algorithm("fedbn", problem)
     facts = (("arrays of normalization layers kept by clients", NUM_ARRAYS[kind]),)
-    assert rounds.algorithm.report.facts == facts
+    assert algorithm.report.facts == facts
+    state = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
+    assert len(jax.tree.leaves(state.models)) == 2
+    assert state.models["norm"] == {"scale": None, "bias": None}
 
 
 def test_newcomers_train_a_normalization_of_their_own():

@@ -229,6 +229,11 @@ def fedproto(rounds, newcomers, k):
     return [model]
 
 
+def l2sgd(rounds, newcomers, k):
+    """Trains the mean of all models for a round."""
+    return [newcomers.descend(k, entry(rounds.states[-1], "models")[0])]
+
+
 def fedbuff(rounds, newcomers, k):
     """The newest model."""
     return [entry(rounds.states[-1], "models")[0]]
@@ -243,6 +248,7 @@ NEWCOMERS = [
     Newcomer("fml", fml, {"rounds": 0, "hidden": (6,), "knobs": {"alpha": 0.3}}),
     Newcomer("fedproto", fedproto, {"rounds": 1, "hidden": (6,), "knobs": {"strength": 3.0}}),
     Newcomer("fedbuff", fedbuff, {"rounds": 1}),
+    Newcomer("l2sgd", l2sgd, {"rounds": 0}),
     Newcomer("per_fedavg", per_fedavg, {"rounds": 0, "knobs": {"alpha": 0.05, "adapt_steps": 2}}),
     Newcomer("pfedme", pfedme, {"rounds": 0, "knobs": {"strength": 2.0, "steps": 400, "rate": 0.05}}),
     Newcomer("fedah", fedah, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 2}}),

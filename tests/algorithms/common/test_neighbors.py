@@ -172,8 +172,8 @@ def test_the_worst_candidate_leaves_when_a_new_one_comes():
     np.testing.assert_array_equal(after.tracked, [9, 3, 5, np.inf])
 
     full = Candidates(jnp.array([2, 6, 4, 0]), jnp.array([1.0, 2, 3, 4]), jnp.array([9.0, 3, 5, 4]))
-    after, slots = note(full, jnp.array([2, 7]), jnp.array([0.5, 8]))
-    assert after.ids.tolist() == [2, 6, 7, 0] and slots.tolist() == [0, 2]  # 4 is the worst, the own model aside
+    after, slots = note(full, jnp.array([2, 7, 6]), jnp.array([0.5, 8, 1]))
+    assert after.ids.tolist() == [2, 6, 7, 0] and slots.tolist() == [0, 2, 1]  # 4 is the worst, the own model aside
     assert np.isinf(after.tracked[2]) and after.last[2] == 8
     after, slots = note(full, jnp.array([2, 4, 7]), jnp.array([0.5, 1, 8]))
     assert after.ids.tolist() == [2, 6, 4, 7] and slots.tolist() == [0, 2, 3]  # 4 is held now, so 0 leaves
