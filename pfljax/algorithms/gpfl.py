@@ -66,7 +66,8 @@ class GPFL:
         def start(key, clients):
             models = problem.init_models(key, 1)
             body = tree.partition(models, model.mask(models, 1))[1]
-            return Start(models=body | {ADDED: tree.stack_one(initial(key, num_classes, width))})
+            own_key = jax.random.fold_in(key, problem.num_clients)  # clients' models take the numbers below
+            return Start(models=body | {ADDED: tree.stack_one(initial(own_key, num_classes, width))})
 
         def row(key, client, models):
             head = heads.head_of(problem, problem.init_model(key, client))

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 import toys
+from keys import misused
 
 from pfljax import algorithms, models
 from pfljax.algorithms import METHODS
@@ -162,7 +163,7 @@ def frozen_vit():
     return models.Model(vit, frozen=variables, trainable=[lora, "head"], frozen_dtype="float32")
 
 
-@toys.each_method(fast=("local",), slow=toys.KINDS)
+@toys.each_method(fast=(), slow=toys.KINDS)
 def test_adapters_of_a_frozen_vit_are_trained(name):
     run = Run(name, model=frozen_vit(), shape=(4, 4, 1), cohort=K)
     states, records = run.play(run.federation.client_data, 2)
@@ -202,6 +203,17 @@ def test_rounds_keep_the_state_s_form_and_change_models(name):
 def test_rounds_are_traced_once(name):
     reference(name)
     assert len(set(reference(name).run.traces)) == 1 and reference(name).run.traces[0] > 0
+
+
+@every_method
+def test_no_key_is_used_twice(name):
+    run, clients, _, _, _ = reference(name)
+    key = jax.random.key(0)
+    clients = run.place(clients)
+    first = run.init.trace(key, clients)
+    one_round = run.one_round.trace(key, np.int32(0), run.init(key, clients), clients)
+    assert misused(first.jaxpr.jaxpr) == []
+    assert misused(one_round.jaxpr.jaxpr) == []
 
 
 @every_method

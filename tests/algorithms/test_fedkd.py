@@ -1,9 +1,12 @@
 """FedKD: rounds by hand, its compression, and its limits."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import networks
 import numpy as np
+import optax
 import pytest
 import toys
 from by_hand import by_hand, play
@@ -33,8 +36,8 @@ def compressed(update, energy):
     return found, sent / sum(leaf.size for leaf in jax.tree.leaves(update))
 
 
-def train(own, mentee, projection, x, y, strength):
-    """A step of the mentor, the mentee and the matrix."""
+def train(own, mentee, projection, x, y, strength, decay=0.0):
+    """A step of the mentor, the mentee and the matrix, each with weight decay."""
     n, labels = len(y), np.eye(3)[y]
     p, q = (softmax(logits(params, x)) for params in (own, mentee))
     known = np.maximum(-np.log(p[range(n), y]) - np.log(q[range(n), y]), fedkd.LEAST)[:, None]
@@ -44,13 +47,14 @@ def train(own, mentee, projection, x, y, strength):
     def moved(params, mine, other, pull):
         """p - (labels + strength (other - p) / known) is the slope of both terms in the logits."""
         targets = labels + strength / known * (other - mine)
-        return step(params, gradient(params, x, targets, pull=pull), RATE)
+        slopes = gradient(params, x, targets, pull=pull)
+        return step(params, jax.tree.map(lambda slope, leaf: slope + decay * leaf, slopes, params), RATE)
 
-    turned = projection + RATE * features(mentee, x).T @ pull
+    turned = projection + RATE * (features(mentee, x).T @ pull - decay * projection)
     return moved(own, p, q, pull), moved(mentee, q, p, -pull @ projection.T), turned
 
 
-def reference(rounds):
+def reference(rounds, decay=0.0):
     """Algorithm 1; the energy rises to the last one."""
     mentee = networks.row(rounds.start("models"), 0)
     own = [networks.row(rounds.start("clients.models.own.model"), k) for k in rounds.clients]
@@ -61,7 +65,7 @@ def reference(rounds):
         for k in rounds.clients:
             shared = mentee
             for _ in range(rounds.epochs):
-                own[k], shared, projections[k] = train(own[k], shared, projections[k], *rounds.examples(k), 0.7)
+                own[k], shared, projections[k] = train(own[k], shared, projections[k], *rounds.examples(k), 0.7, decay)
             update, share = compressed(jax.tree.map(np.subtract, shared, mentee), energy)
             updates.append(update)
             shares.append(share)
@@ -78,6 +82,11 @@ def reference(rounds):
 
 def test_rounds_by_hand():
     by_hand("fedkd", reference, **OPTIONS)
+
+
+def test_an_optimizer_s_weight_decay_is_that_of_what_it_moves():
+    optimizer = optax.chain(optax.add_decayed_weights(0.5), optax.sgd(RATE))
+    by_hand("fedkd", functools.partial(reference, decay=0.5), optimizer=optimizer, **OPTIONS)
 
 
 def test_matrices_keep_the_fewest_singular_values():

@@ -82,7 +82,8 @@ def test_table1_is_paired_by_split_and_seed(tmp_path):
     assert 0 <= federico["D2"]["across"] <= 1
 
 
-@pytest.mark.parametrize("module", [table1, pytest.param(table4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [table1, table4])
 def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_path, monkeypatch):
     asked, cell = [], of_accuracies([0.5]) | {"std_over_clients": 0.1, "parameters": 1, "within": 1, "across": 0}
 

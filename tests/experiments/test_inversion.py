@@ -63,6 +63,7 @@ def test_a_hidden_layer_reveals_the_example_as_well():
     np.testing.assert_allclose(found, exact, atol=0.05)
 
 
+@pytest.mark.slow
 def test_what_is_seen_is_what_clipping_noise_and_compression_leave():
     flat = lambda gradient: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
     plain = flat(seen()[3][0])

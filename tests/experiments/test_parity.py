@@ -69,6 +69,7 @@ def cell(play, **options):
     return Cell(pfl.FedAvg(), lambda state: {"global": tree.first(state.models)}, play, sizes=SIZES, **options)
 
 
+@pytest.mark.slow
 def test_equal_methods_agree_up_to_rounding():
     found = shared.measure(cell(fedavg()), [1, 3])
     assert [row["rounds"] for row in found["rows"]] == [1, 3]

@@ -54,13 +54,12 @@ def test_trees_of_several_shapes_are_packed_and_unpacked():
         packing.pack(0, second)
 
 
-def suites(default=(), slow=()):
-    """The methods; those that are in neither suite are long tests."""
-    marks = lambda name: [] if name in default else pytest.mark.slow if name in slow else pytest.mark.long
-    return [pytest.param(name, marks=marks(name)) for name in METHODS]
+def suites(slow):
+    """The methods; all but those that are slow tests are long ones."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else pytest.mark.long) for name in METHODS]
 
 
-@pytest.mark.parametrize("name", suites(default=["lg_fedavg"], slow=["fml"]))
+@pytest.mark.parametrize("name", suites(slow=["lg_fedavg", "fml"]))
 def test_the_same_network_twice_is_one_network(name):
     """LG-FedAvg's clients have a body of their own and share a head."""
     lines = []

@@ -145,8 +145,8 @@ def test_only_the_cohort_s_examples_are_read(toy):
 @pytest.mark.parametrize(
     ("method", "store"),  # the last one's server begins with examples
     [
-        (pfl.FedAvg(), "disk"),
-        pytest.param(pfl.FedAvg(), "device", marks=pytest.mark.slow),
+        pytest.param(pfl.FedAvg(), "disk", marks=pytest.mark.slow),
+        pytest.param(pfl.FedAvg(), "device", marks=pytest.mark.long),
         pytest.param(pfl.FedAvgData(), "disk", marks=pytest.mark.long),
     ],
 )
