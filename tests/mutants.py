@@ -39,6 +39,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 SEED = 0
 SHARE_TO_FIND = 0.95
+PLUGIN = ROOT / "tests" / "time_limit.py"
 SECONDS_PER_STAGE = 900  # a fault that makes a test hang is found, too
 SECONDS_OF_SUITE = 7200
 METHODS = "algorithms"
@@ -489,9 +490,10 @@ class Copy:
 
     def failures(self, arguments: list[str], seconds: int = SECONDS_PER_STAGE) -> list[str]:
         """The tests that fail."""
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", PLUGIN.stem, "--tb=no", "-rfE"]
+        command += arguments
         environment = os.environ | {
-            "PYTHONPATH": str(self.folder),
+            "PYTHONPATH": os.pathsep.join([str(self.folder), str(self.folder.parent)]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "PFLJAX_TESTS_COMPILED": str(self.compiled),
         }
@@ -516,6 +518,7 @@ def copy_of(checkout: Path, folder: Path, compiled: Path) -> Copy:
     """Copies what the tests need."""
     ignored = shutil.ignore_patterns(".git", "__pycache__", ".venv", "build", "*.egg-info")
     shutil.copytree(checkout, folder, ignore=ignored)
+    shutil.copy(PLUGIN, folder.parent)
     return Copy(folder, compiled)
 
 
@@ -569,24 +572,28 @@ def run(checkout: Path, results: Results, workers: int) -> list[Verdict]:
             if not verdict.found_by and verdict.stage != "suite":
                 left.append(fault)
         if left:
-            judge_together(copies[0], left, results, workers)
+            judge_together(copies, left, results)
     return [results.verdicts[fault.identifier] for fault in faults]
 
 
-def judge_together(copy: Copy, faults: list[Fault], results: Results, workers: int) -> None:
+def judge_together(copies: list[Copy], faults: list[Fault], results: Results) -> None:
     """Makes all faults at once and runs the whole suite, then each test that fails with one fault at a time."""
-    with copy.changed(faults):
-        suspects = copy.failures(["-n", str(workers), "tests"], SECONDS_OF_SUITE)
+    with copies[0].changed(faults):
+        suspects = copies[0].failures(["-n", str(len(copies)), "tests"], SECONDS_OF_SUITE)
     print(f"{len(faults)} faults together fail {len(suspects)} tests of the suite", flush=True)
+    waiting = list(faults)
 
-    for fault in faults:
-        begun = time.monotonic()
-        found_by = ""
-        if suspects:
+    def judge_alone(copy: Copy) -> None:
+        while waiting:
+            fault = waiting.pop(0)
+            begun = time.monotonic()
             with copy.changed([fault]):
-                failed = copy.failures(["-x", "-n", "0", *suspects])
-            found_by = failed[0] if failed else ""
-        results.add(Verdict(fault.identifier, found_by, "suite", round(time.monotonic() - begun, 1)))
+                failed = copy.failures(["-x", "-n", "0", *suspects]) if suspects else []
+            seconds = round(time.monotonic() - begun, 1)
+            results.add(Verdict(fault.identifier, failed[0] if failed else "", "suite", seconds))
+
+    with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
+        list(pool.map(judge_alone, copies))
 
 
 def compare(before: Path, after: Path) -> int:
