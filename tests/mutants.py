@@ -77,6 +77,9 @@ EQUIVALENT = {
     "jnp.minimum(per_example(sizes, num) * sizes, 1)": (
         "the two differ only if all who have examples are drawn, which `top_k` sees to"
     ),
+    "algorithms/pfedmb.py:143 key: jax.random.fold_in(context.key, OF_ALPHA) -> context.key": (
+        "the branches' key is another one folded into this one, so that nothing draws from it a second time"
+    ),
     "report/content.py:189 off by one: widest + 1 -> (widest)": "a tree that is cut lower in a gap has the same parts",
     "report/plots.py:54 constant: 0.8 -> 1.6": "the size of a figure",
     "cli/launch.py:177 constant: 0.2 -> 0.4": "which programs are kept for later runs, which changes their time only",
