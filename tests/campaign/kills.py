@@ -56,7 +56,7 @@ def experiments(mode):
 
 
 def train(mode, out, number, address, started, log):
-    """What a process of a run does: trains, and the first one sends a byte where rounds begin and after each."""
+    """What a process of a run does: trains, and the first one sends a byte before the first round and after each."""
     _, _, seeds, num_processes = MODES[mode]
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1), os.dup2(file.fileno(), 2)
@@ -68,20 +68,16 @@ def train(mode, out, number, address, started, log):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if num_processes > 1:
         processes.start(address, num_processes, number)
-    play, note = Trainer._play, Trainer._note
 
-    def tell(function):
-        def told(self, *args):
-            if number == 0:
-                started.send_bytes(b"1")
-            return function(self, *args)
+    def tell(evaluation):
+        """Sends a byte after each evaluation, which is that of a round."""
+        if number == 0:
+            started.send_bytes(b"1")
 
-        return told
-
-    Trainer._play, Trainer._note = tell(play), tell(note)
     outs = [out / f"seed-{seed}" for seed in seeds]
     say = lambda line: print(line, flush=True)
-    Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say).train(ROUNDS, EVERY)
+    trackers = [tell, *(None for _ in seeds[1:])]
+    Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say, trackers=trackers).train(ROUNDS, EVERY)
     if num_processes > 1:
         jax.distributed.shutdown()  # which JAX does at a Python's exit, and not at that of a fork
 
