@@ -581,9 +581,7 @@ def run(checkout: Path, results: Results, workers: int) -> list[Verdict]:
 
 def judge_together(copies: list[Copy], faults: list[Fault], results: Results) -> None:
     """Makes all faults at once and runs the whole suite, then each test that fails with one fault at a time."""
-    with copies[0].changed(faults):
-        suspects = copies[0].failures(["-n", str(len(copies)), "tests"], SECONDS_OF_SUITE)
-    print(f"{len(faults)} faults together fail {len(suspects)} tests of the suite", flush=True)
+    suspects = suspects_of(copies, faults, results.path.with_suffix(".suspects"))
     waiting = list(faults)
 
     def judge_alone(copy: Copy) -> None:
@@ -597,6 +595,22 @@ def judge_together(copies: list[Copy], faults: list[Fault], results: Results) ->
 
     with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
         list(pool.map(judge_alone, copies))
+
+
+def suspects_of(copies: list[Copy], faults: list[Fault], path: Path) -> list[str]:
+    """The tests of the suite that fail with all faults at once and pass without any; they are noted in a file."""
+    if path.exists():
+        return path.read_text().splitlines()
+    several = ["-n", str(len(copies))]
+    with copies[0].changed(faults):
+        failed = copies[0].failures([*several, "tests"], SECONDS_OF_SUITE)
+    broken = copies[0].failures([*several, *failed], SECONDS_OF_SUITE) if failed else []
+    suspects = [test for test in failed if test not in broken]
+    print(
+        f"{len(faults)} faults together fail {len(suspects)} tests of the suite; {len(broken)} fail without", flush=True
+    )
+    path.write_text("\n".join(suspects))
+    return suspects
 
 
 def compare(before: Path, after: Path) -> int:

@@ -8,7 +8,8 @@ from networks import BODY, HEAD, features, row, softmax, step_by_differences
 
 from pfljax.algorithms.gpfl import ADDED
 
-OPTIONS = {"sizes": (2, 5, 0, 4), "hidden": (4,), "rounds": 2, "epochs": 2}
+# Wide enough that some features are above 0: where the slope of the rectifier jumps, differences do not give it.
+OPTIONS = {"sizes": (2, 5, 0, 4), "hidden": (6,), "rounds": 2, "epochs": 2}
 PARTS = (BODY, HEAD, ADDED)
 
 
