@@ -589,12 +589,22 @@ def judge_together(copies: list[Copy], faults: list[Fault], results: Results) ->
             fault = waiting.pop(0)
             begun = time.monotonic()
             with copy.changed([fault]):
-                failed = copy.failures(["-x", "-n", "0", *suspects]) if suspects else []
+                failed = copy.failures(["-x", "-n", "0", *nearest_first(suspects, fault)]) if suspects else []
             seconds = round(time.monotonic() - begun, 1)
             results.add(Verdict(fault.identifier, failed[0] if failed else "", "suite", seconds))
 
     with concurrent.futures.ThreadPoolExecutor(len(copies)) as pool:
         list(pool.map(judge_alone, copies))
+
+
+def nearest_first(tests: list[str], fault: Fault) -> list[str]:
+    """The tests, first those of the fault's file, then those of its package."""
+    file = Path(fault.file)
+
+    def distance(test: str) -> tuple[bool, bool]:
+        return (f"test_{file.stem}.py" not in test, fault.package not in Path(test).parts)
+
+    return sorted(tests, key=distance)
 
 
 def suspects_of(copies: list[Copy], faults: list[Fault], path: Path) -> list[str]:
