@@ -572,7 +572,7 @@ def run(checkout: Path, results: Results, workers: int) -> list[Verdict]:
         left = []
         for fault in faults:
             verdict = results.verdicts[fault.identifier]
-            if not verdict.found_by and verdict.stage != "suite":
+            if not verdict.found_by and verdict.stage != "suite" and fault.identifier not in EQUIVALENT:
                 left.append(fault)
         if left:
             judge_together(copies, left, results)
