@@ -80,6 +80,9 @@ EQUIVALENT = {
     "algorithms/pfedmb.py:143 key: jax.random.fold_in(context.key, OF_ALPHA) -> context.key": (
         "the branches' key is another one folded into this one, so that nothing draws from it a second time"
     ),
+    "stages/robust.py:211 mask: jnp.where(weight > 0, distance, jnp.inf) -> distance": (
+        "the loop stops later if an update without weight is near; the result is within the tolerance either way"
+    ),
     "report/content.py:189 off by one: widest + 1 -> (widest)": "a tree that is cut lower in a gap has the same parts",
     "report/plots.py:54 constant: 0.8 -> 1.6": "the size of a figure",
     "cli/launch.py:177 constant: 0.2 -> 0.4": "which programs are kept for later runs, which changes their time only",

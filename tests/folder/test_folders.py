@@ -428,3 +428,15 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
         other.communicate()
     train(make_experiment("local"), tmp_path / "run")  # what a killed process held is free
     assert not (tmp_path / "run" / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [('{"checked": true}', True), ("{}", False), ("[]", False), ("{", False)]
+)
+def test_a_run_that_started_over_to_drop_clients_says_so(tmp_path, content, expected):
+    (tmp_path / "config.json").write_text(content)
+    assert folders.is_checked(tmp_path) is expected
+
+
+def test_a_folder_without_a_run_says_nothing(tmp_path):
+    assert folders.is_checked(tmp_path) is False

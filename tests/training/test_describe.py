@@ -3,9 +3,10 @@
 import flax.linen as nn
 import optax
 import pytest
+import toys
 
 import pfljax as pfl
-from pfljax.training.describe import stale_statistics
+from pfljax.training.describe import settings, stale_statistics
 
 
 class Normalized(nn.Module):
@@ -38,3 +39,15 @@ def test_batch_statistics_that_hardly_move_are_told(momentum, rounds, said):
 def test_networks_without_averages_are_not_mentioned():
     clients = pfl.data.digits(num_clients=2, train_examples=20)
     assert stale_statistics(pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP()).experiment.with_rounds(1)) == ""
+
+
+def squared(outputs, targets):
+    return ((outputs - targets) ** 2).mean()
+
+
+@pytest.mark.parametrize(("loss", "name"), [("mse", "mse"), (squared, "squared")])
+def test_a_loss_is_recorded_by_its_name(loss, name):
+    clients = toys.make_federation((2, 3), "regression")
+    local = pfl.LocalTraining(loss=loss)
+    found = settings(pfl.FedAvg(), clients, pfl.models.MLP((4,)), local, {})
+    assert found["local.loss"] == name
