@@ -41,7 +41,7 @@ class AFL:
             loss = by_loss.at_start(problem, models, data)
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             weight = jnp.where(data.train.size > 0, context.server[context.client], 0)
-            upload, sent = aggregation.weighted(trained, weight)
+            upload, sent = aggregation.weighted(tree.subtract(trained, models), weight)
             report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": context.client}
             return ClientOutput(kept, upload, report, sent)
 

@@ -82,7 +82,8 @@ class FedAS:
             trained, optimizer, losses = problem.fit(context, tree.stack_one(start), row.optimizer, split)
             row = Row(tree.first(trained), row.trained | (split.size > 0), optimizer)
             weight = fisher_trace(problem, row.model, split) if self.weights == "fisher" else split.size
-            upload, sent = aggregation.weighted(tree.partition(trained, body(trained))[0], weight)
+            update = tree.subtract(tree.partition(trained, body(trained))[0], models)
+            upload, sent = aggregation.weighted(update, weight)
             return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
         return dataclasses.replace(

@@ -80,7 +80,7 @@ class FedAsync:
 
         row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=None, sends="sums", stale=True)
+        return averaging(problem, **functions, server_update=server_update, averages=False, sends="sums", stale=True)
 
     def _discounted(self, late: jax.Array) -> jax.Array:
         """d(s) of numbers of steps late."""

@@ -64,7 +64,7 @@ class FedBuff:
 
         def server_update(key, state, aggregate):
             buffer = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
-            mean = updates.mean_update(aggregate._replace(upload=buffer))
+            mean = aggregation.mean(aggregate._replace(upload=buffer))
             update = updates.scaled(solver, mean, self.server_rate)
             new = updates.moved(solver, stale.newest(state.models), update, buffer["weight"] > 0)
             models = stale.with_newest(state.models, new)
@@ -72,4 +72,4 @@ class FedBuff:
 
         row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=updates.from_zero, stale=True)
+        return averaging(problem, **functions, server_update=server_update, stale=True)

@@ -328,11 +328,11 @@ class Algorithm:
         measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
             examples) -> (), NaN if there is nothing to measure.
         via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
-        averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
-            "weight": weight} next to other entries; zeros if these are updates. Another aggregator can then replace the
-            mean. None: the server averages neither.
+        averages: Whether the server averages updates, which are uploaded as {"model": weight x (theta_k - theta),
+            "weight": weight} next to other entries. Another aggregator can then replace the mean. Subtract before you
+            weight: weight x theta_k - weight x theta is not exactly 0 where theta_k = theta.
         changes: Entries of the upload, beside "model", that a server adds up over rounds: changes of what clients keep.
-        sends: What uploads hold, besides the weighted models of `averages`: "updates", of which compression may leave
+        sends: What uploads hold, besides the weighted updates of `averages`: "updates", of which compression may leave
             parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
             factors.
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
@@ -361,7 +361,7 @@ class Algorithm:
     report: Report = Report()
     measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
     via_server: bool = False
-    averages: Callable[[Params], Params] | None = None
+    averages: bool = False
     changes: tuple[str, ...] = ()
     sends: Literal["updates", "sums", "models", "products"] = "updates"
     traffic: Callable[[Traffic], Traffic] | None = None
@@ -374,6 +374,9 @@ class Algorithm:
         if self.download is None and self.topology in ("peers", "push"):
             text = f"required with topology={self.topology!r}; it says who receives whose model"
             raise ArgumentError("download", text)
+        if not isinstance(self.averages, bool):
+            text = "accepted: True or False, whether uploads hold weight x (theta_k - theta)"
+            raise ArgumentError("averages", text, type(self.averages).__name__)
         if not isinstance(self.ledger, Ledger):
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)

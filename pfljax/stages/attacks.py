@@ -1,8 +1,7 @@
 """Attacks by some of a federation's clients, for any method.
 
-An attacker plays its round but sends something other than its result. If the upload is a weighted model theta_k that
-was trained from theta, the attack replaces the update d = theta_k - theta; otherwise it replaces the upload itself,
-without its weights and counts. The report's arrays of floats, such as FedPAC's heads, are replaced like an upload; its
+An attacker plays its round but sends something other than its result: the attack replaces what it uploads, such as its
+update d = theta_k - theta, without weights and counts. The report's arrays of floats, such as FedPAC's heads, are replaced like an upload; its
 scalars stay honest. A squared norm of the update, named "square", is that of the update that is sent. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
@@ -65,6 +64,8 @@ class Attack:
         kind: What attackers do; attackers are not evaluated.
         attackers: Share of clients that attack; drawn with the run's seed.
         strength: Factor s of "sign_flip", "noise", "scale", "ipm" and "replacement".
+        z: Standard deviations that "alie" stays below the honest mean; 0: what its paper's formula gives, which is next
+            to nothing with few attackers.
         target: Class that a backdoor's trigger stands for.
         poisoned: Share of an attacker's examples that show the trigger.
         trigger: Value of the trigger's pixels or features, on the scale of the model's inputs: 1 is white where pixels
@@ -74,6 +75,7 @@ class Attack:
     kind: Kind = knob("none", flag="attack")
     attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
     strength: float = knob(4.0, above=0, read_with={"kind": SCALED}, flag="attack_strength")
+    z: float = knob(1.5, at_least=0, read_with=("kind", "alie"), flag="attack_z")
     target: int = knob(0, at_least=0, read_with={"kind": STAMPED}, flag="attack_target")
     poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED}, flag="attack_poisoned")
     trigger: float = knob(1.0, read_with={"kind": STAMPED}, flag="attack_trigger")
@@ -92,6 +94,11 @@ class Attack:
     def collusion(self) -> Collusion | None:
         """What attackers that see all updates do; None: they act alone, or nobody attacks."""
         return cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
+
+    @property
+    def factor(self) -> float | None:
+        """The factor of a collusion; see `colluded`."""
+        return (self.z or None) if self.kind == "alie" else self.strength
 
     @property
     def active(self) -> bool:
@@ -130,8 +137,7 @@ class Attack:
             key = jax.random.fold_in(context.key, ATTACK)
             honest = out.upload, out.report
             report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, axes=0)
-            update = self._of_update(key, messages.relative(algorithm, models, out.upload))
-            attacked = messages.absolute(algorithm, models, update), report
+            attacked = self._of_update(key, out.upload), report
             lie = lambda new, old: jnp.where(data.attacker, new, old)
             upload, report = jax.tree.map(lie, attacked, honest)
             return out._replace(upload=upload, report=report)

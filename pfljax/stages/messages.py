@@ -1,4 +1,4 @@
-"""What clients send, seen as updates, and which parts of it attackers, compression and robust rules change."""
+"""What clients send, and which parts of it attackers, compression and robust rules change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Params, PyTree
+from pfljax.contract.types import PyTree
 
 
 def payload(update: PyTree, axes: int = 1) -> PyTree:
@@ -27,22 +27,6 @@ def payload(update: PyTree, axes: int = 1) -> PyTree:
         return alone or (name not in ("weight", "count") and floats and leaf.ndim > axes)
 
     return jax.tree.unflatten(form, [one(path, leaf) for path, leaf in found])
-
-
-def relative(algorithm: Algorithm, models: Params, upload: PyTree) -> PyTree:
-    """The upload with weighted updates in place of weighted models that were trained from received `models`."""
-    if algorithm.averages is None:
-        return upload
-    start = tree.scale(algorithm.averages(models), upload["weight"])
-    return upload | {"model": tree.subtract(upload["model"], start)}
-
-
-def absolute(algorithm: Algorithm, models: Params, update: PyTree) -> PyTree:
-    """Undoes `relative`; the server has the `models` that clients train from."""
-    if algorithm.averages is None:
-        return update
-    start = tree.scale(algorithm.averages(models), update["weight"])
-    return update | {"model": tree.add(start, update["model"])}
 
 
 def with_square(report: Mapping[str, Any], update: PyTree, sent: PyTree) -> Mapping[str, Any]:
