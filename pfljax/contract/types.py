@@ -338,6 +338,8 @@ class Algorithm:
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
         stale: Whether the N models of a server are its last ones, newest first, so that an index is a number of steps
             late, which a clock can determine.
+        any_age: With `stale`, whether updates count however late they are. On a clock, the N models are then those that
+            someone trains from, and the server begins with one; it puts a new model first and drops the last.
         matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
     """
 
@@ -366,6 +368,7 @@ class Algorithm:
     sends: Literal["updates", "sums", "models", "products"] = "updates"
     traffic: Callable[[Traffic], Traffic] | None = None
     stale: bool = False
+    any_age: bool = False
     matmul_precision: str | None = None
 
     def __post_init__(self):

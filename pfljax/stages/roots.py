@@ -59,7 +59,7 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
 
     def start(key, clients):
         begun = noted.start(key, clients)
-        if tree.num_rows(begun.models) > 1:
+        if tree.num_rows(begun.models) > 1 or algorithm.any_age:
             text = "accepted for this method, whose server has several models: the other ones"
             raise ArgumentError("aggregator", text, "fltrust")
         data = sampled(jax.random.fold_in(key, ROOT), clients.train, capacity, clients.train.size.sum())

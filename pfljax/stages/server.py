@@ -121,7 +121,8 @@ def summed(problem: Problem, algorithm: Algorithm) -> Algorithm:
 
     def start(key, clients):
         begun = algorithm.start(key, clients)
-        if any(leaf.shape[0] == problem.num_clients > 1 for leaf in jax.tree.leaves(begun.models)):
+        each = any(leaf.shape[0] == problem.num_clients > 1 for leaf in jax.tree.leaves(begun.models))
+        if each and not algorithm.stale:
             raise ArgumentError(
                 name, f"{refused}its server has a model for each client, to which only that one adds", True
             )
