@@ -315,7 +315,7 @@ class Algorithm:
             uniform without replacement.
         takes_part: (a client's key for a round) -> () bool: whether it takes part, whatever the others do (Poisson
             sampling). A cohort holds those who do, as far as it has places; in the others are clients whose report has
-            "idle". None: all of the cohort do.
+            "away". None: all of the cohort do.
         tune: (context, prediction, data) -> Prediction: applied to what `predict` or `adapt` returned, with its models
             and weights filled in; None: nothing.
         fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predict` and `adapt` fine-tune for that long

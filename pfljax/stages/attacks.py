@@ -24,11 +24,13 @@ parameters, whatever the length of the update.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Array, Key, PyTree, Report
@@ -136,8 +138,10 @@ class Attack:
                 return out
             key = jax.random.fold_in(context.key, ATTACK)
             honest = out.upload, out.report
-            report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, axes=0)
-            attacked = self._of_update(key, out.upload), report
+            in_upload = messages.payload(out.upload)
+            in_report = messages.payload(out.report, axes=0, report=True)
+            report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, in_report)
+            attacked = self._of_update(key, out.upload, in_upload), report
             lie = lambda new, old: jnp.where(data.attacker, new, old)
             upload, report = jax.tree.map(lie, attacked, honest)
             return out._replace(upload=upload, report=report)
@@ -159,23 +163,30 @@ class Attack:
     def _report(self, algorithm: Algorithm) -> Report:
         return dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
 
-    def _of_update(self, key: Key, update: PyTree, axes: int = 1) -> PyTree:
-        """The update or report that an attacker sends instead of its own; see `messages.payload`."""
-        found, form = jax.tree.flatten_with_path(update)
-        leaves = [leaf for _, leaf in found]
-        attacked = jax.tree.leaves(messages.payload(update, axes))
-        sent = leaves
-        if self.kind == "noise" and any(attacked):
-            keys = jax.random.split(key, len(leaves))
-            sent = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-            norm = lambda parts: jnp.sqrt(sum(jnp.square(p).sum() for p, a in zip(parts, attacked, strict=True) if a))
-            unit = norm(leaves) / norm(sent)
-            sent = [unit * leaf for leaf in sent]
+    def _of_update(self, key: Key, update: PyTree, attacked: PyTree) -> PyTree:
+        """The update or report that an attacker sends instead of its own.
+
+        Args:
+            key: Key of the noise.
+            update: Its own.
+            attacked: A tree of bools, which leaves it replaces; see `messages.payload`.
+        """
+        values, rest = tree.partition(update, attacked)
+        sent = random_of_length(key, values) if self.kind == "noise" else values
         factor = {"sign_flip": -self.strength, "free_ride": 0.0}.get(self.kind, self.strength)
-        square = lambda path: len(path) == 1 and getattr(path[0], "key", None) == "square"
-        kept = [factor**2 * leaf if square(path) else leaf for path, leaf in found]
-        found = [factor * new if hit else old for new, old, hit in zip(sent, kept, attacked, strict=True)]
-        return jax.tree.unflatten(form, found)
+        if isinstance(rest, Mapping) and rest.get("square") is not None:
+            rest = {**rest, "square": factor**2 * rest["square"]}
+        return tree.combine(jax.tree.map(lambda leaf: factor * leaf, sent), rest)
+
+
+def random_of_length(key: Key, values: PyTree) -> PyTree:
+    """Random numbers in place of a tree of floats, as one vector of the same length in a uniformly drawn direction."""
+    leaves, form = jax.tree.flatten(values)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    normal = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=False)]
+    drawn = jax.tree.unflatten(form, normal)
+    length = jnp.sqrt(tree.inner(drawn, drawn))
+    return tree.scale(drawn, jnp.sqrt(tree.inner(values, values)) / jnp.where(length > 0, length, 1))
 
 
 @jax.tree_util.register_dataclass

@@ -131,7 +131,7 @@ class Compressor(NamedTuple):
         keys = jax.random.split(key, max(len(leaves), 1))
         found, factors = [], []
         for key, leaf in zip(keys, leaves, strict=False):
-            if leaf.ndim > 2:
+            if leaf.ndim > 2 and leaf.size:
                 leaf, factor = self._power_iteration(key, leaf, last[len(factors)] if last else None)
                 factors.append(factor)
             found.append(leaf)
@@ -140,6 +140,8 @@ class Compressor(NamedTuple):
     def _of_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
         """What arrives of vectors (J, n)."""
         num, n = rows.shape
+        if n == 0:
+            return rows
         if self.kind == "sign":
             return jnp.abs(rows).mean(axis=1, keepdims=True) * jnp.sign(rows)
         if self.kind == "quantize":

@@ -12,19 +12,26 @@ from pfljax.contract import tree
 from pfljax.contract.types import PyTree
 
 
-def payload(update: PyTree, axes: int = 1) -> PyTree:
+def payload(update: PyTree, axes: int = 1, *, report: bool = False) -> PyTree:
     """A tree of bools: which leaves of an upload or report are payload.
 
-    Weights, counts, numbers that are no floats, and leaves with only the leading `axes` next to other leaves are none.
+    Weights, counts and numbers that are no floats are none, nor are single numbers next to other entries. A parameter
+    of a model may have such a name, or be a single number.
+
+    Args:
+        update: The upload, a report, or their shapes.
+        axes: Number of leading axes, 0 or 1.
+        report: Whether it is a report, of whose single numbers none is payload, wherever they are.
     """
     found, form = jax.tree.flatten_with_path(update)
     alone = axes > 0 and len(found) == 1
 
     def one(path, leaf):
-        # Only entries of the update itself: a model's parameters may have these names, too.
-        name: Any = getattr(path[0], "key", None) if len(path) == 1 else None
+        entry = len(path) == 1
+        name: Any = getattr(path[0], "key", None) if entry else None
+        number = leaf.ndim <= axes and (entry or report)
         floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return alone or (name not in ("weight", "count") and floats and leaf.ndim > axes)
+        return alone or (floats and not number and name not in ("weight", "count"))
 
     return jax.tree.unflatten(form, [one(path, leaf) for path, leaf in found])
 
