@@ -19,6 +19,7 @@ import optax
 
 from pfljax.algorithms.common import aggregation, by_loss
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Start
 from pfljax.local.privacy import BY_LOSS

@@ -91,7 +91,15 @@ class FedAsync:
 
         row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=False, sends="sums", stale=True, any_age=any_age)
+        return averaging(
+            problem,
+            **functions,
+            server_update=server_update,
+            averages=False,
+            sends="sums",
+            stale=True,
+            any_age=any_age,
+        )
 
     def _discounted(self, late: jax.Array) -> jax.Array:
         """d(s) of numbers of steps late."""

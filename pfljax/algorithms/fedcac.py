@@ -10,9 +10,9 @@ cautiously aggressive collaboration" (ICCV 2023).
     u_k <- c_k where M_k, w elsewhere.  Client k predicts with w_k.
 
 Departures from the paper: The authors' code scores u_k, before local training (`predict=received`). beta is a share of
-the rounds, not a number of them. The server finds M_k, since it knows u_k
-and w_k. Parameters that did not move are not critical, nor are batch statistics. Overlaps, means and w are those of the
-cohort; other clients keep their u_k. Newcomers train from the mean of all u_k, for as many rounds as the run has.
+the rounds, not a number of them. The server finds M_k, since it knows u_k and w_k. Parameters that did not move are not
+critical, nor are batch statistics. Overlaps, means and w are those of the cohort; other clients keep their u_k.
+Newcomers train from the mean of all u_k, for as many rounds as the run has.
 """
 
 from __future__ import annotations

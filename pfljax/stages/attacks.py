@@ -1,8 +1,9 @@
 """Attacks by some of a federation's clients, for any method.
 
 An attacker plays its round but sends something other than its result: the attack replaces what it uploads, such as its
-update d = theta_k - theta, without weights and counts. The report's arrays of floats, such as FedPAC's heads, are replaced like an upload; its
-scalars stay honest. A squared norm of the update, named "square", is that of the update that is sent. With strength s:
+update d = theta_k - theta, without weights and counts. The report's arrays of floats, such as FedPAC's heads, are
+replaced like an upload; its scalars stay honest. A squared norm of the update, named "square", is that of the update
+that is sent. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.

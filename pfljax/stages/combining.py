@@ -28,7 +28,6 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
-    Params,
     PyTree,
 )
 from pfljax.exchange.views import view

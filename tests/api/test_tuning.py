@@ -206,7 +206,8 @@ def test_the_validation_loss_decides_among_equal_scores():
 
 
 def test_runs_that_differ_in_more_than_numbers_are_refused():
-    with pytest.raises(pfl.ArgumentError, match=r"number 1 differs from number 0 in method \(\w+ and FedAvg\).*accepted in one kernel"):
+    words = r"number 1 differs from number 0 in method \(\w+ and FedAvg\).*accepted in one kernel"
+    with pytest.raises(pfl.ArgumentError, match=words):
         pfl.train_replicates([run_of(Point(), 0), run_of(Point(), 0, pfl.FedAvg)], 1)
 
 

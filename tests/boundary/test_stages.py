@@ -4,7 +4,8 @@ Each row has what is right in NumPy, or the line of the error. Sizes are 0, 1, 2
 """
 
 import dataclasses
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -141,7 +142,8 @@ def sample_of(rows, kind: Callable[[Any], Any]) -> list:
 def test_rules(rule, name, rows, counts, expected):
     """A scalar, a vector and an empty array in one update."""
     num = len(rows)
-    update = {"a": np.float32(rows[:, :3]), "b": np.float32(rows[:, 3]), "c": np.float32(rows[:, 4:]).reshape(num, 1, 1)}
+    rows = np.float32(rows)
+    update = {"a": rows[:, :3], "b": rows[:, 3], "c": rows[:, 4:].reshape(num, 1, 1)}
     update["empty"] = np.zeros((num, 0), np.float32)
     weight = np.float32(np.where(counts, WEIGHTS[:num], 0))
     given = rows_of(update)[counts]
@@ -333,6 +335,9 @@ CLIENTS = pfl.data.digits(num_clients=4, train_examples=6)
 MODEL = pfl.models.MLP(hidden=())
 
 
+NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+
 class Other(NamedTuple):
     """A run that differs from another one in one field.
 
@@ -348,9 +353,9 @@ class Other(NamedTuple):
     declaring: Any
     field: str
     value: Any
-    beside: dict = {}
+    beside: Mapping[str, Any] = NOTHING
     shares: bool = False
-    options: dict = {}
+    options: Mapping[str, Any] = NOTHING
 
     def __str__(self):
         return f"{self.declaring.__name__}.{self.field}"
@@ -424,10 +429,10 @@ PRIVATE = [row for row in OTHERS_OF if row.declaring is CLIENT_PRIVACY]
 def run_with(row: Other, value: Any) -> pfl.Run:
     """A run with a value of the field; `...`: its default."""
     given: dict[str, Any] = {"method": pfl.FedAvg(), "clients": CLIENTS, "model": MODEL}
-    values = dict(row.beside) if value is ... else row.beside | {row.field: value}
+    values = dict(row.beside) if value is ... else {**row.beside, row.field: value}
     if row.declaring is not pfl.Run:
         values = {ARGUMENTS[row.declaring]: row.declaring(**values)}
-    return pfl.Run(**given | values | row.options)
+    return pfl.Run(**given | values | dict(row.options))
 
 
 def others():
@@ -450,7 +455,8 @@ def test_runs_that_differ_in_one_field(row):
         assert not found
         return
     assert found
-    with pytest.raises(pfl.ArgumentError, match=r"^runs: .*accepted in one kernel: runs (that differ|without)") as caught:
+    words = r"^runs: .*accepted in one kernel: runs (that differ|without)"
+    with pytest.raises(pfl.ArgumentError, match=words) as caught:
         pfl.train_replicates([first, other], 1)
     assert "\n" not in str(caught.value)
 

@@ -80,7 +80,7 @@ def test_of_methods_that_average(name, stage):
     check_untouched(stage.of(PROBLEM, plain) if isinstance(stage, Server) else stage.on(PROBLEM, plain))
 
 
-@pytest.mark.parametrize("attack", [Attack("sign_flip"), Attack("scale"), Attack("free_ride"), Attack("ipm")], ids=named)
+@pytest.mark.parametrize("attack", [Attack(kind) for kind in ("sign_flip", "scale", "free_ride", "ipm")], ids=named)
 @pytest.mark.parametrize("rule", ["mean", "sign_majority"])
 def test_under_attacks(attack, rule):
     attacked = attack.on(PROBLEM, toys.make_algorithm("fedavg", PROBLEM))

@@ -35,5 +35,3 @@ def scaled(solver: Solver, update: PyTree, rows: Array | float) -> PyTree:
 def moved(solver: Solver, models: Params, update: PyTree, arrived: Array) -> Params:
     """theta + update, with the update's batch statistics, for those of N models that got an update (N,)."""
     return tree.where(arrived, tree.combine(tree.add(*solver.trained(models, update)), update), models)
-
-
