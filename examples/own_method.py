@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -44,8 +43,7 @@ class FedClip:
             return pfl.ClientOutput(row, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
 
         def server_update(key, state, aggregate):
-            zeros = jax.tree.map(jnp.zeros_like, state.models)
-            models = pfl.tree.add(state.models, aggregation.average(zeros, aggregate))
+            models = aggregation.average(state.models, aggregate)  # theta + sum_k n_k d_k / sum_k n_k
             return state._replace(models=models), {"clients_cut": aggregate.report["cut"].mean()}
 
         return pfl.Algorithm(

@@ -19,6 +19,7 @@ import optax
 
 from pfljax.algorithms.common import aggregation, by_loss
 from pfljax.algorithms.common.averaging import averaging
+from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Start
 from pfljax.local.privacy import BY_LOSS
@@ -41,7 +42,7 @@ class AFL:
             loss = by_loss.at_start(problem, models, data)
             trained, kept, losses = problem.fit(context, models, kept, data.train)
             weight = jnp.where(data.train.size > 0, context.server[context.client], 0)
-            upload, sent = aggregation.weighted(trained, weight)
+            upload, sent = aggregation.weighted(tree.subtract(trained, models), weight)
             report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": context.client}
             return ClientOutput(kept, upload, report, sent)
 

@@ -43,8 +43,8 @@ class CCVR:
 
         def client_update(context, models, kept, data):
             found = classes.feature_sums(problem, tree.first(models), data.train, num_classes, products=True)
-            models, kept, losses = problem.fit(context, models, kept, data.train)
-            upload, sent = aggregation.weighted(models, data.train.size)
+            trained, kept, losses = problem.fit(context, models, kept, data.train)
+            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
             upload |= {"count": found["counts"][None], "sums": found["sums"][None], "products": found["products"][None]}
             return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 

@@ -8,10 +8,12 @@ Yang, Huang, Ye, "FedAS: bridging inconsistency in personalized federated learni
     F_k is the mean over its examples of the squared norm of the gradient of log p(y | x) under (theta_k, phi_k);
     theta <- sum_k F_k theta_k / sum_k F_k (client synchronization).  Client k predicts with (theta_k, phi_k).
 
-Departures from the paper: The authors' code takes F_k from gradients of mini-batches, not of examples, and a fixed
-learning rate of 0.01 for the alignment; ours is the solver's. In a client's first round, whose body is not trained yet,
-nothing is aligned. Batch statistics are weighted like the body. Newcomers train their own head on the shared body, for
-as many rounds as the run has.
+Departures from the paper: The alignment is a mean over the examples of a mini-batch; the authors' code adds up the
+means of the classes in it, so that rare classes count as much as others and more classes take longer steps. F_k is a
+mean over examples; the authors' code adds up the squared norms of mini-batches' gradients, so that F_k also grows with
+their number, and with n_k. Its alignment has a fixed learning rate of 0.01; ours has the solver's. In a client's first
+round, whose body is not trained yet, nothing is aligned. Batch statistics are weighted like the body. Newcomers train
+their own head on the shared body, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class FedAS:
             trained, optimizer, losses = problem.fit(context, tree.stack_one(start), row.optimizer, split)
             row = Row(tree.first(trained), row.trained | (split.size > 0), optimizer)
             weight = fisher_trace(problem, row.model, split) if self.weights == "fisher" else split.size
-            upload, sent = aggregation.weighted(tree.partition(trained, body(trained))[0], weight)
+            update = tree.subtract(tree.partition(trained, body(trained))[0], models)
+            upload, sent = aggregation.weighted(update, weight)
             return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
         return dataclasses.replace(

@@ -7,7 +7,8 @@ Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019; OPT 2020), Algo
     1 (constant), (1 + s)^-a (polynomial), or 1 if s <= b, else 1 / (a (s - b) + 1) (hinge).
 
 One client a round is the paper's. It takes a simulated clock to know who comes next, see `stages.asynchrony`; without
-one, s is drawn, as in FedBuff. The stack holds the server's last max_staleness + 1 models, newest first.
+one, s is drawn, as in FedBuff, at most max_staleness (by default 16). With a clock, no update is too late, unless
+max_staleness is given. The stack holds the server's last max_staleness + 1 models, newest first.
 
 Departures from the paper: With S clients a round, theta_t moves by the mean of their steps, weighted by n_k. Batch
 statistics are mixed as parameters are.
@@ -28,6 +29,8 @@ from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, ClientOutput, Start
 from pfljax.local.problem import Problem
 
+MOST_DRAWN = 16  # steps late without a clock, by default
+
 
 @method(keeps="nothing", travels="a current or stale global model down, the trained one up")
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,12 @@ class FedAsync:
     )
     b: int = knob(4, at_least=0, read_with=("discount", "hinge"), help="steps late for which the hinge is 1")
     rho: float = knob(0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term")
-    max_staleness: int = knob(16, at_least=0, at_most=10_000, help="most steps late")
+    max_staleness: int | None = knob(
+        None,
+        at_least=0,
+        at_most=10_000,
+        help="most steps late; not given: any number with a clock, 16 without one",
+    )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
@@ -55,11 +63,14 @@ class FedAsync:
     )
 
     def build(self, problem: Problem) -> Algorithm:
+        any_age = problem.clock is not None and self.max_staleness is None
+        most = MOST_DRAWN if self.max_staleness is None else self.max_staleness
+
         def start(key, clients):
-            return Start((), stale.begin(problem.init_models(key, 1), self.max_staleness))
+            return Start((), stale.begin(problem.init_models(key, 1), 0 if any_age else most))
 
         def download(context, row, cohort):
-            return stale.drawn(context.key, self.delays, self.staleness, self.max_staleness, context.round)
+            return stale.drawn(context.key, self.delays, self.staleness, most, context.round)
 
         def client_update(context, models, kept, data):
             def objective(params, batch, start):
@@ -80,7 +91,15 @@ class FedAsync:
 
         row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=None, sends="sums", stale=True)
+        return averaging(
+            problem,
+            **functions,
+            server_update=server_update,
+            averages=False,
+            sends="sums",
+            stale=True,
+            any_age=any_age,
+        )
 
     def _discounted(self, late: jax.Array) -> jax.Array:
         """d(s) of numbers of steps late."""

@@ -7,10 +7,11 @@ Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated learning with b
     theta_(t - s_k) and trained it to theta_k;  p_k = n_k / sum_k n_k;
     theta_(t+1) <- theta_t + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
 
-The stack holds the server's last max_staleness + 1 models, newest first. With a simulated clock, arrivals follow from
-it: Algorithm 1 of the paper, see `stages.asynchrony`. Without one, s_k is drawn for each upload; it never exceeds
-max_staleness or the number of rounds played. Then slow clients are not late more often than others, and a client may be
-drawn while it would still be training.
+With a simulated clock, arrivals follow from it: Algorithm 1 of the paper, see `stages.asynchrony`. As in the paper, no
+update is too late, unless max_staleness is given; later ones are then discarded. Without a clock, s_k is drawn for each
+upload, at most max_staleness (by default 5) and the number of rounds played. Then slow clients are not late more often
+than others, and a client may be drawn while it would still be training. The stack holds the server's last max_staleness
++ 1 models, newest first.
 
 Departures from the paper: A buffer has updates from S distinct clients. Updates are weighted by n_k, as everywhere here
 (`mean=uniform` is the paper's). Batch statistics are averaged over the buffer, whatever their age.
@@ -29,13 +30,20 @@ from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, ClientOutput, Start
 from pfljax.local.problem import Problem
 
+MOST_DRAWN = 5  # steps late without a clock, by default
+
 
 @method(keeps="nothing", travels="a current or stale global model down, its update up")
 @dataclasses.dataclass(frozen=True)
 class FedBuff:
     """FedBuff (Nguyen et al., 2022): an asynchronous server that applies buffers of stale updates."""
 
-    max_staleness: int = knob(5, at_least=0, at_most=10_000, help="most steps late; 0 with server_rate 1 is FedAvg")
+    max_staleness: int | None = knob(
+        None,
+        at_least=0,
+        at_most=10_000,
+        help="most steps late; not given: any number with a clock, 5 without one; 0 with server_rate 1 is FedAvg",
+    )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
@@ -48,12 +56,14 @@ class FedBuff:
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
+        any_age = problem.clock is not None and self.max_staleness is None
+        most = MOST_DRAWN if self.max_staleness is None else self.max_staleness
 
         def start(key, clients):
-            return Start((), stale.begin(problem.init_models(key, 1), self.max_staleness))
+            return Start((), stale.begin(problem.init_models(key, 1), 0 if any_age else most))
 
         def download(context, row, cohort):
-            return stale.drawn(context.key, self.delays, self.staleness, self.max_staleness, context.round)
+            return stale.drawn(context.key, self.delays, self.staleness, most, context.round)
 
         def client_update(context, models, kept, data):
             trained, kept, losses = problem.fit(context, models, kept, data.train)
@@ -64,7 +74,7 @@ class FedBuff:
 
         def server_update(key, state, aggregate):
             buffer = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
-            mean = updates.mean_update(aggregate._replace(upload=buffer))
+            mean = aggregation.mean(aggregate._replace(upload=buffer))
             update = updates.scaled(solver, mean, self.server_rate)
             new = updates.moved(solver, stale.newest(state.models), update, buffer["weight"] > 0)
             models = stale.with_newest(state.models, new)
@@ -72,4 +82,4 @@ class FedBuff:
 
         row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
         functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, averages=updates.from_zero, stale=True)
+        return averaging(problem, **functions, server_update=server_update, stale=True, any_age=any_age)

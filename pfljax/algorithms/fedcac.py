@@ -9,14 +9,16 @@ cautiously aggressive collaboration" (ICCV 2023).
     T = mean O + r / (beta R) (max O - mean O) after r of R rounds;
     u_k <- c_k where M_k, w elsewhere.  Client k predicts with w_k.
 
-Departures from the paper: beta is a share of the rounds, not a number of them. The server finds M_k, since it knows u_k
-and w_k. Parameters that did not move are not critical, nor are batch statistics. Overlaps, means and w are those of the
-cohort; other clients keep their u_k. Newcomers train from the mean of all u_k, for as many rounds as the run has.
+Departures from the paper: The authors' code scores u_k, before local training (`predict=received`). beta is a share of
+the rounds, not a number of them. The server finds M_k, since it knows u_k and w_k. Parameters that did not move are not
+critical, nor are batch statistics. Overlaps, means and w are those of the cohort; other clients keep their u_k.
+Newcomers train from the mean of all u_k, for as many rounds as the run has.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common.one_each import start_for_each
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Start
+from pfljax.contract.types import Algorithm, Array, Prediction, Report, Start
 from pfljax.local.problem import Problem
 
 SLACK = 1e-4  # of comparisons, so that ties do not depend on rounding
@@ -40,6 +42,10 @@ class FedCAC:
     )
     beta: float = knob(
         0.34, above=0, grid=(0.2, 0.34, 1.0), help="share of the rounds after which critical parameters stay private"
+    )
+
+    predict: Literal["trained", "received"] = knob(
+        "trained", help="predict with the model that the client has trained, or with the one that it receives next"
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -60,7 +66,11 @@ class FedCAC:
             return state._replace(models=models), {"partners": partners.sum() / num - 1}
 
         start = lambda key, clients: Start(models=tree.repeat(problem.init_models(key, 1), num))
-        return start_for_each(problem, start=start, server_update=server_update)
+        functions: dict[str, Any] = {"start": start, "server_update": server_update}
+        if self.predict == "received":
+            functions["predict"] = lambda context, models, row, data: Prediction(models)
+            functions["report"] = Report("the model that each client receives, before it trains it")
+        return start_for_each(problem, **functions)
 
 
 def largest(values: Array, share: Array | float) -> Array:

@@ -70,9 +70,9 @@ class FedDBE:
                 (value, mean), slope = of_pair(beside.Pair(*pair), batch(0).of_model(0), mean, context.server)
                 return value, slope._replace(own=context.server.known * slope.own), mean
 
-            models, row, value, _ = beside.descend(problem, context, models, row, data.train, gradient, none)
-            upload, sent = aggregation.weighted(models, data.train.size)
-            found = classes.feature_sums(problem, tree.first(models), data.train, num_classes)["sums"]
+            trained, row, value, _ = beside.descend(problem, context, models, row, data.train, gradient, none)
+            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
+            found = classes.feature_sums(problem, tree.first(trained), data.train, num_classes)["sums"]
             return ClientOutput(row, upload | {"features": found.sum(axis=0)[None]}, {"loss": value}, sent)
 
         def server_update(key, state, aggregate):

@@ -9,10 +9,10 @@ FedDPA-T).
     alpha(x) = weight x the mean cosine of phi(x) and phi(x_s) over `instances` of its examples x_s, and
     phi is the input of the last layer under V_k alone.
 
-Departures from the paper: W + V_k is a sum of LoRA's products. Other trained parameters, such as a head, are mixed with
-the same weights. phi is the input of the last dense layer; for sequences, its mean over positions. alpha is at least 0.
-FedDPA-F, which trains V_k after training only, is not here. Newcomers train V as in a round, beside the final W, for
-as many rounds as the run has.
+Departures from the paper: The authors' code averages the W_k uniformly; here, n_k weights them, as everywhere. W + V_k
+is a sum of LoRA's products. Other trained parameters, such as a head, are mixed with the same weights. phi is the input
+of the last dense layer; for sequences, its mean over positions. alpha is at least 0. FedDPA-F, which trains V_k after
+training only, is not here. Newcomers train V as in a round, beside the final W, for as many rounds as the run has.
 """
 
 from __future__ import annotations

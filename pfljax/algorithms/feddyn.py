@@ -82,12 +82,12 @@ class FedDyn:
             return ClientOutput(Row(gradient, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
-            weight, mean = aggregate.upload["weight"], updates.mean_update(aggregate)
+            weight, mean = aggregate.upload["weight"], aggregation.mean(aggregate)
             drift = parameters(mean)
             h = tree.subtract(state.server.h, tree.scale(drift, self.alpha * weight / state.server.total))
             update = tree.combine(tree.subtract(drift, tree.scale(h, 1 / self.alpha)), mean)
             models = updates.moved(solver, state.models, update, weight > 0)
             return state._replace(server=state.server._replace(h=h), models=models), {}
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
         return averaging(problem, row=row, beside=beside, **functions)

@@ -53,7 +53,7 @@ class FedExP:
             return ClientOutput(kept, upload, report, sent)
 
         def server_update(key, state, aggregate):
-            weight, update = aggregate.upload["weight"], updates.mean_update(aggregate)
+            weight, update = aggregate.upload["weight"], aggregation.mean(aggregate)
             mean_square = aggregate.report["square"].sum() / jnp.maximum(weight.sum(), 1)
             rate = jnp.maximum(1, mean_square / (2 * (square(update) + self.eps)))
             models = updates.moved(solver, state.models, updates.scaled(solver, update, rate), weight > 0)
@@ -64,6 +64,6 @@ class FedExP:
 
         last = self.predict == "last"
         report = Report("the global model" if last else "the mean of the last two global models")
-        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
         functions |= {"predict": None if last else middle, "report": report}
         return averaging(problem, beside=lambda models, clients: models, **functions)

@@ -7,7 +7,8 @@ Yi, Wang, Liu, Shi, Yu, "FedGH: heterogeneous federated learning with generalize
     phi <- steps from phi on the mean of CE(h(z_kc; phi), c) over all pairs (k, c) that were sent.
     Client k predicts with theta_k and phi.
 
-Departures from the paper: Each step of the server takes all pairs, not a mini-batch of them, and uses the clients'
+Departures from the paper: The authors' code scores each client's own head after its local training, before the server's
+steps (`predict=own`). Each step of the server takes all pairs, not a mini-batch of them, and uses the clients'
 optimizer. All clients' models have the same architecture, and start from the same parameters unless told otherwise.
 Features are inference features. Newcomers train alone, from an initial body and phi, for as many rounds as the run has.
 """

@@ -1,6 +1,6 @@
 """FedIT: FedAvg of LoRA's matrices.
 
-Zhang, Vahidian, Kuo, Li, Zhang, Yu, Zhou, Chen, "Towards building the federated GPT: federated instruction tuning"
+Zhang, Vahidian, Kuo, Li, Zhang, Yu, Wang, Chen, "Towards building the federated GPT: federated instruction tuning"
 (ICASSP 2024, Algorithm 1).
 
     A round: client k receives A and B, beside frozen weights; it trains both to A_k and B_k;

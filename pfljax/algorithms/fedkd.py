@@ -91,7 +91,7 @@ class FedKD:
             return ClientOutput(Row(kept, *memory), upload, {"loss": loss, "floats": floats}, sent)
 
         def server_update(key, state, aggregate):
-            update, _ = compressed(updates.mean_update(aggregate), state.round)
+            update, _ = compressed(aggregation.mean(aggregate), state.round)
             models = updates.moved(server.solver, state.models, update, aggregate.upload["weight"] > 0)
             return state._replace(models=models), {"upload_share": aggregate.report["floats"].mean()}
 
@@ -106,7 +106,7 @@ class FedKD:
                 context, models, data, lambda mentor, batch: objective((mentor, jnp.eye(*widths)), batch)
             )
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
         own = lambda row: row.models.own.model
         return averaging(server, row=row, own=own, adapt=adapt, ledger=Ledger(gradients=2), **functions)
 

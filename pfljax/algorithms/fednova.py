@@ -92,8 +92,8 @@ class FedNova:
         def server_update(key, state, aggregate):
             weight = aggregate.upload["weight"]
             length = aggregate.upload["way"] / jnp.where(weight > 0, weight, 1)  # sum_k p_k a_k
-            update = updates.scaled(solver, updates.mean_update(aggregate), length)
+            update = updates.scaled(solver, aggregation.mean(aggregate), length)
             return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": updates.from_zero}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
         return averaging(problem, **functions, ledger=ledger)

@@ -90,7 +90,7 @@ class FedPAC:
             trained, optimizer, losses = fit_phases(training, phases, context, start, row.optimizer, data.train)
             theta, phi = tree.partition(trained, body(trained))
             row = PersonalPart(tree.first(phi), optimizer)
-            upload, sent = aggregation.weighted(theta, data.train.size)
+            upload, sent = aggregation.weighted(tree.subtract(theta, models.body), data.train.size)
             after, report = sums(trained, data), {"loss": losses[0]}
             upload |= {"centroids": after["sums"][None], "count": after["counts"][None]}
             if combined:
@@ -120,7 +120,7 @@ class FedPAC:
             adapt=lambda context, models, data: adapt(context, models.body, data),
             ledger=dataclasses.replace(base.ledger, unaccounted=BY_CLASS),
             traffic=lambda counted: counted._replace(server=counted.server + down),
-            averages=lambda models: models.body,
+            averages=True,
             sends="sums",  # of features by class, next to the models
         )
 

@@ -76,10 +76,10 @@ class MoFedSAM:
                 return loss, tree.combine(mixed, slope), tree.add(total, mixed)
 
             start = zeros(tree.first(models))
-            models, kept, losses, total = problem.descend(context, models, kept, data.train, along, start)
+            trained, kept, losses, total = problem.descend(context, models, kept, data.train, along, start)
             steps = solver.num_steps(data.train.size, problem.n_max)
             mean = tree.scale(total, data.train.size / jnp.maximum(steps, 1))
-            upload, sent = aggregation.weighted(models, data.train.size)
+            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
             return ClientOutput(kept, upload | {"direction": tree.stack_one(mean)}, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):

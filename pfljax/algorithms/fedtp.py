@@ -56,7 +56,8 @@ class FedTP:
         def client_update(context, models, kept, data):
             received = whole(context, models)
             trained, kept, losses = problem.fit(context, received, kept, data.train)
-            upload, sent = weighted(split(trained)[1], data.train.size)
+            update = tree.subtract(split(trained)[1], models)
+            upload, sent = weighted(update, data.train.size)
             change = tree.first(split(tree.subtract(trained, received))[0])
             told = {"loss": losses[0], "client": context.client, "size": data.train.size, "change": change}
             return ClientOutput(kept, upload, told, sent)

@@ -68,7 +68,7 @@ class FlexLoRA:
             return Prediction.one(cut(tree.first(models), of_client(context)))
 
         functions = {"client_update": client_update, "server_update": server_update, "predict": predict}
-        functions |= {"averages": None, "sends": "products"}
+        functions |= {"averages": False, "sends": "products"}
         report = Report("the global model, cut to each client's rank", (("ranks", ", ".join(map(str, ranks))),))
         traffic = low_rank.as_factors(problem, float(ranks.mean()) / largest)
         return averaging(problem, **functions, traffic=traffic, ledger=Ledger(gradients=1), report=report)

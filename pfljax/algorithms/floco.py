@@ -82,8 +82,9 @@ class Floco:
                 return solver.with_loss(loss).mean_loss(params, batch)
 
             trained, kept, losses = problem.fit(context, models, kept, data.train, objective)
-            upload, sent = aggregation.weighted(trained, data.train.size)
-            change = tree.partition(tree.first(tree.subtract(trained, models)), last)[0]
+            update = tree.subtract(trained, models)
+            upload, sent = aggregation.weighted(update, data.train.size)
+            change = tree.partition(tree.first(update), last)[0]
             return ClientOutput(kept, upload, {"loss": losses[0], "change": change, "client": context.client}, sent)
 
         def server_update(key, state, aggregate):

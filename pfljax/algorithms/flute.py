@@ -65,7 +65,7 @@ class FLUTE:
             slope = jax.grad(lambda own: distance(whole(own), present))(tree.first(phi))
             rate = self.server_rate / problem.expected_clients
             own = jax.tree.map(lambda leaf, of_server: leaf - rate * of_server, tree.first(phi), slope)
-            upload, sent = aggregation.weighted(theta, data.train.size)
+            upload, sent = aggregation.weighted(tree.subtract(theta, models), data.train.size)
             return ClientOutput(PersonalPart(own, optimizers), upload, {"loss": losses[0]}, sent)
 
         ledger = dataclasses.replace(base.ledger, unaccounted="which classes a client has, in the loss")

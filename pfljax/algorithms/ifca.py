@@ -107,9 +107,11 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
 
     def client_update(context, models, kept, data):
         chosen = by_loss.best_of(problem, models, data)
-        trained, kept, losses = problem.fit(context, tree.take(models, chosen[None]), kept, data.train)
+        received = tree.take(models, chosen[None])
+        trained, kept, losses = problem.fit(context, received, kept, data.train)
         size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
-        upload, sent = aggregation.weighted(tree.repeat(trained, num), size, num)
+        update = tree.subtract(trained, received)
+        upload, sent = aggregation.weighted(tree.repeat(update, num), size, num)
         return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
 
     def server_update(key, state, aggregate):
@@ -125,7 +127,7 @@ def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -
         server_update=server_update,
         predict=lambda context, models, row, data: by_loss.best_fit(problem, models, data),
         topology="shared",
-        averages=lambda models: models,
+        averages=True,
         ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
         report=Report(scored="the model that fits each client's training data best"),
     )
@@ -159,6 +161,6 @@ def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
         first_row=lambda key, client, start: First(jnp.zeros((), jnp.int32)),
         client_update=client_update,
         server_update=server_update,
-        averages=None,
+        averages=False,
         exchanges=problem.solver.max_steps(problem.n_max),
     )

@@ -105,7 +105,7 @@ class PeFLL:
             server_update=server_update,
             predict=lambda context, models, row, data: adapt(context, models, data),
             adapt=adapt,
-            averages=None,
+            averages=False,
             traffic=lambda counted: counted._replace(server=down),
             ledger=Ledger(gradients=1, unaccounted="the descriptors, and the embedding network's gradients"),
             report=Report("each client's generated model"),

@@ -61,7 +61,7 @@ class PerAda:
         def client_update(context, models, row, data):
             trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
             own, loss = row.own.fit(problem, context, data.train, near(models))
-            upload, sent = aggregation.weighted(trained, data.train.size)
+            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
             if self.share:
                 logits = data.train.size * problem.model.apply(tree.first(trained), context.server[0])
                 upload |= {"logits": logits[None]}

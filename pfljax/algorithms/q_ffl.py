@@ -65,7 +65,7 @@ class QFFL:
                 moved = tree.combine(solver.trained(moved)[0], over(aggregate.upload["weight"]))
             return state._replace(models=tree.subtract(state.models, moved)), {}
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": None}
+        functions = {"client_update": client_update, "server_update": server_update, "averages": False}
         return averaging(problem, **functions, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
 
     def _lipschitz(self, problem: Problem) -> Array | float:

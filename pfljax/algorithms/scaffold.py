@@ -90,17 +90,15 @@ class Scaffold:
             if first:
                 _, new = problem.solver.loss_and_gradient(tree.first(models), data.train)
             control = jax.tree.map(lambda new, old: jnp.where(steps > 0, new, old), slopes(new), row.control)
-            upload, sent = aggregation.weighted(y, weigh(data.train.size))
+            upload, sent = aggregation.weighted(tree.subtract(y, models), weigh(data.train.size))
             upload["control"] = tree.scale(tree.stack_one(tree.subtract(control, row.control)), upload["weight"])
             return ClientOutput(Row(control, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
             x, (c, total), solver = state.models, state.server, problem.solver
-            step = updates.added(solver, x, aggregation.average(x, aggregate))
-            step = updates.scaled(solver, step, self.rate)
+            step = updates.scaled(solver, aggregation.mean(aggregate), self.rate)
             c = tree.add(c, tree.scale(tree.first(aggregate.upload["control"]), 1 / total))
-            models = updates.moved(solver, x, step, aggregate.upload["weight"] > 0)
-            return state._replace(models=models, server=Server(c, total)), {}
+            return state._replace(models=tree.add(x, step), server=Server(c, total)), {}
 
         functions = {"client_update": client_update, "server_update": server_update}
         return averaging(problem, row=row, beside=beside, **functions, ledger=ledger, changes=("control",))

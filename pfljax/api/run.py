@@ -30,6 +30,7 @@ from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 from pfljax.stores.experiment import Execution, Experiment
+from pfljax.stores.replicates import check_alike
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
@@ -271,7 +272,11 @@ def train_replicates(
     profile: Folder | None = None,
     trackers: Sequence[Tracker | None] = (),
 ) -> list[Result]:
-    """Trains several runs of one method in one kernel. They may differ in seed, data, learning rate and float knobs.
+    """Trains several runs of one method in one kernel.
+
+    They may differ in seed, data, learning rate and the method's float knobs, which are inputs of the kernel. All other
+    settings are part of the program and must agree: batch size, epochs, participation, network, fine-tuning, schedule,
+    privacy noise and so on. `compare` and `tune` train runs that differ in these one kernel after the other.
 
     Args:
         runs: The runs, not trained yet.
@@ -285,12 +290,16 @@ def train_replicates(
 
     Returns:
         The result of each run.
+
+    Raises:
+        ArgumentError: if the runs differ in anything else, or have a stop rule; before anything is trained or written.
     """
     if len(runs) > 1 and any(run.experiment.stop for run in runs):
         raise ArgumentError("runs", "accepted in one kernel: runs without a stop rule, since all train to the end")
     for name, given in (("outs", outs), ("trackers", trackers)):
         if given and len(given) != len(runs):
             raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
+    check_alike([run.experiment for run in runs])
     folders = [Path(out) for out in outs] if outs else None
     trainer = start(padded_alike(runs), folders, profile, resume=resume, say=say, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)

@@ -15,8 +15,10 @@ import numpy as np
 from pfljax.api.result import Result
 from pfljax.api.run import Run, Say, train_replicates
 from pfljax.contract import processes
+from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory
 from pfljax.folder import files, folders, locks, manifest
+from pfljax.stores.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.tracking import Tracker
@@ -171,7 +173,7 @@ class Study:
             alone = runs[number].experiment.stop is not None  # at its own round
             alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
-        return list(groups.values())
+        return [part for group in groups.values() for part in split_alike(runs, group)]
 
     def _together(self, group: Sequence[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
         """Trains runs in one kernel."""
@@ -181,6 +183,12 @@ class Study:
         options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
         options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
         return train_replicates(runs, self.rounds, **options)
+
+
+def split_alike(runs: Sequence[Run], numbers: Sequence[int]) -> list[list[int]]:
+    """Splits a group of runs into those that can share a kernel."""
+    groups = groups_alike([runs[number].experiment for number in numbers])
+    return [[numbers[place] for place in group] for group in groups]
 
 
 def in_parts(train: Callable[[Sequence[T]], list[R]], runs: Sequence[T]) -> list[R]:
@@ -223,20 +231,13 @@ def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
 
 def computes_as(a: Run, b: Run) -> bool:
     """Whether two runs surely have the same program."""
-    described = lambda run: (
-        *(run.experiment.structure, run.experiment.numbers, run.experiment.local),
-        run.experiment.problem._replace(model=None, solver=None, plan=None, groups=None),
-        run.experiment.problem.groups and run.experiment.problem.groups.given,
-        *(
-            [model.module for model in run.experiment.problem.models],
-            run.experiment.fine_tune_epochs,
-            shapes(run.clients),
-        ),
+    one, other = a.experiment, b.experiment
+    return (
+        one.local is not None
+        and shapes(a.clients) == shapes(b.clients)
+        and alike(one.numbers, other.numbers)
+        and not differences(one, other)
     )
-    try:
-        return a.experiment.local is not None and described(a) == described(b)
-    except ValueError:  # arrays among the fields of a module or a method
-        return False
 
 
 def in_turn(run: Run) -> bool:

@@ -20,6 +20,7 @@ from pfljax.contract.method import told
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
+from pfljax.stores.experiment import groups_alike
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
@@ -188,10 +189,7 @@ def widened(found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, w
 def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float], list[float]]:
     """Trains the runs of each point in turn, `trials` of them. Returns the points' mean scores and losses."""
     scores = np.full((len(runs), 2), np.nan)
-    groups: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        groups.setdefault(repr(run.experiment.structure), []).append(number)
-    for group in groups.values():
+    for group in groups_alike([run.experiment for run in runs]):
         scores[group] = in_parts(lambda part: final_scores(part, rounds), [runs[number] for number in group])
     means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
     return means.tolist(), losses.tolist()

@@ -315,7 +315,7 @@ class Algorithm:
             uniform without replacement.
         takes_part: (a client's key for a round) -> () bool: whether it takes part, whatever the others do (Poisson
             sampling). A cohort holds those who do, as far as it has places; in the others are clients whose report has
-            "idle". None: all of the cohort do.
+            "away". None: all of the cohort do.
         tune: (context, prediction, data) -> Prediction: applied to what `predict` or `adapt` returned, with its models
             and weights filled in; None: nothing.
         fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predict` and `adapt` fine-tune for that long
@@ -328,16 +328,18 @@ class Algorithm:
         measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
             examples) -> (), NaN if there is nothing to measure.
         via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
-        averages: Received models -> the ones whose weighted new versions are uploaded, as {"model": weight x model,
-            "weight": weight} next to other entries; zeros if these are updates. Another aggregator can then replace the
-            mean. None: the server averages neither.
+        averages: Whether the server averages updates, which are uploaded as {"model": weight x (theta_k - theta),
+            "weight": weight} next to other entries. Another aggregator can then replace the mean. Subtract before you
+            weight: weight x theta_k - weight x theta is not exactly 0 where theta_k = theta.
         changes: Entries of the upload, beside "model", that a server adds up over rounds: changes of what clients keep.
-        sends: What uploads hold, besides the weighted models of `averages`: "updates", of which compression may leave
+        sends: What uploads hold, besides the weighted updates of `averages`: "updates", of which compression may leave
             parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
             factors.
         traffic: Traffic counted by the engine -> traffic actually sent (compression); None: as counted.
         stale: Whether the N models of a server are its last ones, newest first, so that an index is a number of steps
             late, which a clock can determine.
+        any_age: With `stale`, whether updates count however late they are. On a clock, the N models are then those that
+            someone trains from, and the server begins with one; it puts a new model first and drops the last.
         matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
     """
 
@@ -361,11 +363,12 @@ class Algorithm:
     report: Report = Report()
     measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
     via_server: bool = False
-    averages: Callable[[Params], Params] | None = None
+    averages: bool = False
     changes: tuple[str, ...] = ()
     sends: Literal["updates", "sums", "models", "products"] = "updates"
     traffic: Callable[[Traffic], Traffic] | None = None
     stale: bool = False
+    any_age: bool = False
     matmul_precision: str | None = None
 
     def __post_init__(self):
@@ -374,6 +377,9 @@ class Algorithm:
         if self.download is None and self.topology in ("peers", "push"):
             text = f"required with topology={self.topology!r}; it says who receives whose model"
             raise ArgumentError("download", text)
+        if not isinstance(self.averages, bool):
+            text = "accepted: True or False, whether uploads hold weight x (theta_k - theta)"
+            raise ArgumentError("averages", text, type(self.averages).__name__)
         if not isinstance(self.ledger, Ledger):
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Num, Shaped
 from jaxtyping import PyTree as Tree
 
+from pfljax.contract.alike import DERIVED
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
@@ -69,7 +70,7 @@ class Model:
     frozen: Any = None
     trainable: Any = ()
     frozen_dtype: str = "bfloat16"
-    behind: Behind | None = None
+    behind: Behind | None = dataclasses.field(default=None, metadata=DERIVED)
     scaling: tuple[PyTree, PyTree] | None = None
 
     def __post_init__(self):

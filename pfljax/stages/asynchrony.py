@@ -9,9 +9,13 @@ Without a server's model, each client takes its turns at its own pace: a round i
 end, fewer if a client would otherwise end two. Those clients do then what a round of the method asks for, with the
 others' models as they are at that time, which some of the others last changed long ago.
 
+An update counts however late it is, as in both papers (`Algorithm.any_age`): the stack of models then has the newest
+one, that of each client at work, and that of each update in the buffer. A method that limits how late updates may be
+keeps the server's last models instead; updates that are later are discarded, and do not count as traffic.
+
 Departures from the papers: Those at work and in the buffer are different clients; the next one is drawn uniformly among
-the rest. Updates more than max_staleness steps late are discarded, and do not count as traffic. A client that fails
-(`stages.faults`) has a place in the buffer. A turn reads others' models when it ends, not when it begins.
+the rest. A client that fails (`stages.faults`) has a place in the buffer. A turn reads others' models when it ends, not
+when it begins.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from pfljax.stages.faults import absent
 from pfljax.stages.notes import Noted, with_notes
 from pfljax.stages.timing import round_seconds, with_clock
 
+MOST = 2**31 - 1  # steps late, if any number is accepted
 ARRIVALS = 0xA551  # folded into a round's key to draw the clients that begin
 
 
@@ -42,11 +47,13 @@ class AtWork(NamedTuple):
         client: (C,) int32.
         left: (C,) seconds until each is done.
         late: (C,) int32: number of the server's steps since each began.
+        row: (C,) int32: place of the model that each trains from, in the stack before the server's next step.
     """
 
     client: Array
     left: Array
     late: Array
+    row: Array
 
 
 class Buffer(NamedTuple):
@@ -57,12 +64,14 @@ class Buffer(NamedTuple):
         late: (S,) int32: steps that each is late.
         seconds: () since the last round.
         discarded: () int32: updates that were too late.
+        row: (S,) int32: place of the model that each was trained from; see `AtWork`.
     """
 
     ids: Array
     late: Array
     seconds: Array
     discarded: Array
+    row: Array
 
 
 class Arrivals(NamedTuple):
@@ -120,36 +129,61 @@ def with_arrivals(problem: Problem, algorithm: Algorithm) -> Algorithm:
     clock.check_unset(
         "this method, whose server waits for nobody", "deadline", "over_selection", "availability", "turns"
     )
+    any_age = algorithm.any_age
+
+    def most_late(models):
+        return MOST if any_age else tree.num_rows(models) - 1
 
     def begin(clients):
         seconds, shapes = seconds_of_all(problem, algorithm, clients)
-        most = tree.num_rows(shapes.models) - 1
         key = jax.random.fold_in(jax.random.key(clock.seed), ARRIVALS)
         first = jax.random.permutation(key, num)[:at_once].astype(jnp.int32)
-        at_work = AtWork(first, seconds[first], jnp.zeros_like(first))
-        return Arrivals(seconds, *next_buffer(key, seconds, at_work, size, most))
+        zeros = jnp.zeros_like(first)
+        at_work = AtWork(first, seconds[first], zeros, zeros)
+        return Arrivals(seconds, *next_buffer(key, seconds, at_work, size, most_late(shapes.models)))
 
     noted = with_notes(algorithm, begin)
 
+    def start(key, clients):
+        begun = noted.start(key, clients)
+        # A server's step puts its new model first and drops the last one, which is nobody's.
+        rows = 1 + at_once + size + 1
+        return begun._replace(models=tree.repeat(begun.models, rows)) if any_age else begun
+
+    def place_in_buffer(context):
+        return jnp.searchsorted(context.server.note.buffer.ids, context.client).astype(jnp.int32)
+
+    def late_of(context):
+        return context.server.note.buffer.late[place_in_buffer(context)][None]
+
     def download(context, row, cohort):
-        buffer = context.server.note.buffer
-        return buffer.late[jnp.searchsorted(buffer.ids, context.client)][None]
+        return 1 + at_once + place_in_buffer(context)[None] if any_age else late_of(context)
 
     def client_update(context, models, row, data):
-        out = noted.client_update(context, models, row, data)
+        # To the method, an index is a number of steps late.
+        out = noted.client_update(context._replace(index=late_of(context)), models, row, data)
         return out._replace(report=messages.beside(out.report) | {"seconds": context.server.note.buffer.seconds})
 
     def server_update(key, state, aggregate):
         report, arrivals = aggregate.report, state.server.note
-        most = tree.num_rows(state.models) - 1
         state, metrics = noted.server_update(key, state, aggregate._replace(report=report["method"]))
+        # Where the models of those at work are after the step, which put the new one first.
+        at_work = arrivals.at_work
+        behind = 2 + jnp.arange(at_once, dtype=jnp.int32) if any_age else at_work.late
+        at_work = at_work._replace(row=jnp.where(at_work.late == 0, 0, behind))
         draw = jax.random.fold_in(key, ARRIVALS)
-        following = next_buffer(draw, arrivals.seconds, arrivals.at_work, size, most)
+        at_work, buffer = next_buffer(draw, arrivals.seconds, at_work, size, most_late(state.models))
+        if any_age:
+            newest = jnp.zeros((1,), jnp.int32)
+            rows = jnp.concatenate([newest, at_work.row, buffer.row, newest])
+            state = state._replace(models=tree.take(state.models, rows))
         metrics |= {"discarded_updates": arrivals.buffer.discarded}
-        return state._replace(server=Noted(state.server.inner, Arrivals(arrivals.seconds, *following))), metrics
+        following = Arrivals(arrivals.seconds, at_work, buffer)
+        return state._replace(server=Noted(state.server.inner, following)), metrics
 
     return dataclasses.replace(
         noted,
+        start=start,
         sample=lambda key, state, clients: state.server.note.buffer.ids,
         download=download,
         client_update=client_update,
@@ -172,28 +206,31 @@ def next_buffer(key: Key, seconds: Array, at_work: AtWork, size: int, most: int)
     """
 
     def arrive(carry):
-        count, draws, now, discarded, at_work, ids, late = carry
+        count, draws, now, discarded, at_work, ids, late, rows = carry
         place = jnp.argmin(at_work.left)
-        client, age, now = at_work.client[place], at_work.late[place], jnp.maximum(now, at_work.left[place])
+        client, age, row = at_work.client[place], at_work.late[place], at_work.row[place]
+        now = jnp.maximum(now, at_work.left[place])
         kept = age <= most
-        ids, late = (part.at[jnp.where(kept, count, size)].set(x) for part, x in ((ids, client), (late, age)))
+        slot = jnp.where(kept, count, size)
+        ids, late, rows = (part.at[slot].set(x) for part, x in ((ids, client), (late, age), (rows, row)))
         busy = jnp.zeros(seconds.shape, bool).at[at_work.client].set(True).at[ids].set(True)
         drawn = jax.random.uniform(jax.random.fold_in(key, draws), seconds.shape)
         new = jnp.argmax(jnp.where(busy, -1.0, drawn)).astype(jnp.int32)
         count = count + kept
         # Who begins after the last update has the model that the server makes of this buffer.
         begins = jnp.where(kept & (count == size), -1, 0)
-        entries = new, now + seconds[new], begins
+        entries = AtWork(new, now + seconds[new], begins, zero)
         at_work = AtWork(*(part.at[place].set(x) for part, x in zip(at_work, entries, strict=True)))
-        return count, draws + 1, now, discarded + ~kept, at_work, ids, late
+        return count, draws + 1, now, discarded + ~kept, at_work, ids, late, rows
 
     zero = jnp.zeros((), jnp.int32)
     nobody = jnp.full((size,), seconds.shape[0], jnp.int32)  # out of range, so that it is written nowhere
-    carry = zero, zero, jnp.zeros(()), zero, at_work, nobody, jnp.zeros((size,), jnp.int32)
-    *_, now, discarded, at_work, ids, late = jax.lax.while_loop(lambda carry: carry[0] < size, arrive, carry)
+    zeros = jnp.zeros((size,), jnp.int32)
+    carry = zero, zero, jnp.zeros(()), zero, at_work, nobody, zeros, zeros
+    *_, now, discarded, at_work, ids, late, rows = jax.lax.while_loop(lambda carry: carry[0] < size, arrive, carry)
     order = jnp.argsort(ids)
-    after = AtWork(at_work.client, at_work.left - now, at_work.late + 1)
-    return after, Buffer(ids[order], late[order], now, discarded)
+    after = at_work._replace(left=at_work.left - now, late=at_work.late + 1)
+    return after, Buffer(ids[order], late[order], now, discarded, rows[order])
 
 
 class Turns(NamedTuple):

@@ -1,9 +1,9 @@
 """Attacks by some of a federation's clients, for any method.
 
-An attacker plays its round but sends something other than its result. If the upload is a weighted model theta_k that
-was trained from theta, the attack replaces the update d = theta_k - theta; otherwise it replaces the upload itself,
-without its weights and counts. The report's arrays of floats, such as FedPAC's heads, are replaced like an upload; its
-scalars stay honest. A squared norm of the update, named "square", is that of the update that is sent. With strength s:
+An attacker plays its round but sends something other than its result: the attack replaces what it uploads, such as its
+update d = theta_k - theta, without weights and counts. The report's arrays of floats, such as FedPAC's heads, are
+replaced like an upload; its scalars stay honest. A squared norm of the update, named "square", is that of the update
+that is sent. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.
@@ -25,11 +25,13 @@ parameters, whatever the length of the update.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
 
+from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Array, Key, PyTree, Report
@@ -65,6 +67,8 @@ class Attack:
         kind: What attackers do; attackers are not evaluated.
         attackers: Share of clients that attack; drawn with the run's seed.
         strength: Factor s of "sign_flip", "noise", "scale", "ipm" and "replacement".
+        z: Standard deviations that "alie" stays below the honest mean; 0: what its paper's formula gives, which is next
+            to nothing with few attackers.
         target: Class that a backdoor's trigger stands for.
         poisoned: Share of an attacker's examples that show the trigger.
         trigger: Value of the trigger's pixels or features, on the scale of the model's inputs: 1 is white where pixels
@@ -74,6 +78,7 @@ class Attack:
     kind: Kind = knob("none", flag="attack")
     attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
     strength: float = knob(4.0, above=0, read_with={"kind": SCALED}, flag="attack_strength")
+    z: float = knob(1.5, at_least=0, read_with=("kind", "alie"), flag="attack_z")
     target: int = knob(0, at_least=0, read_with={"kind": STAMPED}, flag="attack_target")
     poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED}, flag="attack_poisoned")
     trigger: float = knob(1.0, read_with={"kind": STAMPED}, flag="attack_trigger")
@@ -92,6 +97,11 @@ class Attack:
     def collusion(self) -> Collusion | None:
         """What attackers that see all updates do; None: they act alone, or nobody attacks."""
         return cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
+
+    @property
+    def factor(self) -> float | None:
+        """The factor of a collusion; see `colluded`."""
+        return (self.z or None) if self.kind == "alie" else self.strength
 
     @property
     def active(self) -> bool:
@@ -129,9 +139,10 @@ class Attack:
                 return out
             key = jax.random.fold_in(context.key, ATTACK)
             honest = out.upload, out.report
-            report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, axes=0)
-            update = self._of_update(key, messages.relative(algorithm, models, out.upload))
-            attacked = messages.absolute(algorithm, models, update), report
+            in_upload = messages.payload(out.upload)
+            in_report = messages.payload(out.report, axes=0, report=True)
+            report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, in_report)
+            attacked = self._of_update(key, out.upload, in_upload), report
             lie = lambda new, old: jnp.where(data.attacker, new, old)
             upload, report = jax.tree.map(lie, attacked, honest)
             return out._replace(upload=upload, report=report)
@@ -153,23 +164,30 @@ class Attack:
     def _report(self, algorithm: Algorithm) -> Report:
         return dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
 
-    def _of_update(self, key: Key, update: PyTree, axes: int = 1) -> PyTree:
-        """The update or report that an attacker sends instead of its own; see `messages.payload`."""
-        found, form = jax.tree.flatten_with_path(update)
-        leaves = [leaf for _, leaf in found]
-        attacked = jax.tree.leaves(messages.payload(update, axes))
-        sent = leaves
-        if self.kind == "noise" and any(attacked):
-            keys = jax.random.split(key, len(leaves))
-            sent = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)]
-            norm = lambda parts: jnp.sqrt(sum(jnp.square(p).sum() for p, a in zip(parts, attacked, strict=True) if a))
-            unit = norm(leaves) / norm(sent)
-            sent = [unit * leaf for leaf in sent]
+    def _of_update(self, key: Key, update: PyTree, attacked: PyTree) -> PyTree:
+        """The update or report that an attacker sends instead of its own.
+
+        Args:
+            key: Key of the noise.
+            update: Its own.
+            attacked: A tree of bools, which leaves it replaces; see `messages.payload`.
+        """
+        values, rest = tree.partition(update, attacked)
+        sent = random_of_length(key, values) if self.kind == "noise" else values
         factor = {"sign_flip": -self.strength, "free_ride": 0.0}.get(self.kind, self.strength)
-        square = lambda path: len(path) == 1 and getattr(path[0], "key", None) == "square"
-        kept = [factor**2 * leaf if square(path) else leaf for path, leaf in found]
-        found = [factor * new if hit else old for new, old, hit in zip(sent, kept, attacked, strict=True)]
-        return jax.tree.unflatten(form, found)
+        if isinstance(rest, Mapping) and rest.get("square") is not None:
+            rest = {**rest, "square": factor**2 * rest["square"]}
+        return tree.combine(jax.tree.map(lambda leaf: factor * leaf, sent), rest)
+
+
+def random_of_length(key: Key, values: PyTree) -> PyTree:
+    """Random numbers in place of a tree of floats, as one vector of the same length in a uniformly drawn direction."""
+    leaves, form = jax.tree.flatten(values)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    normal = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=False)]
+    drawn = jax.tree.unflatten(form, normal)
+    length = jnp.sqrt(tree.inner(drawn, drawn))
+    return tree.scale(drawn, jnp.sqrt(tree.inner(values, values)) / jnp.where(length > 0, length, 1))
 
 
 @jax.tree_util.register_dataclass

@@ -144,7 +144,7 @@ class ClientPrivacy:
 
     def _check(self, problem: Problem, algorithm: Algorithm) -> None:
         refusals = {
-            "no server adds updates of one model": algorithm.topology != "shared" or algorithm.averages is None,
+            "no server adds updates of one model": algorithm.topology != "shared" or not algorithm.averages,
             "its server adds updates of several models": algorithm.stale,
             f"it sends {algorithm.sends}, not updates": algorithm.sends != "updates",
             "its clients share examples": algorithm.ledger.gradients == 0,
@@ -175,8 +175,7 @@ class Note(NamedTuple):
 
 def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> Algorithm:
     library: Any = optional.load("jax_privacy", "privacy")
-    averages, expected, chance = algorithm.averages, problem.expected_clients, problem.chance
-    assert averages is not None
+    expected, chance = problem.expected_clients, problem.chance
     noted, matrices = with_notes(algorithm), library.matrix_factorization.streaming_matrix
     deviation, of_count = privacy.noise_of_updates(expected)
     matrix = noise_tree(matrices) if privacy.mechanism == "tree" else matrices.identity()
@@ -187,7 +186,7 @@ def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> 
             text = "accepted for this method: none; its server begins with what clients' data or their sizes tell"
             raise ArgumentError("client_privacy", text)
         begun = noted.start(key, clients)
-        note = Note(jnp.float32(privacy.clip_norm), matrix.init_multiply(averages(begun.models)))
+        note = Note(jnp.float32(privacy.clip_norm), matrix.init_multiply(begun.models))
         return begun._replace(server=begun.server._replace(note=note))
 
     def client_update(context, models, row, data):
@@ -198,8 +197,8 @@ def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> 
         check_sent(models, out.upload, out.report)
         weight, norm = out.upload["weight"], context.server.note.norm
         sent = ~idle & (weight > 0) & (True if out.sent is None else out.sent)
-        update = messages.relative(algorithm, models, out.upload)["model"]
-        clipped, length = library.clipping.clip_pytree(tree.scale(update, 1 / jnp.where(weight > 0, weight, 1)), norm)
+        update = tree.scale(out.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
+        clipped, length = library.clipping.clip_pytree(update, norm)
         upload = {"model": tree.scale(clipped, sent)}
         if privacy.adaptive_quantile:
             upload["within"] = jnp.where(sent, (length <= norm) - 0.5, 0.0)
@@ -210,13 +209,13 @@ def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> 
     def server_update(key, state, aggregate):
         (norm, noise), report = state.server.note, aggregate.report
         noise_key, count_key = jax.random.split(jax.random.fold_in(key, NOISE))
-        total, models = aggregate.upload["model"], averages(state.models)
+        total = aggregate.upload["model"]
         if deviation:
             privatizer = library.noise_addition.matrix_factorization_privatizer
             total, (_, noise) = privatizer(matrix, stddev=deviation * norm, prng_key=noise_key).update(
                 total, (noise_key, noise)
             )
-        upload = {"model": tree.add(tree.scale(models, expected), total), "weight": jnp.full((1,), expected)}
+        upload = {"model": total, "weight": jnp.full((1,), expected)}
         # What the method's server sees tells nothing of who took part.
         count, sent = jnp.full_like(aggregate.count, round(expected)), jnp.ones_like(aggregate.sent)
         inner = {name: part for name, part in report["method"].items() if name != "absent"}
@@ -229,7 +228,7 @@ def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> 
         return state._replace(server=Noted(state.server.inner, Note(norm, noise))), metrics
 
     changes: dict[str, Any] = {"start": start, "client_update": client_update, "server_update": server_update}
-    changes |= {"averages": None, "takes_part": None if chance is None else takes_part}
+    changes |= {"averages": False, "takes_part": None if chance is None else takes_part}
     return dataclasses.replace(noted, **changes)
 
 

@@ -28,7 +28,6 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
-    Params,
     PyTree,
 )
 from pfljax.exchange.views import view
@@ -40,20 +39,17 @@ Combine = Callable[[PyTree, Array, Array, PyTree], PyTree]
 Parts = dict[str, PyTree]
 
 
-def parts_of(algorithm: Algorithm, models: Params, out: ClientOutput) -> tuple[Parts, dict[str, Array], PyTree]:
+def parts_of(out: ClientOutput) -> tuple[Parts, dict[str, Array], PyTree]:
     """What a client adds to the server's averages, by name.
 
     Args:
-        algorithm: An algorithm that has `averages`.
-        models: What the client received.
-        out: What it made of them.
+        out: A client's results under an algorithm that `averages`.
 
     Returns:
         - The parts, leaves (J, ...): "model", other entries of the upload, "square".
         - "weight" (J,), and "count" (J, ...) if the upload has one; 0 for what is not sent.
         - The rest of the upload, with None in place of the parts.
     """
-    assert algorithm.averages is not None
     mask = messages.payload(out.upload)
     beside, rest = {}, {}
     for name, entry in out.upload.items():
@@ -66,7 +62,7 @@ def parts_of(algorithm: Algorithm, models: Params, out: ClientOutput) -> tuple[P
     if (square := messages.of_method(out.report).get("square")) is not None:
         sums["square"] = jnp.broadcast_to(square, weights["weight"].shape)
     parts = {name: tree.scale(part, 1 / positive(weight_of(name, weights))) for name, part in sums.items()}
-    return parts | {"model": tree.subtract(parts["model"], algorithm.averages(models))}, weights, rest
+    return parts, weights, rest
 
 
 def positive(weight: Array) -> Array:
@@ -90,18 +86,17 @@ def one_by_one(
     return problem.plan.over_rows(of_entry, *apiece, root)
 
 
-def apart(algorithm: Algorithm, client_update: Callable[..., ClientOutput], summed: Sequence[str]) -> Callable:
+def apart(client_update: Callable[..., ClientOutput], summed: Sequence[str]) -> Callable:
     """A client's update whose parts are in its report instead of its upload.
 
     Args:
-        algorithm: The algorithm without notes.
         client_update: The algorithm's, with the sums of parts beside its row, if any are `summed`.
         summed: Names of parts.
     """
 
     def separate(context, models, row, data):
         out = client_update(context, models, row, data)
-        parts, weights, rest = parts_of(algorithm, models, out)
+        parts, weights, rest = parts_of(out)
         if summed:
             sums = {name: tree.add(row.note[name], parts[name]) for name in summed}
             out = out._replace(client=Noted(out.client.inner, sums))
@@ -120,7 +115,7 @@ def no_changes(algorithm: Algorithm, clients: ClientData) -> Parts:
         row, index = algorithm.first_row(key, client, begun).row, jnp.arange(tree.num_rows(begun.models))
         context = ClientContext(key, client, client, index, begun.server, client)
         out = algorithm.client_update(context, begun.models, row, view(clients, client))
-        return {name: parts_of(algorithm, begun.models, out)[0][name] for name in algorithm.changes}
+        return {name: parts_of(out)[0][name] for name in algorithm.changes}
 
     shapes = jax.eval_shape(one, jax.random.key(0), clients)
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -134,12 +129,12 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
 
     Args:
         problem: The problem of the algorithm.
-        algorithm: An algorithm that has `averages`.
+        algorithm: An algorithm that `averages`.
         combine: (part, weights (n,), attackers (n,), root) -> part, for n stacked ones; those that were not sent have
             weight 0. The root is the server's own part, or ().
     """
-    bare, averages, summed = algorithm, algorithm.averages, () if algorithm.root else algorithm.changes
-    assert averages is not None
+    bare = algorithm
+    summed = () if algorithm.root else algorithm.changes
     if summed:
         algorithm = with_notes(bare, lambda clients: no_changes(bare, clients), lambda nothing, client: nothing)
 
@@ -168,7 +163,6 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
             return found, jax.tree.map(lambda weight: weight.sum(axis=0), own), (own["weight"] > 0).sum()
 
         found, totals, count = problem.plan.over_rows(of_model, jnp.arange(num))
-        found["model"] = tree.add(found["model"], averages(models))
         inner = report["method"]
         if "square" in found:
             each = (weights["weight"] * found.pop("square")[number]).reshape(cohort, received)
@@ -178,5 +172,5 @@ def combined(problem: Problem, algorithm: Algorithm, combine: Combine) -> Algori
         came = Aggregate(rest | sums | totals, count, sent > 0, inner)
         return algorithm.server_update(key, state, came)
 
-    client_update = apart(bare, algorithm.client_update, summed)
-    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=None)
+    client_update = apart(algorithm.client_update, summed)
+    return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update, averages=False)

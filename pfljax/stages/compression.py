@@ -131,7 +131,7 @@ class Compressor(NamedTuple):
         keys = jax.random.split(key, max(len(leaves), 1))
         found, factors = [], []
         for key, leaf in zip(keys, leaves, strict=False):
-            if leaf.ndim > 2:
+            if leaf.ndim > 2 and leaf.size:
                 leaf, factor = self._power_iteration(key, leaf, last[len(factors)] if last else None)
                 factors.append(factor)
             found.append(leaf)
@@ -140,6 +140,8 @@ class Compressor(NamedTuple):
     def _of_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
         """What arrives of vectors (J, n)."""
         num, n = rows.shape
+        if n == 0:
+            return rows
         if self.kind == "sign":
             return jnp.abs(rows).mean(axis=1, keepdims=True) * jnp.sign(rows)
         if self.kind == "quantize":
@@ -235,10 +237,8 @@ def with_compressed_downloads(algorithm: Algorithm, compressor: Compressor) -> A
         received = compressor(jax.random.fold_in(key_of(context), COMPRESS), models)
         if algorithm.topology == "peers":
             received = tree.where(context.index == context.client, models, received)
-        out = algorithm.client_update(context, received, row, data)
         # The server applies updates to the models that it has.
-        update = messages.relative(algorithm, received, out.upload)
-        return out._replace(upload=messages.absolute(algorithm, models, update))
+        return algorithm.client_update(context, received, row, data)
 
     return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "model"))
 
@@ -249,13 +249,12 @@ def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Alg
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
-        update = messages.relative(algorithm, models, out.upload)
-        found = compressor(key_of(context), update, axes=axes)
+        found = compressor(key_of(context), out.upload, axes=axes)
         if algorithm.topology == "peers" and not algorithm.via_server:  # a client's own model stays with it
-            num = tree.num_rows(update)
-            found = tree.where(context.index[:num] == context.client, update, found)
-        report = messages.with_square(out.report, update, found)
-        return out._replace(upload=messages.absolute(algorithm, models, found), report=report)
+            num = tree.num_rows(out.upload)
+            found = tree.where(context.index[:num] == context.client, out.upload, found)
+        report = messages.with_square(out.report, out.upload, found)
+        return out._replace(upload=found, report=report)
 
     return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
 
@@ -282,8 +281,8 @@ def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorit
 
     def client_update(context, models, row, data):
         out = noted.client_update(context, models, row, data)
-        update = messages.relative(algorithm, models, out.upload)
-        values, rest = tree.partition(update, mask := messages.payload(update))
+        mask = messages.payload(out.upload)
+        values, rest = tree.partition(out.upload, mask)
         whole, factors = tree.add(values, row.note.left), ()
         if compressor.kind == "lowrank":
             found, factors = compressor.low_rank(key_of(context), whole, row.note.factors)
@@ -293,8 +292,8 @@ def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorit
         kept = Memory(tree.subtract(whole, tree.partition(sent, mask)[0]), factors)
         if out.sent is not None:
             kept = tree.where(out.sent, kept, row.note)
-        upload, report = messages.absolute(algorithm, models, sent), messages.with_square(out.report, update, sent)
-        return out._replace(client=Noted(out.client.inner, kept), upload=upload, report=report)
+        report = messages.with_square(out.report, out.upload, sent)
+        return out._replace(client=Noted(out.client.inner, kept), upload=sent, report=report)
 
     return dataclasses.replace(noted, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
 
@@ -317,9 +316,8 @@ def nothing_left_out(algorithm: Algorithm, compressor: Compressor, clients: Clie
             text = "accepted for this method, whose clients do not all contribute to the same models: False"
             raise ArgumentError("error_feedback", text, True)
         models = tree.take(begun.models, index) if algorithm.stale else begun.models
-        out = algorithm.client_update(context._replace(index=index), models, row, view(clients, client))
-        update = messages.relative(algorithm, models, out.upload)
-        values = tree.partition(update, messages.payload(update))[0]
+        upload = algorithm.client_update(context._replace(index=index), models, row, view(clients, client)).upload
+        values = tree.partition(upload, messages.payload(upload))[0]
         return Memory(values, compressor.low_rank(key, values)[1] if compressor.kind == "lowrank" else ())
 
     shapes = jax.eval_shape(one, jax.random.key(0), clients)

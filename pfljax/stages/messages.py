@@ -1,4 +1,4 @@
-"""What clients send, seen as updates, and which parts of it attackers, compression and robust rules change."""
+"""What clients send, and which parts of it attackers, compression and robust rules change."""
 
 from __future__ import annotations
 
@@ -9,40 +9,31 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Params, PyTree
+from pfljax.contract.types import PyTree
 
 
-def payload(update: PyTree, axes: int = 1) -> PyTree:
+def payload(update: PyTree, axes: int = 1, *, report: bool = False) -> PyTree:
     """A tree of bools: which leaves of an upload or report are payload.
 
-    Weights, counts, numbers that are no floats, and leaves with only the leading `axes` next to other leaves are none.
+    Weights, counts and numbers that are no floats are none, nor are single numbers next to other entries. A parameter
+    of a model may have such a name, or be a single number.
+
+    Args:
+        update: The upload, a report, or their shapes.
+        axes: Number of leading axes, 0 or 1.
+        report: Whether it is a report, of whose single numbers none is payload, wherever they are.
     """
     found, form = jax.tree.flatten_with_path(update)
     alone = axes > 0 and len(found) == 1
 
     def one(path, leaf):
-        # Only entries of the update itself: a model's parameters may have these names, too.
-        name: Any = getattr(path[0], "key", None) if len(path) == 1 else None
+        entry = len(path) == 1
+        name: Any = getattr(path[0], "key", None) if entry else None
+        number = leaf.ndim <= axes and (entry or report)
         floats = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return alone or (name not in ("weight", "count") and floats and leaf.ndim > axes)
+        return alone or (floats and not number and name not in ("weight", "count"))
 
     return jax.tree.unflatten(form, [one(path, leaf) for path, leaf in found])
-
-
-def relative(algorithm: Algorithm, models: Params, upload: PyTree) -> PyTree:
-    """The upload with weighted updates in place of weighted models that were trained from received `models`."""
-    if algorithm.averages is None:
-        return upload
-    start = tree.scale(algorithm.averages(models), upload["weight"])
-    return upload | {"model": tree.subtract(upload["model"], start)}
-
-
-def absolute(algorithm: Algorithm, models: Params, update: PyTree) -> PyTree:
-    """Undoes `relative`; the server has the `models` that clients train from."""
-    if algorithm.averages is None:
-        return update
-    start = tree.scale(algorithm.averages(models), update["weight"])
-    return update | {"model": tree.add(start, update["model"])}
 
 
 def with_square(report: Mapping[str, Any], update: PyTree, sent: PyTree) -> Mapping[str, Any]:

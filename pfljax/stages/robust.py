@@ -87,7 +87,8 @@ def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float
     """
     counts = weight > 0
     if aggregator == "mean":
-        return tree.mix(shares_of(weight), updates)
+        there = tree.where(counts, updates, jax.tree.map(jnp.zeros_like, updates))
+        return tree.mix(shares_of(weight), there)
     num = counts.sum()
     assumed = jnp.floor(share * num + 1e-6).astype(jnp.int32)
     if aggregator == "median":

@@ -51,7 +51,7 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
     Raises:
         ArgumentError: if no server averages models or updates; when it is traced, if it averages several models.
     """
-    if algorithm.averages is None:
+    if not algorithm.averages:
         text = "accepted for this method: mean; no server averages models or updates"
         raise ArgumentError("aggregator", text, "fltrust")
     noted, zero = with_notes(algorithm), jnp.zeros((), jnp.int32)
@@ -59,7 +59,7 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
 
     def start(key, clients):
         begun = noted.start(key, clients)
-        if tree.num_rows(begun.models) > 1:
+        if tree.num_rows(begun.models) > 1 or algorithm.any_age:
             text = "accepted for this method, whose server has several models: the other ones"
             raise ArgumentError("aggregator", text, "fltrust")
         data = sampled(jax.random.fold_in(key, ROOT), clients.train, capacity, clients.train.size.sum())
@@ -72,6 +72,6 @@ def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
         context = ClientContext(key, state.round, zero, jnp.zeros((1,), jnp.int32), state.server, zero)
         alone = ClientData(data, data._replace(size=zero), jnp.zeros((), bool))
         out = algorithm.client_update(context, state.models, row, alone)
-        return parts_of(algorithm, state.models, out)[0]
+        return parts_of(out)[0]
 
     return dataclasses.replace(noted, start=start, root=root, ledger=algorithm.ledger.beside(BY_ROOT))

@@ -82,7 +82,7 @@ class Server:
         algorithm = with_sampler(problem, algorithm, self.sampler, self.candidates)
         if self.aggregator == "mean" and not kind:
             return algorithm
-        if algorithm.averages is None:
+        if not algorithm.averages:
             name, value, left = ("attack", kind, "none, or one without collusion") if kind else ("aggregator", None, "")
             text = f"accepted for this method: {left or 'mean'}; no server averages models or updates"
             raise ArgumentError(name, text, value or self.aggregator)
@@ -90,7 +90,7 @@ class Server:
 
         def together(updates, weight, attackers, root):
             if kind and attack:
-                updates = colluded(kind, attack.strength, updates, weight > 0, attackers)
+                updates = colluded(kind, attack.factor, updates, weight > 0, attackers)
             return combine(self.aggregator, updates, weight, self.trim, root)
 
         return combined(problem, algorithm, together)
@@ -121,7 +121,8 @@ def summed(problem: Problem, algorithm: Algorithm) -> Algorithm:
 
     def start(key, clients):
         begun = algorithm.start(key, clients)
-        if any(leaf.shape[0] == problem.num_clients > 1 for leaf in jax.tree.leaves(begun.models)):
+        each = any(leaf.shape[0] == problem.num_clients > 1 for leaf in jax.tree.leaves(begun.models))
+        if each and not algorithm.stale:
             raise ArgumentError(
                 name, f"{refused}its server has a model for each client, to which only that one adds", True
             )

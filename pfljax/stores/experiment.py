@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import cores, tree
+from pfljax.contract.alike import alike, derived
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Key, PyTree
@@ -87,11 +89,16 @@ class Numbers(NamedTuple):
 
 
 OWN = Numbers(None, {})
+PER_RUN = types.MappingProxyType({"per_run": True})  # metadata of fields that may differ between runs in one kernel
+SHARED = "seed, data, learning rate and the method's float knobs"  # what may differ, in words
 
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """The definition of one run.
+
+    What runs in one kernel may differ in is declared here: fields that are `PER_RUN`, and `Numbers`. All else must
+    agree; see `differences`.
 
     Attributes:
         method: A registered method with its knobs.
@@ -121,13 +128,13 @@ class Experiment:
 
     method: Any
     problem: Problem
-    federation: Federation
+    federation: Federation = dataclasses.field(metadata=PER_RUN)
     local: LocalTraining | None = None
-    seed: int = 0
-    unseen: Federation | None = None
+    seed: int = dataclasses.field(default=0, metadata=PER_RUN)
+    unseen: Federation | None = dataclasses.field(default=None, metadata=PER_RUN)
     fine_tune_epochs: int = 0
     client_store: str = "device"
-    directory: Path | None = None
+    directory: Path | None = dataclasses.field(default=None, metadata=PER_RUN)
     eval_clients: int = 0
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
@@ -135,12 +142,12 @@ class Experiment:
     faults: Faults = dataclasses.field(default_factory=Faults)
     checked: bool = False
     client_privacy: ClientPrivacy = dataclasses.field(default_factory=ClientPrivacy)
-    knows: str = ""
+    knows: str = dataclasses.field(default="", metadata=PER_RUN)
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     stop: Callable[[Sequence[dict]], bool | str] | None = None
-    config: dict = dataclasses.field(default_factory=dict)
-    program: Callable[[], dict] = dict
-    features: Any = None
+    config: dict = dataclasses.field(default_factory=dict, metadata=PER_RUN)
+    program: Callable[[], dict] = dataclasses.field(default=dict, metadata=PER_RUN)
+    features: Any = dataclasses.field(default=None, metadata=PER_RUN)
     not_cached: str = ""
 
     @property
@@ -182,12 +189,19 @@ class Experiment:
         return Numbers(rate, {name: getattr(self.method, name) for name in names})
 
     @property
-    def structure(self) -> tuple:
-        """What must agree for runs to share a kernel: the method, its other knobs, and the settings around it."""
-        knobs = dataclasses.asdict(self.method)
-        fixed = {name: value for name, value in knobs.items() if name not in self.numbers.knobs}
-        around = self.server, self.attack, self.compression, self.faults, self.client_privacy, self.problem.clock
-        return type(self.method), fixed, *around, self.problem.chance, dict(self.metrics)
+    def fixed(self) -> dict[str, Any]:
+        """What must agree for runs to share a kernel, by name: every field but what is `PER_RUN` and `numbers`."""
+        found = {}
+        for field in dataclasses.fields(self):
+            if "per_run" not in field.metadata:
+                found |= entries(field.name, getattr(self, field.name))
+        traced = {f"method.{name}" for name in self.numbers.knobs}
+        traced |= {"local.learning_rate", "problem.learning_rate"}
+        padded = {"problem.n_max"}  # a shape of the data
+        # The solver is made from `local`, if that is known.
+        made = ("problem.solver",) if self.local is not None else ()
+        left_out = traced | padded
+        return {name: value for name, value in found.items() if name not in left_out and not name.startswith(made)}
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -261,3 +275,41 @@ class Experiment:
         per_client = float(self.steps.mean()) * ledger.passes * max(ledger.gradients, 1)
         turns = problem.clock.turns if problem.clock else 0
         return per_client * (turns or problem.expected_clients) / problem.num_clients
+
+
+def entries(name: str, value: Any) -> dict[str, Any]:
+    """A value's fields by name, at any depth, if it declares some; otherwise the value itself."""
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        names: Sequence[str] = value._fields
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type) and not callable(value):
+        names = [field.name for field in dataclasses.fields(value) if not derived(field)]
+    else:
+        return {name: value}
+    found = {name: type(value)}
+    for each in names:
+        found |= entries(f"{name}.{each}", getattr(value, each))
+    return found
+
+
+def differences(a: Experiment, b: Experiment) -> list[str]:
+    """Names what two runs differ in, though it must agree for them to share a kernel; see `Experiment.fixed`."""
+    one, other = a.fixed, b.fixed
+    found: list[str] = []
+    for name in one:
+        within = any(name.startswith(f"{known}.") for known in found)
+        if not within and not (name in other and alike(one[name], other[name])):
+            found.append(name)
+    return found
+
+
+def groups_alike(experiments: Sequence[Experiment]) -> list[list[int]]:
+    """The numbers of runs that can share a kernel, group by group."""
+    groups: list[list[int]] = []
+    for number, each in enumerate(experiments):
+        known = (group for group in groups if not differences(experiments[group[0]], each))
+        group = next(known, None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return groups

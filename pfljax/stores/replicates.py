@@ -11,10 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pfljax.contract.alike import PLAIN
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import PyTree
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.stores.experiment import OWN, Experiment, Numbers
+from pfljax.stores.experiment import OWN, SHARED, Experiment, Numbers, differences
+
+MOST = 4  # names of differences in a message
+CALLED = {  # what is named otherwise where a run is made
+    "problem.cohort_size": "participation: clients in a round",
+    "problem.chance": "participation: each client's chance",
+    "problem.model.module": "model",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +58,12 @@ class Replicates:
         """Makes replicates of runs. They may differ in seeds, data, learning rate and the method's float knobs.
 
         Raises:
-            ArgumentError: if they differ in the method or its other knobs.
+            ArgumentError: if they differ in anything else; see `Experiment.fixed`.
         """
         directories = tuple(each.directory for each in experiments)
         if len(experiments) == 1:
             return cls(directories=directories)
-        if any(each.structure != experiments[0].structure for each in experiments):
-            methods = ", ".join(dict.fromkeys(repr(each.method) for each in experiments))
-            raise ArgumentError("method", "accepted in one kernel: one method with equal knobs, except floats", methods)
+        check_alike(experiments)
         found = [each.numbers for each in experiments]
         knobs = {name: np.asarray([each.knobs[name] for each in found], np.float32) for name in found[0].knobs}
         knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
@@ -110,6 +116,26 @@ class Replicates:
         if self.num == 1:
             return functools.partial(one, OWN)
         return functools.partial(plan.over_replicates(one, (0, *in_axes)), self.numbers)
+
+
+def check_alike(experiments: Sequence[Experiment]) -> None:
+    """Raises `ArgumentError` if runs differ in what runs in one kernel share."""
+    first = experiments[0]
+    for number, each in enumerate(experiments):
+        if found := differences(first, each):
+            text = f"number {number} differs from number 0 in {shown(found, first, each)}"
+            raise ArgumentError("runs", f"{text}; accepted in one kernel: runs that differ in {SHARED} only")
+
+
+def shown(names: Sequence[str], *experiments: Experiment) -> str:
+    """The first names of what runs differ in, with the values of the first one if these are short."""
+    values = [each.fixed[names[0]] for each in experiments]
+    called = list(dict.fromkeys(CALLED.get(name, name) for name in names))
+    if all(isinstance(value, (*PLAIN, type)) for value in values):
+        texts = [value.__name__ if isinstance(value, type) else repr(value) for value in values]
+        called[0] += f" ({' and '.join(texts)})"
+    rest = [f"{len(called) - MOST} more"] if len(called) > MOST else []
+    return ", ".join([*called[:MOST], *rest])
 
 
 ONE = Replicates()

@@ -64,6 +64,21 @@ def test_rounds_by_hand(tau):
     by_hand("fedcac", fedcac(tau, 1.25), knobs={"tau": tau, "beta": 1.25}, rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_scored_before_local_training_as_in_the_authors_code():
+    """A client predicts with u_k, which the server made for it, not with what it has trained."""
+
+    def reference(rounds):
+        received = rounds.start("models")
+        for number in rounds:
+            own = np.array([rounds.descend(k, received[k]) for k in rounds.clients])
+            progress = (number + 1) / (1.25 * rounds.problem.rounds)
+            received, _ = next_starts(received, own, 0.4, progress)
+            yield {"models": received, "predictions": received[:, None]}
+
+    by_hand("fedcac", reference, knobs={"tau": 0.4, "beta": 1.25, "predict": "received"}, rtol=1e-5)
+
+
 @pytest.mark.parametrize("tau", [0.0, 1.0])
 def test_at_the_limits_of_tau_models_are_fedavg_s(tau):
     """No parameters are critical, or all of them, so that everyone's overlap."""

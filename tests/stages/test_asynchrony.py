@@ -53,7 +53,7 @@ def test_buffers_are_those_of_a_queue_of_events(size, at_once, most):
     seconds = np.exp(1.5 * rng.normal(size=num)).astype(np.float32)
     first = rng.permutation(num)[:at_once].astype(np.int32)
     keys = [jax.random.key(number) for number in range(12)]
-    at_work = AtWork(jnp.array(first), jnp.array(seconds[first]), jnp.zeros(at_once, jnp.int32))
+    at_work = AtWork(jnp.array(first), jnp.array(seconds[first]), *[jnp.zeros(at_once, jnp.int32)] * 2)
     play, now = jax.jit(next_buffer, static_argnums=(3, 4)), 0.0
     for key, (expected, time, lost) in zip(keys, events(keys, seconds, first, size, most), strict=True):
         at_work, buffer = play(key, jnp.array(seconds), at_work, size, most)
@@ -67,7 +67,7 @@ def test_buffers_are_those_of_a_queue_of_events(size, at_once, most):
 def test_discarded_updates_are_counted():
     """Clients that take forever are late once a buffer without them was full."""
     seconds, first = jnp.array([1.0, 1.0, 1.0, 50.0]), jnp.array([0, 3], jnp.int32)
-    at_work, discarded = AtWork(first, seconds[first], jnp.zeros(2, jnp.int32)), 0
+    at_work, discarded = AtWork(first, seconds[first], *[jnp.zeros(2, jnp.int32)] * 2), 0
     for number in range(60):
         at_work, buffer = next_buffer(jax.random.key(number), seconds, at_work, 1, 2)
         assert buffer.ids[0] != 3 and buffer.late.max() <= 2
@@ -103,6 +103,47 @@ def test_servers_apply_what_arrives_by_hand(name):
         models.append(models[-1] + {"fedbuff": 0.7, "fedasync": 0.8}[name] * step)
         np.testing.assert_allclose(vectors(after.models)[0], models[-1], rtol=1e-4, atol=1e-5)
     assert latest >= 2
+
+
+def slow_devices(folder, slow, num=7):
+    """A file of devices of which those numbered `slow` need 12 times as long as the others."""
+    path = folder / "devices.json"
+    entries = [{"computation": 12.0 if k in slow else 1.0, "communication": 1e12} for k in range(num)]
+    path.write_text(json.dumps(entries))
+    return str(path)
+
+
+@pytest.mark.slow
+def test_fedbuff_on_a_clock_hears_every_client_however_late(tmp_path):
+    """FedBuff on a clock never hears 6 to 11 % of clients (max_staleness 5; the paper drops nobody).
+
+    Each update is of the model that its client began with, in NumPy.
+    """
+    clock = Clock(devices=slow_devices(tmp_path, slow=(2, 5)), concurrency=5)
+    federation, states, records = played("fedbuff", clock, 30, 2, server_rate=0.7)
+    models, heard, latest = [vectors(states[0].models)[0]], set(), 0
+    for state, after, record in zip(states, states[1:], records, strict=False):
+        buffer = state.server.note.buffer
+        pairs = list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True))
+        total = sum(SIZES[k] for k, _ in pairs)
+        step = np.zeros(4)
+        for k, late in pairs:
+            start = models[-1 - late]
+            step -= SIZES[k] / total * RATE * gradient(federation, k, start) * (1 + late) ** -0.5
+        models.append(models[-1] + 0.7 * step)
+        np.testing.assert_allclose(vectors(after.models)[0], models[-1], rtol=2e-4, atol=2e-5)
+        assert record.metrics["discarded_updates"] == 0
+        heard |= {k for k, _ in pairs}
+        latest = max(latest, *(late for _, late in pairs))
+    assert heard == {*range(7)} and latest > 5
+
+
+@pytest.mark.slow
+def test_with_max_staleness_5_the_slowest_are_never_heard(tmp_path):
+    clock = Clock(devices=slow_devices(tmp_path, slow=(2, 5)), concurrency=5)
+    _, states, records = played("fedbuff", clock, 30, 2, max_staleness=5)
+    heard = {k for state in states for k in state.server.note.buffer.ids.tolist()}
+    assert not heard & {2, 5} and sum(int(record.metrics["discarded_updates"]) for record in records) > 0
 
 
 @pytest.mark.slow

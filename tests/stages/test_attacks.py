@@ -22,31 +22,26 @@ FEDERATION = toys.make_federation(SIZES)
 PROBLEM = toys.make_problem(FEDERATION, OPTIMIZER)
 
 
-def sent(attack, upload, report, *, attacks=True, models=None):
-    """What a client sends instead of an upload, or of a function of its data, and a report.
-
-    Under a server that averages, the client has received `models`.
-    """
+def sent(attack, upload, report, *, attacks=True):
+    """What a client sends instead of an upload, or of a function of its data, and a report."""
 
     def client_update(context, models, row, data):
         return ClientOutput((), upload(data) if callable(upload) else upload, report)
 
-    averages = None if models is None else lambda models: models
     plain = toys.make_algorithm("fedavg", PROBLEM)
-    algorithm = dataclasses.replace(plain, averages=averages, client_update=client_update)
+    algorithm = dataclasses.replace(plain, client_update=client_update)
     zero = jnp.zeros((), jnp.int32)
     context = ClientContext(jax.random.key(7), zero, zero, jnp.zeros((1,), jnp.int32), (), zero)
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), FEDERATION.train)
     data = ClientData(one, one, jnp.asarray(attacks))
-    out = jax.jit(attack.on(PROBLEM, algorithm).client_update)(context, models, (), data)
+    out = jax.jit(attack.on(PROBLEM, algorithm).client_update)(context, (), (), data)
     return out.upload, out.report
 
 
-# A model of which twice as much is sent as the weight says, with an entry that is averaged by the counts.
-MODELS = {"a": np.float32([[1, 2, -1]]), "weight": np.float32([[0.5, 3]])}
-TRAINED = {"a": np.float32([[2, 0, 1]]), "weight": np.float32([[-1.5, 4]])}
+# A weighted update, with an entry that is averaged by the counts.
+UPDATE = {"a": np.float32([[1, -2, 2]]), "weight": np.float32([[-2, 1]])}
 WEIGHT, COUNT, MEANS = np.float32([5]), np.float32([[3, 2]]), np.float32([[[1, 2], [3, -4]]])
-UPLOAD = {"model": jax.tree.map(lambda leaf: 5 * leaf, TRAINED), "weight": WEIGHT, "means": MEANS, "count": COUNT}
+UPLOAD = {"model": jax.tree.map(lambda leaf: 5 * leaf, UPDATE), "weight": WEIGHT, "means": MEANS, "count": COUNT}
 REPORT = {"loss": np.float32(2.5), "square": np.float32(1.5), "head": np.float32([1, -2])}
 STEPS = np.int32([4, 4])
 
@@ -57,9 +52,8 @@ STEPS = np.int32([4, 4])
 def test_updates_and_reported_arrays_are_multiplied_but_no_weights_and_counts(kind, factor):
     """A parameter that is called a weight is no weight of an upload."""
     strength = {} if kind == "free_ride" else {"strength": 3.0}
-    upload, report = sent(Attack(kind, **strength), UPLOAD, REPORT | {"steps": STEPS}, models=MODELS)
-    move = lambda old, new: 5 * (old + factor * (new - old))
-    toys.assert_trees_close(upload["model"], jax.tree.map(move, MODELS, TRAINED), rtol=1e-6)
+    upload, report = sent(Attack(kind, **strength), UPLOAD, REPORT | {"steps": STEPS})
+    toys.assert_trees_close(upload["model"], jax.tree.map(lambda leaf: 5 * factor * leaf, UPDATE), rtol=1e-6)
     np.testing.assert_allclose(upload["means"], factor * MEANS, rtol=1e-6)
     np.testing.assert_allclose(report["head"], factor * REPORT["head"], rtol=1e-6)
     assert report["square"] == pytest.approx(factor**2 * 1.5)
@@ -75,11 +69,11 @@ def test_gradients_are_multiplied_as_they_are():
 
 
 def test_noise_is_as_long_as_strength_times_the_update():
-    upload, _ = sent(Attack("noise", strength=3.0), UPLOAD, REPORT, models=MODELS)
+    upload, _ = sent(Attack("noise", strength=3.0), UPLOAD, REPORT)
     flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
     # Entries beside the model are a part of the update.
-    update = np.append(5 * (flat(TRAINED) - flat(MODELS)), MEANS)
-    noise = np.append(flat(upload["model"]) - 5 * flat(MODELS), upload["means"])
+    update = np.append(5 * flat(UPDATE), MEANS)
+    noise = np.append(flat(upload["model"]), upload["means"])
     np.testing.assert_allclose(np.linalg.norm(noise), 3 * np.linalg.norm(update), rtol=1e-5)
     assert abs(noise @ update) < 0.9 * np.linalg.norm(noise) * np.linalg.norm(update)
     np.testing.assert_array_equal(upload["weight"], WEIGHT)
@@ -87,7 +81,7 @@ def test_noise_is_as_long_as_strength_times_the_update():
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "scale", "replacement", "label_flip"])
 def test_honest_clients_send_what_they_have_learned(kind):
-    upload, report = sent(Attack(kind), UPLOAD, REPORT, attacks=False, models=MODELS)
+    upload, report = sent(Attack(kind), UPLOAD, REPORT, attacks=False)
     toys.assert_trees_close(upload, UPLOAD)
     toys.assert_trees_close(report, REPORT)
 

@@ -10,7 +10,7 @@ from quadratics import OPTIMIZER, descend, vectors
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.stages.attacks import Attack
-from pfljax.stages.collusion import colluded
+from pfljax.stages.collusion import colluded, quantile
 from pfljax.stages.server import Server
 
 SIZES = (3, 5, 2, 4, 6, 3, 4, 5, 1)
@@ -27,6 +27,8 @@ def by_numpy(kind, rows, honest, counts):
     if kind == "ipm":
         return -4.0 * mean
     if kind == "alie":
+        return mean - 1.5 * deviation
+    if kind == "alie by formula":
         num, attackers = counts.sum(), (counts & ATTACKERS).sum()
         needed = num // 2 + 1 - attackers
         return mean - scipy.stats.norm.ppf((num - attackers - needed) / (num - attackers)) * deviation
@@ -39,17 +41,26 @@ def by_numpy(kind, rows, honest, counts):
     return mean - scipy.optimize.brentq(over, 0, 100) * deviation
 
 
-@pytest.mark.parametrize("kind", ["alie", "ipm", "min_max", "min_sum"])
+@pytest.mark.parametrize("kind", ["alie", "alie by formula", "ipm", "min_max", "min_sum"])
 def test_what_they_send(kind):
     rng = np.random.default_rng(0)
     updates = {"a": rng.normal(1.0, 1.0, size=(9, 3)), "b": rng.normal(-1.0, 2.0, size=(9, 2, 2))}
     counts = np.arange(9) != ABSENT
-    found = COLLUDED(kind, 4.0, jax.tree.map(np.float32, updates), counts, ATTACKERS)
+    attack = Attack("alie", z=0.0) if "formula" in kind else Attack(kind)
+    found = COLLUDED(attack.kind, attack.factor, jax.tree.map(np.float32, updates), counts, ATTACKERS)
     flat = lambda tree: np.concatenate([np.float64(leaf).reshape(9, -1) for leaf in jax.tree.leaves(tree)], axis=1)
     rows, found = flat(updates), flat(found)
     expected = by_numpy(kind, rows, counts & ~ATTACKERS, counts)
     np.testing.assert_allclose(found[ATTACKERS], np.stack([expected] * 2), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[~ATTACKERS], rows[~ATTACKERS], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("num", "attackers", "z"), [(10, 2, 0.0), (20, 4, 0.15731), (50, 12, 0.33604)])
+def test_the_formula_of_alie_has_these_z(num, attackers, z):
+    """ALIE is almost no attack at 20 % attackers: z = 0.000 for 10 clients with 2, 0.157 for 20 with 4."""
+    needed = num // 2 + 1 - attackers
+    assert scipy.stats.norm.ppf((num - attackers - needed) / (num - attackers)) == pytest.approx(z, abs=2e-5)
+    assert float(quantile(np.int32(num), np.int32(attackers))) == pytest.approx(z, abs=2e-5)
 
 
 def test_without_honest_clients_there_is_nothing_to_follow():

@@ -29,6 +29,7 @@ STAGES = {
 TRUSTED = STAGES | {"server": Server(aggregator="fltrust", root_examples=6), "attack": Attack("replacement", 0.25)}
 STAGES["clock"] = Clock(deadline=0.3)
 TRUSTED["clock"] = Clock(deadline=0.3, over_selection=0.2, availability="daily:0.9")
+UNENDING = STAGES | {"server": Server(aggregator="median"), "clock": Clock(compute="lognormal:1:1")}
 
 
 def experiment(name, plan=("map", 0, 1), clock=None, **stages):
@@ -44,6 +45,7 @@ def experiment(name, plan=("map", 0, 1), clock=None, **stages):
         pytest.param("scaffold", STAGES, marks=pytest.mark.slow, id="scaffold-trimmed"),
         pytest.param("scaffold", TRUSTED, marks=pytest.mark.long, id="scaffold-trusted"),
         pytest.param("ditto", STAGES, marks=pytest.mark.long, id="ditto-trimmed"),
+        pytest.param("fedbuff", UNENDING, marks=pytest.mark.slow, id="fedbuff-of-any-age"),
     ],
 )
 def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stages, tmp_path):

@@ -1,4 +1,9 @@
-"""Averages of the models that clients send back."""
+"""Averages of the updates that clients send back.
+
+A client sends n_k (theta_k - theta), and the server adds the mean update to theta. What nobody trained then stays as it
+is to the last bit. The difference of n_k theta_k and n_k theta would not be 0 in compiled code, which rounds one
+product and not the other; and a rule that reads signs takes any difference for an update.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,11 @@ from pfljax.contract import tree
 from pfljax.contract.types import Aggregate, Array, Params, PyTree
 
 
-def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
+def weighted(update: PyTree, size: Array, num: int = 1) -> tuple[PyTree, Array]:
     """A client's contributions to averages, weighted by its number of examples, and whether it sends them.
 
     Args:
-        models: The J models that the client trained, leaves (J, ...).
+        update: theta_k - theta for the J models that the client trained, or what else is averaged, leaves (J, ...).
         size: () n_k, or (J,) a weight for each model.
         num: J.
 
@@ -20,11 +25,15 @@ def weighted(models: Params, size: Array, num: int = 1) -> tuple[PyTree, Array]:
         The upload, leaves (J, ...), and `sent` (J,): a client without examples sends nothing.
     """
     size = jnp.broadcast_to(jnp.float32(size), (num,))
-    return {"model": tree.scale(models, size), "weight": size}, size > 0
+    return {"model": tree.scale(update, size), "weight": size}, size > 0
+
+
+def mean(aggregate: Aggregate) -> PyTree:
+    """sum_k n_k u_k / sum_k n_k over what was sent back for each of N models; zeros if nothing was."""
+    weight = aggregate.upload["weight"]
+    return tree.scale(aggregate.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
 
 
 def average(models: Params, aggregate: Aggregate) -> Params:
-    """sum_k n_k theta_k / sum_k n_k for each of N models; a model that got nothing back stays as it is."""
-    weight = aggregate.upload["weight"]
-    mean = tree.scale(aggregate.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
-    return tree.where(weight > 0, mean, models)
+    """theta + sum_k n_k (theta_k - theta) / sum_k n_k for each of N models; one that got nothing back stays."""
+    return tree.add(models, mean(aggregate))

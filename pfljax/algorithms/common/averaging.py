@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pfljax.algorithms.common.aggregation import average, weighted
+from pfljax.algorithms.common.aggregation import average, mean, weighted
 from pfljax.contract import tree
 from pfljax.contract.types import (
     Aggregate,
@@ -85,8 +85,8 @@ def averaging(
         return Start(beside(models, clients), models, server.init(models) if server else ())
 
     def client_update(context, models, row, data):
-        models, row, losses = (train or plain)(context, models, row, data)
-        upload, sent = weighted(models, data.train.size)
+        trained, row, losses = (train or plain)(context, models, row, data)
+        upload, sent = weighted(tree.subtract(trained, models), data.train.size)
         return ClientOutput(row, upload, {"loss": losses[0]}, sent)
 
     fields: dict[str, Any] = {
@@ -96,7 +96,7 @@ def averaging(
         "client_update": client_update,
         "server_update": functools.partial(server_update, server),
         "whom": lambda context, row, size: THE_ONE,
-        "averages": lambda models: models,
+        "averages": True,
     }
     if own is not None:
         fields["predict"] = lambda context, models, row, data: Prediction.one(own(row))
@@ -107,11 +107,11 @@ def averaging(
 def server_update(
     server: optax.GradientTransformation | None, key: Key, state: State, aggregate: Aggregate
 ) -> tuple[State, Metrics]:
-    """The clients' mean replaces the model; with an optimizer, the model minus this mean is a gradient for its step."""
-    mean = average(state.models, aggregate)
+    """The model moves by the mean update; with an optimizer, the negative mean is a gradient for its step."""
     if server is None:
-        return state._replace(models=mean), {}
-    updates, optimizer = server.update(tree.subtract(state.models, mean), state.optimizer, state.models)
+        return state._replace(models=average(state.models, aggregate)), {}
+    gradient = jax.tree.map(jnp.negative, mean(aggregate))
+    updates, optimizer = server.update(gradient, state.optimizer, state.models)
     moved = state._replace(models=optax.apply_updates(state.models, updates), optimizer=optimizer)
     came = aggregate.upload["weight"].sum() > 0  # otherwise take no step, not even with a zero gradient
     return jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, state), {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common.aggregation import average
+from pfljax.algorithms.common.aggregation import mean
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Aggregate, Array, Factors, Params, PyTree, Traffic
@@ -53,13 +53,13 @@ def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
     Models that nobody sent stay.
     """
 
-    def one(params, mean):
+    def one(params, found):
         factors = problem.model.network.factors(params)
-        best = {path: truncated(mean["products"][path], pair.a.shape[-1]) for path, pair in factors.items()}
+        best = {path: truncated(found["products"][path], pair.a.shape[-1]) for path, pair in factors.items()}
         lora = split(problem, problem.model.network.with_factors(params, best))[0]
-        return tree.combine(lora, mean["others"])
+        return tree.combine(lora, found["others"])
 
-    new = problem.plan.over_rows(one, models, average(sent(problem, models), aggregate))
+    new = problem.plan.over_rows(one, models, mean(aggregate))
     return tree.where(aggregate.upload["weight"] > 0, new, models)
 
 

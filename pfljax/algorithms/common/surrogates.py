@@ -89,7 +89,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
 
     def client_update(context, u, row, data):
         trained, row, report = local_step(problem, surrogate, context, u, row, data.train)
-        upload, sent = aggregation.weighted(trained, data.train.size, surrogate.num_models)
+        upload, sent = aggregation.weighted(tree.subtract(trained, u), data.train.size, surrogate.num_models)
         return ClientOutput(row, upload, report, sent)
 
     def server_update(key, state, aggregate):
@@ -103,7 +103,7 @@ def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
         predict=lambda context, u, row, data: surrogate.predict(row.v),
         adapt=lambda context, u, data: newcomer(surrogate, context, u, data),
         topology="shared",
-        averages=lambda models: models,
+        averages=True,
         ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored),
     )

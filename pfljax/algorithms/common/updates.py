@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Array, Params, PyTree
+from pfljax.contract.types import Array, Params, PyTree
 from pfljax.local.solver import Solver
 
 Mean = Literal["weighted", "uniform"]  # over clients: by number of examples, or equally
@@ -37,13 +35,3 @@ def scaled(solver: Solver, update: PyTree, rows: Array | float) -> PyTree:
 def moved(solver: Solver, models: Params, update: PyTree, arrived: Array) -> Params:
     """theta + update, with the update's batch statistics, for those of N models that got an update (N,)."""
     return tree.where(arrived, tree.combine(tree.add(*solver.trained(models, update)), update), models)
-
-
-def from_zero(models: Params) -> Params:
-    """`Algorithm.averages` of a method that uploads updates."""
-    return jax.tree.map(jnp.zeros_like, models)
-
-
-def mean_update(aggregate: Aggregate) -> PyTree:
-    """sum_k n_k u_k / sum_k n_k over the updates sent back for each of N models; zeros if there are none."""
-    return aggregation.average(from_zero(aggregate.upload["model"]), aggregate)
