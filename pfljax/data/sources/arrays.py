@@ -20,6 +20,7 @@ LARGEST = np.finfo(np.float32).max
 TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
 FEW = 9  # classes that may be missing between others
+NO_CLASS = (99, 127, 254, 255, 999, 9999, 32767, 65534, 65535)  # numbers that often stand for no class
 NUMBERS = "accepted: numbers"
 
 
@@ -193,7 +194,10 @@ def targets(
 
 
 def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
-    """Warns if many classes below the largest do not occur, as when 255 or 65535 stands for no class."""
+    """Warns if many classes below the largest do not occur, as when 255 or 65535 stands for no class.
+
+    With few examples, classes may be missing by chance, so that only numbers that often stand for no class count.
+    """
     occurring = np.flatnonzero(np.bincount(classes))
     largest = occurring[-1]
     if not places and occurring[0] > 0:
@@ -206,7 +210,8 @@ def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
         return
     widest = int(np.argmax(gaps))
     below, above = occurring[widest], occurring[widest + 1]
-    if gaps[widest] > max(below + 1, FEW):
+    is_suspect = above in NO_CLASS or len(classes) > 3 * largest
+    if is_suspect and gaps[widest] > max(below + 1, FEW):
         text = f"has no class from {below + 1} to {above - 1}, but class {above}, so that C is {largest + 1}"
         no_class = "pass ignored_index" if places else "leave these examples out"
         warn("y", f"{text}; if {above} stands for no class, {no_class}; otherwise set num_classes={largest + 1}")

@@ -41,7 +41,7 @@ BLOCK_BYTES = 2**24  # that are decompressed at a time
 INDEX = re.compile(r"|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 ROW_NUMBERS = ("index", "level_0", "rownames", "row_number")
 NUMERALS = r"^[+-]?[0-9]+$"
-LEADING_ZERO = r"^[+-]?0[0-9]"
+LEADING_ZERO = r"^[+-]?0[0-9]+$"
 
 Label = Annotated[Names, knob(flag="label_column")]
 Client = Annotated[str, knob(flag="client_column")]
@@ -62,6 +62,18 @@ class Columns(NamedTuple):
     text: str = ""
     test: str = ""
     fill: str = ""
+
+    def stripped(self) -> Columns:
+        """The same names without spaces around them."""
+        return self._replace(client=self.client.strip(), text=self.text.strip(), test=self.test.strip())
+
+    def named(self) -> dict[str, str]:
+        """The columns that are named, with an argument that names each."""
+        named = dict.fromkeys(names_in(self.features), "features")
+        named |= dict.fromkeys(names_in(self.categorical), "categorical")
+        named |= dict.fromkeys(names_in(self.label), "label")
+        single = {self.client: "client", self.test: "test", self.text: "text"}
+        return named | {name: argument for name, argument in single.items() if name}
 
 
 class TableArrays(NamedTuple):
@@ -136,7 +148,7 @@ def table(
         ArgumentError: if the file cannot be read, or a column is missing or not accepted.
     """
     file = str(file)
-    columns = Columns(label, client, features, categorical, text, test, fill)
+    columns = Columns(label, client, features, categorical, text, test, fill).stripped()
     found = arrays_of(_read(file, columns, Dialect(separator, encoding, decimal, missing)), file, columns)
     source = of_file(
         found.arrays,
@@ -155,8 +167,9 @@ def table(
 
 def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = None) -> TableArrays:
     """The arrays of `make_source` from a pyarrow table; `x` if it is given, otherwise from columns."""
-    names = table.column_names
+    names = [name.strip() for name in table.column_names]
     positions = {name: position for position, name in enumerate(names)}
+    columns = columns.stripped()
     if not len(table) or len(positions) < len(names):
         raise ArgumentError("file", "has no rows" if len(positions) == len(names) else "has two columns of a name", file)
 
@@ -198,7 +211,7 @@ def _features(table: Any, positions: Mapping[str, int], file: str, columns: Colu
     """The examples (n, F) in the columns of a table that are features, and what these are."""
     wanted = names_in(columns.features)
     categorical = dict.fromkeys(names_in(columns.categorical))
-    others = {*names_in(columns.label), columns.client, columns.test}
+    others = {*names_in(columns.label), *filter(None, (columns.client, columns.test))}
     for argument, named in (("features", wanted), ("categorical", categorical)):
         for name in named:
             check_column(argument, name, positions, file)
@@ -305,12 +318,13 @@ def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
     whole = parquet.ParquetFile(stream)
     metadata = whole.metadata
     schema = whole.schema_arrow
-    fields = {field.name: field.type for field in schema}
+    names = [name.strip() for name in schema.names]
+    fields = dict(zip(names, schema.types, strict=True))
     if not fields:
         raise ValueError("no columns")
     if len(fields) < len(schema):
         raise ArgumentError("file", "has two columns of a name", file)
-    named = _named(columns)
+    named = columns.named()
     for name, argument in named.items():
         check_column(argument, name, fields, file)
         _check_type(argument, name, fields[name])
@@ -320,23 +334,15 @@ def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
     check_memory(metadata.num_rows * row_bytes, file)
     groups = range(metadata.num_row_groups)
     check_memory(sum(metadata.row_group(number).total_byte_size for number in groups), file)
-    texts = [name for name, kind in needed.items() if _is_text(kind)]
+    called = dict(zip(names, schema.names, strict=True))
+    texts = [called[name] for name, kind in needed.items() if _is_text(kind)]
     if texts:  # each different text is in memory once
         whole = parquet.ParquetFile(stream, read_dictionary=texts)
-    table = whole.read(columns=None if len(needed) == len(fields) else [*needed])
-    read = dict(zip(table.column_names, table.columns, strict=True))
+    table = whole.read(columns=None if len(needed) == len(fields) else [called[name] for name in needed])
+    read = {name.strip(): column for name, column in zip(table.column_names, table.columns, strict=True)}
     nothing = pyarrow.chunked_array([pyarrow.nulls(metadata.num_rows)])
     arrays = [read[name] if name in needed else nothing for name in fields]
     return pyarrow.table(arrays, names=list(fields), metadata=schema.metadata)
-
-
-def _named(columns: Columns) -> dict[str, str]:
-    """The columns that are named, with an argument that names each."""
-    named = dict.fromkeys(names_in(columns.features), "features")
-    named |= dict.fromkeys(names_in(columns.categorical), "categorical")
-    named |= dict.fromkeys(names_in(columns.label), "label")
-    single = {columns.client: "client", columns.test: "test", columns.text: "text"}
-    return named | {name: argument for name, argument in single.items() if name}
 
 
 def _content(stream: BinaryIO, first: bytes, file: str) -> bytes:
@@ -377,13 +383,13 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     names = _header(content, file, separator, dialect.encoding)
     if len({*names}) < len(names):
         raise ArgumentError("file", "has two columns of a name", file)
-    named = _named(columns)
+    named = columns.named()
     hint = _other_separator(names, separator)
     for name, argument in named.items():
         if hint and name not in names:
             raise ArgumentError(argument, f"{pathlib.Path(file).name} has no such column; {hint}", name)
     # Columns that may hold ids are read as text, in which 007 is not 7.
-    ids = [*names_in(columns.label), *names_in(columns.categorical), columns.client]
+    ids = {*names_in(columns.label), *names_in(columns.categorical), columns.client, columns.test}
     missing = _missing_texts(dialect.missing, reader)
     table = reader.read_csv(
         pyarrow.BufferReader(content),
@@ -403,11 +409,11 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
             decimal_point=dialect.decimal,
         ),
     )
-    arrays = [
-        _trimmed(column, name, file, missing) if _is_text(column.type) else _decodable(column, name, file, dialect)
-        for name, column in zip(names, table.columns, strict=True)
-    ]
-    arrays = [_typed(array) if name in ids else array for name, array in zip(names, arrays, strict=True)]
+    arrays = table.columns
+    for position, name in enumerate(names):
+        if name in named:  # no other text is read
+            array = _trimmed(arrays[position], name, file, missing, dialect)
+            arrays[position] = _typed(array, dialect) if name in ids else array
     return pyarrow.table(arrays, names=names)
 
 
@@ -439,10 +445,14 @@ def _missing_texts(missing: Names, reader: Any) -> list[str]:
     return ["", *given] if given else reader.ConvertOptions().null_values
 
 
-def _trimmed(column: Any, name: str, file: str, missing: Sequence[str]) -> Any:
-    """A column of text without spaces around its values; those that stand for missing values become null."""
+def _trimmed(column: Any, name: str, file: str, missing: Sequence[str], dialect: Dialect) -> Any:
+    """A column whose texts are without spaces around them; those that stand for missing values become null."""
     pyarrow = optional.load("pyarrow", "file", file)
     compute = optional.load("pyarrow.compute", "file", file)
+    if pyarrow.types.is_binary(column.type):
+        raise ArgumentError("file", f"is not {dialect.encoding} text in column {name}; encoding names another", file)
+    if not _is_text(column.type):
+        return column
     trimmed = compute.utf8_trim_whitespace(column)
     after_space = compute.and_(compute.starts_with(trimmed, '"'), compute.not_equal(trimmed, column))
     if compute.any(after_space).as_py():
@@ -453,15 +463,8 @@ def _trimmed(column: Any, name: str, file: str, missing: Sequence[str]) -> Any:
     return compute.if_else(is_missing, pyarrow.scalar(None, column.type), trimmed)
 
 
-def _decodable(column: Any, name: str, file: str, dialect: Dialect) -> Any:
-    """A column of other values than text. Raises `ArgumentError` for text of another encoding."""
-    if "binary" in str(column.type):
-        raise ArgumentError("file", f"is not {dialect.encoding} text in column {name}; encoding names another", file)
-    return column
-
-
-def _typed(column: Any) -> Any:
-    """A column of texts as whole numbers, numbers or booleans if all its texts are such; as texts if one begins with 0."""
+def _typed(column: Any, dialect: Dialect) -> Any:
+    """A column of texts as whole numbers, numbers or booleans if all its texts are such; 007 is text."""
     compute = optional.load("pyarrow.compute", "file")
     pyarrow = optional.load("pyarrow", "file")
     if compute.any(compute.match_substring_regex(column, LEADING_ZERO)).as_py():
@@ -470,9 +473,10 @@ def _typed(column: Any) -> Any:
         kinds = [pyarrow.int64()]  # of ids of more digits, floats would be no ids
     else:
         kinds = [pyarrow.float64(), pyarrow.bool_()]
+    digits = column if dialect.decimal == "." else compute.replace_substring(column, dialect.decimal, ".")
     for kind in kinds:
         try:
-            return compute.cast(column, kind)
+            return compute.cast(digits, kind)
         except pyarrow.ArrowInvalid:
             continue
     return column
@@ -523,8 +527,12 @@ def _check_complete(column: Any, name: str, file: str) -> None:
     if column.null_count:
         compute = optional.load("pyarrow.compute", "file", file)
         row = compute.index(compute.is_null(column), True).as_py()
-        text = f"has no value in column {name}, row {row} (counted from 0)"
-        raise ArgumentError("file", f"{text}, and {column.null_count - 1} more", file)
+        raise _incomplete("no value", name, row, column.null_count, file)
+
+
+def _incomplete(what: str, name: str, row: int, count: int, file: str) -> ArgumentError:
+    more = f", and {count - 1:,} more" if count > 1 else ""
+    return ArgumentError("file", f"has {what} in column {name}, row {row} (counted from 0){more}", file)
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:
@@ -560,8 +568,7 @@ def _numbers(column: Any, name: str, file: str, fill: str) -> np.ndarray:
     if bad.any():
         row = int(np.argmax(bad))
         what = "no value" if np.isnan(values[row]) else "an infinite value"
-        text = f"has {what} in column {name}, row {row} (counted from 0), and {bad.sum() - 1} more"
-        raise ArgumentError("file", text, file)
+        raise _incomplete(what, name, row, int(bad.sum()), file)
     return values
 
 

@@ -41,7 +41,7 @@ def femnist(tmp_path):
 
 def test_users_are_clients_and_the_test_part_is_kept(femnist):
     folder, parts = femnist
-    source = sources.leaf(folder, shape=(28, 28), standardize=False)
+    source = sources.leaf(folder, shape=(28, 28, 1), standardize=False)
     assert source.x.shape == (12, 28, 28, 1) and source.client_names.tolist() == ["f0", "f1"]
     assert source.num_classes <= 62
     for k, user in enumerate(source.client_names):
