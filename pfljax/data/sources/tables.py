@@ -389,7 +389,7 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
         if hint and name not in names:
             raise ArgumentError(argument, f"{pathlib.Path(file).name} has no such column; {hint}", name)
     # Columns that may hold ids are read as text, in which 007 is not 7.
-    ids = {*names_in(columns.label), *names_in(columns.categorical), columns.client, columns.test}
+    ids = named.keys() - {*names_in(columns.features)} | {*names_in(columns.categorical)}
     missing = _missing_texts(dialect.missing, reader)
     table = reader.read_csv(
         pyarrow.BufferReader(content),
@@ -419,8 +419,8 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
 
 def _header(content: bytes, file: str, separator: str, encoding: str) -> list[str]:
     """The names of the columns of a CSV file."""
-    encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
-    text = io.TextIOWrapper(io.BytesIO(content), encoding, newline="")
+    codec = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+    text = io.TextIOWrapper(io.BytesIO(content), codec, newline="")
     try:
         header = next(csv.reader(text, delimiter=separator, skipinitialspace=True), [])
     except UnicodeDecodeError as error:
