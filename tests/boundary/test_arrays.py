@@ -114,7 +114,9 @@ CASES = {
     "masked in a dict": Case("masked", lambda: {"x": {"a": np.ma.masked_array(X, HOLE)}}, r"x\['a'\]: has missing"),
     "NaN": Case("missing", lambda: {"x": np.where(HOLE, np.nan, X)}, "x: is NaN or infinite in 1 rows.*row 2"),
     "None among strings": Case("missing", lambda: {"y": with_value(WORDS, None)}, "y: has missing values.*row 3"),
-    "NaN among strings": Case("missing", lambda: {"y": with_value(WORDS, np.nan)}, "y: is nan in row 3; accepted: only"),
+    "NaN among strings": Case(
+        "missing", lambda: {"y": with_value(WORDS, np.nan)}, "y: is nan in row 3; accepted: only"
+    ),
     "NaN in a list of strings": Case(
         "missing", lambda: {"client": [*WORDS[:-1].tolist(), float("nan")]}, "client: is nan in row 11; accepted: only"
     ),
@@ -151,7 +153,9 @@ CASES = {
     "a frame": Case("pandas", lambda: {"x": frame()}, Right(X)),
     "a frame of whole numbers": Case("pandas", lambda: {"x": frame(WHOLE)}, Right(WHOLE)),
     "a frame of several types": Case(
-        "pandas", lambda: {"x": frame().assign(c1=WHOLE[:, 0], c2=Y == 1)}, Right(np.stack([X[:, 0], WHOLE[:, 0], Y], 1))
+        "pandas",
+        lambda: {"x": frame().assign(c1=WHOLE[:, 0], c2=Y == 1)},
+        Right(np.stack([X[:, 0], WHOLE[:, 0], Y], 1)),
     ),
     "a nullable frame": Case("pandas", lambda: {"x": frame().convert_dtypes()}, Right(X)),
     "a nullable frame with a hole": Case(
@@ -166,7 +170,9 @@ CASES = {
     ),
     "categories": Case("pandas", lambda: {"y": pandas().Series(WORDS, dtype="category")}, Right(X, 1 - Y)),
     "test marks as objects": Case("pandas", lambda: {"is_test": pandas().Series(Y == 1, dtype=object)}, Right(X)),
-    "a table of pyarrow": Case("pyarrow", lambda: {"x": pyarrow().table({"a": X[:, 0], "b": Y})}, Right(np.stack([X[:, 0], Y], 1))),
+    "a table of pyarrow": Case(
+        "pyarrow", lambda: {"x": pyarrow().table({"a": X[:, 0], "b": Y})}, Right(np.stack([X[:, 0], Y], 1))
+    ),
     "an array of pyarrow with a hole": Case(
         "pyarrow", lambda: {"y": pyarrow().array([None, *Y[1:].tolist()])}, "y: has missing values in 1 rows.*row 0"
     ),
@@ -197,7 +203,10 @@ CASES = {
     "tokens": Case("pixels", lambda: {"x": TOKENS, "standardize": True}, Right(TOKENS, dtype="int32")),
     "series": Case("numpy", lambda: {"x": SERIES}, Right(SERIES)),
     "a mask with 255": Case(
-        "masks", lambda: {"y": VOID.astype(np.uint8)}, Right(X, VOID, 256), "y: has no class from 3 to 254.*ignored_index"
+        "masks",
+        lambda: {"y": VOID.astype(np.uint8)},
+        Right(X, VOID, 256),
+        "y: has no class from 3 to 254.*ignored_index",
     ),
     **{
         f"a mask of {dtype} with {top} ignored": Case(
@@ -217,7 +226,9 @@ CASES = {
     },
     "labels with 255": Case("masks", lambda: {"y": Y * 255}, Right(X, Y * 255, 256), "y: has no class from 1 to 254"),
     "nothing but ignored places": Case("masks", lambda: {"y": MASK * 0 - 1}, "y: has no class: all places are ignored"),
-    "labels from a rare class": Case("masks", lambda: {"y": np.where(Y, 42, 3), "num_classes": 62}, Right(X, Y * 39 + 3, 62)),
+    "labels from a rare class": Case(
+        "masks", lambda: {"y": np.where(Y, 42, 3), "num_classes": 62}, Right(X, Y * 39 + 3, 62)
+    ),
     "several labels as floats": Case(
         "tasks",
         lambda: {"y": np.tile([1.0, 1, 0], (N, 1))},
@@ -225,13 +236,19 @@ CASES = {
         r"y: has rows of 0 and 1, which are several numbers to predict; .* pass y.astype\(bool\)",
     ),
     "several labels as booleans": Case(
-        "tasks", lambda: {"y": np.tile([True, True, False], (N, 1))}, Right(X, np.tile([1, 1, 0], (N, 1)), 3, "multilabel")
+        "tasks",
+        lambda: {"y": np.tile([True, True, False], (N, 1))},
+        Right(X, np.tile([1, 1, 0], (N, 1)), 3, "multilabel"),
     ),
     "a regression on words": Case(
-        "tasks", lambda: {"y": WORDS, "task": "regression"}, "y: has strings, such as 'dog'; accepted for regression: num"
+        "tasks",
+        lambda: {"y": WORDS, "task": "regression"},
+        "y: has strings, such as 'dog'; accepted for regression: num",
     ),
     "labels of words": Case(
-        "tasks", lambda: {"y": WORDS, "task": "multilabel"}, "y: has strings, such as 'dog'; accepted for multilabel: num"
+        "tasks",
+        lambda: {"y": WORDS, "task": "multilabel"},
+        "y: has strings, such as 'dog'; accepted for multilabel: num",
     ),
     "whole floats in a column": Case(
         "tasks",
@@ -359,3 +376,23 @@ def test_windows_of_several_sensors_are_the_same_from_a_file_as_from_python(kind
     assert there.inputs.shape == here.inputs.shape == (6, 2)
     np.testing.assert_allclose(there.scaling.std, here.scaling.std, rtol=1e-6)
     assert examples_of(there) == examples_of(here)
+
+
+LAYOUTS = {
+    "Fortran order": (np.asfortranarray(PIXELS), Y, CLIENT),
+    "big-endian labels": (PIXELS, Y.astype(">i8"), CLIENT.astype(">i8")),
+    "float32 in Fortran order": (np.asfortranarray(PIXELS.astype(np.float32)), Y, CLIENT),
+    "big-endian floats": (PIXELS.astype(">f4"), Y, CLIENT),
+    "float64": (PIXELS.astype(np.float64), Y, CLIENT),
+    "float16": (PIXELS.astype(np.float16), Y, CLIENT),
+    "boolean labels": (PIXELS, Y == 1, CLIENT),
+    "names of clients": (PIXELS, Y, np.array(["a", "b", "c"])[CLIENT]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_npy_files_in_other_layouts_are_the_same_data(name, tmp_path):
+    x, y, client = LAYOUTS[name]
+    for part, array in {"x": x, "y": y, "client": client}.items():
+        np.save(tmp_path / f"{part}.npy", array)
+    assert examples_of(pfl.data.read(tmp_path, standardize=False)) == rows_of(PIXELS, Y)

@@ -1,4 +1,4 @@
-"""Tables that users have, written by pandas, pyarrow, R and by hand: what is read of them, or one line of what is wrong."""
+"""Tables that users have, written by pandas, pyarrow and by hand: what is read, or one line of what is wrong."""
 
 import bz2
 import datetime
@@ -126,6 +126,7 @@ CASES = {
     "semicolons without saying so": csv(semicolons(CSV), ".*t.csv has no such column; its columns .* separator=';'"),
     "tabs": csv(CSV.replace(",", "\t"), Right(), name="t.tsv"),
     "tabs in a csv": csv(CSV.replace(",", "\t"), Right(), separator="tab"),
+    "commas twice": csv(CSV, "decimal=,: is the separator, too", decimal=","),
     "two separators": csv(CSV, "separator=;;: accepted: one character, or tab", separator=";;"),
     "latin-1": csv(CSV.replace("bob", "bö").encode("latin-1"), Right(client_names=("ann", "bö")), encoding="latin-1"),
     "latin-1 without saying so": csv(CSV.replace("bob", "bö").encode("latin-1"), "file=.* is not utf-8 text"),
@@ -146,9 +147,7 @@ CASES = {
     "infinity": csv(CSV.replace("0.5,", "inf,", 1), "file=.* has an infinite value in column a, row 2"),
     "question marks": csv(SPACED.replace("0.5,", "?,", 1), "file=.* has no value in column a, row 2", missing="?"),
     "NA as a name": csv(CSV.replace("bob", "NA"), Right(client_names=("NA", "ann")), missing="?"),
-    "ids with zeros": csv(
-        CSV.replace("bob", "007").replace("ann", "7"), Right(client_names=("007", "7"))
-    ),
+    "ids with zeros": csv(CSV.replace("bob", "007").replace("ann", "7"), Right(client_names=("007", "7"))),
     "ids of 20 digits": csv(
         CSV.replace("bob", "12345678901234567890").replace("ann", "12345678901234567891"),
         Right(client_names=("12345678901234567890", "12345678901234567891")),
@@ -161,7 +160,9 @@ CASES = {
     "two columns of a name": csv("a,a,label,who\n1,2,0,x\n", "file=.*: has two columns of a name"),
     "two columns of a name but for a space": csv("a, a,label,who\n1,2,0,x\n", "file=.*: has two columns of a name"),
     "a row that is short": csv(CSV.replace("0.5,0,ann", "0.5,0"), "file=.* is not a CSV .*Expected 3 columns, got 2"),
-    "a row that is long": csv(CSV.replace("0.5,0,ann", "0.5,0,ann,"), "file=.* is not a CSV .*Expected 3 columns, got 4"),
+    "a row that is long": csv(
+        CSV.replace("0.5,0,ann", "0.5,0,ann,"), "file=.* is not a CSV .*Expected 3 columns, got 4"
+    ),
     "nothing": csv("", "file=.* is not a CSV or Parquet file"),
     "a header": csv("a,label,who\n", "file=.*: has no rows"),
     "one row": csv("a,label,who\n1.5,0,ann\n", Right([[1.5]], [0], ("ann",))),
@@ -194,9 +195,7 @@ CASES = {
         options={"categorical": "k"},
     ),
     "a client as a category": csv(CSV, "categorical: who is named as label, client or test, too", categorical="who"),
-    "text that is no category": csv(
-        CSV.replace("a,label", "a,f,label").replace(".", ".x,"), ".*", features="a,f"
-    ),
+    "text that is no category": csv(CSV.replace("a,label", "a,f,label").replace(".", ".x,"), ".*", features="a,f"),
     "the index of pandas": of_frame(FRAME, Right(), INDEX),
     "an index saved twice": Case("pandas", "t.csv", twice, Right(), INDEX),
     "a shuffled index": of_frame(FRAME.set_index(np.arange(N)[::-1]), Right(), INDEX),
@@ -208,10 +207,18 @@ CASES = {
         FRAME.set_index(np.array(list("abcdefghijk"))), Right(), "features: .* holds no numbers and is left out"
     ),
     "an index in Parquet": Case(
-        "pandas", "t.parquet", lambda path: FRAME.sample(frac=1, random_state=0).to_parquet(path), Right(None, None), INDEX
+        "pandas",
+        "t.parquet",
+        lambda path: FRAME.sample(frac=1, random_state=0).to_parquet(path),
+        Right(None, None),
+        INDEX,
     ),
     "a named index in Parquet": Case(
-        "pandas", "t.parquet", lambda path: FRAME.assign(n=np.arange(N) * 3 % 13).set_index("n").to_parquet(path), Right(), INDEX
+        "pandas",
+        "t.parquet",
+        lambda path: FRAME.assign(n=np.arange(N) * 3 % 13).set_index("n").to_parquet(path),
+        Right(),
+        INDEX,
     ),
     "decimals": parquet({"f": [decimal.Decimal(k) / 4 for k in range(N)]}, Right(np.stack([A, A], 1))),
     "half precision": parquet({"f": A.astype(np.float16)}, Right(np.stack([A, A], 1))),
@@ -228,11 +235,15 @@ CASES = {
     "dates": parquet({"f": [datetime.date(2020, 1, 1)] * N}, Right(), LEFT),
     "structs": parquet({"f": [{"q": 1}] * N}, Right(), LEFT),
     "bytes": parquet({"f": [b"ab"] * N}, Right(), LEFT),
-    "dates as clients": parquet({"who": [datetime.date(2020, 1, 1)] * N}, "client=who: holds date32.*; accepted: a column"),
+    "dates as clients": parquet(
+        {"who": [datetime.date(2020, 1, 1)] * N}, "client=who: holds date32.*; accepted: a column"
+    ),
     "lists as labels": parquet({"label": [[1, 2]] * N}, "label=label: holds list<.*; accepted: a column of numbers or"),
     "a hole in Parquet": parquet({"a": [1.0, None, *[2.0] * (N - 2)]}, "file=.* has no value in column a, row 1"),
     "NaN in Parquet": parquet(lambda: {"a": pa.array(HOLES)}, "file=.* has no value in column a, row 3"),
-    "a hole among integers": parquet({"label": [0, None, *[1] * (N - 2)]}, "file=.* has no value in column label, row 1"),
+    "a hole among integers": parquet(
+        {"label": [0, None, *[1] * (N - 2)]}, "file=.* has no value in column label, row 1"
+    ),
     "options of CSV in Parquet": parquet({}, "separator=;: accepted only for CSV files", separator=";"),
 }
 
@@ -291,7 +302,9 @@ def hospitals():
     ward[is_test & (np.arange(n) < 20)] = "w"
     age = np.where(rng.random(n) < 0.3, np.nan, rng.normal(50, 20, n))
     age[is_test] = 1000.0
-    return pd.DataFrame({"age": age, "ward": ward, "label": np.arange(n) % 2, "who": np.arange(n) // 20, "part": is_test})
+    return pd.DataFrame(
+        {"age": age, "ward": ward, "label": np.arange(n) % 2, "who": np.arange(n) // 20, "part": is_test}
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -338,7 +351,7 @@ def test_a_small_file_that_is_large_once_decoded_is_refused_before(tmp_path, mon
     monkeypatch.setattr(reading, "free_memory", lambda: 2**22)
     monkeypatch.setattr("pfljax.data.sources.tables.free_memory", lambda: 2**22)
     for name in ("small.parquet", "small.csv.gz"):
-        with pytest.raises(pfl.ArgumentError, match="but only 4.0 MiB (of memory )?is free"):
+        with pytest.raises(pfl.ArgumentError, match=r"but only 4.0 MiB (of memory )?is free"):
             sources.read(tmp_path / name)
 
 
@@ -377,5 +390,7 @@ def test_many_names_are_cut_in_messages(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join([",".join(names), ",".join(["x"] * 3000)]))
     with pytest.raises(pfl.ArgumentError, match=r"accepted: c0, c1.*, ... 2,800 more$"):
         sources.read(tmp_path / "t.csv", label="zzz")
-    with pytest.raises(pfl.ArgumentError, match=r"features: c1, c2, .* 2,979 more in t.csv; accepted: columns of numbers"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"features: c1, c2, .* 2,979 more in t.csv; accepted: columns of numbers"
+    ):
         sources.read(tmp_path / "t.csv", label="c0")

@@ -64,9 +64,9 @@ def make_source(
             contains floats, multilabel if it is boolean (n, C). Strings in y are classes, numbered in sorted order.
         ignored_index: Class of places of sequences and images that are ignored, besides negative ones.
         images: Whether uint8 values in x that are not standardized are pixels, which are divided by 255.
-        standardize: Whether each channel of images, or each feature, is to get mean 0 and standard deviation 1, measured
-            on the training examples once these are known. Integers are kept, since they may be tokens; but uint8 are
-            pixels.
+        standardize: Whether each channel of images, or each feature, is to get mean 0 and standard deviation 1,
+            measured on the training examples once these are known. Integers are kept, since they may be tokens; but
+            uint8 are pixels.
         fill: Whether NaN in x are missing numbers, to be replaced by the mean of the training examples.
         features: The columns of x, if it was a table.
         name: Name for titles.

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError, few
+from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data.sources.files import PARTS, FileTask, damaged, names_in, of_file
 from pfljax.data.sources.folders import Size, check_size, read_images
@@ -45,7 +45,7 @@ def huggingface(
     features: FeatureColumns = "",
     categorical: Categorical = "",
     text: Text = "",
-    fill: Fill = "",
+    fill: Fill = "none",
     size: Size = (),
     seed: Seed = 0,
     fraction: Fraction = 1.0,
@@ -89,7 +89,7 @@ def huggingface(
     classes = getattr(whole.features[names[0]], "names", None) if len(names) == 1 else None
     options: Any = {"task": task, "images": not text, "standardize": standardize and not text}
     options["num_classes"] = len(classes) if classes else None
-    options |= {"fill": bool(fill), "features": found.features}
+    options |= {"fill": fill == "mean", "features": found.features}
     source = of_file(arrays, file, seed=seed, fraction=fraction, called=CALLED, **options)
     return dataclasses.replace(source, tokens=bool(text), class_names=tuple(classes or source.class_names))
 
@@ -113,7 +113,12 @@ def _parts(file: str) -> dict[str, Any]:
         return {"": found}
     if len(found) > 1 and PARTS[0] not in found:
         raise ArgumentError("file", f"has parts {few(found)}; accepted: {' and '.join(PARTS)}, or one part", file)
-    return {part: found[part] for part in (PARTS if PARTS[0] in found else found) if part in found}
+    if PARTS[0] not in found:
+        return dict(found)
+    others = [part for part in found if part not in PARTS]
+    if others:
+        warn("file", f"has parts that are not read: {few(others)}; only {' and '.join(PARTS)} are")
+    return {part: found[part] for part in PARTS if part in found}
 
 
 def _is_image(kind: Any) -> bool:

@@ -78,7 +78,9 @@ def _connected(file: str) -> Iterator[sqlite3.Connection]:
         except sqlite3.OperationalError as error:
             if next(calls) * STEPS_BETWEEN <= most:
                 raise
-            raise ArgumentError("file", "takes more steps than a file of its size needs; is a view endless?", file) from error
+            raise ArgumentError(
+                "file", "takes more steps than a file of its size needs; is a view endless?", file
+            ) from error
 
 
 def _check_size(base: sqlite3.Connection, table: str, column: str, file: str) -> None:

@@ -49,7 +49,7 @@ FeatureColumns = Annotated[Names, knob(flag="feature_columns")]
 Categorical = Annotated[Names, knob(flag="categorical_columns")]
 Text = Annotated[str, knob(flag="text_column")]
 Test = Annotated[str, knob(flag="test_column")]
-Fill = Annotated[Literal["", "mean"], knob(flag="fill")]
+Fill = Annotated[Literal["none", "mean"], knob(flag="fill")]
 
 
 class Columns(NamedTuple):
@@ -61,7 +61,7 @@ class Columns(NamedTuple):
     categorical: Names = ""
     text: str = ""
     test: str = ""
-    fill: str = ""
+    fill: str = "none"
 
     def stripped(self) -> Columns:
         """The same names without spaces around them."""
@@ -107,10 +107,10 @@ def table(
     categorical: Categorical = "",
     text: Text = "",
     test: Test = "",
-    fill: Fill = "",
+    fill: Fill = "none",
     separator: Annotated[str, knob(flag="separator")] = "",
     encoding: Annotated[str, knob(flag="encoding")] = "utf-8",
-    decimal: Annotated[Literal[".", ","], knob(flag="decimal")] = ".",
+    decimal: Annotated[str, knob(flag="decimal")] = ".",
     missing: Annotated[Names, knob(flag="missing_values")] = "",
     seed: Seed = 0,
     fraction: Fraction = 1.0,
@@ -135,12 +135,12 @@ def table(
             column of 0 and 1, which is not standardized.
         text: Column of text to learn from instead: its characters are tokens from 1 in sorted order, uint8, and 0 pads.
         test: Column that marks the official test examples, with True or test; empty: none does.
-        fill: "mean" replaces missing numbers of a feature by the mean of the training examples; empty: they are
-            refused.
+        fill: What replaces missing numbers of a feature: none, which refuses them, or the mean of the training
+            examples.
         separator: What separates the columns of a CSV file, such as ";" or "tab"; empty: a comma, or a tab if the name
             of the file has .tsv.
         encoding: Encoding of a CSV file, such as latin-1.
-        decimal: Decimal point of a CSV file.
+        decimal: Decimal point of a CSV file: a point or a comma.
         missing: Texts that stand for missing values in a CSV file, besides an empty cell; empty: those that pandas
             writes or reads, such as NA, NaN and null.
 
@@ -159,7 +159,7 @@ def table(
         task=task,
         images=not text,
         standardize=standardize and not text,
-        fill=bool(fill),
+        fill=fill == "mean",
         features=found.features,
     )
     return dataclasses.replace(source, tokens=bool(text))
@@ -171,7 +171,9 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     positions = {name: position for position, name in enumerate(names)}
     columns = columns.stripped()
     if not len(table) or len(positions) < len(names):
-        raise ArgumentError("file", "has no rows" if len(positions) == len(names) else "has two columns of a name", file)
+        raise ArgumentError(
+            "file", "has no rows" if len(positions) == len(names) else "has two columns of a name", file
+        )
 
     def column(argument: str, name: str) -> Any:
         check_column(argument, name, positions, file)
@@ -188,8 +190,8 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     if x is not None:
         return TableArrays(arrays | {"x": x})
     if columns.text:
-        for argument in ("features", "categorical", "fill"):
-            if value := getattr(columns, argument):
+        for argument, value in (("features", columns.features), ("categorical", columns.categorical)):
+            if value:
                 raise ArgumentError(argument, "not accepted with a text column", value)
         texts = column("text", columns.text)
         if not _is_text(texts.type):
@@ -237,7 +239,7 @@ def _features(table: Any, positions: Mapping[str, int], file: str, columns: Colu
     for name in chosen:
         column = table.column(positions[name])
         if numbers[name]:
-            blocks.append(_numbers(column, name, file, columns.fill))
+            blocks.append(_numbers(column, name, file, fill=columns.fill == "mean"))
             labels.append(name)
             one_hot.append(False)
         elif name in categorical:
@@ -301,11 +303,17 @@ def _read(file: str, columns: Columns, dialect: Dialect) -> Any:
         stream.seek(0)
         with damaged(file, "is not a CSV or Parquet file ({error})"):
             if first.startswith(b"PAR1"):
-                if dialect != Dialect():
-                    names = [name for name, value in dialect._asdict().items() if value != Dialect()._asdict()[name]]
-                    raise ArgumentError(names[0], "accepted only for CSV files", getattr(dialect, names[0]))
+                _check_default(dialect)
                 return _read_parquet(stream, file, columns)
             return _read_csv(_content(stream, first, file), file, columns, dialect)
+
+
+def _check_default(dialect: Dialect) -> None:
+    """Raises `ArgumentError` for an option of CSV files that is set."""
+    for name, default in Dialect()._asdict().items():
+        value = getattr(dialect, name)
+        if value != default and value != []:
+            raise ArgumentError(name, "accepted only for CSV files", value)
 
 
 def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
@@ -373,8 +381,12 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     separator = SEPARATORS.get(dialect.separator, dialect.separator)
     if not separator:
         separator = "\t" if ".tsv" in pathlib.Path(file).name.lower() else ","
+    if dialect.decimal not in (".", ","):
+        raise ArgumentError("decimal", "accepted: a point or a comma", dialect.decimal)
     if len(separator) != 1:
         raise ArgumentError("separator", "accepted: one character, or tab", dialect.separator)
+    if separator == dialect.decimal:
+        raise ArgumentError("decimal", "is the separator, too; separator names another", dialect.decimal)
     try:
         codecs.lookup(dialect.encoding)
     except LookupError as error:
@@ -552,7 +564,7 @@ def _check_text_memory(column: Any, file: str) -> None:
     check_memory(4 * longest * len(column), file)
 
 
-def _numbers(column: Any, name: str, file: str, fill: str) -> np.ndarray:
+def _numbers(column: Any, name: str, file: str, fill: bool) -> np.ndarray:
     """A feature's numbers (n,); NaN where one is missing, if it is to be filled."""
     column = _decoded(column)
     if column.null_count and not fill:

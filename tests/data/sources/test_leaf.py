@@ -65,6 +65,20 @@ def test_without_a_test_part_none_is_official(tmp_path):
     assert sources.leaf(tmp_path).is_test is None and not sources.has_tests("leaf", tmp_path)
 
 
+@pytest.mark.parametrize("tested", [["d", "e"], ["a", "b"]])
+def test_users_that_have_no_test_examples_or_no_others_are_told(tested, tmp_path):
+    """LEAF's split by user (`-t user`), and one user without test examples."""
+    users = {user: drawn(number, 6) for number, user in enumerate("abcde")}
+    write(tmp_path, "train", {user: users[user] for user in "abc"})
+    write(tmp_path, "test", {user: users[user] for user in tested})
+    with pytest.raises(
+        ArgumentError, match=r"official_test: \d of \d clients have no official training or test examples"
+    ):
+        data.read(tmp_path)
+    clients = data.read(tmp_path, official_test=False)
+    assert set(clients.client_names) == {"a", "b", "c", *tested} and clients.test.size.min() == 1
+
+
 def test_texts_predict_the_character_after_the_last(tmp_path):
     users = {"HAMLET": (["abcd", "bcd "], [" ", "a"]), "OPHELIA": (["dddd", "cccc"], ["b", "d"])}
     write(tmp_path, "train", users)
