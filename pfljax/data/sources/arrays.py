@@ -21,6 +21,7 @@ TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
 FEW = 9  # classes that may be missing between others
 NO_CLASS = (99, 127, 254, 255, 999, 9999, 32767, 65534, 65535)  # numbers that often stand for no class
+MISSING = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")  # strings of missing values that became text
 NUMBERS = "accepted: numbers"
 
 
@@ -142,16 +143,19 @@ def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
         return y, ()
     if task not in ("auto", "classification"):
         raise ArgumentError("y", f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers")
-    _warn_of_empty("y", y)
+    _warn_of_missing("y", y)
     names, numbers = np.unique(y, return_inverse=True)
     return numbers, tuple(names.tolist())
 
 
-def _warn_of_empty(name: str, texts: np.ndarray) -> None:
-    count = int((np.char.str_len(np.char.strip(texts)) == 0).sum())
-    if count:
+def _warn_of_missing(name: str, texts: np.ndarray) -> None:
+    """Warns of strings that say that a value is missing, or are empty."""
+    suspects = np.unique(texts[np.isin(np.char.strip(texts), MISSING)]).tolist()
+    if suspects:
+        count = int(np.isin(texts, suspects).sum())
         kind = "class" if name == "y" else "client"
-        warn(name, f"has empty strings in {count} rows, which are a {kind} of their own")
+        shown = " and ".join(map(repr, suspects))
+        warn(name, f"has {shown} in {count} rows, as a {kind} of its own; leave rows without a {kind} out")
 
 
 def targets(
@@ -265,7 +269,7 @@ def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None
     if client.dtype.kind not in "iuUS":
         raise ArgumentError("client", f"is {client.dtype}; accepted: integers or strings")
     if client.dtype.kind == "U":
-        _warn_of_empty("client", client)
+        _warn_of_missing("client", client)
     names, numbers = np.unique(client, return_inverse=True)
     if names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names))):
         names = None

@@ -54,7 +54,7 @@ def _array(name: str, values: Any) -> np.ndarray:
         return _unmasked(name, values)
     if isinstance(values, list | tuple):
         return _from_list(name, values)
-    if library == "torch" and hasattr(values, "detach"):
+    if hasattr(values, "detach") and hasattr(values, "layout"):
         return _from_torch(values)
     if library == "scipy" and hasattr(values, "toarray"):
         return _from_sparse(name, values)
