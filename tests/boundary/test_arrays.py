@@ -169,6 +169,15 @@ CASES = {
     ),
     "a frame with text": Case("pandas", lambda: {"x": frame().assign(c0=WORDS)}, r"x\['c0'\]: holds <U3, not numbers"),
     "columns of pyarrow": Case("pandas", lambda: {"x": frame().convert_dtypes(dtype_backend="pyarrow")}, Right(X)),
+    "a frame in another order": Case(
+        "pandas",
+        lambda: {"x": frame().iloc[::-1], "y": pandas().Series(Y)},
+        Right(X[::-1]),
+        r"y: has the rows of x in another order, .* pass y.loc\[x.index\]",
+    ),
+    "a frame with an index of its own": Case(
+        "pandas", lambda: {"x": frame().set_index(np.arange(N) + 100), "y": pandas().Series(Y)}, Right(X)
+    ),
     "a label column": Case("pandas", lambda: {"y": pandas().DataFrame({"label": WORDS})}, Right(X, 1 - Y)),
     "nullable labels": Case("pandas", lambda: {"y": pandas().Series(Y).convert_dtypes()}, Right(X)),
     "nullable labels with a hole": Case(

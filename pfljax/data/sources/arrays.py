@@ -12,7 +12,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
-from pfljax.data.sources.conversion import to_numpy
+from pfljax.data.sources.conversion import to_numpy, warn_of_order
 from pfljax.data.sources.source import Features, Source
 
 BLOCK = 1024  # rows that are checked at a time
@@ -30,6 +30,7 @@ def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
 
     A dict, a named tuple, or a tuple that does not have one entry for each example is a tree.
     """
+    warn_of_order({"x": x, **others})
     arrays: dict[str, Any] = {key: to_numpy(key, values) for key, values in others.items() if values is not None}
     is_rows = isinstance(x, tuple) and not hasattr(x, "_fields") and arrays["y"].shape[:1] == (len(x),)
     if is_rows or not isinstance(x, Mapping | tuple):
@@ -83,7 +84,8 @@ def make_source(
     rows = _with_targets(y, rows, task)
     is_test = _test_marks(arrays.get("is_test"), rows)
     x, scaled = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
-    client, client_names = None, None
+    client = None
+    client_names = None
     if arrays.get("client") is not None:
         client, client_names = _numbered_clients(arrays["client"][rows])
     return Source(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import decimal
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError, shown
+from pfljax.contract.errors import ArgumentError, shown, warn
 from pfljax.contract.host import free_memory, readable
 
 ONE_KIND = "accepted: only integers, or only strings"
@@ -45,6 +45,24 @@ def to_numpy(name: str, values: Any, accepted: str = ONE_KIND) -> np.ndarray:
     if array.dtype.kind == "T":
         return _from_objects(name, array.astype(object), values, accepted)
     return array
+
+
+def warn_of_order(arguments: Mapping[str, Any]) -> None:
+    """Warns if columns or tables of pandas have the same rows, by their index, in another order than the first."""
+    indices = {
+        name: values.index
+        for name, values in arguments.items()
+        if type(values).__module__.partition(".")[0] == "pandas" and hasattr(values, "index")
+    }
+    if len(indices) < 2:
+        return
+    first, *others = indices
+    for name in others:
+        index = indices[name]
+        same_rows = len(index) == len(indices[first]) and set(index) == set(indices[first])
+        if same_rows and not index.equals(indices[first]):
+            text = f"has the rows of {first} in another order, by its index, but rows are matched by their position"
+            warn(name, f"{text}; pass {name}.loc[{first}.index]")
 
 
 def _array(name: str, values: Any) -> np.ndarray:
