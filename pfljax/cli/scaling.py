@@ -40,7 +40,7 @@ from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.host import readable
 from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
-from pfljax.data import Federation, sources
+from pfljax.data import Federation, preparation, sources
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import said
 
@@ -190,7 +190,9 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         if len(rows) < cell.num_clients * size:
             raise RunError(f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed")
         rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
-        x, y, task, num_classes = source.x[rows], source.y[rows], source.task, source.num_classes
+        prepare = preparation.fit(source, np.sort(rows[:, :train], axis=None))
+        x = prepare(source.x, rows.ravel()).reshape(*rows.shape, *source.x.shape[1:])
+        y, task, num_classes = source.y[rows], source.task, source.num_classes
 
     def part(start: int, stop: int) -> Split:
         examples = dataclasses.replace(x, index=x.index[:, start:stop]) if isinstance(x, Pooled) else x[:, start:stop]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 import warnings
+from collections.abc import Iterable
 
 LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
 
@@ -14,6 +15,13 @@ def shown(value: object, longest: int = LONGEST) -> str:
     text = str(value)[: longest + 1]
     text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
     return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def few(names: Iterable[object], most: int = 20) -> str:
+    """The first of some names, with commas, and how many more there are."""
+    names = list(names)
+    more = f", ... {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shown(name, 60) for name in names[:most]) + more
 
 
 class ArgumentError(ValueError):

@@ -32,11 +32,13 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, few
 
 C = TypeVar("C", bound=Callable)
 T = TypeVar("T", bound=type)
 MOST = 2**31 - 1  # integers become 32-bit on the devices
+MOST_NAMES = 200  # in a message
+MOST_LETTERS = 100  # of a name that is compared with others
 REQUIRED: Any = dataclasses.MISSING
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 SIMPLE = (numbers.Number, str, bytes, Path, type, list, tuple, dict)  # types whose values are shown in messages
@@ -271,10 +273,10 @@ def settings(cls: T) -> T:
 
 
 def nearest(name: Any, accepted: Iterable[str]) -> str:
-    """A hint for a name that is none of the accepted ones: similar ones, or all."""
+    """A hint for a name that is none of the accepted ones: similar ones, or all, if these are not too many."""
     accepted = list(accepted)
-    near = difflib.get_close_matches(str(name), accepted)
-    return f"did you mean {' or '.join(near)}?" if near else f"accepted: {', '.join(accepted)}"
+    near = difflib.get_close_matches(str(name)[:MOST_LETTERS], accepted)
+    return f"did you mean {' or '.join(near)}?" if near else f"accepted: {few(accepted, MOST_NAMES)}"
 
 
 def value_type(hint: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, few
 from pfljax.contract.host import free_memory, readable
 
 COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # used by numpy.savez and numpy.savez_compressed
@@ -116,7 +116,7 @@ def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> di
                 members = _members(archive, os.fstat(stream.fileno()).st_size, file)
                 missing = [name for name in needed if name not in members]
                 if missing:
-                    text = f"lacks {' and '.join(missing)}; {accepted}, found {', '.join(members) or 'nothing'}"
+                    text = f"lacks {' and '.join(missing)}; {accepted}, found {few(members) or 'nothing'}"
                     raise ArgumentError("file", text, file)
                 unknown = [name for name in members if name not in (*needed, *others)]
                 if unknown:

@@ -15,10 +15,9 @@ from numpy.typing import ArrayLike
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
-from pfljax.contract.mapped import in_file
 from pfljax.contract.pooled import Filed, Pooled, is_pooled
 from pfljax.contract.types import ClientData, PyTree, Split, Task
-from pfljax.data import partitions
+from pfljax.data import partitions, preparation
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.arrays import TaskName, as_arrays, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
@@ -47,9 +46,10 @@ class Federation:
         attacker: (K,) bool, whether each client attacks; None: no client does.
         class_names: Names of classes 0..C-1 if the labels were strings; otherwise empty.
         client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
-        scaling: How x was standardized; None: it was not.
+        scaling: How x was standardized, with statistics of the training examples; None: it was not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
         tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
+        feature_names: Names of the columns of x if the data set is a table; otherwise empty.
         origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: unknown.
     """
 
@@ -69,6 +69,7 @@ class Federation:
     scaling: Scaling | None = None
     official_test: bool | None = None
     tokens: bool = False
+    feature_names: tuple[str, ...] = ()
     origin: dict[str, dict[str, Any]] | None = None
 
     @property
@@ -151,7 +152,11 @@ class Federation:
         splits: Splits | None = None,
         **options: Any,
     ) -> Federation:
-        """Creates a federation from your own examples, in NumPy or JAX arrays.
+        """Creates a federation from your own examples.
+
+        Arrays may be NumPy's or JAX's, lists of equal lengths, columns and data frames of pandas (whose numbers are
+        features: whole numbers become floats), PyTorch's tensors and SciPy's sparse matrices, which become dense.
+        Missing values (NaN, masked, None) are refused.
 
         Integers in x, such as tokens, stay integers. Pixels (uint8) that are not standardized stay uint8 in memory, and
         each mini-batch is converted to float32. All other numbers become float32.
@@ -175,7 +180,7 @@ class Federation:
             task: "classification", "regression", "multilabel" (y is 0 or 1), or "auto": as y says.
             ignored_index: Class of places of sequences and images that are ignored, too, such as that of padding.
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
-                measured on the examples that are not for testing. `clients.scaling(x)` applies it to other examples.
+                measured on the clients' training examples. `clients.scaling(x)` applies it to other examples.
                 Integers other than uint8 may be tokens and are never scaled.
             name: Name for titles.
             splits: Splits of each client's examples.
@@ -258,8 +263,11 @@ def pack(
     index = hashlib.sha256()
 
     parts = split_within_clients(assignment, splits or Splits(), seed)
+    # All processes measure all clients' training examples, so that they prepare theirs alike.
+    prepare = preparation.fit(source, np.unique(parts["train"][0]))
     is_here = lambda owner: (owner >= here.start) & (owner < here.stop)
-    pools, place_of = _pools(source, np.concatenate([ids[is_here(owner)] for ids, owner in parts.values()]))
+    ids = np.concatenate([ids[is_here(owner)] for ids, owner in parts.values()])
+    pools, place_of = _pools(source, ids, prepare)
 
     def stack(ids: np.ndarray, owner: np.ndarray) -> Split:
         count = np.bincount(owner, minlength=num_clients)
@@ -280,22 +288,26 @@ def pack(
         num_classes=source.num_classes,
         name=source.name,
         client_names=assignment.names,
-        scaling=source.scaling,
+        scaling=prepare.scaling,
         tokens=source.tokens,
+        feature_names=prepare.names(source.features),
         own=here if own else None,
         index_digest=index.hexdigest()[:12],
     )
 
 
-def _pools(source: Source, ids: np.ndarray) -> tuple[tuple[PyTree, np.ndarray], np.ndarray]:
-    """Pools of x and y for examples `ids`, and the position of each example in them.
+def _pools(
+    source: Source, ids: np.ndarray, prepare: preparation.Preparation
+) -> tuple[tuple[PyTree, np.ndarray], np.ndarray]:
+    """Pools of x, prepared, and y for examples `ids`, and the position of each example in them.
 
-    These are the source's own arrays, unless less than half of the source is used and it is in memory.
+    They have all examples of the source, unless less than half of these are used and x does not stay in a file.
     """
     used = np.bincount(ids, minlength=len(source.y)) > 0
-    if 2 * used.sum() >= len(used) or any(in_file(leaf) for leaf in jax.tree.leaves(source.x)):
-        return (source.x, source.y), np.arange(len(used))
-    return jax.tree.map(lambda leaf: leaf[used], (source.x, source.y)), np.cumsum(used) - 1
+    if 2 * used.sum() >= len(used) or preparation.any_stays_in_file(source):
+        return (prepare(source.x), source.y), np.arange(len(used))
+    rows = np.flatnonzero(used)
+    return (prepare(source.x, rows), source.y[rows]), np.cumsum(used) - 1
 
 
 def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import cache_folder
 from pfljax.contract.reading import read_npz
+from pfljax.data.preparation import prepared
 from pfljax.data.sources.source import Source, generator
 
 Embed = Callable[[Source], np.ndarray]  # returns (n, F); its optional `key` identifies the embedding in caches
@@ -33,6 +34,7 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         raise ArgumentError("partition", text)
     if not 1 <= number <= len(source.y):
         raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the number of examples", number)
+    source = prepared(source)
 
     def reduced() -> np.ndarray:
         return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)

@@ -112,13 +112,13 @@ def test_clients_that_are_numbers_from_0_have_no_other_names():
 
 
 def test_a_file_and_arrays_have_the_same_scale(tmp_path):
-    """Gray pixels: the file's images have a channel, the arrays' have none; tokens stay as they are in both."""
+    """Gray pixels have the shape that they are given; tokens stay as they are."""
     pixels = np.random.default_rng(0).integers(256, size=(40, 3, 3)).astype(np.uint8)
     np.savez(tmp_path / "own.npz", x=pixels, y=Y, client=OWNER)
     file, arrays = data.npz(str(tmp_path / "own.npz")), Federation.from_arrays(pixels, Y, OWNER)
-    np.testing.assert_allclose(file.train.x[..., 0], arrays.train.x[...], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(file.train.x[...], arrays.train.x[...], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(file.scaling(pixels), arrays.scaling(pixels), rtol=1e-4, atol=1e-5)
-    tokens = pixels.astype(np.int32)
+    tokens = pixels.reshape(40, 9).astype(np.int32) % 100
     np.savez(tmp_path / "own.npz", x=tokens, y=Y, client=OWNER)
     for federation in (data.npz(str(tmp_path / "own.npz")), Federation.from_arrays(tokens, Y, OWNER)):
         assert federation.scaling is None and np.isin(federation.train.x[...], np.arange(256)).all()

@@ -12,13 +12,17 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
-from pfljax.data.sources.source import Scaling, Source
+from pfljax.data.sources.conversion import to_numpy, warn_of_order
+from pfljax.data.sources.source import Features, Source
 
-BLOCK = 1024  # rows that are in float64 at a time
-SAMPLE = 10_000  # rows of a file that its mean and deviation are measured on
+BLOCK = 1024  # rows that are checked at a time
 LARGEST = np.finfo(np.float32).max
 TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
+FEW = 9  # classes that may be missing between others
+NO_CLASS = (99, 127, 254, 255, 999, 9999, 32767, 65534, 65535)  # numbers that often stand for no class
+MISSING = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")  # strings of missing values that became text
+NUMBERS = "accepted: numbers"
 
 
 def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
@@ -26,11 +30,16 @@ def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
 
     A dict, a named tuple, or a tuple that does not have one entry for each example is a tree.
     """
-    found = {key: np.asarray(array) for key, array in others.items() if array is not None}
-    rows = isinstance(x, tuple) and not hasattr(x, "_fields") and found["y"].shape[:1] == (len(x),)
-    if rows or not isinstance(x, Mapping | tuple):
-        return found | {"x": np.asarray(x)}
-    return found | {"x": jax.tree.map(np.asarray, x, is_leaf=lambda node: isinstance(node, list))}
+    warn_of_order({"x": x, **others})
+    arrays: dict[str, Any] = {key: to_numpy(key, values) for key, values in others.items() if values is not None}
+    is_rows = isinstance(x, tuple) and not hasattr(x, "_fields") and arrays["y"].shape[:1] == (len(x),)
+    if is_rows or not isinstance(x, Mapping | tuple):
+        return arrays | {"x": to_numpy("x", x, NUMBERS)}
+
+    def leaf(path: Any, values: Any) -> np.ndarray:
+        return to_numpy(f"x{jax.tree_util.keystr(path)}", values, NUMBERS)
+
+    return arrays | {"x": jax.tree.map_with_path(leaf, x, is_leaf=lambda node: isinstance(node, list))}
 
 
 def make_source(
@@ -42,6 +51,8 @@ def make_source(
     ignored_index: int | None = None,
     images: bool = True,
     standardize: bool = False,
+    fill: bool = False,
+    features: Features | None = None,
     name: str,
 ) -> Source:
     """Checks arrays and makes a `Source` from them.
@@ -54,43 +65,67 @@ def make_source(
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
             contains floats, multilabel if it is boolean (n, C). Strings in y are classes, numbered in sorted order.
         ignored_index: Class of places of sequences and images that are ignored, besides negative ones.
-        images: Whether uint8 values in x are pixels, which are divided by 255, and x (n, height, width) or (n,) gets a
-            last axis with one channel.
-        standardize: Whether to give each channel of images, or each feature, mean 0 and standard deviation 1, computed
-            on the non-test examples. Integers are kept, since they may be tokens; but uint8 are pixels.
+        images: Whether uint8 values in x that are not standardized are pixels, which are divided by 255.
+        standardize: Whether each channel of images, or each feature, is to get mean 0 and standard deviation 1,
+            measured on the training examples once these are known. Integers are kept, since they may be tokens; but
+            uint8 are pixels.
+        fill: Whether NaN in x are missing numbers, to be replaced by the mean of the training examples.
+        features: The columns of x, if it was a table.
         name: Name for titles.
 
     Raises:
         ArgumentError: if an array, task or num_classes is not accepted; the message names it.
     """
+    arrays = _plain(arrays)
     _check_shapes(arrays)
-    y, names = _numbered(_plain("y", arrays["y"]))
-    y, num_classes, task = targets(
-        y, "classification" if names and task == "auto" else task, num_classes, ignored_index
-    )
-    rows, is_test = _with_targets(y, rows, task), arrays.get("is_test")
-    if is_test is not None:
-        if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
-            raise ArgumentError("is_test", "is not boolean")
-        is_test = is_test[rows].astype(bool)
-        if is_test.all():
-            raise ArgumentError("is_test", "is true for every example; there are none to train on")
-    x, scaling = _inputs(arrays["x"], rows, is_test, images, standardize)
-    client, coarse = (None if arrays.get(key) is None else arrays[key][rows] for key in ("client", "coarse"))
-    client, client_names = (None, None) if client is None else _numbered_clients(_plain("client", client))
+    y, names = _numbered(arrays["y"], task)
+    task = "classification" if names and task == "auto" else task
+    y, num_classes, task = targets(y, task, num_classes, ignored_index)
+    rows = _with_targets(y, rows, task)
+    is_test = _test_marks(arrays.get("is_test"), rows)
+    x, scaled = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
+    client = None
+    client_names = None
+    if arrays.get("client") is not None:
+        client, client_names = _numbered_clients(arrays["client"][rows])
     return Source(
-        x,
-        y[rows],
-        client,
-        is_test,
-        num_classes,
-        task,
-        name,
-        coarse=None if coarse is None else _coarse_labels(coarse),
+        x=x,
+        y=y[rows],
+        client=client,
+        is_test=is_test,
+        num_classes=num_classes,
+        task=task,
+        name=name,
+        coarse=None if arrays.get("coarse") is None else _coarse_labels(arrays["coarse"][rows]),
         class_names=names,
         client_names=client_names,
-        scaling=scaling,
+        standardize=scaled,
+        fill=fill,
+        features=features,
     )
+
+
+def _plain(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays, with Python objects and numbers of other packages' types in plain dtypes."""
+    plain = {key: to_numpy(key, values) for key, values in arrays.items() if key != "x" and values is not None}
+
+    def leaf(path: Any, values: Any) -> Any:
+        in_memory = isinstance(values, np.ndarray) and not in_file(values)
+        return to_numpy(f"x{jax.tree_util.keystr(path)}", values, NUMBERS) if in_memory else values
+
+    return plain | {"x": jax.tree.map_with_path(leaf, arrays["x"])}
+
+
+def _test_marks(is_test: np.ndarray | None, rows: np.ndarray | slice) -> np.ndarray | None:
+    """Checks which examples are for testing. Returns some rows of them as booleans."""
+    if is_test is None:
+        return None
+    if is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
+        raise ArgumentError("is_test", "is not boolean")
+    is_test = is_test[rows].astype(bool)
+    if is_test.all():
+        raise ArgumentError("is_test", "is true for every example; there are none to train on")
+    return is_test
 
 
 def _with_targets(y: np.ndarray, rows: np.ndarray | slice, task: Task) -> np.ndarray | slice:
@@ -104,23 +139,25 @@ def _with_targets(y: np.ndarray, rows: np.ndarray | slice, task: Task) -> np.nda
     return np.arange(len(y))[rows][~empty[rows]]
 
 
-def _plain(name: str, values: np.ndarray) -> np.ndarray:
-    """Converts an array (n,) of Python objects, such as a pandas column, to one of strings or integers."""
-    if values.dtype.kind not in "OT":
-        return values
-    kind = str if isinstance(values[0], str) else int | np.integer
-    odd = next((row for row, value in enumerate(values) if not isinstance(value, kind)), None)
-    if odd is not None:
-        raise ArgumentError(name, f"is {values[odd]!r} in row {odd}; accepted: only integers, or only strings")
-    return np.array(values.tolist())
-
-
-def _numbered(y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Numbers strings (n,) as classes 0..C-1 in sorted order, and returns their names. Keeps numbers unchanged."""
     if y.dtype.kind != "U" or y.ndim > 1:
         return y, ()
+    if task not in ("auto", "classification"):
+        raise ArgumentError("y", f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers")
+    _warn_of_missing("y", y)
     names, numbers = np.unique(y, return_inverse=True)
     return numbers, tuple(names.tolist())
+
+
+def _warn_of_missing(name: str, texts: np.ndarray) -> None:
+    """Warns of strings that say that a value is missing, or are empty."""
+    suspects = np.unique(texts[np.isin(np.char.strip(texts), MISSING)]).tolist()
+    if suspects:
+        count = int(np.isin(texts, suspects).sum())
+        kind = "class" if name == "y" else "client"
+        shown = " and ".join(map(repr, suspects))
+        warn(name, f"has {shown} in {count} rows, as a {kind} of its own; leave rows without a {kind} out")
 
 
 def targets(
@@ -143,34 +180,67 @@ def targets(
         return y.astype(np.uint8), y.shape[1], "multilabel"
     if ignored_index is not None and y.ndim == 1:
         raise ArgumentError("ignored_index", "accepted only for sequences and images, with y (n, ...)", ignored_index)
-    if y.ndim > 1:
-        y = np.where((y < 0) | (y == ignored_index), IGNORED, y)
-    wrong = np.argwhere(((y < 0) & (y.ndim == 1)) | (y != np.floor(y)))
+    ignored = (y < 0) | (y == ignored_index) if y.ndim > 1 else np.zeros(y.shape, bool)
+    wrong = np.argwhere(~ignored & ((y < 0) | (y != np.floor(y))))
     if wrong.size:
         raise ArgumentError("y", f"is {y[tuple(wrong[0])]} in row {wrong[0][0]}; classes are integers 0..C-1")
-    found = int(y.max()) + 1
-    if not found:
+    if ignored.all():
         raise ArgumentError("y", "has no class: all places are ignored")
-    if num_classes is None and found > max(y.size, 1000):  # hardly classes: each has an output
-        raise ArgumentError("y", f"reaches {y.max()} in {len(y)} rows; classes are 0..C-1, regression needs floats")
+    largest = int(np.max(y, initial=0, where=~ignored))
+    found = largest + 1
     if num_classes is not None and found > num_classes:
-        raise ArgumentError("num_classes", f"y reaches {y.max()}; accepted: {found} or more", num_classes)
-    if num_classes is None and y.ndim == 1 and y.min() > 0:
-        text = f"has labels from {y.min()}: classes are counted from 0, so that C is {found} and no example has class 0"
-        warn("y", f"{text}; subtract {y.min()}, or set num_classes={found}")
-    return y.astype(np.int32), num_classes or found, "classification"
+        raise ArgumentError("num_classes", f"y reaches {largest}; accepted: {found} or more", num_classes)
+    if found > max(y.size, 1000) and (num_classes is None or found > MOST):  # hardly classes: each has an output
+        raise ArgumentError("y", f"reaches {largest} in {len(y)} rows; classes are 0..C-1, regression needs floats")
+    classes = np.where(ignored, 0, y).astype(np.int32)  # before IGNORED, which unsigned integers do not have
+    if num_classes is None:
+        _warn_of_gaps(classes[~ignored], places=y.ndim > 1)
+    classes[ignored] = IGNORED
+    return classes, num_classes or found, "classification"
+
+
+def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
+    """Warns if many classes below the largest do not occur, as when 255 or 65535 stands for no class.
+
+    With few examples, classes may be missing by chance, so that only numbers that often stand for no class count.
+    """
+    occurring = np.flatnonzero(np.bincount(classes))
+    largest = occurring[-1]
+    if not places and occurring[0] > 0:
+        text = f"has labels from {occurring[0]}: classes are counted from 0, so that C is {largest + 1}"
+        rest = f"and no example has class 0; subtract {occurring[0]}, or set num_classes={largest + 1}"
+        warn("y", f"{text} {rest}")
+        return
+    gaps = np.diff(occurring) - 1
+    if not gaps.size:
+        return
+    widest = int(np.argmax(gaps))
+    below, above = occurring[widest], occurring[widest + 1]
+    is_suspect = above in NO_CLASS or len(classes) > 3 * largest
+    if is_suspect and gaps[widest] > max(below + 1, FEW):
+        text = f"has no class from {below + 1} to {above - 1}, but class {above}, so that C is {largest + 1}"
+        no_class = "pass ignored_index" if places else "leave these examples out"
+        warn("y", f"{text}; if {above} stands for no class, {no_class}; otherwise set num_classes={largest + 1}")
 
 
 def _warn_of_classes(y: np.ndarray) -> None:
-    """Warns if targets (n, ...) of no stated task are taken for something else but look like classes."""
+    """Warns if targets (n, ...) of no stated task are taken for something else but look like classes or labels."""
     silent = "or set the task to keep them as they are"
-    if y.dtype.kind in "iuf" and y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
-        warn("y", f"has one-hot rows; if these are classes, pass y.argmax(axis=1), {silent}")
+    is_number = y.dtype.kind in "iuf"
+    is_float = y.dtype.kind == "f"
+    if is_number and y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all():
+        if (y.sum(axis=1) == 1).all():
+            warn("y", f"has one-hot rows; if these are classes, pass y.argmax(axis=1), {silent}")
+        else:
+            taken = "several numbers to predict" if is_float else "a class for each place of a sequence"
+            text = f"has rows of 0 and 1, which are {taken}; if each says whether a label applies"
+            warn("y", f"{text}, pass y.astype(bool), {silent}")
     elif y.dtype.kind in "iu" and y.shape[1:] == (1,):
         text = f"has shape {y.shape}, which is one class for each place of sequences of length 1"
         warn("y", f"{text}; if examples have one class each, pass y[:, 0], {silent}")
-    elif y.dtype.kind == "f" and y.ndim == 1 and (y == np.floor(y)).all() and len(np.unique(y)) < min(100, len(y)):
-        warn("y", f"has floats, so the task is regression; if they are classes, pass y.astype(int), {silent}")
+    elif is_float and y.shape[1:] in ((), (1,)) and (y == np.floor(y)).all() and len(np.unique(y)) < min(100, len(y)):
+        column = "y.astype(int)" if y.ndim == 1 else "y[:, 0].astype(int)"
+        warn("y", f"has floats, so the task is regression; if they are classes, pass {column}, {silent}")
 
 
 def _leaves(x: PyTree) -> dict[str, np.ndarray]:
@@ -200,6 +270,8 @@ def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None
     """Numbers the clients (n,) 0..K-1 in sorted order, and returns their ids (K,); None if they are the numbers."""
     if client.dtype.kind not in "iuUS":
         raise ArgumentError("client", f"is {client.dtype}; accepted: integers or strings")
+    if client.dtype.kind == "U":
+        _warn_of_missing("client", client)
     names, numbers = np.unique(client, return_inverse=True)
     if names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names))):
         names = None
@@ -216,51 +288,78 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
 
 
 def _inputs(
-    x: PyTree, rows: np.ndarray | slice, is_test: np.ndarray | None, images: bool, standardize: bool
-) -> tuple[PyTree, Scaling | None]:
-    """Some rows of all arrays of x, converted and scaled as in `make_source`."""
+    x: PyTree, rows: np.ndarray | slice, *, images: bool, standardize: bool, fill: bool
+) -> tuple[PyTree, tuple[bool, ...]]:
+    """Some rows of all arrays of x, checked and converted, and for each whether it is to be standardized."""
     ids = np.arange(len(jax.tree.leaves(x)[0]))[rows]
-    found = [_features(key, leaf[rows], ids, is_test, images, standardize) for key, leaf in _leaves(x).items()]
-    x, *scaling = (jax.tree.unflatten(jax.tree.structure(x), column) for column in zip(*found, strict=True))
-    return x, Scaling(*scaling) if jax.tree.leaves(scaling) else None
+    leaves = []
+    scaled = []
+    for key, leaf in _leaves(x).items():
+        _check_numbers(key, leaf)
+        part = leaf[rows]
+        _check_finite(key, part, ids, fill=fill)
+        _warn_of_channels(key, part)
+        is_scaled = standardize and _is_scaled(key, part)
+        scaled.append(is_scaled)
+        leaves.append(part if is_scaled else _converted(key, part, images))
+    return jax.tree.unflatten(jax.tree.structure(x), leaves), tuple(scaled)
 
 
-def _features(
-    key: str, x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Converts one array of examples (n, *features), rows (n,) of their data set; scaled, with mean and deviation.
-
-    Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32. Pixels
-    in a file stay there, and are scaled when a mini-batch is read.
-    """
+def _check_numbers(key: str, x: Any) -> None:
     if x.dtype.kind not in "biuf":
-        raise ArgumentError(key, f"is {x.dtype}; accepted: numbers")
-    if x.ndim == 1 and not images:
+        raise ArgumentError(key, f"is {x.dtype}; {NUMBERS}")
+    if x.ndim == 1:
         raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
-    x, scaling, pixels = x[..., None] if images and x.ndim in (1, 3) else x, None, x.dtype == np.uint8
-    _check_finite(key, x, rows)
-    _warn_of_channels(key, x)
-    if standardize and (pixels or x.dtype.kind == "f"):
-        scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
-    if in_file(x) and (pixels or (x.dtype == np.float32 and not standardize)):
+
+
+def _is_scaled(key: str, x: Any) -> bool:
+    """Whether standardization applies to examples: pixels, floats, and integers that are too large for tokens."""
+    if x.dtype == np.uint8 or x.dtype.kind == "f":
+        return True
+    if x.dtype.kind == "b":
+        return False
+    if not _fits_int32(x):
+        return True
+    _warn_of_unscaled(key, x)
+    return False
+
+
+def _fits_int32(x: Any) -> bool:
+    return x.dtype.kind in "iu" and -MOST <= int(np.min(x)) <= int(np.max(x)) <= MOST
+
+
+def _converted(key: str, x: Any, images: bool) -> Any:
+    """Converts examples (n, *features) that are not standardized.
+
+    What stays in a file keeps its numbers. Pixels stay uint8 or, if they are `images`, are divided by 255; other
+    integers of 32 bits become int32; all else becomes float32.
+    """
+    pixels = x.dtype == np.uint8
+    if in_file(x) and (pixels or x.dtype == np.float32):
         values = x
-    elif scaling:
-        values = np.empty(x.shape, np.float32)
-        for start in range(0, len(x), BLOCK):
-            values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
-    elif images and pixels:
-        values = np.divide(x, 255, dtype=np.float32)
     elif pixels:
-        values = x
+        values = np.divide(x, 255, dtype=np.float32) if images else x
     else:
         x = np.asarray(x)
-        tokens = x.dtype.kind in "iu" and -MOST <= int(x.min()) <= int(x.max()) <= MOST
-        values = x.astype(np.int32 if tokens else np.float32)
-    if scaling is None and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
+        values = x.astype(np.int32 if _fits_int32(x) else np.float32)
+    if x.dtype.kind == "f" or (pixels and x.ndim > 2):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
             warn(key, "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")
-    return (values, scaling.mean, scaling.std) if scaling else (values, None, None)
+    return values
+
+
+def _warn_of_unscaled(key: str, x: np.ndarray) -> None:
+    """Warns of integers that are not scaled, since they may be tokens, but are no tokens by their shape or range."""
+    smallest, largest = int(np.min(x)), int(np.max(x))
+    is_bits = smallest >= 0 and largest <= 1
+    if is_bits or not (x.ndim > 2 or smallest < 0 or 127 < largest <= 255):
+        return
+    pixels = f"if they are pixels, pass {key}.astype('uint8')" if 0 <= smallest <= largest <= 255 else ""
+    numbers = f"if they are {'other ' * bool(pixels)}measurements, pass {key}.astype(float)"
+    hints = "; ".join(filter(None, (pixels, numbers)))
+    text = f"holds integers from {smallest} to {largest}, which are not scaled, since they may be tokens"
+    warn(key, f"{text}; {hints}; standardize=False keeps them as they are")
 
 
 def _warn_of_channels(key: str, x: np.ndarray) -> None:
@@ -270,29 +369,16 @@ def _warn_of_channels(key: str, x: np.ndarray) -> None:
         warn(key, f"{text}; if channels are first, pass {key}.transpose(0, 2, 3, 1)")
 
 
-def _check_finite(name: str, values: np.ndarray, rows: np.ndarray) -> None:
+def _check_finite(name: str, values: np.ndarray, rows: np.ndarray, fill: bool = False) -> None:
+    """Raises `ArgumentError` for numbers that float32 does not have; `fill` accepts NaN."""
     if values.dtype.kind != "f":  # all fit
         return
     fits = np.empty(len(values), bool)
     for start in range(0, len(values), BLOCK):
         part = values[start : start + BLOCK].reshape(len(values[start : start + BLOCK]), -1)
-        fits[start : start + BLOCK] = ((part >= -LARGEST) & (part <= LARGEST)).all(axis=1)
+        finite = (part >= -LARGEST) & (part <= LARGEST)
+        fits[start : start + BLOCK] = (finite | np.isnan(part) if fill else finite).all(axis=1)
         release(values)
     bad = rows[~fits]
     if bad.size:
         raise ArgumentError(name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
-
-
-def _measure(x: np.ndarray, is_test: np.ndarray | None, gray: bool) -> Scaling:
-    """Mean and standard deviation of the non-test rows of x (n, *features), one of each for gray images."""
-    rows = np.arange(len(x)) if is_test is None else np.flatnonzero(~is_test)
-    if in_file(x):
-        rows = rows[:: -(-len(rows) // SAMPLE)]
-    blocks = np.array_split(rows, len(rows) // BLOCK + 1)
-    axes = tuple(range(x.ndim if gray else x.ndim - 1))
-    first = x[rows[0]].astype(np.float64)
-    origin = first.flat[0] if gray else first.reshape(-1, first.shape[-1])[0]  # differences of a constant are exactly 0
-    count, zero = len(rows) * first.size // origin.size, np.zeros(())
-    mean = origin + sum(((x[block] - origin).sum(axes) for block in blocks), zero) / count
-    std = np.sqrt(sum((np.square(x[block] - mean).sum(axes) for block in blocks), zero) / count)
-    return Scaling(mean, np.where(std > 0, std, 1))  # a constant feature becomes 0

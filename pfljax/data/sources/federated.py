@@ -19,7 +19,7 @@ from pfljax.data.sources.source import Fraction, Source, Standardize
 TFF = "a file with a federated data set of TensorFlow Federated or FedJAX"
 READERS = {b"\x89HDF": hdf5.clients, b"SQLi": sqlite.clients}  # by a file's first bytes
 PIXELS, OTHERS, LABELS, COARSE, SPOKEN = ("pixels", "image"), ("x",), ("label", "y"), "coarse_label", "snippets"
-SHAPES = {28 * 28: (28, 28), 32 * 32 * 3: (32, 32, 3)}  # of EMNIST and CIFAR-100, which SQLite files store as lists
+SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # of EMNIST and CIFAR-100, which SQLite files store as lists
 Clients = list[tuple[bool, str, Mapping[str, np.ndarray]]]  # whether they are for testing; the client; its arrays
 ACCEPTED = f"{', '.join(PIXELS)} or x, and label or y; or {SPOKEN}"
 
@@ -44,7 +44,7 @@ def tff(
     Args:
         file: Path of the file. If it ends in _train or _test, the file of the other part is read from beside it.
         shape: Shape of an example that the file stores as a list of numbers; empty: the file's, or that of EMNIST or
-            CIFAR-100 for as many pixels as these have.
+            CIFAR-100 for as many pixels as these have. Gray images (rows, columns) get an axis for their channel.
         stride: Number of characters between the starts of consecutive windows of text.
 
     Raises:
@@ -81,6 +81,8 @@ def _arrays(found: Clients, file: str, x: str, y: str, shape: Sequence[int]) -> 
     flat = SHAPES.get(arrays["x"].shape[-1], ()) if x in PIXELS and arrays["x"].ndim == 2 else ()
     tests, names = np.repeat([row[0] for row in found], sizes), np.repeat([row[1] for row in found], sizes)
     arrays |= {"x": shaped(arrays["x"], shape or flat), "client": names}
+    if x in PIXELS and not shape and arrays["x"].ndim == 3:
+        arrays["x"] = arrays["x"][..., None]  # gray images
     return arrays | ({"is_test": tests} if tests.any() else {})
 
 

@@ -23,7 +23,7 @@ Names = str | Sequence[str]  # a list, or separated by commas
 Shape = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_shape")]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 NPY = "a folder with x.npy and y.npy"
-Ignored = Annotated[int | None, knob(at_least=-(2**31), at_most=2**31 - 1, flag="ignored_index")]
+Ignored = Annotated[int | None, knob(at_least=-(2**63), at_most=2**64 - 1, flag="ignored_index")]
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
@@ -46,7 +46,7 @@ def npz(
         seed: Seed for the subsample.
         fraction: Fraction of the examples to keep, sampled uniformly.
         standardize: Whether to give x mean 0 and standard deviation 1, per channel for images and per feature
-            otherwise, computed on the non-test examples.
+            otherwise. They are measured on the clients' training examples, once these are drawn.
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
             contains floats, multilabel if it is boolean (n, C).
         ignored_index: Class of places of sequences and images, y (n, ...), that are ignored; negative ones are, too.
@@ -82,7 +82,7 @@ def npy(
             and float32 that are not standardized stay in the file; other numbers are converted, and so are in memory.
         fraction: See `npz`. A subsample is in memory.
         standardize: See `npz`. Pixels are scaled in each mini-batch, with the mean and standard deviation of 10,000
-            examples that are spread evenly over the file.
+            training examples that are spread evenly over the file.
 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.

@@ -32,10 +32,15 @@ def _ends(*suffixes: str) -> Callable[[pathlib.Path], bool]:
     return lambda path: path.suffix.lower() in suffixes
 
 
+def _is_csv(path: pathlib.Path) -> bool:
+    name = path.with_suffix("") if path.suffix.lower() in (".gz", ".bz2", ".xz") else path
+    return name.suffix.lower() in (".csv", ".tsv")
+
+
 KINDS = {  # the first that a path looks like is what it is
     "npz": Kind(npz, "a .npz file", _ends(".npz"), lambda path: "is_test" in names_of(str(path))),
     "text": Kind(text, "a .txt file", _ends(".txt"), lambda path: True),
-    "csv": Kind(table, "a .csv file", _ends(".csv")),
+    "csv": Kind(table, "a .csv or .tsv file, which may be compressed", _is_csv),
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "arrayrecord": Kind(records.arrayrecord, records.RECORDS, records.fits, records.has_test_part),
     "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),

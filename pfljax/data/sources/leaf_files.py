@@ -40,7 +40,7 @@ def leaf(
 
     Args:
         file: Folder with train, and test for the official test examples; both contain JSON files.
-        shape: Shape of an example that the files store as a list of numbers, such as 28,28; empty: the list's.
+        shape: Shape of an example that the files store as a list of numbers, such as 28,28,1; empty: the list's.
 
     Raises:
         ArgumentError: if a file or shape is not accepted.

@@ -125,9 +125,8 @@ class Records:
 
     def __init__(self, examples: Examples, name: str):
         field = examples.fields[name]
-        channel = (1,) * (len(field.shape) == 2)  # of gray images
         self.examples, self.name, self.dtype = examples, name, field.dtype
-        self.shape = (len(examples.source), *field.shape, *channel)
+        self.shape = (len(examples.source), *field.shape)
         self.ndim, self.size, self.itemsize = len(self.shape), math.prod(self.shape), field.dtype.itemsize
 
     def __len__(self) -> int:

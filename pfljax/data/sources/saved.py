@@ -12,12 +12,23 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data.sources.files import PARTS, FileTask, damaged, names_in, of_file
 from pfljax.data.sources.folders import Size, check_size, read_images
 from pfljax.data.sources.source import Fraction, Source, Standardize
-from pfljax.data.sources.tables import CALLED, Client, Columns, Features, Label, Text, arrays_of, check_column
+from pfljax.data.sources.tables import (
+    CALLED,
+    Categorical,
+    Client,
+    Columns,
+    FeatureColumns,
+    Fill,
+    Label,
+    Text,
+    arrays_of,
+    check_column,
+)
 
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 
@@ -31,8 +42,10 @@ def huggingface(
     label: Label = "label",
     client: Client = "",
     image: Image = "",
-    features: Features = "",
+    features: FeatureColumns = "",
+    categorical: Categorical = "",
     text: Text = "",
+    fill: Fill = "none",
     size: Size = (),
     seed: Seed = 0,
     fraction: Fraction = 1.0,
@@ -49,7 +62,9 @@ def huggingface(
         client: Column that names each example's client; empty: none does.
         image: Column of images or arrays; empty: the first one, if there is one and no other columns are named.
         features: Columns of numbers to learn from instead; see `table`.
+        categorical: Columns of categories to learn from, too; see `table`.
         text: Column of text to learn from instead; see `table`.
+        fill: What replaces missing numbers; see `table`.
         size: Rows and columns to which images are resized; empty: all images must have one size.
 
     Raises:
@@ -59,19 +74,22 @@ def huggingface(
     file = str(file)
     parts = _parts(file)
     whole = next(iter(parts.values()))
-    if not image and not features and not text:
+    if not image and not features and not categorical and not text:
         image = next((name for name, kind in whole.features.items() if _is_image(kind)), "")
     with damaged(file, "is damaged, or has parts that differ ({error})"):
         table = optional.load("pyarrow", "file", file).concat_tables([part.data.table for part in parts.values()])
         table.validate(full=True)
         x = np.concatenate([_pixels(part, image, file, tuple(size)) for part in parts.values()]) if image else None
-    arrays = arrays_of(table, file, Columns(label, client, features, text), x)
+    columns = Columns(label=label, client=client, features=features, categorical=categorical, text=text, fill=fill)
+    found = arrays_of(table, file, columns, x)
+    arrays = found.arrays
     if len(parts) > 1:
         arrays["is_test"] = np.repeat([part == PARTS[1] for part in parts], list(map(len, parts.values())))
     names = names_in(label)
     classes = getattr(whole.features[names[0]], "names", None) if len(names) == 1 else None
     options: Any = {"task": task, "images": not text, "standardize": standardize and not text}
     options["num_classes"] = len(classes) if classes else None
+    options |= {"fill": fill == "mean", "features": found.features}
     source = of_file(arrays, file, seed=seed, fraction=fraction, called=CALLED, **options)
     return dataclasses.replace(source, tokens=bool(text), class_names=tuple(classes or source.class_names))
 
@@ -94,8 +112,13 @@ def _parts(file: str) -> dict[str, Any]:
     if isinstance(found, datasets.Dataset):
         return {"": found}
     if len(found) > 1 and PARTS[0] not in found:
-        raise ArgumentError("file", f"has parts {', '.join(found)}; accepted: {' and '.join(PARTS)}, or one part", file)
-    return {part: found[part] for part in (PARTS if PARTS[0] in found else found) if part in found}
+        raise ArgumentError("file", f"has parts {few(found)}; accepted: {' and '.join(PARTS)}, or one part", file)
+    if PARTS[0] not in found:
+        return dict(found)
+    others = [part for part in found if part not in PARTS]
+    if others:
+        warn("file", f"has parts that are not read: {few(others)}; only {' and '.join(PARTS)} are")
+    return {part: found[part] for part in PARTS if part in found}
 
 
 def _is_image(kind: Any) -> bool:

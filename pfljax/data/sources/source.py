@@ -17,17 +17,36 @@ PAD_TOKEN = 255  # target of positions without a character to predict: ignored i
 
 
 class Scaling(NamedTuple):
-    """Statistics with which features were standardized, one per channel of images or per feature."""
+    """Statistics with which features were standardized, one per channel of images or per feature.
 
-    # Mean of the examples that are not for testing, float64. If x is a tree, a tree with None for arrays that are not
-    # scaled.
+    Attributes:
+        mean: Mean of the training examples, float64. If x is a tree, a tree with None for arrays that are not scaled.
+        std: Their standard deviation; 1 for a constant feature.
+    """
+
     mean: PyTree
-    std: PyTree  # their standard deviation; 1 for a constant feature
+    std: PyTree
 
     def __call__(self, x: PyTree) -> PyTree:
         """Standardizes other examples (n, *features), or a tree of them, with the same statistics."""
-        scaled = lambda mean, std, x: x if mean is None else ((np.asarray(x) - mean) / std).astype(np.float32)
+
+        def scaled(mean: np.ndarray | None, std: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+            return x if mean is None else ((np.asarray(x) - mean) / std).astype(np.float32)
+
         return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
+
+
+class Features(NamedTuple):
+    """The columns of an x (n, F) that was a table.
+
+    Attributes:
+        names: Name of each column; COLUMN=CATEGORY for one of a categorical column.
+        one_hot: (F,) bool, whether a column says if an example has a category. It is never scaled, and it is left out
+            if no training example has the category.
+    """
+
+    names: tuple[str, ...]
+    one_hot: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +54,7 @@ class Source:
     """A data set of n examples."""
 
     # Features (n, *features), float32 or uint8, for images (n, height, width, channels); or tokens of sequences, int32
-    # or uint8 (n, T); or a tree of such arrays
+    # or uint8 (n, T); or a tree of such arrays. Floats that are still to be standardized may have any precision.
     x: Any
     # Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with PAD_TOKEN at
     # positions without a character to predict
@@ -51,8 +70,12 @@ class Source:
     class_names: tuple[str, ...] = ()  # names of the classes, if the data set's labels are strings
     # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
     client_names: np.ndarray | None = None
-    scaling: Scaling | None = None  # how x was standardized; None: it was not
     tokens: bool = False  # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
+    # For each array in x, whether it is standardized once the training examples are known (see `preparation`): floats
+    # and pixels; (): none is
+    standardize: tuple[bool, ...] = ()
+    fill: bool = False  # whether NaN in x are replaced by the mean of the training examples, once these are known
+    features: Features | None = None  # the columns of x, if the data set is a table
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:

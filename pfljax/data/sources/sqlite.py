@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import pathlib
 import sqlite3
 import zlib
@@ -14,13 +15,17 @@ import flax.serialization
 import msgpack
 import numpy as np
 
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, few
 from pfljax.contract.host import free_memory
-from pfljax.contract.reading import opened
+from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.examples import features_of
 from pfljax.data.sources.files import damaged
 from pfljax.data.sources.hdf5 import Found
 
+STEPS = 10_000_000  # of SQLite's machine that any file may take
+STEPS_BETWEEN = 100_000  # two checks of how many there were
+LONGEST_QUERY = 2**20  # bytes
+STEPS_PER_BYTE = 100  # that a file may take, too; a row takes about 30
 EXAMPLES, CLIENTS = "examples", "federated_data"  # TFF's table with a row per example, FedJAX's with one per client
 OBJECTS = 4  # FedJAX's number of msgpack extension for arrays of bytes
 
@@ -30,11 +35,13 @@ def clients(file: str) -> Found:
     with _connected(file) as base:
         tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
         if CLIENTS in tables:
+            _check_size(base, CLIENTS, "data", file)
             rows = base.execute(f"SELECT client_id, data FROM {CLIENTS} ORDER BY client_id")
             return [(None, _text(client), _unpacked(data)) for client, data in rows]
         if EXAMPLES not in tables:
-            text = f"has tables {', '.join(tables) or '(none)'}; accepted: {EXAMPLES} (TFF) or {CLIENTS} (FedJAX)"
+            text = f"has tables {few(tables) or '(none)'}; accepted: {EXAMPLES} (TFF) or {CLIENTS} (FedJAX)"
             raise ArgumentError("file", text, file)
+        _check_size(base, EXAMPLES, "serialized_example_proto", file)
         columns = "split_name, client_id, serialized_example_proto"
         rows = base.execute(f"SELECT {columns} FROM {EXAMPLES} ORDER BY split_name, client_id, rowid")
         groups = itertools.groupby(rows, key=lambda row: row[:2])
@@ -52,13 +59,34 @@ def has_test_part(file: str) -> bool:
 
 @contextlib.contextmanager
 def _connected(file: str) -> Iterator[sqlite3.Connection]:
-    """A connection that only reads."""
+    """A connection that only reads, and that ends queries of views that repeat themselves."""
     uri = f"{pathlib.Path(file).absolute().as_uri()}?mode=ro&immutable=1"
-    with opened(file):  # SQLite would wait for a pipe, and says less of a file that is not there
-        pass
+    with opened(file) as stream:  # SQLite would wait for a pipe, and says less of a file that is not there
+        size = os.fstat(stream.fileno()).st_size
     text = "is not a federated data set in SQLite ({kind}: {error})"
     with damaged(file, text), contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
-        yield base
+        calls = itertools.count(1)
+        most = STEPS + STEPS_PER_BYTE * size
+
+        def is_too_long() -> bool:
+            return next(calls) * STEPS_BETWEEN > most
+
+        base.set_progress_handler(is_too_long, STEPS_BETWEEN)
+        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size + LONGEST_QUERY)  # no value is larger than its file
+        try:
+            yield base
+        except sqlite3.OperationalError as error:
+            if next(calls) * STEPS_BETWEEN <= most:
+                raise
+            raise ArgumentError(
+                "file", "takes more steps than a file of its size needs; is a view endless?", file
+            ) from error
+
+
+def _check_size(base: sqlite3.Connection, table: str, column: str, file: str) -> None:
+    """Raises `ArgumentError` if a table's values need more memory than is free, before any is sorted or read."""
+    ((size,),) = base.execute(f"SELECT sum(length({column})) FROM {table}")
+    check_memory(size or 0, file)
 
 
 def _text(client: Any) -> str:

@@ -2,40 +2,99 @@
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import csv
 import dataclasses
+import gzip
+import io
+import json
+import lzma
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob, nearest
+from pfljax.contract.host import free_memory, readable
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, FileTask, Names, damaged, names_in, of_file
-from pfljax.data.sources.source import Fraction, Source, Standardize
+from pfljax.data.sources.source import Features, Fraction, Source, Standardize
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
 CALLED = {"x": "features", "y": "label", "is_test": "test"}
+SEPARATORS = {"tab": "\t", "\\t": "\t"}  # words for those that are hard to type
+COMPRESSED = {  # first bytes -> what decompresses it
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}
+UNREADABLE = {b"PK\3\4": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+BLOCK_BYTES = 2**24  # that are decompressed at a time
+# Names of pandas for an index in CSV and Arrow, and names of an index that people write.
+INDEX = re.compile(r"|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
+ROW_NUMBERS = ("index", "level_0", "rownames", "row_number")
+NUMERALS = r"^[+-]?[0-9]+$"
+LEADING_ZERO = r"^[+-]?0[0-9]+$"
 
 Label = Annotated[Names, knob(flag="label_column")]
 Client = Annotated[str, knob(flag="client_column")]
-Features = Annotated[Names, knob(flag="feature_columns")]
+FeatureColumns = Annotated[Names, knob(flag="feature_columns")]
+Categorical = Annotated[Names, knob(flag="categorical_columns")]
 Text = Annotated[str, knob(flag="text_column")]
 Test = Annotated[str, knob(flag="test_column")]
+Fill = Annotated[Literal["none", "mean"], knob(flag="fill")]
 
 
 class Columns(NamedTuple):
-    """Names of columns; see `table`."""
+    """Names of columns, and what fills missing numbers; see `table`."""
 
     label: Names
-    client: str
-    features: Names
+    client: str = ""
+    features: Names = ""
+    categorical: Names = ""
     text: str = ""
     test: str = ""
+    fill: str = "none"
+
+    def stripped(self) -> Columns:
+        """The same names without spaces around them."""
+        return self._replace(client=self.client.strip(), text=self.text.strip(), test=self.test.strip())
+
+    def named(self) -> dict[str, str]:
+        """The columns that are named, with an argument that names each."""
+        named = dict.fromkeys(names_in(self.features), "features")
+        named |= dict.fromkeys(names_in(self.categorical), "categorical")
+        named |= dict.fromkeys(names_in(self.label), "label")
+        single = {self.client: "client", self.test: "test", self.text: "text"}
+        return named | {name: argument for name, argument in single.items() if name}
+
+
+class TableArrays(NamedTuple):
+    """What a table holds.
+
+    Attributes:
+        arrays: The arrays of `make_source`.
+        features: The columns of its x; None: x is no columns.
+    """
+
+    arrays: dict[str, np.ndarray]
+    features: Features | None = None
+
+
+class Dialect(NamedTuple):
+    """How a CSV file is written; see `table`."""
+
+    separator: str = ""
+    encoding: str = "utf-8"
+    decimal: str = "."
+    missing: Names = ""
 
 
 @checked()
@@ -44,15 +103,25 @@ def table(
     *,
     label: Label = "label",
     client: Client = "",
-    features: Features = "",
+    features: FeatureColumns = "",
+    categorical: Categorical = "",
     text: Text = "",
     test: Test = "",
+    fill: Fill = "none",
+    separator: Annotated[str, knob(flag="separator")] = "",
+    encoding: Annotated[str, knob(flag="encoding")] = "utf-8",
+    decimal: Annotated[str, knob(flag="decimal")] = ".",
+    missing: Annotated[Names, knob(flag="missing_values")] = "",
     seed: Seed = 0,
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
     task: FileTask = "auto",
 ) -> Source:
     """Reads a CSV file (with a header) or a Parquet file. Its first bytes say which it is.
+
+    A CSV file may be compressed with gzip, bzip2 or xz. Spaces around names, numbers and texts are no part of them. A
+    column of row numbers, such as the index that pandas writes, is no feature unless `features` names it. A missing
+    value is refused, in any column that is read, unless it is a number and `fill` is set.
 
     The other arguments are those of `npz`.
 
@@ -62,95 +131,466 @@ def table(
             (regression); or several columns of numbers (to predict them all) or of booleans (multilabel).
         client: Column that names each example's client; empty: none does.
         features: Columns of numbers to learn from; empty: all but those named otherwise.
+        categorical: Columns of categories to learn from, too. Each category that a training example has becomes a
+            column of 0 and 1, which is not standardized.
         text: Column of text to learn from instead: its characters are tokens from 1 in sorted order, uint8, and 0 pads.
         test: Column that marks the official test examples, with True or test; empty: none does.
+        fill: What replaces missing numbers of a feature: none, which refuses them, or the mean of the training
+            examples.
+        separator: What separates the columns of a CSV file, such as ";" or "tab"; empty: a comma, or a tab if the name
+            of the file has .tsv.
+        encoding: Encoding of a CSV file, such as latin-1.
+        decimal: Decimal point of a CSV file: a point or a comma.
+        missing: Texts that stand for missing values in a CSV file, besides an empty cell; empty: those that pandas
+            writes or reads, such as NA, NaN and null.
 
     Raises:
         ArgumentError: if the file cannot be read, or a column is missing or not accepted.
     """
     file = str(file)
-    arrays = arrays_of(_read(file), file, Columns(label, client, features, text, test))
-    options: Any = {"task": task, "images": not text, "standardize": standardize and not text}
-    source = of_file(arrays, file, seed=seed, fraction=fraction, called=CALLED, **options)
+    columns = Columns(label, client, features, categorical, text, test, fill).stripped()
+    found = arrays_of(_read(file, columns, Dialect(separator, encoding, decimal, missing)), file, columns)
+    source = of_file(
+        found.arrays,
+        file,
+        seed=seed,
+        fraction=fraction,
+        called=CALLED,
+        task=task,
+        images=not text,
+        standardize=standardize and not text,
+        fill=fill == "mean",
+        features=found.features,
+    )
     return dataclasses.replace(source, tokens=bool(text))
 
 
-def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = None) -> TableArrays:
     """The arrays of `make_source` from a pyarrow table; `x` if it is given, otherwise from columns."""
-    names = table.column_names
-    if not len(table) or len({*names}) < len(names):
-        raise ArgumentError("file", "has no rows" if len({*names}) == len(names) else "has two columns of a name", file)
+    names = [name.strip() for name in table.column_names]
+    positions = {name: position for position, name in enumerate(names)}
+    columns = columns.stripped()
+    if not len(table) or len(positions) < len(names):
+        raise ArgumentError(
+            "file", "has no rows" if len(positions) == len(names) else "has two columns of a name", file
+        )
 
-    def column(argument: str, name: str) -> np.ndarray:
-        check_column(argument, name, names, file)
-        return _values(table.column(name), name, file)
+    def column(argument: str, name: str) -> Any:
+        check_column(argument, name, positions, file)
+        found = table.column(positions[name])
+        _check_type(argument, name, found.type)
+        return found
 
-    labels = [column("label", name) for name in names_in(columns.label)]
-    found = {"y": targets_of(labels, columns.label)}
+    labels = [_values(column("label", name), name, file) for name in names_in(columns.label)]
+    arrays = {"y": targets_of(labels, columns.label)}
     if columns.client:
-        found["client"] = column("client", columns.client)
+        arrays["client"] = _values(column("client", columns.client), columns.client, file)
     if columns.test:
-        found["is_test"] = _marks(column("test", columns.test), columns.test)
+        arrays["is_test"] = _marks(_values(column("test", columns.test), columns.test, file), columns.test)
     if x is not None:
-        return found | {"x": x}
+        return TableArrays(arrays | {"x": x})
     if columns.text:
-        if columns.features:
-            raise ArgumentError("features", "not accepted with a text column", columns.features)
+        for argument, value in (("features", columns.features), ("categorical", columns.categorical)):
+            if value:
+                raise ArgumentError(argument, "not accepted with a text column", value)
         texts = column("text", columns.text)
-        if texts.dtype.kind not in "OTU" or not isinstance(texts[0], str):
+        if not _is_text(texts.type):
             raise ArgumentError("text", "accepted: a column of text", columns.text)
-        return found | {"x": tokens(texts.tolist(), file)}
-    taken = {*names_in(columns.label), columns.client, columns.test}
-    wanted = names_in(columns.features)
-    numbers = {name: column("features", name) for name in wanted or names if wanted or name not in taken}
-    other = [name for name, values in numbers.items() if values.dtype.kind not in "biuf"]
-    if len(other) == len(numbers) or (wanted and other):
-        text = f"{', '.join(other) or 'nothing'} in {pathlib.Path(file).name}; accepted: columns of numbers"
-        raise ArgumentError("features", text)
-    if other:
-        warn("features", f"{', '.join(other)} in {pathlib.Path(file).name} holds no numbers and is left out")
-    kept = [values for name, values in numbers.items() if name not in other]
-    pixels = all(values.dtype == np.uint8 for values in kept)
-    return found | {"x": np.stack(kept, axis=1).astype(np.uint8 if pixels else np.float64)}
+        _check_complete(texts, columns.text, file)
+        return TableArrays(arrays | {"x": tokens(texts.to_pylist(), file)})
+    x, features = _features(table, positions, file, columns)
+    return TableArrays(arrays | {"x": x}, features)
 
 
-def check_column(argument: str, name: str, names: Sequence[str], file: str) -> None:
+def check_column(argument: str, name: str, names: Collection[str], file: str) -> None:
     """Raises `ArgumentError` unless a column that an argument names is among the columns of a file."""
     if name not in names:
         text = f"{pathlib.Path(file).name} has no such column; {nearest(name, names)}"
         raise ArgumentError(argument, text, name)
 
 
-def _read(file: str) -> Any:
+def _features(table: Any, positions: Mapping[str, int], file: str, columns: Columns) -> tuple[np.ndarray, Features]:
+    """The examples (n, F) in the columns of a table that are features, and what these are."""
+    wanted = names_in(columns.features)
+    categorical = dict.fromkeys(names_in(columns.categorical))
+    others = {*names_in(columns.label), *filter(None, (columns.client, columns.test))}
+    for argument, named in (("features", wanted), ("categorical", categorical)):
+        for name in named:
+            check_column(argument, name, positions, file)
+    for name in categorical:
+        if name in others:
+            raise ArgumentError("categorical", f"{name} is named as label, client or test, too")
+    if wanted:
+        chosen = [*wanted, *(name for name in categorical if name not in wanted)]
+    else:
+        chosen = [name for name in positions if name not in others]
+        chosen = _without_row_numbers(table, positions, file, chosen, categorical)
+    numbers = {name: name not in categorical and _is_number(table.column(positions[name]).type) for name in chosen}
+    left_out = [name for name in chosen if not numbers[name] and name not in categorical]
+    if len(left_out) == len(chosen) or (wanted and left_out):
+        text = f"{few(left_out) or 'nothing'} in {pathlib.Path(file).name}; accepted: columns of numbers"
+        raise ArgumentError("features", f"{text}; categorical names those of categories")
+    if left_out:
+        text = f"{few(left_out)} in {pathlib.Path(file).name} holds no numbers and is left out"
+        warn("features", f"{text}; name it in categorical to learn from its categories")
+    blocks = []
+    labels = []
+    one_hot = []
+    for name in chosen:
+        column = table.column(positions[name])
+        if numbers[name]:
+            blocks.append(_numbers(column, name, file, fill=columns.fill == "mean"))
+            labels.append(name)
+            one_hot.append(False)
+        elif name in categorical:
+            categories, codes = _categories(column, name, file)
+            blocks += [codes == code for code in range(len(categories))]
+            labels += [f"{name}={category}" for category in categories]
+            one_hot += [True] * len(categories)
+            check_memory(8 * len(table) * len(blocks), file)
+    is_pixels = all(values.dtype == np.uint8 for values in blocks)
+    x = np.stack(blocks, axis=1).astype(np.uint8 if is_pixels else np.float64, copy=False)
+    return x, Features(tuple(labels), np.array(one_hot))
+
+
+def _without_row_numbers(
+    table: Any, positions: Mapping[str, int], file: str, names: Sequence[str], categorical: Collection[str]
+) -> list[str]:
+    """The names of columns but those of row numbers, of which it warns."""
+    indices = _index_names(table.schema)
+    kept = []
+    numbered = []
+    for name in names:
+        column = table.column(positions[name])
+        is_index = bool(INDEX.fullmatch(name)) or name in indices
+        is_index = is_index or (name.lower() in ROW_NUMBERS and _counts_rows(column))
+        if is_index and _is_number(column.type) and name not in categorical:
+            numbered.append(name)
+        else:
+            kept.append(name)
+    if numbered and len(numbered) < len(names):
+        shown = few([repr(name) for name in numbered])
+        text = f"{shown} in {pathlib.Path(file).name} is an index, such as row numbers, and is left out"
+        warn("features", f"{text}; name it in features to learn from it")
+        return kept
+    return list(names)
+
+
+def _index_names(schema: Any) -> set[str]:
+    """The columns that pandas' metadata call an index."""
+    try:
+        indices = json.loads(schema.metadata[b"pandas"])["index_columns"]
+        return {name for name in indices if isinstance(name, str)}
+    except (TypeError, KeyError, ValueError):  # no metadata, or of others
+        return set()
+
+
+def _counts_rows(column: Any) -> bool:
+    """Whether a column holds successive whole numbers."""
+    if column.null_count or not _is_number(column.type):
+        return False
+    values = _decoded(column).to_numpy(zero_copy_only=False)
+    return values.dtype.kind in "iu" and bool((np.diff(values) == 1).all())
+
+
+def _read(file: str, columns: Columns, dialect: Dialect) -> Any:
     """The pyarrow table in a file."""
-    csv, parquet = (optional.load(f"pyarrow.{kind}", "file", file) for kind in ("csv", "parquet"))
+    optional.load("pyarrow.csv", "file", file)
+    optional.load("pyarrow.parquet", "file", file)
     with opened(file) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        check_memory(size, file)
+        check_memory(os.fstat(stream.fileno()).st_size, file)
+        first = stream.read(8)
+        stream.seek(0)
         with damaged(file, "is not a CSV or Parquet file ({error})"):
-            if stream.read(4) == b"PAR1":
-                whole = parquet.ParquetFile(stream)
-                groups = range(whole.metadata.num_row_groups)
-                check_memory(sum(whole.metadata.row_group(number).total_byte_size for number in groups), file)
-                table = whole.read()
-            else:
-                stream.seek(0)
-                # A column's type is that of its values in the first block, which is all of them.
-                table = csv.read_csv(stream, csv.ReadOptions(use_threads=False, block_size=min(size + 1, MOST)))
-            if not table.column_names:  # which are decoded here
-                raise ValueError("no columns")
-            return table
+            if first.startswith(b"PAR1"):
+                _check_default(dialect)
+                return _read_parquet(stream, file, columns)
+            return _read_csv(_content(stream, first, file), file, columns, dialect)
+
+
+def _check_default(dialect: Dialect) -> None:
+    """Raises `ArgumentError` for an option of CSV files that is set."""
+    for name, default in Dialect()._asdict().items():
+        value = getattr(dialect, name)
+        if value != default and value != []:
+            raise ArgumentError(name, "accepted only for CSV files", value)
+
+
+def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
+    """The table in a Parquet file, in which columns that are not needed are empty.
+
+    A file's size says nothing of its columns' sizes, since repeated values take no space in it.
+    """
+    pyarrow = optional.load("pyarrow", "file", file)
+    parquet = optional.load("pyarrow.parquet", "file", file)
+    whole = parquet.ParquetFile(stream)
+    metadata = whole.metadata
+    schema = whole.schema_arrow
+    names = [name.strip() for name in schema.names]
+    fields = dict(zip(names, schema.types, strict=True))
+    if not fields:
+        raise ValueError("no columns")
+    if len(fields) < len(schema):
+        raise ArgumentError("file", "has two columns of a name", file)
+    named = columns.named()
+    for name, argument in named.items():
+        check_column(argument, name, fields, file)
+        _check_type(argument, name, fields[name])
+    everything = not columns.features and not columns.text
+    needed = {name: kind for name, kind in fields.items() if name in named or (everything and _is_number(kind))}
+    row_bytes = sum(_width(kind) + 8 * _is_number(kind) for kind in needed.values())
+    check_memory(metadata.num_rows * row_bytes, file)
+    groups = range(metadata.num_row_groups)
+    check_memory(sum(metadata.row_group(number).total_byte_size for number in groups), file)
+    called = dict(zip(names, schema.names, strict=True))
+    texts = [called[name] for name, kind in needed.items() if _is_text(kind)]
+    if texts:  # each different text is in memory once
+        whole = parquet.ParquetFile(stream, read_dictionary=texts)
+    table = whole.read(columns=None if len(needed) == len(fields) else [called[name] for name in needed])
+    read = {name.strip(): column for name, column in zip(table.column_names, table.columns, strict=True)}
+    nothing = pyarrow.chunked_array([pyarrow.nulls(metadata.num_rows)])
+    arrays = [read[name] if name in needed else nothing for name in fields]
+    return pyarrow.table(arrays, names=list(fields), metadata=schema.metadata)
+
+
+def _content(stream: BinaryIO, first: bytes, file: str) -> bytes:
+    """The bytes of a file, decompressed."""
+    for magic, name in UNREADABLE.items():
+        if first.startswith(magic):
+            raise ArgumentError("file", f"is compressed with {name}; accepted: gzip, bzip2 and xz", file)
+    unpack = next((unpack for magic, unpack in COMPRESSED.items() if first.startswith(magic)), None)
+    if unpack is None:
+        return stream.read()
+    free = free_memory()
+    blocks = []
+    size = 0
+    with unpack(stream) as content:
+        while block := content.read(BLOCK_BYTES):
+            blocks.append(block)
+            size += len(block)
+            if 2 * size > free:
+                text = f"decompresses to more than {readable(size)}, but only {readable(free)} of memory is free"
+                raise ArgumentError("file", text, file)
+    return b"".join(blocks)
+
+
+def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> Any:
+    """The table in a CSV file, without spaces around names and texts."""
+    pyarrow = optional.load("pyarrow", "file", file)
+    reader = optional.load("pyarrow.csv", "file", file)
+    separator = SEPARATORS.get(dialect.separator, dialect.separator)
+    if not separator:
+        separator = "\t" if ".tsv" in pathlib.Path(file).name.lower() else ","
+    if dialect.decimal not in (".", ","):
+        raise ArgumentError("decimal", "accepted: a point or a comma", dialect.decimal)
+    if len(separator) != 1:
+        raise ArgumentError("separator", "accepted: one character, or tab", dialect.separator)
+    if separator == dialect.decimal:
+        raise ArgumentError("decimal", "is the separator, too; separator names another", dialect.decimal)
+    try:
+        codecs.lookup(dialect.encoding)
+    except LookupError as error:
+        raise ArgumentError("encoding", "is unknown; accepted: utf-8, latin-1 and others", dialect.encoding) from error
+    content = content.lstrip(b"\r\n")
+    names = _header(content, file, separator, dialect.encoding)
+    if len({*names}) < len(names):
+        raise ArgumentError("file", "has two columns of a name", file)
+    named = columns.named()
+    hint = _other_separator(names, separator)
+    for name, argument in named.items():
+        if hint and name not in names:
+            raise ArgumentError(argument, f"{pathlib.Path(file).name} has no such column; {hint}", name)
+    # Columns that may hold ids are read as text, in which 007 is not 7.
+    ids = named.keys() - {*names_in(columns.features)} | {*names_in(columns.categorical)}
+    missing = _missing_texts(dialect.missing, reader)
+    table = reader.read_csv(
+        pyarrow.BufferReader(content),
+        reader.ReadOptions(
+            use_threads=False,
+            # A column's type is that of its values in the first block, which is all of them.
+            block_size=min(len(content) + 1, MOST),
+            column_names=names,
+            skip_rows_after_names=1,
+            encoding=dialect.encoding,
+        ),
+        reader.ParseOptions(delimiter=separator, newlines_in_values=True),
+        reader.ConvertOptions(
+            column_types={name: pyarrow.string() for name in ids if name in names},
+            null_values=[*missing, *(f" {text}" for text in missing)],
+            strings_can_be_null=True,
+            decimal_point=dialect.decimal,
+        ),
+    )
+    arrays = table.columns
+    for position, name in enumerate(names):
+        if name in named:  # no other text is read
+            array = _trimmed(arrays[position], name, file, missing, dialect)
+            arrays[position] = _typed(array, dialect) if name in ids else array
+    return pyarrow.table(arrays, names=names)
+
+
+def _header(content: bytes, file: str, separator: str, encoding: str) -> list[str]:
+    """The names of the columns of a CSV file."""
+    codec = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
+    text = io.TextIOWrapper(io.BytesIO(content), codec, newline="")
+    try:
+        header = next(csv.reader(text, delimiter=separator, skipinitialspace=True), [])
+    except UnicodeDecodeError as error:
+        raise ArgumentError("file", f"is not {encoding} text; encoding names another", file) from error
+    if not header:
+        raise ValueError("no columns")
+    return [name.strip() for name in header]
+
+
+def _other_separator(names: Sequence[str], separator: str) -> str:
+    """A hint at the separator of a file that has one column, whose name has others in it; or ""."""
+    found = next((other for other in (";", "\t", "|", ",") if len(names) == 1 and other in names[0]), None)
+    if found is None or found == separator:
+        return ""
+    word = "tab" if found == "\t" else found
+    return f"its columns seem to be separated by {word!r}, not {separator!r}: set separator={word!r}"
+
+
+def _missing_texts(missing: Names, reader: Any) -> list[str]:
+    """The texts that stand for missing values."""
+    given = names_in(missing)
+    return ["", *given] if given else reader.ConvertOptions().null_values
+
+
+def _trimmed(column: Any, name: str, file: str, missing: Sequence[str], dialect: Dialect) -> Any:
+    """A column whose texts are without spaces around them; those that stand for missing values become null."""
+    pyarrow = optional.load("pyarrow", "file", file)
+    compute = optional.load("pyarrow.compute", "file", file)
+    if pyarrow.types.is_binary(column.type):
+        raise ArgumentError("file", f"is not {dialect.encoding} text in column {name}; encoding names another", file)
+    if not _is_text(column.type):
+        return column
+    trimmed = compute.utf8_trim_whitespace(column)
+    after_space = compute.and_(compute.starts_with(trimmed, '"'), compute.not_equal(trimmed, column))
+    if compute.any(after_space).as_py():
+        row = compute.index(after_space, True).as_py()
+        text = f"has a space before a quote in column {name}, row {row} (counted from 0)"
+        raise ArgumentError("file", f"{text}; accepted: quotes right after separators", file)
+    is_missing = compute.is_in(trimmed, value_set=pyarrow.array(missing, column.type))
+    return compute.if_else(is_missing, pyarrow.scalar(None, column.type), trimmed)
+
+
+def _typed(column: Any, dialect: Dialect) -> Any:
+    """A column of texts as whole numbers, numbers or booleans if all its texts are such; 007 is text."""
+    compute = optional.load("pyarrow.compute", "file")
+    pyarrow = optional.load("pyarrow", "file")
+    if compute.any(compute.match_substring_regex(column, LEADING_ZERO)).as_py():
+        return column
+    if compute.all(compute.match_substring_regex(column, NUMERALS)).as_py():
+        kinds = [pyarrow.int64()]  # of ids of more digits, floats would be no ids
+    else:
+        kinds = [pyarrow.float64(), pyarrow.bool_()]
+    digits = column if dialect.decimal == "." else compute.replace_substring(column, dialect.decimal, ".")
+    for kind in kinds:
+        try:
+            return compute.cast(digits, kind)
+        except pyarrow.ArrowInvalid:
+            continue
+    return column
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether a column of a pyarrow type holds numbers or booleans."""
+    is_type = optional.load("pyarrow.types", "file")
+    kind = kind.value_type if is_type.is_dictionary(kind) else kind
+    tests = (is_type.is_integer, is_type.is_floating, is_type.is_boolean, is_type.is_decimal)
+    return any(test(kind) for test in tests)
+
+
+def _is_text(kind: Any) -> bool:
+    is_type = optional.load("pyarrow.types", "file")
+    kind = kind.value_type if is_type.is_dictionary(kind) else kind
+    return any(test(kind) for test in (is_type.is_string, is_type.is_large_string, is_type.is_string_view))
+
+
+def _check_type(argument: str, name: str, kind: Any) -> None:
+    """Raises `ArgumentError` if a column that an argument names holds neither numbers nor text."""
+    if not _is_number(kind) and not _is_text(kind) and str(kind) != "null":
+        raise ArgumentError(argument, f"holds {kind}; accepted: a column of numbers or text", name)
+
+
+def _width(kind: Any) -> float:
+    """Bytes of a value of a pyarrow type; of text, those of its position."""
+    is_type = optional.load("pyarrow.types", "file")
+    return 4 if is_type.is_dictionary(kind) or _is_text(kind) else kind.bit_width / 8
+
+
+def _decoded(column: Any) -> Any:
+    """A column in one piece, without a dictionary, whose decimals are numbers."""
+    pyarrow = optional.load("pyarrow", "file")
+    column = column.combine_chunks()
+    if isinstance(column, pyarrow.ChunkedArray):  # of no chunks, or too large for one
+        column = pyarrow.concat_arrays(column.chunks)
+    if hasattr(column, "dictionary_decode"):
+        column = column.dictionary_decode()
+    if not pyarrow.types.is_decimal(column.type):
+        return column
+    is_whole = column.type.scale == 0 and column.type.precision <= 18
+    return column.cast(pyarrow.int64() if is_whole else pyarrow.float64())
+
+
+def _check_complete(column: Any, name: str, file: str) -> None:
+    """Raises `ArgumentError` if a value of a column is missing."""
+    if column.null_count:
+        compute = optional.load("pyarrow.compute", "file", file)
+        row = compute.index(compute.is_null(column), True).as_py()
+        raise _incomplete("no value", name, row, column.null_count, file)
+
+
+def _incomplete(what: str, name: str, row: int, count: int, file: str) -> ArgumentError:
+    more = f", and {count - 1:,} more" if count > 1 else ""
+    return ArgumentError("file", f"has {what} in column {name}, row {row} (counted from 0){more}", file)
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:
-    """A column's values (n,), all of which are there."""
-    column = column.combine_chunks()
-    if hasattr(column, "dictionary_decode"):
-        column = column.dictionary_decode()
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise ArgumentError("file", f"has no value in column {name}, row {row} (counted from 0)", file)
-    return column.to_numpy(zero_copy_only=False)
+    """A column's numbers, booleans or texts (n,), all of which are there."""
+    _check_complete(column, name, file)
+    if _is_text(column.type):
+        _check_text_memory(column, file)
+    return _decoded(column).to_numpy(zero_copy_only=False)
+
+
+def _check_text_memory(column: Any, file: str) -> None:
+    """Raises `ArgumentError` if texts need more memory than is free, in an array of the longest one's length."""
+    compute = optional.load("pyarrow.compute", "file", file)
+    texts = column.combine_chunks()
+    texts = texts.dictionary if hasattr(texts, "dictionary") else texts
+    longest = compute.max(compute.utf8_length(texts)).as_py() or 0
+    check_memory(4 * longest * len(column), file)
+
+
+def _numbers(column: Any, name: str, file: str, fill: bool) -> np.ndarray:
+    """A feature's numbers (n,); NaN where one is missing, if it is to be filled."""
+    column = _decoded(column)
+    if column.null_count and not fill:
+        _check_complete(column, name, file)
+    values = column.to_numpy(zero_copy_only=False)
+    if values.dtype == object:  # booleans with holes
+        values = values.astype(np.float64)
+    if values.dtype.kind != "f":
+        return values
+    bad = ~np.isfinite(values)
+    if fill:
+        bad &= ~np.isnan(values)
+    if bad.any():
+        row = int(np.argmax(bad))
+        what = "no value" if np.isnan(values[row]) else "an infinite value"
+        raise _incomplete(what, name, row, int(bad.sum()), file)
+    return values
+
+
+def _categories(column: Any, name: str, file: str) -> tuple[list[str], np.ndarray]:
+    """The categories in a column in sorted order, and the number of each example's (n,)."""
+    values = _values(column, name, file)
+    if values.dtype == object:
+        values = values.astype(str)
+    categories, codes = np.unique(values, return_inverse=True)
+    return [str(category) for category in categories], codes
 
 
 def targets_of(labels: list[np.ndarray], names: Names) -> np.ndarray:

@@ -41,7 +41,7 @@ def femnist(tmp_path):
 
 def test_users_are_clients_and_the_test_part_is_kept(femnist):
     folder, parts = femnist
-    source = sources.leaf(folder, shape=(28, 28), standardize=False)
+    source = sources.leaf(folder, shape=(28, 28, 1), standardize=False)
     assert source.x.shape == (12, 28, 28, 1) and source.client_names.tolist() == ["f0", "f1"]
     assert source.num_classes <= 62
     for k, user in enumerate(source.client_names):
@@ -63,6 +63,20 @@ def test_a_folder_becomes_a_federation_the_same_each_time(femnist):
 def test_without_a_test_part_none_is_official(tmp_path):
     write(tmp_path, "train", {"a": drawn(0, 3)})
     assert sources.leaf(tmp_path).is_test is None and not sources.has_tests("leaf", tmp_path)
+
+
+@pytest.mark.parametrize("tested", [["d", "e"], ["a", "b"]])
+def test_users_that_have_no_test_examples_or_no_others_are_told(tested, tmp_path):
+    """LEAF's split by user (`-t user`), and one user without test examples."""
+    users = {user: drawn(number, 6) for number, user in enumerate("abcde")}
+    write(tmp_path, "train", {user: users[user] for user in "abc"})
+    write(tmp_path, "test", {user: users[user] for user in tested})
+    with pytest.raises(
+        ArgumentError, match=r"official_test: \d of \d clients have no official training or test examples"
+    ):
+        data.read(tmp_path)
+    clients = data.read(tmp_path, official_test=False)
+    assert set(clients.client_names) == {"a", "b", "c", *tested} and clients.test.size.min() == 1
 
 
 def test_texts_predict_the_character_after_the_last(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
+from pfljax.data.preparation import prepared
 
 
 def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
@@ -20,7 +21,7 @@ def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
     assert source.y.shape == (12,) and source.num_classes == 10  # known to TFDS, whatever the examples hold
     np.testing.assert_array_equal(source.is_test, np.arange(12) >= 6)
     assert len(part.y) == 6
-    np.testing.assert_allclose(part.x[~part.is_test].mean(), 0, atol=1e-5)
+    np.testing.assert_allclose(prepared(part).x[~part.is_test].mean(), 0, atol=1e-5)
     assert "tensorflow" not in sys.modules
 
 

@@ -12,7 +12,7 @@ import pytest
 import pfljax as pfl
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.pooled import Pooled
-from pfljax.data import digest, sources
+from pfljax.data import digest, preparation, sources
 from pfljax.stores import stacks
 
 grain = pytest.importorskip("grain.sources", reason="needs grain, which has no wheels for some systems")
@@ -96,13 +96,13 @@ def test_other_types_are_read_as_features_json_describes_them(tmp_path):
     read = lambda **options: sources.arrayrecord(folder, **options)
     plain = read(client="writer", standardize=False)  # of two arrays, the first one
     assert plain.is_test is None and plain.task == "regression" and plain.client.tolist() == list(range(12))
-    np.testing.assert_array_equal(plain.x[:4], gray[:4, :, :, None])
+    np.testing.assert_array_equal(plain.x[:4], gray[:4])
     np.testing.assert_array_equal(plain.client_names, big)
     np.testing.assert_allclose(plain.y, weight[:, 0], rtol=1e-6)
     np.testing.assert_array_equal(read(image="weight", label="seen", standardize=False).x[[3, 1]], weight[[3, 1]])
-    scaled = read(image="weight", label="seen").x  # floats that are standardized are in memory
+    scaled = preparation.prepared(read(image="weight", label="seen")).x  # floats that are standardized are in memory
     np.testing.assert_allclose(scaled, (weight - weight.mean(0)) / weight.std(0), rtol=1e-5, atol=1e-6)
-    assert read(label="seen", fraction=0.5).x.shape == (6, 4, 5, 1)
+    assert read(label="seen", fraction=0.5).x.shape == (6, 4, 5)
 
 
 def test_an_index_reads_what_it_names_once_as_an_array_would(toy):

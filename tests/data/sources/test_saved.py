@@ -77,7 +77,7 @@ def test_other_columns_are_read_as_those_of_a_table(tmp_path):
     whole.save_to_disk(tmp_path / "own")
     read = lambda **options: sources.huggingface(tmp_path / "own", standardize=False, **options)
     np.testing.assert_allclose(read(features="age").x[:, 0], more["age"])
-    np.testing.assert_allclose(read(image="grid").x[..., 0], more["grid"], rtol=1e-6)
+    np.testing.assert_allclose(read(image="grid").x, more["grid"], rtol=1e-6)
     np.testing.assert_array_equal(read(text="said").x, [[1, 2], [2, 0]] * 6)
     assert read(label="age", image="image").task == "regression"
 
@@ -106,3 +106,43 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ArgumentError, match=r"^file=.*: needs datasets: pip install 'pfljax\[huggingface\]'"):
         sources.huggingface(animals)
+
+
+FRAME = {"a": np.arange(12.0), "label": np.arange(12) % 2, "who": np.arange(12) % 3}
+
+
+def saved(made, folder):
+    made.save_to_disk(folder / "set")
+    return folder / "set"
+
+
+def test_the_index_of_a_frame_is_no_feature(tmp_path):
+    frame = pytest.importorskip("pandas").DataFrame(FRAME).sample(frac=1, random_state=0)
+    path = saved(datasets.Dataset.from_pandas(frame), tmp_path)
+    with pytest.warns(UserWarning, match="__index_level_0__.* is an index"):
+        source = sources.huggingface(path, client="who", standardize=False)
+    np.testing.assert_array_equal(source.x[:, 0], frame["a"])
+
+
+def test_classes_keep_the_order_that_a_data_set_gives_them(tmp_path):
+    kinds = {"a": datasets.Value("float64"), "label": datasets.ClassLabel(names=["zebra", "ape"])}
+    columns = {name: FRAME[name] for name in kinds}
+    source = sources.huggingface(saved(datasets.Dataset.from_dict(columns, datasets.Features(kinds)), tmp_path))
+    assert source.class_names == ("zebra", "ape") and source.y.tolist() == FRAME["label"].tolist()
+
+
+def test_labels_that_are_unknown_or_missing_are_refused(tmp_path):
+    whole = datasets.Dataset.from_dict(FRAME)
+    unknown = datasets.DatasetDict(train=whole, test=datasets.Dataset.from_dict(FRAME | {"label": [-1] * 12}))
+    with pytest.raises(ArgumentError, match="label is -1 in row 12"):
+        sources.huggingface(saved(unknown, tmp_path), client="who")
+    holes = datasets.Dataset.from_dict({"a": [1.0, 2.0, 3.0], "label": ["x", None, "y"]})
+    with pytest.raises(ArgumentError, match="has no value in column label, row 1"):
+        sources.huggingface(saved(holes, tmp_path / "holes"))
+
+
+def test_parts_that_are_not_read_are_told(tmp_path):
+    whole = datasets.Dataset.from_dict(FRAME)
+    path = saved(datasets.DatasetDict(train=whole, validation=whole), tmp_path)
+    with pytest.warns(UserWarning, match="has parts that are not read: validation"):
+        assert len(sources.huggingface(path, client="who").y) == 12

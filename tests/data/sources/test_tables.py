@@ -8,6 +8,7 @@ import pytest
 from pfljax import data
 from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
+from pfljax.data.preparation import prepared
 
 pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
 N = 24
@@ -83,7 +84,7 @@ def test_text_is_read_as_characters_with_padding(write):
 
 
 def test_whole_numbers_are_scaled_as_other_numbers_are(write):
-    x = sources.table(write(FRAME), label="kind", features="age").x
+    x = prepared(sources.table(write(FRAME), label="kind", features="age")).x
     age = FRAME["age"].to_numpy(float)
     np.testing.assert_allclose(x[:, 0], (age - age.mean()) / age.std(), rtol=1e-5)
 
