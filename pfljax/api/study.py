@@ -167,7 +167,7 @@ class Study:
         groups: dict[Any, list[int]] = {}
         for number in numbers:
             shares = store_of(runs[number].experiment).on_devices and in_turn(runs[number])
-            shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
+            shape = "" if self.replicate == "vmap" else str(shapes(runs[number].experiment.federation))
             alone = runs[number].experiment.stop is not None  # at its own round
             alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
@@ -230,7 +230,7 @@ def computes_as(a: Run, b: Run) -> bool:
         *(
             [model.module for model in run.experiment.problem.models],
             run.experiment.fine_tune_epochs,
-            shapes(run.clients),
+            shapes(run.experiment.federation),
         ),
     )
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import secrets
@@ -33,6 +34,9 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         raise ArgumentError("partition", text)
     if not 1 <= number <= len(source.y):
         raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the number of examples", number)
+
+    if source.scaling is not None:  # distances are those between standardized features
+        source = dataclasses.replace(source, x=source.scaling(source.x), scaling=None)
 
     def reduced() -> np.ndarray:
         return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)

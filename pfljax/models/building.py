@@ -20,6 +20,7 @@ from pfljax.models import losses, networks, recurrent, transformers
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
 from pfljax.models.rewriting import equations
+from pfljax.models.standardizing import inside
 from pfljax.models.structure import is_flax
 
 
@@ -158,7 +159,7 @@ def build(
     outputs = num_classes
     if task == "regression":
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
-    given = module_of(model)
+    given, _ = inside(module_of(model))
     name = str(name or getattr(given, "__name__", type(given).__name__))
     module = called(given, outputs, name)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:

@@ -17,11 +17,13 @@ from jaxtyping import PyTree as Tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
+from pfljax.models import standardizing
 from pfljax.models.behind import Behind
 from pfljax.models.frozen import AdaptedNetwork, Frozen
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
 from pfljax.models.rewriting import rewritten, slow_layers
+from pfljax.models.standardizing import Statistics
 from pfljax.models.structure import Network, by_path
 
 FLOAT32 = "float32"
@@ -56,8 +58,9 @@ class Model:
             `pfl.adapters.lora(rank=8)`, one or several.
         frozen_dtype: What frozen parameters are kept in: "bfloat16" or "float32".
         behind: The network behind its frozen layers, if the inputs are the features there. Set when a run is created.
-        scaling: Mean and standard deviation of inputs that are integers, such as pixels, where the network takes
-            floats. Set when a run is created.
+        scaling: Mean and standard deviation of pixels that the engine reads from a file as they are, and that the model
+            scales. Set when a run is created.
+        own_statistics: How an exported NNX module standardizes its inputs; set from the module. None: it does not.
     """
 
     module: Any
@@ -71,16 +74,28 @@ class Model:
     frozen_dtype: str = "bfloat16"
     behind: Behind | None = None
     scaling: tuple[PyTree, PyTree] | None = None
+    own_statistics: Statistics | None = None
 
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
             object.__setattr__(self, "frozen", Frozen(self.frozen))
+        module, statistics = standardizing.inside(self.module)
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "own_statistics", statistics or self.own_statistics)
         if self.frozen is None and self.trainable:
             raise ArgumentError("trainable", "needs frozen, the values of the parameters that are not trained")
         if self.frozen is not None and not self.trainable:
             raise ArgumentError("frozen", 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)')
         if self.frozen_dtype not in (FLOAT32, "bfloat16"):
             raise ArgumentError("frozen_dtype", "accepted: bfloat16, float32", self.frozen_dtype)
+
+    @property
+    def input_statistics(self) -> Statistics | None:
+        """How inputs are standardized, if `frozen` or the module come from `Result.export`; None: they do not.
+
+        A run uses these statistics in place of those of its clients' data.
+        """
+        return (self.frozen.statistics if self.frozen is not None else None) or self.own_statistics
 
     @functools.cached_property
     def network(self) -> Network:

@@ -11,6 +11,7 @@ import numpy as np
 from pfljax import data
 from pfljax.contract.types import Algorithm, Key, State
 from pfljax.data import Federation
+from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.pools import place
@@ -75,6 +76,11 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     return out | {"per_client": per_client(unseen, scores, networks=networks)}
 
 
+def is_measured(scaling: Scaling | None) -> bool:
+    """Whether models scale features with statistics of the clients' examples."""
+    return scaling is not None and scaling.measured
+
+
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
     """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the rounds.
 
@@ -82,7 +88,7 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
     """
     found, client_privacy = of_examples(experiment, algorithm, key, rounds), experiment.client_privacy
     if client_privacy.active:
-        omitted = () if experiment.federation.scaling is None else (privacy.BY_SCALING,)
+        omitted = (privacy.BY_SCALING,) if is_measured(experiment.federation.scaling) else ()
         found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
     return found or None
 
@@ -94,7 +100,7 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
     """
     problem, train = experiment.problem, experiment.federation.train
     solver, ledger, finite = problem.solver, algorithm.ledger, privacy.finite
-    if experiment.federation.scaling is not None:
+    if is_measured(experiment.federation.scaling):
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
         return {}

@@ -12,7 +12,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import MOST
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
-from pfljax.data.sources.source import Scaling, Source
+from pfljax.data.sources.source import WHITE, Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
 SAMPLE = 10_000  # rows of a file that its mean and deviation are measured on
@@ -27,7 +27,7 @@ def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
     A dict, a named tuple, or a tuple that does not have one entry for each example is a tree.
     """
     found = {key: np.asarray(array) for key, array in others.items() if array is not None}
-    rows = isinstance(x, tuple) and not hasattr(x, "_fields") and found["y"].shape[:1] == (len(x),)
+    rows = isinstance(x, tuple) and not hasattr(x, "_fields") and "y" in found and found["y"].shape[:1] == (len(x),)
     if rows or not isinstance(x, Mapping | tuple):
         return found | {"x": np.asarray(x)}
     return found | {"x": jax.tree.map(np.asarray, x, is_leaf=lambda node: isinstance(node, list))}
@@ -57,7 +57,7 @@ def make_source(
         images: Whether uint8 values in x are pixels, which are divided by 255, and x (n, height, width) or (n,) gets a
             last axis with one channel.
         standardize: Whether to give each channel of images, or each feature, mean 0 and standard deviation 1, computed
-            on the non-test examples. Integers are kept, since they may be tokens; but uint8 are pixels.
+            on the non-test examples: models do so, and x is kept. Integers may be tokens, but uint8 are pixels.
         name: Name for titles.
 
     Raises:
@@ -218,7 +218,7 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
 def _inputs(
     x: PyTree, rows: np.ndarray | slice, is_test: np.ndarray | None, images: bool, standardize: bool
 ) -> tuple[PyTree, Scaling | None]:
-    """Some rows of all arrays of x, converted and scaled as in `make_source`."""
+    """Some rows of all arrays of x, converted as in `make_source`, and how models scale them."""
     ids = np.arange(len(jax.tree.leaves(x)[0]))[rows]
     found = [_features(key, leaf[rows], ids, is_test, images, standardize) for key, leaf in _leaves(x).items()]
     x, *scaling = (jax.tree.unflatten(jax.tree.structure(x), column) for column in zip(*found, strict=True))
@@ -228,10 +228,10 @@ def _inputs(
 def _features(
     key: str, x: np.ndarray, rows: np.ndarray, is_test: np.ndarray | None, images: bool, standardize: bool
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Converts one array of examples (n, *features), rows (n,) of their data set; scaled, with mean and deviation.
+    """Converts one array of examples (n, *features), rows (n,) of their data set; with mean and deviation.
 
-    Pixels that are not scaled stay uint8, and other integers of 32 bits become int32; all else becomes float32. Pixels
-    in a file stay there, and are scaled when a mini-batch is read.
+    What models scale stays as it is, as do pixels; other integers of 32 bits become int32; all else becomes float32.
+    Pixels, and floats that need no conversion, stay in their file.
     """
     if x.dtype.kind not in "biuf":
         raise ArgumentError(key, f"is {x.dtype}; accepted: numbers")
@@ -242,14 +242,12 @@ def _features(
     _warn_of_channels(key, x)
     if standardize and (pixels or x.dtype.kind == "f"):
         scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
-    if in_file(x) and (pixels or (x.dtype == np.float32 and not standardize)):
+    elif images and pixels and not in_file(x):
+        scaling = Scaling(np.zeros(()), np.full((), WHITE))
+    if in_file(x) and (pixels or scaling or x.dtype == np.float32):
         values = x
     elif scaling:
-        values = np.empty(x.shape, np.float32)
-        for start in range(0, len(x), BLOCK):
-            values[start : start + BLOCK] = scaling(x[start : start + BLOCK])
-    elif images and pixels:
-        values = np.divide(x, 255, dtype=np.float32)
+        values = np.array(x)  # not the user's own array, which may change
     elif pixels:
         values = x
     else:

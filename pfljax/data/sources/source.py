@@ -9,33 +9,48 @@ import jax
 import numpy as np
 
 from pfljax.contract.fields import knob
+from pfljax.contract.pooled import standardized
 from pfljax.contract.types import PyTree, Task
 
 Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
 Standardize = Annotated[bool, knob(flag="standardize")]
+WHITE = 255.0  # value of a white pixel
 PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
 
 
 class Scaling(NamedTuple):
-    """Statistics with which features were standardized, one per channel of images or per feature."""
+    """Statistics with which models standardize features, one per channel of images or per feature.
 
-    # Mean of the examples that are not for testing, float64. If x is a tree, a tree with None for arrays that are not
-    # scaled.
+    Attributes:
+        mean: Mean of the examples that are not for testing, float64. If x is a tree, a tree with None for arrays that
+            are not scaled.
+        std: Their standard deviation; 1 for a constant feature.
+    """
+
     mean: PyTree
-    std: PyTree  # their standard deviation; 1 for a constant feature
+    std: PyTree
 
     def __call__(self, x: PyTree) -> PyTree:
-        """Standardizes other examples (n, *features), or a tree of them, with the same statistics."""
-        scaled = lambda mean, std, x: x if mean is None else ((np.asarray(x) - mean) / std).astype(np.float32)
+        """Standardizes examples (n, *features), or a tree of them: float32; arrays that are not scaled stay."""
+
+        def scaled(mean: np.ndarray | None, std: np.ndarray | None, x: Any) -> Any:
+            return x if mean is None else standardized(np.asarray(x), mean, std)
+
         return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured on examples; otherwise, pixels are divided by `WHITE`."""
+        means, deviations = jax.tree.leaves(self.mean), jax.tree.leaves(self.std)
+        return not all(np.all(mean == 0) for mean in means) or not all(np.all(std == WHITE) for std in deviations)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
     """A data set of n examples."""
 
-    # Features (n, *features), float32 or uint8, for images (n, height, width, channels); or tokens of sequences, int32
-    # or uint8 (n, T); or a tree of such arrays
+    # Features (n, *features) as the data set has them, not scaled, for images (n, height, width, channels); or tokens
+    # of sequences, int32 or uint8 (n, T); or a tree of such arrays
     x: Any
     # Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with PAD_TOKEN at
     # positions without a character to predict
@@ -51,7 +66,7 @@ class Source:
     class_names: tuple[str, ...] = ()  # names of the classes, if the data set's labels are strings
     # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
     client_names: np.ndarray | None = None
-    scaling: Scaling | None = None  # how x was standardized; None: it was not
+    scaling: Scaling | None = None  # how models standardize x; None: they do not
     tokens: bool = False  # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
 
 
