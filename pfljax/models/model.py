@@ -149,7 +149,7 @@ class Model:
 
     def head(self, params: Params, features: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
         """The outputs, as of `apply`, for `features`: what the last dense layer and all after it compute."""
-        return self._values(self._head(self.network.held, self._held(params), features))
+        return self._values(self._head(self.network.held, self._held(params), features), features)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -205,7 +205,7 @@ class Model:
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
     def predict(self, params: Params, x: Inputs) -> Float[Array, "B ..."]:
-        """Predictions that mixtures average: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
+        """Predictions: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
         return self.predictions_of(self.apply(params, x))
 
     def predictions_of(self, outputs: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
@@ -214,18 +214,27 @@ class Model:
             return jax.nn.sigmoid(outputs)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
-    def losses_of(self, predicted: Float[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
-        """Per-example loss (B,) of predictions, which mixtures average, in place of outputs.
+    def mixed(self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]) -> Float[Array, "B ..."]:
+        """Outputs whose predictions are the mean of several models' predictions, with weights on the simplex.
 
-        A criterion gets the outputs of a single model with these predictions: values, or log probabilities of classes.
+        Probabilities are added in logarithms, log sum_j w_j p_j, so that no probability is rounded to 0 or 1. A single
+        model's outputs stay as they are.
         """
-        tiny = jnp.finfo(jnp.float32).tiny
-        if self.criterion is None and self.task == "classification":
-            likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
-            return mean_over_places(-jnp.log(jnp.maximum(likelihood, tiny)), y, predicted.shape[-1])
-        outputs = predicted if self.task == "regression" else jnp.log(jnp.maximum(predicted, tiny))
+        if self.task == "regression":
+            return jnp.tensordot(weights, outputs, axes=1)
+        if len(outputs) == 1:
+            return outputs[0]
+
+        def mean(log_probabilities: Array) -> Array:
+            share = weights.reshape(-1, *[1] * (outputs.ndim - 1))
+            return jax.nn.logsumexp(log_probabilities, axis=0, b=share)
+
         if self.task == "multilabel":
-            outputs = outputs - jnp.log(jnp.maximum(1 - predicted, tiny))
+            return mean(jax.nn.log_sigmoid(outputs)) - mean(jax.nn.log_sigmoid(-outputs))
+        return mean(jax.nn.log_softmax(outputs))
+
+    def losses_of(self, outputs: Float[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
+        """Per-example loss (B,) of a client's outputs, those of a mixture among them."""
         return (self.criterion or DEFAULTS[self.task])(outputs, y)
 
     def over_places(self, values: Shaped[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
@@ -291,10 +300,12 @@ class Model:
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self.network.held, self._held(params), self.converted(x), key)
-        return self._values(outputs), written
+        return self._values(outputs, x), written
 
-    def _values(self, outputs: Array) -> Array:
-        """The outputs, without an axis of one where a regression has one value."""
+    def _values(self, outputs: Array, x: PyTree) -> Array:
+        """The outputs for x (B, ...), with the axis B, and without an axis of one where a regression has one value."""
+        if jax.tree.leaves(x)[0].shape[0] == 1 and outputs.shape[:1] != (1,):  # the network squeezes
+            outputs = outputs[None]
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
         return outputs[..., 0] if single and self.target_shape in (None, outputs.shape[1:-1]) else outputs
 

@@ -22,6 +22,8 @@ from pfljax.stores import memory, serving, stacks
 from pfljax.stores.compiled import Compiled, Jitted
 from pfljax.stores.experiment import Experiment
 
+SELECTED_BY = ("validation_accuracy", "validation_loss")  # the first that is known; otherwise, the training loss
+
 
 def per_client(
     federation: Federation,
@@ -68,10 +70,11 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
     found = run(key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits)
-    scores, groups = serving.measured(experiment.metrics, jax.device_get(found)), experiment.problem.groups
+    task, groups = experiment.problem.model.task, experiment.problem.groups
+    scores = serving.measured(experiment.metrics, jax.device_get(found), task)
     networks = groups and groups.of_clients(unseen.num_clients, unseen=True)
-    out = evaluation.summarize(scores["test"], unseen.test.size)
-    train = evaluation.summarize(scores["train"], unseen.train.size)
+    out = evaluation.summarize(scores["test"], unseen.test.size, experiment.lower_is_better)
+    train = evaluation.summarize(scores["train"], unseen.train.size, experiment.lower_is_better)
     out |= {f"train_{name}": value for name, value in train.items()}
     return out | {"per_client": per_client(unseen, scores, networks=networks)}
 
@@ -126,11 +129,10 @@ def best_row(rows: list[dict]) -> dict:
 
     The initial models take no part if there are others.
     """
-    name, better = "train_loss", min
-    if "validation_loss" in rows[-1]:
-        name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
+    name = next((name for name in SELECTED_BY if name in rows[-1]), "train_loss")
     known = [row for row in rows if row["round"] and row[name] is not None and np.isfinite(row[name])]
-    return better(known or rows[-1:], key=lambda row: row[name]) | {"selected_by": name}
+    sign = evaluation.sign_of(name.rpartition("_")[2])
+    return max(known or rows[-1:], key=lambda row: sign * row[name]) | {"selected_by": name}
 
 
 def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:
@@ -148,6 +150,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
         "metrics": experiment.measures,
+        "lower_is_better": experiment.lower_is_better,
         "scored": algorithm.report.scored,
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],

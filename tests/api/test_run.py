@@ -190,8 +190,8 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)]
     alone = [cell["last"]["accuracy"] for cell in cells]
     assert pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=1).train(rounds=2).accuracy == pytest.approx(alone[1])
-    assert table.rows[0]["accuracy_mean"] == pytest.approx(np.mean(alone))
-    assert table.rows[0]["accuracy_std"] == pytest.approx(abs(alone[0] - alone[1]) / np.sqrt(2))
+    assert table.rows[0]["score_mean"] == pytest.approx(np.mean(alone))
+    assert table.rows[0]["score_std"] == pytest.approx(abs(alone[0] - alone[1]) / np.sqrt(2))
     assert "gentle" in str(table) and str(table).count("±") == 4  # two rows, the title, and what it is
     assert (tmp_path / "table.png").stat().st_size > 1000
     part = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, seeds=[0], rounds=1, eval_clients=2)
@@ -200,7 +200,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     frame = table.to_pandas()
     assert frame.method.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
     assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
-    assert frame.groupby("method").accuracy.std().tolist() == pytest.approx([r["accuracy_std"] for r in table.rows])
+    assert frame.groupby("method").accuracy.std().tolist() == pytest.approx([r["score_std"] for r in table.rows])
     shown = table.to_pandas(by="method").set_index("algorithm")
     others = frame[frame.method == "gentle"].accuracy
     assert shown.difference["fedavg"] == pytest.approx(np.mean(alone) - others.mean()) and shown.p["fedavg"] >= 0.5
