@@ -219,9 +219,7 @@ class DeviceStore(Store):
             found = []
             for places in blocks(scored, size):
                 of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
-                found.append(
-                    [served._replace(found=measured(metrics, served.found, problem.model.task)) for served in of_runs]
-                )
+                found.append([served._replace(found=measured(metrics, served.found, task)) for served in of_runs])
             return replicates.join([joined(of_run, scored) for of_run in zip(*found, strict=True)], np.stack)
 
         return in_blocks
