@@ -246,6 +246,8 @@ class Result:
         """Examples as users have them, checked and as the network takes them."""
         federation, inputs = self.experiment.federation, self.experiment.inputs
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
+        if any(map(np.ma.is_masked, jax.tree.leaves(x))):
+            raise ArgumentError("x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)")
         given = as_arrays(x)["x"]
         try:
             shapes = jax.tree.map(lambda leaf, x: np.shape(x), inputs, given)
@@ -255,8 +257,7 @@ class Result:
         if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
         for leaf in jax.tree.leaves(given):
-            if leaf.dtype.kind not in "biuf":
-                raise ArgumentError("x", f"is {leaf.dtype}; accepted: numbers")
+            check_numbers(leaf)
         scaled = given if federation.scaling is None else federation.scaling(given)
         x = jax.tree.map(lambda leaf, x: as_type(x, leaf.dtype), inputs, scaled)
         return self.experiment.features.compute(x) if self.experiment.features else x
@@ -275,6 +276,15 @@ class Result:
         if self.out is None:
             raise ArgumentError("out", "the run was trained without a folder; pass `out` to `train`")
         return report.write(self.out)
+
+
+def check_numbers(x: np.ndarray) -> None:
+    """Raises `ArgumentError` if an array of x has something other than finite numbers."""
+    if x.dtype.kind not in "biuf":
+        raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
+    bad = np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
+    if bad.size:
+        raise ArgumentError("x", f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
 
 
 def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:

@@ -86,7 +86,7 @@ class Federation:
             is_number = leaf.dtype.kind == "f" or (leaf.dtype == np.uint8 and not self.tokens)
             return jax.ShapeDtypeStruct(leaf.shape[2:], np.float32 if is_number else leaf.dtype)
 
-        return jax.tree.map(one, self.train.x, is_leaf=is_pooled)
+        return jax.tree.map(one, self.standardized.train.x, is_leaf=is_pooled)
 
     @functools.cached_property
     def standardized(self) -> Federation:

@@ -218,6 +218,14 @@ def probabilities(logits: np.ndarray, task: str) -> np.ndarray:
     return special.softmax(logits.astype(np.float64), axis=-1)
 
 
+def number(value: Any) -> float:
+    """What a metric returned, as a number. Raises an error if it is none."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"it returned {type(value).__name__}")
+    return float(array.item())
+
+
 def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], task: str) -> dict[str, np.ndarray]:
     """Computes metrics of clients' outputs, which `outputs_of` returned, in NumPy arrays.
 
@@ -232,7 +240,7 @@ def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], tas
         for name, each in metrics.items():
             outputs = logits if each.of_logits else predicted
             try:
-                values[name][client] = np.asarray(each(outputs, y)).item()
+                values[name][client] = number(each(outputs, y))
             except Exception as error:  # a user's function
                 line = (str(error).splitlines() or [""])[0]
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"

@@ -217,8 +217,8 @@ def test_curves_are_of_the_rounds_that_all_seeds_have():
 def test_one_s_own_arrays_and_module(run_of_arrays):
     x, result = run_of_arrays.x, run_of_arrays.result
     assert run_of_arrays.clients.num_clients == 3 and np.isfinite(result.loss)
-    found = result.predict(result.scaling(x[:3]), client="b")
-    np.testing.assert_array_equal(found, result.predict(result.scaling(x[:3]), client=1))
+    found = result.predict(x[:3], client="b")
+    np.testing.assert_array_equal(found, result.predict(x[:3], client=1))
 
 
 def test_arrays_of_jax_are_those_of_numpy(run_of_arrays):

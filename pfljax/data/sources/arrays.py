@@ -244,7 +244,8 @@ def _features(
         scaling = _measure(x, is_test, gray=pixels and x.ndim == 3)
     elif images and pixels and not in_file(x):
         scaling = Scaling(np.zeros(()), np.full((), WHITE))
-    if in_file(x) and (pixels or scaling or x.dtype == np.float32):
+    mapped = isinstance(x, np.ndarray) and scaling is not None  # other files are read once
+    if in_file(x) and (pixels or mapped or (x.dtype == np.float32 and not standardize)):
         values = x
     elif scaling:
         values = np.array(x)  # not the user's own array, which may change

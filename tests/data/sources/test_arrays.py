@@ -41,11 +41,13 @@ def test_standardization_is_measured_on_training_rows_only(npz):
     is_test = np.arange(3000) % 3 == 0
     x[is_test, :3] += 100
     source = npz(x=x, y=np.arange(3000) % 2, is_test=is_test)
-    train = source.x[~is_test]
+    np.testing.assert_array_equal(source.x, x)  # the model scales
+    scaled = source.scaling(source.x)
+    train = scaled[~is_test]
     np.testing.assert_allclose(train[:, :3].mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(train[:, :3].std(axis=0), 1, atol=1e-5)
-    np.testing.assert_array_equal(source.x[:, 3], 0)
-    assert source.x[is_test, :3].min() > 10
+    np.testing.assert_array_equal(scaled[:, 3], 0)
+    assert scaled[is_test, :3].min() > 10
     np.testing.assert_array_equal(source.is_test, is_test)
     np.testing.assert_array_equal(npz({"standardize": False}, x=x, y=np.arange(3000)).x, x)
 
@@ -54,13 +56,13 @@ def test_statistics_are_those_of_the_numbers_as_given(npz):
     """In float32, numbers of 1e9 are multiples of 64, so that most of their noise would be gone."""
     x = 1e9 + 10 * RNG.normal(size=(3000, 2))
     source = npz(x=x, y=np.arange(3000) % 2)
-    np.testing.assert_allclose(source.x, (x - x.mean(axis=0)) / x.std(axis=0), atol=1e-5)
-    np.testing.assert_allclose(source.scaling(x[:9]), source.x[:9], rtol=1e-6)
+    np.testing.assert_allclose(source.scaling(source.x), (x - x.mean(axis=0)) / x.std(axis=0), atol=1e-5)
 
 
 def test_a_constant_that_is_no_sum_of_powers_of_2_becomes_0(npz):
     x = np.full((3000, 2), [0.1, 1e9 + 0.1])  # 3000 times 0.1, divided by 3000, is not 0.1
-    np.testing.assert_array_equal(npz(x=x, y=np.arange(3000) % 2).x, 0)
+    source = npz(x=x, y=np.arange(3000) % 2)
+    np.testing.assert_array_equal(source.scaling(source.x), 0)
 
 
 def test_channels_that_come_first_are_told(npz):
@@ -118,9 +120,12 @@ def test_images_are_standardized_per_channel(npz):
     x = RNG.integers(0, 256, size=(50, 4, 5, 3), dtype=np.uint8)
     x[..., 1] //= 4
     y = np.arange(50) % 2
-    np.testing.assert_array_equal(npz({"standardize": False}, x=x, y=y).x, x.astype(np.float32) / 255)
+    divided = npz({"standardize": False}, x=x, y=y)
+    np.testing.assert_array_equal(divided.x, x)
+    np.testing.assert_array_equal(divided.scaling(x), x.astype(np.float32) / 255)
     expected = (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))
-    np.testing.assert_allclose(npz(x=x, y=y).x, expected, atol=1e-5)
+    source = npz(x=x, y=y)
+    np.testing.assert_allclose(source.scaling(source.x), expected, atol=1e-5)
     assert npz(x=x[..., 0], y=y).x.shape == (50, 4, 5, 1)
     assert npz(x=RNG.normal(size=50), y=y).x.shape == (50, 1)
 
