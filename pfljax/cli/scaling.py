@@ -190,7 +190,8 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         if len(rows) < cell.num_clients * size:
             raise RunError(f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed")
         rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
-        x, y, task, num_classes = source.x[rows], source.y[rows], source.task, source.num_classes
+        x = source.x[rows] if source.scaling is None else source.scaling(source.x[rows])
+        y, task, num_classes = source.y[rows], source.task, source.num_classes
 
     def part(start: int, stop: int) -> Split:
         examples = dataclasses.replace(x, index=x.index[:, start:stop]) if isinstance(x, Pooled) else x[:, start:stop]
