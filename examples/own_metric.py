@@ -3,7 +3,8 @@
     python examples/own_metric.py
     pfljax compare --algorithms=local,fedavg --metrics=f1,examples/own_metric.py:worst_recall --patience=20
 
-A metric is computed for each client, from its own examples; tables have the mean over the clients.
+A metric is computed for each client, from its own examples; tables have the mean over the clients. If low values are
+good, pass `pfl.metric(function, higher_is_better=False)`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax.evaluation.measures import f1
 
 
 def worst_recall(outputs: np.ndarray, y: np.ndarray) -> float:
@@ -31,7 +31,7 @@ def main() -> pfl.Table:
         pfl.models.MLP(hidden=(32,)),
         local,
         rounds=100,
-        metrics={"f1": f1, "worst_recall": worst_recall},
+        metrics={"f1": "f1", "worst_recall": worst_recall},
         stop=pfl.patience(20),
     )
     print(table)

@@ -21,7 +21,7 @@ def main(out: str = "runs/resumed", rounds: int = 40) -> pfl.Result:
     result = pfl.load(out)
     print(result)
     module, variables = result.export(client=3)
-    x = clients.test.x[3]
+    x, _ = clients.examples(3)
     logits = np.asarray(module.apply(variables, x))
     assert (logits.argmax(axis=-1) == result.predict(x, client=3).argmax(axis=-1)).all()
     return result

@@ -207,7 +207,7 @@ def run(settings: Settings) -> None:
     if federation.task != "classification" or federation.train.y.ndim > 2 or federation.inputs.dtype != np.float32:
         raise ArgumentError("dataset", "accepted: arrays of numbers with a class per example", settings.dataset)
     victims, key = victims_of(federation, settings.victims), jax.random.key(settings.seed)
-    originals, labels = np.asarray(victims.train.x[:, 0], np.float32), victims.train.y[:, 0]
+    originals, labels = np.asarray(victims.standardized.train.x[:, 0], np.float32), victims.train.y[:, 0]
     how = settings.guesses, settings.guess_rate, settings.variation, settings.tries
     search = Search(*how, low=float(originals.min()), high=float(originals.max()))
     model, found, rows = build.build_model(settings, federation), {}, []

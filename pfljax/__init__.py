@@ -49,6 +49,7 @@ from pfljax.contract.types import (
     Traffic,
 )
 from pfljax.data import Federation, partitions
+from pfljax.evaluation.measures import metric
 from pfljax.local.problem import OwnModel, Problem
 from pfljax.local.solver import Solver
 from pfljax.models import Model, Networks, adapters, weights
@@ -106,6 +107,7 @@ __all__ = [
     "knob",
     "load",
     "method",
+    "metric",
     "models",
     "partitions",
     "patience",

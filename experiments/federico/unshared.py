@@ -108,7 +108,7 @@ def shown(row: dict, losing: float) -> str:
     """A cell of the table: accuracy, the paired difference to Local, and the share of losing clients."""
     number = number_of(True)
     gain = statistics.difference_columns([row], number)[1][0][0]
-    return number(row["accuracy_mean"]) + f", {gain}, {losing:.0%}" * (row["algorithm"] != "local")
+    return number(row["score_mean"]) + f", {gain}, {losing:.0%}" * (row["algorithm"] != "local")
 
 
 def main() -> None:

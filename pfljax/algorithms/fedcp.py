@@ -81,7 +81,7 @@ class FedCP:
 
         def apply(models, own, x):
             shared = tree.first(models)
-            return model.predictions_of(outputs(problem, shared, own, direction(problem, shared, own), x))
+            return outputs(problem, shared, own, direction(problem, shared, own), x)
 
         def adapt(context, models, data):
             init_key, train_key = jax.random.split(context.key)

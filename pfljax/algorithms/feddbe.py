@@ -89,7 +89,7 @@ class FedDBE:
 
         def apply(models, own, x):
             params = tree.first(models)
-            return model.predictions_of(model.apply(params, x) + shift(params, own))
+            return model.apply(params, x) + shift(params, own)
 
         def row(key, client, models):
             return beside.Row(OwnModel(none, solver.optimizer.init(none)), problem.kept_optimizers(models))

@@ -67,7 +67,7 @@ class FedDPA:
         def apply(models, inputs, x):
             w, v = tree.first(models), inputs["v"]
             alpha = self.weight * jnp.maximum(directions(problem, v, x) @ inputs["direction"], 0)  # of unit vectors
-            one = lambda alpha, x: problem.model.predict(both(w, v, alpha), tree.stack_one(x))[0]
+            one = lambda alpha, x: problem.model.apply(both(w, v, alpha), tree.stack_one(x))[0]
             return problem.plan.over_models(one, alpha, x)
 
         def predict(context, models, row, data):

@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes
@@ -95,10 +94,10 @@ class FedProto:
             return pulled(received).newcomer(context, models, data)._replace(inputs=received)
 
         def apply(models, prototypes, x):
-            """Softmax of -|f - P_c|^2, without |f|^2, which all classes share."""
+            """Logits -|f - P_c|^2, without |f|^2, which all classes share."""
             z = model.features(tree.first(models), x)
             scores = 2 * z @ prototypes.mean.T - jnp.square(prototypes.mean).sum(axis=-1)
-            return jax.nn.softmax(jnp.where(prototypes.count > 0, scores, UNKNOWN))
+            return jnp.where(prototypes.count > 0, scores, UNKNOWN)
 
         nearest = self.predict == "nearest"
         by = "the nearest prototype" if nearest else "its last layer"

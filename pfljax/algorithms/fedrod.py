@@ -74,7 +74,7 @@ class FedRoD:
 
         def apply(models, own, x):
             generic = tree.first(models)
-            return jax.nn.softmax(model.apply(generic, x) + model.apply(under(own, generic), x))
+            return model.apply(generic, x) + model.apply(under(own, generic), x)
 
         def adapt(context, models, data):
             init_key, train_key = jax.random.split(context.key)

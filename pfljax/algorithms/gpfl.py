@@ -79,7 +79,7 @@ class GPFL:
         def apply(models, inputs, x):
             (head, context), shared = inputs, tree.first(models)
             params = whole(shared, head)
-            return model.predictions_of(model.head(params, valve(shared[ADDED], model.features(params, x), context)))
+            return model.head(params, valve(shared[ADDED], model.features(params, x), context))
 
         def adapt(context, models, data):
             init_key, train_key = jax.random.split(context.key)

@@ -128,7 +128,7 @@ class HiLoRA:
             server_update=server_update,
             whom=lambda context, row, size: Mixture(used(context, row), jnp.full((2,), 0.5)),
             predict=lambda context, models, row, data: Prediction(inputs=tiers.leaf(models, row)),
-            apply=lambda models, leaf, x: problem.model.predict(tiers.whole(models, leaf), x),
+            apply=lambda models, leaf, x: problem.model.apply(tiers.whole(models, leaf), x),
             adapt=adapt,
             ledger=Ledger(gradients=1),
             traffic=low_rank.as_factors(problem, of_models=0.5),  # the root or the cluster's; the other stays

@@ -101,7 +101,8 @@ class PFedFDA:
             return Prediction(inputs=discriminant(adapted(models, data.train), shares))
 
         def apply(models, inputs, x):
-            return model.predictions_of(model.features(whole(tree.first(models.body)), x) @ inputs[0] + inputs[1])
+            weights, offsets = inputs
+            return model.features(whole(tree.first(models.body)), x) @ weights + offsets
 
         return averaging(
             problem,

@@ -20,6 +20,7 @@ from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob, nearest
 from pfljax.evaluation import gains
+from pfljax.evaluation.metrics import sign_of
 from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
 from pfljax.folder import files, planned
 from pfljax.local.training import LocalTraining
@@ -40,19 +41,21 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     With a `target`, also the simulated seconds after which each run has reached this score; None if it never does.
     """
     summaries = [cell.summary for cell in cells]
+    score = score_of(summaries[0])
     of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
-    rounds, curves = over_rounds([cell.rows for cell in cells], score_of(summaries[0]))
+    rounds, curves = over_rounds([cell.rows for cell in cells], score)
     timed = np.isfinite(of["simulated"].mean)
     entry = lambda name: over_rounds([cell.rows for cell in cells], name)[1]
     clock = entry("simulated_seconds") if timed else None
     traffic = np.sum([np.nan_to_num(entry(name)) for name in BYTES], axis=0) / 1e6
-    sign = 1 if score_of(summaries[0]) == "accuracy" else -1
+    sign = sign_of(score)
     late = gains.trend(rounds, curves)
     splits = [{} if split is None else {"split": split} for _, split in trials]
     return {
         "algorithm": title,
-        "accuracy_mean": of["score"].mean,
-        "accuracy_std": of["score"].std,
+        "score": score,
+        "score_mean": of["score"].mean,
+        "score_std": of["score"].std,
         "runs": of["score"].runs,
         "seeds": [{"seed": each["seed"], **own, **each["last"]} for each, own in zip(summaries, splits, strict=True)],
         "best_mean": of["best"].mean,
@@ -136,7 +139,7 @@ class Table:
         heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
         body = []
         for row, standing in zip(self.rows, standings, strict=True):
-            score = OfRuns(row["accuracy_mean"], row["accuracy_std"], row["runs"])
+            score = OfRuns(row["score_mean"], row["score_std"], row["runs"])
             cells = [row["algorithm"], score.text(number), *standing]
             cells += terms.effects(row, number) * helped + [number(row["best_mean"])] * validated
             cells += [number(row["bottom_decile_mean"])] * classification
@@ -176,7 +179,8 @@ class Table:
         on. For example, `frame.groupby("method").accuracy.mean()` returns the means in the table's first column, and
         `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
 
-        By method, they are the table's: "accuracy_mean" and "accuracy_std" over "runs", "interval_low" and
+        By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is "accuracy" or
+        "loss", "interval_low" and
         "interval_high" over "units" and so on, as `pfljax.evaluation.statistics.standings` describes them.
 
         Raises:
@@ -423,7 +427,7 @@ def effect_of(own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Tria
     score = score_of(own[0].summary)
     scores = lambda cells: [np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells]
     before, after = gains.pairs(*(dict(zip(trials, scores(cells), strict=True)) for cells in (own, others))).T
-    gained = np.sort((after - before) * (1 if score == "accuracy" else -1))[::-1]
+    gained = np.sort((after - before) * sign_of(score))[::-1]
     effect = gains.Effect.of(gained)
     shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
     return {

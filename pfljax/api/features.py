@@ -112,6 +112,19 @@ def room(shape: tuple[int, ...]) -> np.ndarray:
         return np.memmap(file, FLOAT32, "w+", shape=shape)
 
 
+class Pool:
+    """The pool of pooled examples, of which a slice is read as examples are."""
+
+    def __init__(self, examples: Pooled):
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples.pool)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return self.examples.rows(np.arange(len(self))[part])
+
+
 def with_computed(
     federation: Federation, compute: Callable[[PyTree], np.ndarray], stacks: dict[int, Any]
 ) -> Federation:
@@ -120,10 +133,9 @@ def with_computed(
     def one(split: Split) -> Split:
         leaves = jax.tree.leaves(split.x, is_leaf=is_pooled)
         if all(map(is_pooled, leaves)) and len({leaf.pool.shape[0] for leaf in leaves}) == 1:
-            pool = jax.tree.map(lambda leaf: leaf.pool, split.x, is_leaf=is_pooled)
             key = id(leaves[0].pool)
             if key not in stacks:
-                stacks[key] = pool, compute(pool)
+                stacks[key] = leaves[0].pool, compute(jax.tree.map(Pool, split.x, is_leaf=is_pooled))
             return split._replace(x=Pooled(stacks[key][1], leaves[0].index))
         clients, n_max = split.y.shape[:2]
         real = np.arange(n_max) < np.asarray(split.size)[:clients, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,19 @@ import numpy as np
 
 from pfljax import report
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
 from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
-from pfljax.data.sources.source import Scaling
+from pfljax.data.sources.arrays import as_arrays
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
+from pfljax.models.standardizing import standardizing, statistics_of
 from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
 
-FEW, MARGIN = 1000, np.log(1.3)  # examples, and nepers, that tell raw examples from standardized ones
 ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with
 
 
@@ -85,11 +84,6 @@ class Result:
     def summary(self) -> dict:
         """The content of summary.json."""
         return self._outcome.summary
-
-    @property
-    def scaling(self) -> Scaling | None:
-        """How the clients' x was standardized; `result.scaling(x)` does so with other examples. None: it was not."""
-        return self.experiment.federation.scaling
 
     @property
     def history(self) -> list[dict]:
@@ -161,21 +155,26 @@ class Result:
         """Returns one client's predictions.
 
         Args:
-            x: Examples, scaled like the training data. Shape (B, *features), or a tree of arrays as in training.
+            x: Examples as they were given for training, such as those of `Federation.examples`: the model scales them.
+                Shape (B, *features), or a tree of such arrays; B may be 0.
             client: The client's number, 0 to K - 1, or its name.
 
         Returns:
             Class probabilities (B, C), or predicted values (B,) for regression.
         """
-        x = self._checked(x)
-        return self._predictions(x, [self._number(client)])[0]
+        number = self.experiment.federation.client_number(client)
+        return self._predictions(self._inputs(x), [number])[0]
 
     def predictions(self, x: Any) -> np.ndarray:
-        """Returns all clients' predictions for the same x (B, *features): (K, B, C), or (K, B) for regression."""
-        return self._predictions(self._checked(x), range(self.experiment.federation.num_clients))
+        """Returns all clients' predictions for the same x, as in `predict`: (K, B, C), or (K, B) for regression."""
+        return self._predictions(self._inputs(x), range(self.experiment.federation.num_clients))
 
     def _predictions(self, x: PyTree, clients: Sequence[int]) -> np.ndarray:
         problem = self.experiment.problem._replace(plan=self._outcome.plan)
+        if not len(jax.tree.leaves(x)[0]):  # networks need not accept an empty batch
+            model = problem.model
+            shape = jax.eval_shape(model.predict, model.network.shapes, model.example_input).shape
+            return np.zeros((len(clients), 0, *shape[1:]), np.float32)
         return self._outcome.serve(lambda algorithm: serving.outputs(problem, algorithm, x), clients)
 
     def export(self, client: int | str) -> tuple[Any, Any]:
@@ -185,13 +184,16 @@ class Result:
         values for regression; the variables are its collections, batch statistics among them. An NNX module has the
         client's parameters, in inference mode, and its variables are its `nnx.State` without random streams.
 
+        The module takes x as `predict` does. If training standardized x, the module does so first, with the statistics
+        in its variables' collection "scaling". A `Model` made of them is trained further with the same statistics.
+
         Args:
             client: The client's number, 0 to K - 1, or its name.
 
         Raises:
             ArgumentError: if the client predicts with several models, or with more than a model.
         """
-        number = self._number(client)
+        number = self.experiment.federation.client_number(client)
         problem = self.experiment.problem._replace(plan=self._outcome.plan)
         as_it_is = lambda algorithm: lambda made, _: made if problem.groups else made._replace(inputs=())
         prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [number]))
@@ -206,7 +208,11 @@ class Result:
             what = "more than the outputs of one model" if applied else "a mixture of several models"
             raise ArgumentError("client", f"predicts with {what}, which is no Flax module; use result.predict", client)
         params = jax.tree.map(lambda leaf: leaf[used[0]], prediction.models)
-        return model.network.exported(params)
+        module, variables = model.network.exported(params)
+        scaling = self.experiment.federation.scaling
+        if scaling is None:
+            return module, variables
+        return standardizing(module, variables, statistics_of(scaling.mean, scaling.std))
 
     @checked()
     def save_model(self, path: str | Path, client: int | str) -> None:
@@ -236,37 +242,25 @@ class Result:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
 
-    def _number(self, client: int | str) -> int:
-        """The number of a client that is given by its number or its name."""
-        num, names = self.experiment.federation.num_clients, self.experiment.federation.client_names
-        words = [] if names is None or names.dtype.kind not in "UO" else names.tolist()
-        if isinstance(client, str) and client in words:
-            return words.index(client)
-        if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
-            near = difflib.get_close_matches(str(client), words, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f" such as {', '.join(words[:3])}"
-            raise ArgumentError("client", f"accepted: 0 to {num - 1}{f', or a name{hint}' if words else ''}", client)
-        return int(client)
-
-    def _checked(self, x: Any) -> PyTree:
-        inputs = self.experiment.inputs
+    def _inputs(self, x: Any) -> PyTree:
+        """Examples as users have them, checked and as the network takes them."""
+        federation, inputs = self.experiment.federation, self.experiment.inputs
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
+        if any(map(np.ma.is_masked, jax.tree.leaves(x))):
+            raise ArgumentError("x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)")
+        given = as_arrays(x)["x"]
         try:
-            x = jax.tree.map(lambda leaf, x: np.asarray(x, leaf.dtype), inputs, self._scaled(x))
+            shapes = jax.tree.map(lambda leaf, x: np.shape(x), inputs, given)
         except (TypeError, ValueError) as error:
             raise ArgumentError("x", f"is no array, or not as many arrays; accepted: {wanted}") from error
-        shapes, num = jax.tree.map(np.shape, x), len(np.atleast_1d(jax.tree.leaves(x)[0]))
+        num = len(np.atleast_1d(jax.tree.leaves(given)[0]))
         if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
-        if self.scaling is not None and self.experiment.federation.late_scaling is None and looks_raw(x, self.scaling):
-            warn("x", "looks like examples that are not standardized; pass result.scaling(x)")
+        for leaf in jax.tree.leaves(given):
+            check_numbers(leaf)
+        scaled = given if federation.scaling is None else federation.scaling(given)
+        x = jax.tree.map(lambda leaf, x: as_type(x, leaf.dtype), inputs, scaled)
         return self.experiment.features.compute(x) if self.experiment.features else x
-
-    def _scaled(self, x: Any) -> Any:
-        """Inputs whose pixels (uint8) the model scales, scaled."""
-        late = self.experiment.federation.late_scaling
-        pixels = late is not None and all(np.asarray(leaf).dtype == np.uint8 for leaf in jax.tree.leaves(x))
-        return late(x) if late is not None and pixels else x
 
     @property
     def plot(self) -> report.Plots:
@@ -284,13 +278,23 @@ class Result:
         return report.write(self.out)
 
 
-def looks_raw(x: PyTree, scaling: Scaling) -> bool:
-    """Whether the first examples in x have a size much nearer to 1 once they are standardized."""
-    some = jax.tree.map(lambda leaf: leaf[:FEW], x)
-    size = lambda leaf: abs(np.log(max(np.sqrt(np.mean(np.square(leaf))), np.finfo(np.float32).tiny)))
-    apart = lambda mean, raw, scaled: mean is not None and size(raw) > size(scaled) + MARGIN
-    none = lambda leaf: leaf is None
-    return any(jax.tree.leaves(jax.tree.map(apart, scaling.mean, some, scaling(some), is_leaf=none)))
+def check_numbers(x: np.ndarray) -> None:
+    """Raises `ArgumentError` if an array of x has something other than finite numbers."""
+    if x.dtype.kind not in "biuf":
+        raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
+    bad = np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
+    if bad.size:
+        raise ArgumentError("x", f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
+
+
+def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """Numbers in the type that a network takes. Raises `ArgumentError` if integers are wanted and they are none."""
+    if not np.issubdtype(dtype, np.integer):
+        return x.astype(dtype)
+    limits = np.iinfo(dtype)
+    if x.size and not (np.all(x == np.floor(x)) and limits.min <= x.min() and x.max() <= limits.max):
+        raise ArgumentError("x", f"has numbers that are no {np.dtype(dtype)}; accepted: integers, as in training")
+    return x.astype(dtype)
 
 
 def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:

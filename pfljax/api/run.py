@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax
+import numpy as np
+
 from pfljax import data, models
 from pfljax.api.features import with_features
 from pfljax.api.result import Result
@@ -15,7 +18,9 @@ from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.method import tell
+from pfljax.contract.pooled import is_pooled
 from pfljax.data import Federation
+from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
@@ -24,6 +29,7 @@ from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.models.groups import Networks, grouped, modules_of
+from pfljax.models.standardizing import array_name, inside
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
@@ -56,6 +62,7 @@ class Run:
 
     Attributes:
         experiment: The method, clients and settings; `experiment.problem` has the model and the numbers of clients.
+        clients: The training clients.
     """
 
     _trainer: Trainer | None = None
@@ -114,19 +121,17 @@ class Run:
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        clients = scaled_as(model, clients)
+        self.clients = clients
         problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
         problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
         config = config or describe.config(method, clients, modules_of(model), local, participation, told | timed)
         clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
         told |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
-        found = Experiment(method, problem, clients, local, unseen=unseen, metrics=metrics, **told)
+        unseen = unseen and unseen.standardized
+        found = Experiment(method, problem, clients.standardized, local, unseen=unseen, metrics=metrics, **told)
         self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
-
-    @property
-    def clients(self) -> Federation:
-        """The training clients; their inputs are features if these are computed once per example."""
-        return self.experiment.federation
 
     @checked()
     def train(
@@ -202,6 +207,40 @@ def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Seque
     return found
 
 
+def scaled_as(model: Any, clients: Federation) -> Federation:
+    """The clients, with the scaling of inputs that a model brings along from `Result.export`, if it does.
+
+    Raises:
+        ArgumentError: if it is that of other arrays.
+    """
+    if isinstance(model, Mapping | Networks):
+        return clients
+    brought = model.input_statistics if isinstance(model, models.Model) else inside(model)[1]
+    if not brought:
+        return clients
+    used = set()
+
+    def one(path: Any, x: Any, kind: str) -> np.ndarray | None:
+        name = array_name(path)
+        if name not in brought[kind]:
+            return None
+        used.add(name)
+        values = np.asarray(brought[kind][name], np.float64)
+        if values.ndim and values.shape != x.shape[x.ndim - values.ndim :]:
+            shape = x.shape[2:]
+            text = f"standardizes {name} with statistics of shape {values.shape}; the clients' examples have {shape}"
+            raise ArgumentError("model", text)
+        return values
+
+    def tree_of(kind: str) -> Any:
+        return jax.tree_util.tree_map_with_path(functools.partial(one, kind=kind), clients.train.x, is_leaf=is_pooled)
+
+    scaling = Scaling(tree_of("mean"), tree_of("std"))
+    if missing := brought["mean"].keys() - used:
+        raise ArgumentError("model", f"standardizes {', '.join(sorted(missing))}, which the clients' x lacks")
+    return dataclasses.replace(clients, scaling=scaling)
+
+
 def make_problem(
     clients: Federation,
     model: Any,
@@ -253,7 +292,7 @@ def start(
 
 def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
     """Pads the runs' client data in place so that all have the same shapes. Returns the runs."""
-    padded = data.pad_alike([run.clients for run in runs])
+    padded = data.pad_alike([run.experiment.federation for run in runs])
     for run, clients in zip(runs, padded, strict=True):
         problem = run.experiment.problem._replace(n_max=clients.train.y.shape[1])
         run.experiment = dataclasses.replace(run.experiment, federation=clients, problem=problem)

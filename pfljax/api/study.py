@@ -169,7 +169,8 @@ class Study:
         groups: dict[Any, list[int]] = {}
         for number in numbers:
             shares = store_of(runs[number].experiment).on_devices and in_turn(runs[number])
-            shape = "" if self.replicate == "vmap" else str(shapes(runs[number].clients))
+            federation = runs[number].experiment.federation
+            shape = "" if self.replicate == "vmap" else f"{shapes(federation)} {federation.late_scaling}"
             alone = runs[number].experiment.stop is not None  # at its own round
             alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
@@ -234,7 +235,7 @@ def computes_as(a: Run, b: Run) -> bool:
     one, other = a.experiment, b.experiment
     return (
         one.local is not None
-        and shapes(a.clients) == shapes(b.clients)
+        and shapes(one.federation) == shapes(other.federation)
         and alike(one.numbers, other.numbers)
         and not differences(one, other)
     )

@@ -191,7 +191,9 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
             raise RunError(f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed")
         rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
         prepare = preparation.fit(source, np.sort(rows[:, :train], axis=None))
-        x = prepare(source.x, rows.ravel()).reshape(*rows.shape, *source.x.shape[1:])
+        x = prepare(source.x, rows.ravel())
+        x = x if prepare.scaling is None else prepare.scaling(x)
+        x = x.reshape(*rows.shape, *x.shape[1:])
         y, task, num_classes = source.y[rows], source.task, source.num_classes
 
     def part(start: int, stop: int) -> Split:

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from pfljax.contract.mapped import release
 
 Array = jax.Array | np.ndarray
+BLOCK = 1024  # examples that are standardized at a time
 
 
 @jax.tree_util.register_dataclass
@@ -73,11 +74,20 @@ class Pooled:
         """The examples (..., *features) at entries (...) of the index."""
         if isinstance(self.pool, jax.Array) or isinstance(index, Tracer):
             return jnp.asarray(self.pool).at[index].get(mode="promise_in_bounds")
-        found = np.take(self.pool, index, axis=0)  # copies, even for a single example
-        release(self.pool)
+        found = self.rows(index)
         if np.min(index, initial=0) < 0:
             found[np.less(index, 0)] = 0
         return found
+
+    def rows(self, places: np.ndarray) -> np.ndarray:
+        """Copies of rows (...) of a pool on the host, as examples are read. Shape (..., *features)."""
+        found = np.take(self.pool, places, axis=0)
+        release(self.pool)
+        return found
+
+    def of_run(self, run: int) -> Pooled:
+        """The examples of one of several runs, which are stacked on the leading axis."""
+        return jax.tree.map(lambda leaf: leaf[run], self)
 
     def on_device(self, device: Array) -> Pooled:
         """One device's part of a spread pool: its own rows and an index into them."""
@@ -94,6 +104,46 @@ class Filed(Pooled):
     """
 
     pool: Any = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Standardized(Pooled):
+    """Pooled examples on the host that are standardized when they are read: float32 (pool - mean) / std.
+
+    The pool has the numbers that the user gave, and is never copied as a whole. Padding reads zeros.
+
+    Attributes:
+        mean: Mean of the examples, float64, which broadcasts against an example: (), or (channels,) or (features,).
+        std: Their standard deviation, of the same shape.
+    """
+
+    mean: np.ndarray = dataclasses.field(kw_only=True)
+    std: np.ndarray = dataclasses.field(kw_only=True)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.float32)
+
+    def examples(self, index: Array) -> Array:
+        if not isinstance(index, Tracer):
+            return super().examples(index)
+        found = super().examples(index).astype(np.float32)  # only where shapes are traced
+        return (found - self.mean) / self.std
+
+    def rows(self, places: np.ndarray) -> np.ndarray:
+        places = np.asarray(places)
+        found = standardized(super().rows(places.reshape(-1)), self.mean, self.std)
+        return found.reshape(*places.shape, *found.shape[1:])
+
+
+def standardized(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """float32 (x - mean) / std of examples (n, *features), computed in float64, a block of examples at a time."""
+    found = np.empty(x.shape, np.float32)
+    for start in range(0, len(x), BLOCK):
+        block = slice(start, start + BLOCK)
+        found[block] = (x[block] - mean) / std
+    return found
 
 
 def is_pooled(leaf: Any) -> bool:

@@ -300,8 +300,8 @@ class Algorithm:
             or under "shared" all N models, equally.
         predict: (context, models, row, data) -> Prediction: what a client makes of these models (J, ...) before it
             predicts; may train, but never changes the row. None: it mixes their predictions with the weights of `whom`.
-        apply: (models (J, ...), inputs, x (B, *features)) -> predictions (B, C), for predictions that are no mixture of
-            the models' predictions, with the `inputs` of a Prediction; None: the mixture.
+        apply: (models (J, ...), inputs, x (B, *features)) -> logits (B, C), or values (B,), for predictions that are no
+            mixture of the models' predictions, with the `inputs` of a Prediction; None: the mixture.
         adapt: (context, models, data) -> Prediction of a client unseen in training. `models` are all N models, or ()
             under "own"; an index refers to them. None, under "shared": `whom` and `predict`, with an
             empty row. Otherwise, unseen clients require it. Under "peers", clients that were never in a cohort use it,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import hashlib
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import numpy as np
@@ -15,7 +17,8 @@ from numpy.typing import ArrayLike
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
-from pfljax.contract.pooled import Filed, Pooled, is_pooled
+from pfljax.contract.mapped import in_file
+from pfljax.contract.pooled import Filed, Pooled, Standardized, is_pooled
 from pfljax.contract.types import ClientData, PyTree, Split, Task
 from pfljax.data import partitions, preparation
 from pfljax.data.dealing import Assignment
@@ -32,9 +35,10 @@ class Federation:
     """All clients' data on the host, and information about it.
 
     Attributes:
-        train: Stacked training splits, K clients.
-        validation: Stacked validation splits (n_max may be 0).
-        test: Stacked test splits; only evaluation reads them.
+        train: The engine's stacked training splits, K clients: padded to the largest client's size with zeros, class 0.
+            Read a client's own examples with `examples`.
+        validation: The same of the validation splits (n_max may be 0).
+        test: The same of the test splits; only evaluation reads them.
         distribution: (K,) int32, the true distribution of each client; for colors and reports, never for training.
             None: unknown. It is known if the source provides it or the partition puts clients into groups.
         task: "classification", "regression" or "multilabel".
@@ -46,7 +50,8 @@ class Federation:
         attacker: (K,) bool, whether each client attacks; None: no client does.
         class_names: Names of classes 0..C-1 if the labels were strings; otherwise empty.
         client_names: (K,) the data set's own ids of the clients, strings or integers; None: their numbers.
-        scaling: How x was standardized, with statistics of the training examples; None: it was not.
+        scaling: How models standardize x, which is kept as given, with statistics of the training examples. None: they
+            do not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
         tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
         feature_names: Names of the columns of x if the data set is a table; otherwise empty.
@@ -78,19 +83,95 @@ class Federation:
 
     @property
     def inputs(self) -> PyTree:
-        """Shape and dtype of an example's x, or of each array in it, for a model: float32 in place of uint8 numbers."""
-        floats = lambda leaf: leaf.dtype == np.uint8 and not self.tokens
-        one = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], np.float32 if floats(leaf) else leaf.dtype)
-        return jax.tree.map(one, self.train.x, is_leaf=is_pooled)
+        """Shape and dtype of an example's x, or of each array in it, for a network: numbers are float32."""
+
+        def one(leaf: Any) -> jax.ShapeDtypeStruct:
+            is_number = leaf.dtype.kind == "f" or (leaf.dtype == np.uint8 and not self.tokens)
+            return jax.ShapeDtypeStruct(leaf.shape[2:], np.float32 if is_number else leaf.dtype)
+
+        return jax.tree.map(one, self.standardized.train.x, is_leaf=is_pooled)
+
+    @functools.cached_property
+    def standardized(self) -> Federation:
+        """The same clients as the engine reads them: x is standardized when it is read, and no pool is copied.
+
+        Pixels (uint8) in a file are read as they are, and networks scale them; see `late_scaling`.
+        """
+        if self.scaling is None:
+            return self
+        mean, std = self.scaling
+
+        def of_split(split: Split) -> Split:
+            size = np.asarray(split.size)[self.own or slice(None)]
+
+            def one(mean: np.ndarray | None, std: np.ndarray | None, x: Any) -> Any:
+                if mean is None or isinstance(x, Standardized):
+                    return x
+                examples = x if is_pooled(x) else pooled(x, size)
+                late = examples.dtype == np.uint8 and in_file(examples.pool)
+                return x if late else Standardized(examples.pool, examples.index, mean=mean, std=std)
+
+            return split._replace(x=jax.tree.map(one, mean, std, split.x, is_leaf=lambda leaf: leaf is None))
+
+        return dataclasses.replace(self, **{part: of_split(getattr(self, part)) for part in PARTS})
 
     @property
     def late_scaling(self) -> Scaling | None:
-        """How a model scales x, which is kept as pixels (uint8); None: it was scaled before, or is not."""
-        scaled = lambda mean, x: mean is not None and x.dtype == np.uint8
-        late = self.scaling is not None and jax.tree.map(
-            scaled, self.scaling.mean, self.train.x, is_leaf=lambda leaf: leaf is None or is_pooled(leaf)
-        )
+        """How networks scale pixels (uint8) of `standardized`, which stay so; None: there are none."""
+
+        def is_late(mean: np.ndarray | None, x: Any) -> bool:
+            return mean is not None and x.dtype == np.uint8
+
+        if self.scaling is None:
+            return None
+        late = jax.tree.map(is_late, self.scaling.mean, self.standardized.train.x, is_leaf=lambda leaf: leaf is None)
         return self.scaling if any(jax.tree.leaves(late)) else None
+
+    def client_number(self, client: int | str) -> int:
+        """The number of a client, which is given by its number or its name.
+
+        Raises:
+            ArgumentError: if there is no such client.
+        """
+        num, names = self.num_clients, self.client_names
+        words = [] if names is None or names.dtype.kind not in "UO" else names.tolist()
+        if isinstance(client, str) and client in words:
+            return words.index(client)
+        if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
+            near = difflib.get_close_matches(str(client), words, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f" such as {', '.join(words[:3])}"
+            raise ArgumentError("client", f"accepted: 0 to {num - 1}{f', or a name{hint}' if words else ''}", client)
+        return int(client)
+
+    @checked()
+    def examples(self, client: int | str, part: Literal["train", "validation", "test"] = "test") -> tuple[PyTree, Any]:
+        """Returns one client's examples, without padding, as they were given: `Result.predict` takes this x.
+
+        For example, `x, y = clients.examples("hospital 3")`, and then
+        `(result.predict(x, client="hospital 3").argmax(axis=1) == y).mean()` is its test accuracy.
+
+        Args:
+            client: The client's number, 0 to K - 1, or its name.
+            part: "train", "validation" or "test".
+
+        Returns:
+            x (n_k, *features), or a tree of such arrays, not scaled; and y (n_k, ...), classes as numbers. Copies.
+
+        Raises:
+            ArgumentError: if there is no such client, or its examples are in another process.
+        """
+        number = self.client_number(client)
+        here = self.own or slice(0, self.num_clients)
+        if not here.start <= number < here.stop:
+            text = f"its examples are in another process; accepted here: {here.start} to {here.stop - 1}"
+            raise ArgumentError("client", text, client)
+        split = getattr(self, part)
+        size = int(split.size[number])
+
+        def own(leaf: Any) -> np.ndarray:
+            return np.array(leaf[number - here.start, :size])
+
+        return jax.tree.map(own, split.x, is_leaf=is_pooled), own(split.y)
 
     @property
     def client_data(self) -> ClientData:
@@ -158,8 +239,9 @@ class Federation:
         features: whole numbers become floats), PyTorch's tensors and SciPy's sparse matrices, which become dense.
         Missing values (NaN, masked, None) are refused.
 
-        Integers in x, such as tokens, stay integers. Pixels (uint8) that are not standardized stay uint8 in memory, and
-        each mini-batch is converted to float32. All other numbers become float32.
+        x is kept as it is given, and models standardize it. Integers, such as tokens, reach the network as integers;
+        pixels (uint8) and all other numbers as float32. Pixels that are not standardized stay uint8 on the devices, and
+        each mini-batch is converted.
 
         Args:
             x: (n, *features) numbers; or a dict, tuple or named tuple of such arrays, which the model receives as well.
@@ -180,8 +262,8 @@ class Federation:
             task: "classification", "regression", "multilabel" (y is 0 or 1), or "auto": as y says.
             ignored_index: Class of places of sequences and images that are ignored, too, such as that of padding.
             standardize: Whether to scale each feature (each channel of images) to mean 0 and standard deviation 1,
-                measured on the clients' training examples. `clients.scaling(x)` applies it to other examples.
-                Integers other than uint8 may be tokens and are never scaled.
+                measured on the clients' training examples. The model does so: `predict` and all else take x as it is
+                given here. Integers other than uint8 may be tokens and are never scaled.
             name: Name for titles.
             splits: Splits of each client's examples.
             **options: Fields of `Splits` that override those of `splits`.
@@ -197,6 +279,14 @@ class Federation:
         options = {"ignored_index": ignored_index, "num_classes": num_classes, "standardize": standardize, "name": name}
         source = make_source(given, task=task, images=False, **options)
         return load(source, partition, splits, num_clients=num_clients, seed=seed)
+
+
+def pooled(examples: np.ndarray, size: np.ndarray) -> Pooled:
+    """Stacked examples (K, n_max, *features), of which each client has `size` (K,), as a pool and an index."""
+    num_clients, n_max = examples.shape[:2]
+    places = np.arange(num_clients * n_max, dtype=np.int32).reshape(num_clients, n_max)
+    index = np.where(np.arange(n_max) < size[:, None], places, -1)
+    return Pooled(examples.reshape(-1, *examples.shape[2:]), index.astype(np.int32))
 
 
 def draw_attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
@@ -299,12 +389,12 @@ def pack(
 def _pools(
     source: Source, ids: np.ndarray, prepare: preparation.Preparation
 ) -> tuple[tuple[PyTree, np.ndarray], np.ndarray]:
-    """Pools of x, prepared, and y for examples `ids`, and the position of each example in them.
+    """Pools of x, complete, and y for examples `ids`, and the position of each example in them.
 
     They have all examples of the source, unless less than half of these are used and x does not stay in a file.
     """
     used = np.bincount(ids, minlength=len(source.y)) > 0
-    if 2 * used.sum() >= len(used) or preparation.any_stays_in_file(source):
+    if 2 * used.sum() >= len(used) or any(in_file(leaf) for leaf in jax.tree.leaves(source.x)):
         return (prepare(source.x), source.y), np.arange(len(used))
     rows = np.flatnonzero(used)
     return (prepare(source.x, rows), source.y[rows]), np.cumsum(used) - 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree
-from pfljax.data.sources.source import Features, Scaling, Source
+from pfljax.data.sources.source import WHITE, Features, Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
 SAMPLE = 10_000  # rows of a file that its mean and deviation are measured on
@@ -18,12 +18,12 @@ Rows = np.ndarray | slice
 
 
 class Preparation(NamedTuple):
-    """How raw examples become those that are trained on.
+    """How raw examples become those of clients, which models scale.
 
     Attributes:
         fill: (F,) numbers that replace NaN; None: there is no NaN.
         kept: (F,) bool, the columns of a table that are kept; None: all are.
-        scaling: How x is standardized, after that; None: it is not.
+        scaling: How models scale x, after that; None: they do not.
     """
 
     fill: np.ndarray | None
@@ -31,12 +31,8 @@ class Preparation(NamedTuple):
     scaling: Scaling | None
 
     def __call__(self, x: PyTree, rows: Rows = slice(None)) -> PyTree:
-        """Prepares examples `rows` of x, block by block. Pixels in a file stay there, raw and with all rows."""
-        leaves, structure = jax.tree.flatten(x)
-        means = [None] * len(leaves) if self.scaling is None else _leaves(self.scaling.mean)
-        stds = [None] * len(leaves) if self.scaling is None else _leaves(self.scaling.std)
-        arrays = zip(leaves, means, stds, strict=True)
-        return structure.unflatten([self._prepared(leaf, mean, std, rows) for leaf, mean, std in arrays])
+        """Examples `rows` of x, complete but not scaled. With all rows, arrays that need nothing are not copied."""
+        return jax.tree.map(lambda leaf: self._completed(leaf, rows), x)
 
     def names(self, features: Features | None) -> tuple[str, ...]:
         """Names of the columns of prepared examples; () if they are not those of a table."""
@@ -44,41 +40,21 @@ class Preparation(NamedTuple):
             return () if features is None else features.names
         return tuple(name for name, kept in zip(features.names, self.kept, strict=True) if kept)
 
-    def _prepared(self, x: Any, mean: np.ndarray | None, std: np.ndarray | None, rows: Rows) -> Any:
-        if stays_in_file(x, scaled=mean is not None):
-            return x
-        if mean is None and self.fill is None and self.kept is None:
-            return x[rows]
+    def _completed(self, x: Any, rows: Rows) -> Any:
+        if self.fill is None and self.kept is None:
+            return x if _is_everything(rows) else x[rows]
         ids = np.arange(len(x))[rows]
-        width = x.shape[1:] if self.kept is None else (int(self.kept.sum()),)
-        values = np.empty((len(ids), *width), np.float32)
+        width = x.shape[1] if self.kept is None else int(self.kept.sum())
+        values = np.empty((len(ids), width), x.dtype)
         for start in range(0, len(ids), BLOCK):
-            block = complete(x[_block(ids, rows, start)], self.fill, self.kept)
-            values[start : start + BLOCK] = block if mean is None else (block - mean) / std
+            block = slice(start, start + BLOCK) if _is_everything(rows) else ids[start : start + BLOCK]
+            values[start : start + BLOCK] = complete(x[block], self.fill, self.kept)
             release(x)
         return values
 
 
-def _block(ids: np.ndarray, rows: Rows, start: int) -> Rows:
-    """An index of the next rows; a slice where all rows are asked for, which copies nothing."""
-    everything = isinstance(rows, slice) and rows == slice(None)
-    return slice(start, start + BLOCK) if everything else ids[start : start + BLOCK]
-
-
-def _leaves(tree: PyTree) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=lambda leaf: leaf is None)
-
-
-def stays_in_file(x: Any, scaled: bool) -> bool:
-    """Whether examples stay in their file: pixels, which are scaled in each mini-batch, and what is not scaled."""
-    return in_file(x) and (x.dtype == np.uint8 or not scaled)
-
-
-def any_stays_in_file(source: Source) -> bool:
-    """Whether an array of a source's x stays in its file."""
-    leaves = jax.tree.leaves(source.x)
-    scaled = source.standardize or (False,) * len(leaves)
-    return any(map(stays_in_file, leaves, scaled))
+def _is_everything(rows: Rows) -> bool:
+    return isinstance(rows, slice) and rows == slice(None)
 
 
 def complete(x: np.ndarray, fill: np.ndarray | None, kept: np.ndarray | None) -> np.ndarray:
@@ -92,25 +68,30 @@ def fit(source: Source, rows: np.ndarray) -> Preparation:
     """Measures what a source's examples need on the training examples `rows`, ascending ids."""
     fill = _column_means(source.x, rows) if source.fill else None
     kept = _occurring(source.x, source.features, rows)
-    if not any(source.standardize):
+    if not any(scale != "no" for scale in source.scale):
         return Preparation(fill, kept, None)
     one_hot = None if source.features is None else source.features.one_hot
     if one_hot is not None and kept is not None:
         one_hot = one_hot[kept]
     leaves, structure = jax.tree.flatten(source.x)
-    measured = [
-        _measure(leaf, rows, fill, kept, one_hot) if scaled else (None, None)
-        for leaf, scaled in zip(leaves, source.standardize, strict=True)
-    ]
+    measured = []
+    for leaf, scale in zip(leaves, source.scale, strict=True):
+        if scale == "measured":
+            measured.append(_measure(leaf, rows, fill, kept, one_hot))
+        else:
+            measured.append((np.zeros(()), np.full((), WHITE)) if scale == "white" else (None, None))
     mean, std = (structure.unflatten(column) for column in zip(*measured, strict=True))
     return Preparation(fill, kept, Scaling(mean, std))
 
 
 def prepared(source: Source) -> Source:
-    """The source with its examples prepared, by all that are not official test examples; for use before a split."""
+    """The source with its examples complete and scaled, by all but official test examples; for use before a split."""
     rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
-    x = fit(source, rows)(source.x)
-    return dataclasses.replace(source, x=x, standardize=(), fill=False, features=None)
+    preparation = fit(source, rows)
+    x = preparation(source.x)
+    if preparation.scaling is not None:
+        x = preparation.scaling(x)
+    return dataclasses.replace(source, x=x, scale=(), fill=False, features=None)
 
 
 def _column_means(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -144,7 +125,7 @@ def _measure(
     x: Any, rows: np.ndarray, fill: np.ndarray | None, kept: np.ndarray | None, one_hot: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of some rows of x (n, *features), one of each for gray images (n, rows, columns)."""
-    if stays_in_file(x, scaled=True):
+    if in_file(x):
         rows = rows[:: -(-len(rows) // SAMPLE)]
     gray = x.dtype == np.uint8 and x.ndim == 3
     axes = tuple(range(x.ndim if gray else x.ndim - 1))

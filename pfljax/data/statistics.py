@@ -10,8 +10,7 @@ import jax
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.mapped import release
-from pfljax.contract.pooled import is_pooled
+from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples
 from pfljax.data.federation import Federation
 
@@ -31,6 +30,7 @@ def digest(federation: Federation) -> str:
 
 def _digest(federation: Federation) -> str:
     here, rows, tables = federation.own or slice(None), [], {}
+    federation = federation.standardized
     for split in (federation.train, federation.validation, federation.test):
         size, code = np.asarray(split.size[here], np.uint64), np.zeros(len(split.y), np.uint64)
         for place in range(split.y.shape[1]):  # excludes padding
@@ -50,20 +50,20 @@ def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, n
     if is_pooled(examples):
         pool = examples.pool
         if id(pool) not in tables:
-            tables[id(pool)] = _codes_of_rows(pool)
+            tables[id(pool)] = _codes_of_rows(examples)
         return tables[id(pool)][examples.index[real, place]]
     if examples.ndim == 2:  # one number per example
         return _mixed(examples[real, place].astype(np.float64).view(np.uint64))
     return np.array([_code(row) for row in examples[real, place]], np.uint64)
 
 
-def _codes_of_rows(pool: np.ndarray) -> np.ndarray:
-    """(n,) uint64 codes of the rows; gives back the pages of a memory map, block by block."""
-    found = np.empty(len(pool), np.uint64)
-    for start in range(0, len(pool), BLOCK):
-        part = slice(start, start + BLOCK)
-        found[part] = [_code(row) for row in pool[part]]
-        release(pool)
+def _codes_of_rows(examples: Pooled) -> np.ndarray:
+    """(P,) uint64 codes of the pool's rows as they are read, block by block."""
+    num = len(examples.pool)
+    found = np.empty(num, np.uint64)
+    for start in range(0, num, BLOCK):
+        places = np.arange(start, min(start + BLOCK, num))
+        found[places] = [_code(row) for row in examples.rows(places)]
     return found
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples, Split
@@ -51,7 +51,7 @@ def split_unseen(
 
 
 def match_classes(unseen: Federation | None, clients: Federation) -> Federation | None:
-    """The unseen clients with classes numbered as the training clients' are: by name if the classes have names.
+    """The unseen clients with the training clients' scaling and classes, matched by name if the classes have names.
 
     Raises `ArgumentError` if they have other data, or a class unknown to training.
     """
@@ -64,10 +64,8 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
     if kind(unseen) != kind(clients):
         told = lambda each: f"{each!r}, classes with {'names' if each.class_names else 'numbers'}"
         raise ArgumentError("unseen", f"is {told(unseen)}; accepted: data like that of {told(clients)}")
-    own, known = ([values.tolist() for values in jax.tree.leaves(each.scaling)] for each in (unseen, clients))
-    if own and known and own != known:
-        text = "was standardized with its own means and deviations, not those of training; pass standardize=False with"
-        warn("unseen", f"{text} clients.scaling(x), which scales x as in training")
+    if unseen.scaling is not clients.scaling:  # the model scales them as its training examples
+        unseen = dataclasses.replace(unseen, scaling=clients.scaling)
     names = unseen.class_names or range(unseen.num_classes)
     known = clients.class_names or range(clients.num_classes)
     strange = [str(name) for name in names if name not in known]
@@ -85,11 +83,14 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     """Pads the parts of federations to the same number of examples.
 
-    Raises `ArgumentError` if numbers of clients differ.
+    Raises `ArgumentError` if numbers of clients differ, or networks scale their pixels differently.
     """
     if len({federation.num_clients for federation in federations}) > 1:
         numbers = ", ".join(str(federation.num_clients) for federation in federations)
         text = f"have different numbers of clients ({numbers}); accepted: equal numbers, or train them one by one"
+        raise ArgumentError("federations", text)
+    if len({str(federation.late_scaling) for federation in federations}) > 1:
+        text = "have pixels in files that networks scale with different statistics; accepted: train them one by one"
         raise ArgumentError("federations", text)
     parts = {}
     for part in PARTS:
@@ -108,7 +109,8 @@ def _padded(stack: Examples, *stacks: Examples) -> Examples:
     if not all(is_pooled(stack) for stack in stacks):
         return _widen(np.asarray(stack), wide, 1, 0)
     rows = max(len(stack.pool) for stack in stacks)
-    return Pooled(_widen(np.asarray(stack.pool), rows, 0, 0), _widen(stack.index, wide, 1, -1))
+    pool = _widen(np.asarray(stack.pool), rows, 0, 0)
+    return dataclasses.replace(stack, pool=pool, index=_widen(stack.index, wide, 1, -1))
 
 
 def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Algorithm, ClientContext, ClientData, Prediction
-from pfljax.evaluation.metrics import predict
+from pfljax.evaluation.metrics import outputs
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 
@@ -76,7 +76,7 @@ def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) ->
     """
 
     def loss(params, x, y, key=None):
-        predicted = predict(problem, algorithm, prediction._replace(models=params), x)
-        return problem.model.losses_of(predicted, y)
+        logits = outputs(problem, algorithm, prediction._replace(models=params), x)
+        return problem.model.losses_of(logits, y)
 
     return problem.solver.with_loss(loss)

@@ -1,21 +1,27 @@
 """Metrics of a client's predictions other than accuracy and loss: functions of the user, and some by name.
 
-A metric is a function (outputs, y) -> number of one client's examples, in NumPy arrays on the host: class probabilities
-(n, C) and classes (n,), predicted values and targets for regression, with further axes where targets have them.
+A metric of a user's is a function (outputs, y) -> number of one client's examples, in NumPy arrays on the host: class
+probabilities (n, C) and classes (n,), predicted values and targets for regression, with further axes where targets have
+them. Probabilities are float64, computed from logits. High values are good, unless `metric` says otherwise.
+
+Metrics that are known by name get logits instead, which keep their order where probabilities are rounded to 0 or 1.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import nearest
-from pfljax.contract.types import Algorithm, Prediction, PyTree, Split
-from pfljax.evaluation.metrics import predict
+from pfljax.contract.fields import checked, nearest
+from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
+from pfljax.evaluation.metrics import outputs
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
 
@@ -23,122 +29,179 @@ BINS = 15  # of `calibration_error`
 # Other entries of clients' rows, and beginnings of others' names.
 TAKEN = {"client", "name", "n_train", "n_test", "distribution", "target", "split", "group", "size", "rounds", "clients"}
 BEGINNINGS = ("validation_", "train_")
-Metric = Callable[[np.ndarray, np.ndarray], Any]
+Function = Callable[[np.ndarray, np.ndarray], Any]
 
 
-def f1(outputs: np.ndarray, y: np.ndarray) -> float:
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """A metric of one client's predictions.
+
+    Attributes:
+        function: (outputs, y) -> a number.
+        higher_is_better: Whether high values are good.
+        of_logits: Whether the function gets logits in place of probabilities.
+    """
+
+    function: Function
+    higher_is_better: bool = True
+    of_logits: bool = False
+
+    def __call__(self, outputs: np.ndarray, y: np.ndarray) -> Any:
+        return self.function(outputs, y)
+
+
+@checked()
+def metric(function: Callable | None = None, *, higher_is_better: bool = True) -> Any:
+    """Says whether high or low values of your own metric are good: `metrics={"mae": pfl.metric(mae, ...)}`.
+
+    Bottom deciles, orders from the worst to the best and marks of the best depend on it. As a decorator:
+    `@pfl.metric(higher_is_better=False)`.
+
+    Args:
+        function: (outputs, y) -> a number, of one client's examples; see `evaluation.measures`.
+        higher_is_better: Whether high values are good, as for functions that are passed without `metric`.
+
+    Raises:
+        ArgumentError: if the function is none.
+    """
+    if function is None:
+        return functools.partial(metric, higher_is_better=higher_is_better)
+    inner = function.function if isinstance(function, Metric) else function
+    return Metric(inner, higher_is_better, isinstance(function, Metric) and function.of_logits)
+
+
+def f1(logits: np.ndarray, y: np.ndarray) -> float:
     """Macro F1: the mean F1 of the classes that occur or are predicted."""
     from sklearn.metrics import f1_score  # heavy
 
-    outputs, y = of_classes(outputs, y)
+    logits, y = of_classes(logits, y)
     none: Any = 0  # of classes that occur but are not predicted
-    return float(f1_score(y, outputs.argmax(axis=-1), average="macro", zero_division=none)) if y.size else np.nan
+    return float(f1_score(y, logits.argmax(axis=-1), average="macro", zero_division=none)) if y.size else np.nan
 
 
-def balanced_accuracy(outputs: np.ndarray, y: np.ndarray) -> float:
+def balanced_accuracy(logits: np.ndarray, y: np.ndarray) -> float:
     """The mean recall of the classes that occur."""
-    outputs, y = of_classes(outputs, y)
-    right = outputs.argmax(axis=-1) == y
+    logits, y = of_classes(logits, y)
+    right = logits.argmax(axis=-1) == y
     return float(np.mean([right[y == each].mean() for each in np.unique(y)])) if y.size else np.nan
 
 
-def auroc(outputs: np.ndarray, y: np.ndarray) -> float:
-    """The area under the ROC curve of each class that occurs against the rest, averaged; NaN with a single class."""
+def auroc(logits: np.ndarray, y: np.ndarray) -> float:
+    """The area under the ROC curve of each class that occurs against the rest, averaged; NaN with a single class.
+
+    Examples are ordered by log odds, which have the order of the probabilities.
+    """
     from sklearn.metrics import roc_auc_score  # heavy
 
-    outputs, y = of_classes(outputs, y)
+    logits, y = of_classes(logits, y)
     classes = np.unique(y)
     if len(classes) < 2:
         return np.nan
-    return float(np.mean([roc_auc_score(y == each, outputs[:, each]) for each in classes]))
+    areas = []
+    for each in classes:
+        others = np.delete(logits, each, axis=1)
+        log_odds = logits[:, each] - special.logsumexp(others, axis=1)
+        areas.append(roc_auc_score(y == each, log_odds))
+    return float(np.mean(areas))
 
 
-def calibration_error(outputs: np.ndarray, y: np.ndarray) -> float:
+def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
     """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
-    outputs, y = of_classes(outputs, y)
-    surplus = outputs.max(axis=-1) - (outputs.argmax(axis=-1) == y)
-    bins = np.minimum((outputs.max(axis=-1) * BINS).astype(int), BINS - 1)
+    logits, y = of_classes(logits, y)
+    confidence = special.softmax(logits, axis=-1).max(axis=-1)
+    surplus = confidence - (logits.argmax(axis=-1) == y)
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     return float(np.abs(np.bincount(bins, surplus, BINS)).sum() / len(y)) if y.size else np.nan
 
 
-def perplexity(outputs: np.ndarray, y: np.ndarray) -> float:
+def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
-    outputs, y = of_classes(outputs, y)
-    likelihood = np.maximum(outputs[np.arange(len(y)), y], np.finfo(np.float32).tiny)
-    return float(np.exp(-np.log(likelihood.astype(np.float64)).mean())) if y.size else np.nan
+    logits, y = of_classes(logits, y)
+    log_likelihood = special.log_softmax(logits, axis=-1)[np.arange(len(y)), y]
+    return float(np.exp(-log_likelihood.mean())) if y.size else np.nan
 
 
-def of_classes(outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities (m, C) and classes (m,) of all places of sequences and images that have a class to predict."""
-    outputs, y = outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1).astype(np.int64)
-    real = (y >= 0) & (y < outputs.shape[-1])
-    return outputs[real], y[real]
+def of_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits (m, C), float64, and classes (m,) of all places of sequences and images with a class to predict."""
+    logits, y = logits.reshape(-1, logits.shape[-1]), y.reshape(-1).astype(np.int64)
+    real = (y >= 0) & (y < logits.shape[-1])
+    return logits[real].astype(np.float64), y[real]
 
 
-def f1_of_labels(outputs: np.ndarray, y: np.ndarray) -> float:
+def f1_of_labels(logits: np.ndarray, y: np.ndarray) -> float:
     """Macro F1 of the labels that occur or are predicted, which they are from probability 0.5 on."""
-    chosen, real = outputs >= 0.5, y > 0
+    chosen, real = logits >= 0, y > 0
     found, both = (chosen.astype(int) + real).sum(axis=0), (chosen & real).sum(axis=0)
     return float(np.mean(2 * both[found > 0] / found[found > 0])) if found.any() else np.nan
 
 
-def over_labels(metric: Metric) -> Metric:
+def over_labels(function: Function) -> Function:
     """The mean over labels of a metric of two classes; labels where it is NaN are left out."""
 
-    def mean(outputs: np.ndarray, y: np.ndarray) -> float:
-        both = np.stack([1 - outputs, outputs], axis=-1)
-        values = np.array([metric(both[:, label], y[:, label]) for label in range(y.shape[1])])
+    def mean(logits: np.ndarray, y: np.ndarray) -> float:
+        both = np.stack([np.zeros_like(logits), logits], axis=-1)
+        values = np.array([function(both[:, label], y[:, label]) for label in range(y.shape[1])])
         return float(values[~np.isnan(values)].mean()) if not np.isnan(values).all() else np.nan
 
     return mean
 
 
 METRICS: dict[str, Metric] = {
-    "f1": f1,
-    "balanced_accuracy": balanced_accuracy,
-    "auroc": auroc,
-    "calibration_error": calibration_error,
-    "perplexity": perplexity,
+    "f1": Metric(f1, of_logits=True),
+    "balanced_accuracy": Metric(balanced_accuracy, of_logits=True),
+    "auroc": Metric(auroc, of_logits=True),
+    "calibration_error": Metric(calibration_error, higher_is_better=False, of_logits=True),
+    "perplexity": Metric(perplexity, higher_is_better=False, of_logits=True),
 }
 
 
-def named(metrics: Mapping[str, Metric] | Sequence[str] | None, reserved: set[str], task: str) -> dict[str, Metric]:
-    """Returns functions, or the metrics named in `METRICS`, by name.
+def named(metrics: Mapping[str, Any] | Sequence[str] | None, reserved: set[str], task: str) -> dict[str, Metric]:
+    """Returns the metrics of a run, functions of the user's or names in `METRICS`, by name.
 
     Raises `ArgumentError` for one that is not accepted. Refused are `reserved` names and those of other columns, and
     metrics that do not fit the clients' task.
     """
     given = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics or ()}
+    of_functions = {known.function: name for name, known in METRICS.items()}
     found: dict[str, Metric] = {}
-    for name, metric in given.items():
-        if isinstance(metric, str):
-            if metric not in METRICS:
-                raise ArgumentError("metrics", f"is no function, and unknown; {nearest(metric, METRICS)}", metric)
-            if task == "regression":
-                raise ArgumentError("metrics", "needs classes; accepted for regression: a function", metric)
-            known = METRICS[metric]
-            if known is perplexity and task == "multilabel":
-                raise ArgumentError(
-                    "metrics", "needs one class per place; accepted for several labels: the others", metric
-                )
-            labels = f1_of_labels if known is f1 else over_labels(known)
-            metric = labels if task == "multilabel" else known
-        if not callable(metric):
+    for name, each in given.items():
+        known = each if isinstance(each, str) else of_functions.get(each)
+        if known is not None:
+            found[name] = of_task(known, task)
+        elif callable(each):
+            found[name] = each if isinstance(each, Metric) else Metric(each)
+        else:
             raise ArgumentError("metrics", "accepted: functions (outputs, y) -> number, by name", name)
         if name in reserved | TAKEN or not str(name).isidentifier() or str(name).startswith(BEGINNINGS):
             others = ", ".join([*sorted(reserved | TAKEN), *(f"{each}..." for each in BEGINNINGS)])
             raise ArgumentError("metrics", f"accepted: names such as my_metric, other than {others}", name)
-        found[name] = metric
     return found
+
+
+def of_task(name: str, task: str) -> Metric:
+    """The metric of a name for a task. Raises `ArgumentError` if there is none."""
+    if name not in METRICS:
+        raise ArgumentError("metrics", f"is no function, and unknown; {nearest(name, METRICS)}", name)
+    if task == "regression":
+        raise ArgumentError("metrics", "needs classes; accepted for regression: a function", name)
+    known = METRICS[name]
+    if task != "multilabel":
+        return known
+    if known.function is perplexity:
+        raise ArgumentError("metrics", "needs one class per place; accepted for several labels: the others", name)
+    return dataclasses.replace(known, function=f1_of_labels if known.function is f1 else over_labels(known.function))
 
 
 OUTPUTS = ("outputs", "y", "size")
 
 
 def outputs_of(problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split) -> dict[str, PyTree]:
-    """A client's predictions for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
-    of = lambda x, y: {"outputs": predict(problem, algorithm, prediction, x), "y": y}
-    return of_examples(of, split) | {"size": split.size}
+    """A client's outputs for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
+
+    def of_block(x: PyTree, y: Array) -> dict[str, Array]:
+        return {"outputs": outputs(problem, algorithm, prediction, x), "y": y}
+
+    return of_examples(of_block, split) | {"size": split.size}
 
 
 def row_bytes(problem: Problem, num_examples: int) -> int:
@@ -146,8 +209,25 @@ def row_bytes(problem: Problem, num_examples: int) -> int:
     return 4 * num_examples * math.prod(problem.model.output_shape[1:])
 
 
-def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Computes metrics of clients' predictions, which `outputs_of` returned, in NumPy arrays.
+def probabilities(logits: np.ndarray, task: str) -> np.ndarray:
+    """What users' metrics get in place of logits: probabilities of classes or labels, float64; values as they are."""
+    if task == "regression":
+        return logits
+    if task == "multilabel":
+        return special.expit(logits.astype(np.float64))
+    return special.softmax(logits.astype(np.float64), axis=-1)
+
+
+def number(value: Any) -> float:
+    """What a metric returned, as a number. Raises an error if it is none."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"it returned {type(value).__name__}")
+    return float(array.item())
+
+
+def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], task: str) -> dict[str, np.ndarray]:
+    """Computes metrics of clients' outputs, which `outputs_of` returned, in NumPy arrays.
 
     Returns one float32 for each client, by name; NaN for clients without examples. Raises `ArgumentError` if a function
     raises an error, or returns anything but a number.
@@ -155,10 +235,12 @@ def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray]) -> 
     values = {name: np.full(len(found["size"]), np.nan, np.float32) for name in metrics}
     for client in np.flatnonzero(found["size"]):
         size = found["size"][client]
-        outputs, y = found["outputs"][client, :size], found["y"][client, :size]
-        for name, metric in metrics.items():
+        logits, y = found["outputs"][client, :size], found["y"][client, :size]
+        predicted = probabilities(logits, task)
+        for name, each in metrics.items():
+            outputs = logits if each.of_logits else predicted
             try:
-                values[name][client] = np.asarray(metric(outputs, y)).item()
+                values[name][client] = number(each(outputs, y))
             except Exception as error:  # a user's function
                 line = (str(error).splitlines() or [""])[0]
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.evaluation.metrics import sign_of
 
 LEVEL = 0.05  # two-sided; intervals cover 1 - LEVEL
 FEWEST = 6  # units of a sign-flip test that can reach LEVEL: its smallest p is 2^(1 - n)
@@ -184,7 +185,7 @@ def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | Non
     """
     trial = lambda run: (run["seed"], run.get("split"))
     scores = {row["algorithm"]: {trial(run): run[score] for run in row["seeds"]} for row in rows}
-    found = standings(scores, -1 if score == "loss" else 1, reference)
+    found = standings(scores, sign_of(score), reference)
     return [{**row, **found[row["algorithm"]]} for row in rows]
 
 

@@ -145,7 +145,8 @@ def spread_rows(stack: PyTree) -> PyTree:
     def one(leaf):
         if not is_pooled(leaf):
             return SPREAD
-        return dataclasses.replace(leaf, pool=SPREAD if leaf.spread else WHOLE, index=SPREAD)
+        whole = jax.tree.map(lambda _: WHOLE, leaf)
+        return dataclasses.replace(whole, pool=SPREAD if leaf.spread else WHOLE, index=SPREAD)
 
     return jax.tree.map(one, stack, is_leaf=is_pooled)
 

@@ -45,20 +45,23 @@ def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled
     spread = plan.num_devices > 1 and num % plan.num_devices == 0
     parts = plan.num_devices // jax.process_count() if spread else 1
     first = parts * jax.process_index() if spread else 0
-    pools, index = (part if axis else part[None] for part in (np.asarray(examples.pool), np.asarray(examples.index)))
+    examples = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, examples)
+    runs = [examples.of_run(run) for run in range(len(examples.index))] if axis else [examples]
+    index = np.stack([run.index for run in runs])
     divided = index.reshape(len(index), parts, index.shape[1] // parts, index.shape[2])
     used = [[_used(part) for part in of_run] for of_run in divided]
     size = 1 + processes.most(max(len(ids) for of_run in used for ids in of_run))  # a row of zeros, for padding
-    row = examples.dtype.itemsize * math.prod(pools.shape[2:])
+    features = runs[0].shape[2:]
+    row = examples.dtype.itemsize * math.prod(features)
     if index.size * row <= GAIN * (len(index) * parts * size * row + index.nbytes):
-        copies = np.stack([Pooled(pool, of_run)[...] for pool, of_run in zip(pools, index, strict=True)])
+        copies = np.stack([run[...] for run in runs])
         return copies if axis else copies[0]
-    pool = np.zeros((len(index), parts * size, *pools.shape[2:]), examples.dtype)
+    pool = np.zeros((len(index), parts * size, *features), examples.dtype)
     places = np.full(divided.shape, -1, np.int32)
     for r, of_run in enumerate(used):
         for d, ids in enumerate(of_run):
-            pool[r, d * size : d * size + len(ids)] = pools[r][ids]
-            place_of = np.empty(pools.shape[1], np.int32)
+            pool[r, d * size : d * size + len(ids)] = runs[r].rows(ids)
+            place_of = np.empty(len(runs[r].pool), np.int32)
             place_of[ids] = (first + d) * size + np.arange(len(ids))
             places[r, d] = np.where(divided[r, d] < 0, -1, place_of[divided[r, d]])
     places = places.reshape(index.shape)

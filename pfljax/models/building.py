@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import PyTree, Task
@@ -20,6 +21,7 @@ from pfljax.models import losses, networks, recurrent, transformers
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
 from pfljax.models.rewriting import equations
+from pfljax.models.standardizing import inside
 from pfljax.models.structure import is_flax
 
 
@@ -158,7 +160,7 @@ def build(
     outputs = num_classes
     if task == "regression":
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
-    given = module_of(model)
+    given, _ = inside(module_of(model))
     name = str(name or getattr(given, "__name__", type(given).__name__))
     module = called(given, outputs, name)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
@@ -240,12 +242,40 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
     if found.shape not in shapes:
         given = ", ".join(["batch", *map(str, found.shape[1:])])
         raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
+    if model.task != "regression" and ends_in(traced.jaxpr, "logistic"):
+        text = "returns probabilities, those of a sigmoid; accepted: logits, so leave out the sigmoid at its end"
+        raise ArgumentError("model", text, name)
     # A softmax ends in a division; only a network that has one is worth evaluating.
     divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
-    if model.task == "classification" and divides:
+    if model.task != "regression" and divides:
         key = jax.random.key(0)
         x = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape).astype(leaf.dtype), inputs)
         y = model.apply(model.init(key), x)
         if (y >= 0).all() and jnp.allclose(y.sum(axis=-1), 1, atol=1e-3):
             text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
             raise ArgumentError("model", text, name)
+
+
+# Operations that only move numbers or change their type, and those that call an inner function.
+MOVES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "convert_element_type", "copy"}
+MOVES |= {"stop_gradient", "concatenate"}
+CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "checkpoint", "closed_call"}
+
+
+def ends_in(jaxpr: Any, operation: str, place: int = 0) -> bool:
+    """Whether an output of a traced function comes straight from an operation, such as "logistic"."""
+    made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+
+    def is_from(value: Any) -> bool:
+        eqn = None if isinstance(value, core.Literal) else made_by.get(value)
+        if eqn is None:
+            return False
+        if eqn.primitive.name == operation:
+            return True
+        if eqn.primitive.name in MOVES:
+            return all(map(is_from, eqn.invars))
+        if eqn.primitive.name not in CALLS:
+            return False
+        return any(ends_in(inner, operation, eqn.outvars.index(value)) for inner in core.jaxprs_in_params(eqn.params))
+
+    return is_from(jaxpr.outvars[place])

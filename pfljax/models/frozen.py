@@ -20,8 +20,10 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Factors, Key, Params, PyTree
+from pfljax.models import standardizing
 from pfljax.models.adapters import A, B, Given, as_adapters, itself, parts_of
 from pfljax.models.low_rank import adapted, merged, uses
+from pfljax.models.standardizing import Statistics
 from pfljax.models.structure import Call, Network, Path, by_name, by_path, is_flax, nested
 
 PROMPT = "prompt"
@@ -237,8 +239,14 @@ class Frozen:
 
     def __init__(self, tree: Any):
         """Takes a tree of arrays: Linen's variables or parameters, or an NNX state or module."""
-        self._values = {path: np.asarray(value) for path, value in leaves_of(tree).items()}
+        arrays = {path: np.asarray(value) for path, value in leaves_of(tree).items()}
+        self._values, self._statistics = standardizing.split(arrays)
         self._kept: dict[Any, Any] = {}
+
+    @property
+    def statistics(self) -> Statistics:
+        """The means and standard deviations with which the network's inputs are standardized; {}: none come along."""
+        return self._statistics
 
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         """The arrays by path in a network with these shapes.

@@ -18,11 +18,13 @@ from pfljax.contract.alike import DERIVED
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
 from pfljax.contract.types import Array, Key, Params, PyTree, Task
+from pfljax.models import standardizing
 from pfljax.models.behind import Behind
 from pfljax.models.frozen import AdaptedNetwork, Frozen
 from pfljax.models.linen import LinenNetwork
 from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
 from pfljax.models.rewriting import rewritten, slow_layers
+from pfljax.models.standardizing import Statistics
 from pfljax.models.structure import Network, by_path
 
 FLOAT32 = "float32"
@@ -57,8 +59,9 @@ class Model:
             `pfl.adapters.lora(rank=8)`, one or several.
         frozen_dtype: What frozen parameters are kept in: "bfloat16" or "float32".
         behind: The network behind its frozen layers, if the inputs are the features there. Set when a run is created.
-        scaling: Mean and standard deviation of inputs that are integers, such as pixels, where the network takes
-            floats. Set when a run is created.
+        scaling: Mean and standard deviation of pixels that the engine reads from a file as they are, and that the model
+            scales. Set when a run is created.
+        own_statistics: How an exported NNX module standardizes its inputs; set from the module. None: it does not.
     """
 
     module: Any
@@ -72,16 +75,28 @@ class Model:
     frozen_dtype: str = "bfloat16"
     behind: Behind | None = dataclasses.field(default=None, metadata=DERIVED)
     scaling: tuple[PyTree, PyTree] | None = None
+    own_statistics: Statistics | None = None
 
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
             object.__setattr__(self, "frozen", Frozen(self.frozen))
+        module, statistics = standardizing.inside(self.module)
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "own_statistics", statistics or self.own_statistics)
         if self.frozen is None and self.trainable:
             raise ArgumentError("trainable", "needs frozen, the values of the parameters that are not trained")
         if self.frozen is not None and not self.trainable:
             raise ArgumentError("frozen", 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)')
         if self.frozen_dtype not in (FLOAT32, "bfloat16"):
             raise ArgumentError("frozen_dtype", "accepted: bfloat16, float32", self.frozen_dtype)
+
+    @property
+    def input_statistics(self) -> Statistics | None:
+        """How inputs are standardized, if `frozen` or the module come from `Result.export`; None: they do not.
+
+        A run uses these statistics in place of those of its clients' data.
+        """
+        return (self.frozen.statistics if self.frozen is not None else None) or self.own_statistics
 
     @functools.cached_property
     def network(self) -> Network:
@@ -135,7 +150,7 @@ class Model:
 
     def head(self, params: Params, features: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
         """The outputs, as of `apply`, for `features`: what the last dense layer and all after it compute."""
-        return self._values(self._head(self.network.held, self._held(params), features))
+        return self._values(self._head(self.network.held, self._held(params), features), features)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -191,7 +206,7 @@ class Model:
         return losses if key is None or moved is None else losses + change(moved, params, written)
 
     def predict(self, params: Params, x: Inputs) -> Float[Array, "B ..."]:
-        """Predictions that mixtures average: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
+        """Predictions: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
         return self.predictions_of(self.apply(params, x))
 
     def predictions_of(self, outputs: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
@@ -200,18 +215,27 @@ class Model:
             return jax.nn.sigmoid(outputs)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
-    def losses_of(self, predicted: Float[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
-        """Per-example loss (B,) of predictions, which mixtures average, in place of outputs.
+    def mixed(self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]) -> Float[Array, "B ..."]:
+        """Outputs whose predictions are the mean of several models' predictions, with weights on the simplex.
 
-        A criterion gets the outputs of a single model with these predictions: values, or log probabilities of classes.
+        Probabilities are added in logarithms, log sum_j w_j p_j, so that no probability is rounded to 0 or 1. A single
+        model's outputs stay as they are.
         """
-        tiny = jnp.finfo(jnp.float32).tiny
-        if self.criterion is None and self.task == "classification":
-            likelihood = jnp.take_along_axis(predicted, y[..., None].astype(jnp.int32), axis=-1, mode="clip")[..., 0]
-            return mean_over_places(-jnp.log(jnp.maximum(likelihood, tiny)), y, predicted.shape[-1])
-        outputs = predicted if self.task == "regression" else jnp.log(jnp.maximum(predicted, tiny))
+        if self.task == "regression":
+            return jnp.tensordot(weights, outputs, axes=1)
+        if len(outputs) == 1:
+            return outputs[0]
+
+        def mean(log_probabilities: Array) -> Array:
+            share = weights.reshape(-1, *[1] * (outputs.ndim - 1))
+            return jax.nn.logsumexp(log_probabilities, axis=0, b=share)
+
         if self.task == "multilabel":
-            outputs = outputs - jnp.log(jnp.maximum(1 - predicted, tiny))
+            return mean(jax.nn.log_sigmoid(outputs)) - mean(jax.nn.log_sigmoid(-outputs))
+        return mean(jax.nn.log_softmax(outputs))
+
+    def losses_of(self, outputs: Float[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
+        """Per-example loss (B,) of a client's outputs, those of a mixture among them."""
         return (self.criterion or DEFAULTS[self.task])(outputs, y)
 
     def over_places(self, values: Shaped[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
@@ -277,10 +301,12 @@ class Model:
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
         outputs, written = self._compute(self.network.held, self._held(params), self.converted(x), key)
-        return self._values(outputs), written
+        return self._values(outputs, x), written
 
-    def _values(self, outputs: Array) -> Array:
-        """The outputs, without an axis of one where a regression has one value."""
+    def _values(self, outputs: Array, x: PyTree) -> Array:
+        """The outputs for x (B, ...), with the axis B, and without an axis of one where a regression has one value."""
+        if jax.tree.leaves(x)[0].shape[0] == 1 and outputs.shape[:1] != (1,):  # the network squeezes
+            outputs = outputs[None]
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
         return outputs[..., 0] if single and self.target_shape in (None, outputs.shape[1:-1]) else outputs
 

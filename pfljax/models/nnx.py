@@ -14,6 +14,7 @@ from flax import nnx
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree
+from pfljax.models.standardizing import SCALING, Statistics, standardize
 from pfljax.models.structure import Around, Network, by_name, flags, nested
 
 # id of a module -> what is called in its place; modules that NNX creates for the inside of a transformation have none.
@@ -108,3 +109,38 @@ def watched(cls: type) -> type:
         return around(fn, args, kwargs) if around else fn(*args, **kwargs)
 
     return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call)})
+
+
+class Statistic(nnx.Variable):
+    """A mean or standard deviation with which a module standardizes its inputs."""
+
+
+def standardizing(module: nnx.Module, statistics: Statistics) -> tuple[nnx.Module, nnx.State]:
+    """The module, of a subclass that standardizes its inputs first, and its state; see `models.standardizing`."""
+    object.__setattr__(module, "__class__", with_standardizing(type(module)))
+    variables = {
+        kind: nnx.Dict({name: Statistic(jnp.asarray(value)) for name, value in values.items()})
+        for kind, values in statistics.items()
+    }
+    setattr(module, SCALING, nnx.Dict(variables))
+    return module, nnx.state(module, nnx.Not(nnx.RngState))
+
+
+@functools.cache
+def with_standardizing(cls: type) -> type:
+    """A subclass of `cls` whose calls standardize x first."""
+
+    def call(self, x, *args, **options):
+        values = {kind: {name: each.get_value() for name, each in of.items()} for kind, of in self.scaling.items()}
+        return cls.__call__(self, standardize(x, values), *args, **options)
+
+    return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call), "inside": cls})
+
+
+def inside(module: Any) -> tuple[nnx.Module, dict[str, dict[str, Array]]]:
+    """A copy of the module as it was before `standardizing`, and its statistics."""
+    module = nnx.clone(module)
+    values = {kind: {name: each.get_value() for name, each in of.items()} for kind, of in module.scaling.items()}
+    delattr(module, SCALING)
+    object.__setattr__(module, "__class__", type(module).inside)
+    return module, values

@@ -7,7 +7,7 @@ networks in `transformers`. A dict of the same form describes any other.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as File
 from typing import Any
 
@@ -15,7 +15,9 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
+from pfljax.models import standardizing
 from pfljax.models.frozen import Frozen, described, leaves_of, named
+from pfljax.models.standardizing import SCALING, Statistics
 from pfljax.models.structure import Path
 
 # Regular expression of names in a file -> path in the network, or several; "" if the array is not used. A name's groups
@@ -165,13 +167,28 @@ class Saved(Frozen):
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         return self.once(described(shapes), lambda: self._read(shapes))
 
-    def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        load = optional.load("safetensors.numpy", "frozen").load_file
+    @property
+    def statistics(self) -> Statistics:
+        if self.layout is not None:
+            return {}
+        return self.once("statistics", self._read_statistics)
+
+    def _read_statistics(self) -> Statistics:
+        arrays = self._arrays(lambda name: name.startswith(f"{SCALING}/"))
+        return standardizing.split({tuple(name.split("/")): array for name, array in arrays.items()})[1]
+
+    def _arrays(self, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
+        """The file's arrays by name, as far as their names are wanted."""
+        safetensors = optional.load("safetensors", "frozen")
         try:
-            arrays = load(self.file)
+            with safetensors.safe_open(self.file, framework="numpy") as file:
+                return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
         except Exception as error:
             text = f"{self.source} is no safetensors file: {error}"
             raise ArgumentError("frozen", text, str(self.file)) from error
+
+    def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
+        arrays = self._arrays(lambda name: self.layout is not None or not name.startswith(f"{SCALING}/"))
         found: dict[Path, np.ndarray] = {}
         for name, array in arrays.items():
             for target in self._targets(name):

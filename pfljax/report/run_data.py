@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.contract.errors import RunError
+from pfljax.evaluation.metrics import sign_of
 from pfljax.folder import files
 
 BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
@@ -136,8 +137,8 @@ class RunData:
         return {name: self._score(name) for name in dict.fromkeys([self.score.name, *names])}
 
     def _score(self, name: str) -> Score:
-        label, low = name.replace("_", " "), name.endswith(("loss", "error"))
-        return Score(name, f"test {label}", name.endswith("accuracy"), -1 if low else 1)
+        sign = sign_of(name, self.summary.get("lower_is_better", ()))
+        return Score(name, f"test {name.replace('_', ' ')}", name.endswith("accuracy"), sign)
 
     @property
     def rounds(self) -> Int[np.ndarray, " T"]:

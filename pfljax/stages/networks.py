@@ -99,14 +99,14 @@ class Mixed:
         problems: The problem of each network.
         algorithms: The method built for each.
         clients: Shapes of the data of all clients.
-        predict: `evaluation.metrics.predict`.
+        outputs: `evaluation.metrics.outputs`.
     """
 
     problem: Problem
     problems: tuple[Problem, ...]
     algorithms: tuple[Algorithm, ...]
     clients: ClientData
-    predict: Callable[[Problem, Algorithm, Prediction, Array], Array]
+    outputs: Callable[[Problem, Algorithm, Prediction, Array], Array]
 
     def algorithm(self) -> Algorithm:
         """The method's algorithms as one.
@@ -303,7 +303,7 @@ class Mixed:
 
     def apply(self, models, group, x):
         def branch(number):
-            return self.predict(self.problems[number], self.algorithms[number], self.unpacked(number, models), x)
+            return self.outputs(self.problems[number], self.algorithms[number], self.unpacked(number, models), x)
 
         return self.switch(group, branch)
 

@@ -212,13 +212,14 @@ class DeviceStore(Store):
         if not metrics:
             return functools.partial(run, ids)
         examples = max(getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+        task = problem.model.task
         scored, size = ids.shape[-1], BLOCK_BYTES // max(measures.row_bytes(problem, examples), 1)
 
         def in_blocks(*args):
             found = []
             for places in blocks(scored, size):
                 of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
-                found.append([served._replace(found=measured(metrics, served.found)) for served in of_runs])
+                found.append([served._replace(found=measured(metrics, served.found, task)) for served in of_runs])
             return replicates.join([joined(of_run, scored) for of_run in zip(*found, strict=True)], np.stack)
 
         return in_blocks

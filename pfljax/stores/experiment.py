@@ -21,7 +21,7 @@ from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.evaluation.measures import Metric
-from pfljax.evaluation.metrics import predict
+from pfljax.evaluation.metrics import outputs
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
@@ -171,6 +171,12 @@ class Experiment:
         """Names of all further metrics: the run's own and its attack's."""
         return [*self.metrics, *self.attack.measures]
 
+    @property
+    def lower_is_better(self) -> list[str]:
+        """Names of those among `measures` of which low values are good; an attack's success is not."""
+        own = [name for name, each in self.metrics.items() if not each.higher_is_better]
+        return [*own, *self.attack.measures]
+
     @functools.cached_property
     def scored(self) -> np.ndarray | None:
         """The scored clients: a uniform sample drawn with the seed, sorted, int32 (n,); None: all."""
@@ -243,7 +249,7 @@ class Experiment:
         problems = [each._replace(common=problems[0]) for each in problems]
         algorithms = [fine_tuned(each, method.build(each), epochs) for each in problems]
         clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)
-        return Mixed(problem, tuple(problems), tuple(algorithms), clients, predict)
+        return Mixed(problem, tuple(problems), tuple(algorithms), clients, outputs)
 
     def keys(self, key: Key, secret: Key) -> Key:
         """Returns the keys of the rounds: (2,) with private noise, where only the ledger's cohorts use `key`."""

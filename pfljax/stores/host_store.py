@@ -344,7 +344,7 @@ class HostStore(Store):
         """Evaluates in blocks, one run after the other."""
         first, plan = experiments[0], compiled.plan
         use = functools.partial(scores, first.problem._replace(plan=plan), outputs=bool(first.metrics))
-        finish = functools.partial(measured, first.metrics)
+        finish = functools.partial(measured, first.metrics, task=first.problem.model.task)
         build, network = functools.partial(first.algorithm, plan), first.problem.model.network
         evaluate = in_blocks(network, build, plan, use, block_size(first, plan), finish)
         everyone = np.arange(first.problem.num_clients, dtype=np.int32)

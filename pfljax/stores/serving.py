@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pfljax.contract.held import Holder
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, Prediction, PyTree, Split, State
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, Prediction, PyTree, Split, State, Task
 from pfljax.evaluation import measures, metrics
 from pfljax.exchange.lifting import Served, Use, join_state, serve, split_state, whom
 from pfljax.exchange.plan import ExecutionPlan
@@ -25,7 +25,7 @@ BLOCK_BYTES = 64 << 20  # of clients that are served at once, if they take part 
 def scores(problem: Problem, algorithm: Algorithm, outputs: bool = False) -> Use:
     """Returns (prediction, a client's splits by name) -> its scores by split and name.
 
-    With `outputs`, the predictions come along, for `measured`.
+    With `outputs`, the clients' outputs come along, for `measured`.
     """
 
     def of_split(prediction: Prediction, split: Split) -> dict[str, Array]:
@@ -40,13 +40,13 @@ def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
     return lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
 
 
-def measured(own: Mapping[str, measures.Metric], found: dict[str, dict]) -> dict[str, dict]:
-    """Replaces the predictions in what `scores` found, as NumPy arrays, by a run's own metrics."""
+def measured(own: Mapping[str, measures.Metric], found: dict[str, dict], task: Task) -> dict[str, dict]:
+    """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's own metrics."""
     if not own:
         return found
     names = measures.OUTPUTS
     kept = {part: {name: values for name, values in of.items() if name not in names} for part, of in found.items()}
-    return {part: kept[part] | measures.measured(own, of) for part, of in found.items()}
+    return {part: kept[part] | measures.measured(own, of, task) for part, of in found.items()}
 
 
 def blocks(num: int, size: int) -> Iterator[np.ndarray]:

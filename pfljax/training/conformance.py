@@ -291,9 +291,9 @@ class Contract:
             self._same(field, "models", full.models, expected)
             return full
         x = tree.shapes_of_rows(clients.train.x)
-        like = jax.eval_shape(model.predict, params, x)
+        like = jax.eval_shape(model.apply, params, x)
         found = self._evaluate("apply", apply, full.models, full.inputs, x)
-        self._shape("apply", "the predictions", found, like.shape, "float")
+        self._shape("apply", "the outputs", found, like.shape, "float")
         return full
 
     def check_values(self, key: Key, state: State, clients: ClientData, ids: Array | None = None) -> None:

@@ -363,7 +363,9 @@ class Trainer:
         for number, (each, history, record, (scores, collaboration)) in enumerate(parts):
             scored = slice(None) if each.scored is None else each.scored
             sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
-            means = {part: evaluation.summarize(values, sizes[part]) for part, values in scores.items()}
+            means = {
+                part: evaluation.summarize(values, sizes[part], each.lower_is_better) for part, values in scores.items()
+            }
             earlier = history.take_back(self.done)  # of a run that goes on with other metrics
             row = earlier or {
                 "round": self.done,

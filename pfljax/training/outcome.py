@@ -22,6 +22,7 @@ from pfljax.local.privacy import secret_key
 from pfljax.stores import stacks
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
+from pfljax.stores.replicates import ONE
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,7 +68,8 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
 
     done, key = summary["last"]["round"], jax.random.key(experiment.seed)
     experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
-    clients = experiment.federation.client_data
+    federation, plan = experiment.federation, experiment.problem.plan
+    clients = store_of(experiment).put(plan, ONE, [federation.client_data], federation.num_clients)
     read = functools.partial(checkpoints.read, out / "checkpoints", done)
     state = store_of(experiment).read_saved(experiment, read, clients)
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])

@@ -11,6 +11,7 @@ import numpy as np
 from pfljax import data
 from pfljax.contract.types import Algorithm, Key, State
 from pfljax.data import Federation
+from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.pools import place
@@ -20,6 +21,8 @@ from pfljax.local import privacy
 from pfljax.stores import memory, serving, stacks
 from pfljax.stores.compiled import Compiled, Jitted
 from pfljax.stores.experiment import Experiment
+
+SELECTED_BY = ("validation_accuracy", "validation_loss")  # the first that is known; otherwise, the training loss
 
 
 def per_client(
@@ -67,12 +70,18 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
     found = run(key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits)
-    scores, groups = serving.measured(experiment.metrics, jax.device_get(found)), experiment.problem.groups
+    task, groups = experiment.problem.model.task, experiment.problem.groups
+    scores = serving.measured(experiment.metrics, jax.device_get(found), task)
     networks = groups and groups.of_clients(unseen.num_clients, unseen=True)
-    out = evaluation.summarize(scores["test"], unseen.test.size)
-    train = evaluation.summarize(scores["train"], unseen.train.size)
+    out = evaluation.summarize(scores["test"], unseen.test.size, experiment.lower_is_better)
+    train = evaluation.summarize(scores["train"], unseen.train.size, experiment.lower_is_better)
     out |= {f"train_{name}": value for name, value in train.items()}
     return out | {"per_client": per_client(unseen, scores, networks=networks)}
+
+
+def is_measured(scaling: Scaling | None) -> bool:
+    """Whether models scale features with statistics of the clients' examples."""
+    return scaling is not None and scaling.measured
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
@@ -82,7 +91,7 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
     """
     found, client_privacy = of_examples(experiment, algorithm, key, rounds), experiment.client_privacy
     if client_privacy.active:
-        omitted = () if experiment.federation.scaling is None else (privacy.BY_SCALING,)
+        omitted = (privacy.BY_SCALING,) if is_measured(experiment.federation.scaling) else ()
         found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
     return found or None
 
@@ -94,7 +103,7 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
     """
     problem, train = experiment.problem, experiment.federation.train
     solver, ledger, finite = problem.solver, algorithm.ledger, privacy.finite
-    if experiment.federation.scaling is not None:
+    if is_measured(experiment.federation.scaling):
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
         return {}
@@ -120,11 +129,10 @@ def best_row(rows: list[dict]) -> dict:
 
     The initial models take no part if there are others.
     """
-    name, better = "train_loss", min
-    if "validation_loss" in rows[-1]:
-        name, better = ("validation_accuracy", max) if "validation_accuracy" in rows[-1] else ("validation_loss", min)
+    name = next((name for name in SELECTED_BY if name in rows[-1]), "train_loss")
     known = [row for row in rows if row["round"] and row[name] is not None and np.isfinite(row[name])]
-    return better(known or rows[-1:], key=lambda row: row[name]) | {"selected_by": name}
+    sign = evaluation.sign_of(name.rpartition("_")[2])
+    return max(known or rows[-1:], key=lambda row: sign * row[name]) | {"selected_by": name}
 
 
 def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:
@@ -142,6 +150,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
         "rounds": experiment.problem.rounds,
         "seed": experiment.seed,
         "metrics": experiment.measures,
+        "lower_is_better": experiment.lower_is_better,
         "scored": algorithm.report.scored,
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],

@@ -245,23 +245,3 @@ def test_a_mixture_is_no_single_model(clients):
         trained(pfl.KNNPer(), clients).export(client=1)
     with pytest.raises(pfl.ArgumentError, match=r"^client=4: accepted: 0 to 3"):
         result.export(client=4)
-
-
-@pytest.mark.xdist_group("runs")
-def test_predictions_of_examples_that_are_not_scaled_are_told(run_of_arrays, recwarn):
-    raw, result = run_of_arrays.x, run_of_arrays.result
-    scaled = result.scaling(raw)
-    np.testing.assert_allclose(scaled, run_of_arrays.clients.scaling(raw))
-    result.predict(scaled[:10], client=0), result.predict(scaled[:1], client=0)
-    assert not recwarn.list
-    with pytest.warns(
-        UserWarning, match=r"^x: looks like examples that are not standardized; pass result.scaling\(x\)"
-    ):
-        result.predict(raw[:10], client=1)
-
-
-@pytest.mark.xdist_group("runs")
-def test_of_examples_that_were_not_scaled_none_looks_raw(finished_run, digits_clients, recwarn):
-    x = digits_clients.test.x[0, :5]
-    assert finished_run.scaling is None and finished_run.predict(100 * x, client=0).shape == (5, 10)
-    assert not recwarn.list

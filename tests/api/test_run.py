@@ -190,8 +190,8 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)]
     alone = [cell["last"]["accuracy"] for cell in cells]
     assert pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=1).train(rounds=2).accuracy == pytest.approx(alone[1])
-    assert table.rows[0]["accuracy_mean"] == pytest.approx(np.mean(alone))
-    assert table.rows[0]["accuracy_std"] == pytest.approx(abs(alone[0] - alone[1]) / np.sqrt(2))
+    assert table.rows[0]["score_mean"] == pytest.approx(np.mean(alone))
+    assert table.rows[0]["score_std"] == pytest.approx(abs(alone[0] - alone[1]) / np.sqrt(2))
     assert "gentle" in str(table) and str(table).count("±") == 4  # two rows, the title, and what it is
     assert (tmp_path / "table.png").stat().st_size > 1000
     part = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, seeds=[0], rounds=1, eval_clients=2)
@@ -200,7 +200,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     frame = table.to_pandas()
     assert frame.method.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
     assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
-    assert frame.groupby("method").accuracy.std().tolist() == pytest.approx([r["accuracy_std"] for r in table.rows])
+    assert frame.groupby("method").accuracy.std().tolist() == pytest.approx([r["score_std"] for r in table.rows])
     shown = table.to_pandas(by="method").set_index("algorithm")
     others = frame[frame.method == "gentle"].accuracy
     assert shown.difference["fedavg"] == pytest.approx(np.mean(alone) - others.mean()) and shown.p["fedavg"] >= 0.5
@@ -217,8 +217,8 @@ def test_curves_are_of_the_rounds_that_all_seeds_have():
 def test_one_s_own_arrays_and_module(run_of_arrays):
     x, result = run_of_arrays.x, run_of_arrays.result
     assert run_of_arrays.clients.num_clients == 3 and np.isfinite(result.loss)
-    found = result.predict(result.scaling(x[:3]), client="b")
-    np.testing.assert_array_equal(found, result.predict(result.scaling(x[:3]), client=1))
+    found = result.predict(x[:3], client="b")
+    np.testing.assert_array_equal(found, result.predict(x[:3], client=1))
 
 
 def test_arrays_of_jax_are_those_of_numpy(run_of_arrays):

@@ -46,7 +46,7 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
     last = [summary["last"]["accuracy"] for summary in summaries]
     mean, std = np.mean(last), np.std(last, ddof=1)
-    assert (row["accuracy_mean"], row["accuracy_std"], row["runs"]) == pytest.approx((mean, std, 2))
+    assert (row["score_mean"], row["score_std"], row["runs"]) == pytest.approx((mean, std, 2))
     assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
     assert (tmp_path / "table.png").stat().st_size > 5000
     table = (tmp_path / "table.md").read_text()
@@ -182,7 +182,7 @@ def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm)
     printed = call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
     assert f"3 clients, 4 rounds, running again: {what}" in printed
     assert "finished before" not in printed
-    scores = lambda folder: [(row["accuracy_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
+    scores = lambda folder: [(row["score_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
     assert str(scores(tmp_path / "out")) == str(scores(out))
     assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
 

@@ -216,13 +216,17 @@ def test_numbers_beyond_training_s_classes_are_refused():
     assert data.match_classes(same, clients) is same  # numbers mean the same everywhere
 
 
-def test_unseen_clients_with_a_scale_of_their_own_are_told():
+def test_unseen_clients_are_scaled_as_the_training_clients(recwarn):
     x, y = np.random.default_rng(0).normal(size=(12, 3)), [0, 1, 2] * 4
     clients = animals(y, x)
-    with pytest.warns(UserWarning, match="^unseen: was standardized with its own means"):
-        data.match_classes(animals(y, x + 1), clients)
-    alike = animals(y, clients.scaling(x + 1), standardize=False)
-    assert data.match_classes(alike, clients) is alike  # without a warning
+    for unseen in (animals(y, x + 1), animals(y, x + 1, standardize=False)):
+        found = data.match_classes(unseen, clients)
+        assert found.scaling is clients.scaling
+        pool = unseen.train.x.pool
+        np.testing.assert_allclose(
+            found.standardized.train.x[0, :1], clients.scaling(pool[unseen.train.x.index[0, :1]])
+        )
+    assert not recwarn.list
 
 
 def test_the_digest_sees_sizes_targets_and_examples():

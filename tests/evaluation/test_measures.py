@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import optax
 import pytest
+from scipy import special
 
 import pfljax as pfl
 from pfljax.evaluation import measures
@@ -12,7 +13,8 @@ from pfljax.folder import files
 from pfljax.stores import device_store
 
 # Two examples of class 0 (one of them taken for 1), one of class 1, one of class 2 that is taken for 0.
-OUTPUTS = np.array([[0.6, 0.3, 0.1], [0.3, 0.5, 0.2], [0.1, 0.8, 0.1], [0.5, 0.2, 0.3]], np.float32)
+PROBABILITIES = np.array([[0.6, 0.3, 0.1], [0.3, 0.5, 0.2], [0.1, 0.8, 0.1], [0.5, 0.2, 0.3]])
+LOGITS = np.log(PROBABILITIES).astype(np.float32)
 Y = np.array([0, 0, 1, 2])
 
 
@@ -32,23 +34,23 @@ Y = np.array([0, 0, 1, 2])
 )
 def test_metrics_by_hand(name, value):
     metric = measures.METRICS[name]
-    assert metric(OUTPUTS, Y) == pytest.approx(value, abs=1e-6)
+    assert metric(LOGITS, Y) == pytest.approx(value, abs=1e-6)
     # the same places in a sequence, with one that has no class to predict
-    outputs, y = np.stack([OUTPUTS, OUTPUTS[::-1]]), np.stack([Y, np.array([255, 255, -1, 0])])
-    assert metric(outputs, y) == pytest.approx(metric(np.concatenate([OUTPUTS, OUTPUTS[:1]]), np.append(Y, 0)))
-    assert np.isnan(metric(OUTPUTS[:0], Y[:0]))
+    outputs, y = np.stack([LOGITS, LOGITS[::-1]]), np.stack([Y, np.array([255, 255, -1, 0])])
+    assert metric(outputs, y) == pytest.approx(metric(np.concatenate([LOGITS, LOGITS[:1]]), np.append(Y, 0)))
+    assert np.isnan(metric(LOGITS[:0], Y[:0]))
 
 
 def test_one_class_has_no_roc_curve():
-    assert np.isnan(measures.METRICS["auroc"](OUTPUTS, 0 * Y))
+    assert np.isnan(measures.METRICS["auroc"](LOGITS, 0 * Y))
 
 
 def test_the_f1_of_labels_is_the_mean_over_those_that_occur_or_are_predicted():
     y = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]])
-    outputs = np.array([[0.9, 0.1, 0.2], [0.2, 0.1, 0.1], [0.7, 0.3, 0.4]])
+    outputs = special.logit([[0.9, 0.1, 0.2], [0.2, 0.1, 0.1], [0.7, 0.3, 0.4]])
     assert measures.f1_of_labels(outputs[:, :1], y[:, :1]) == pytest.approx(1 / 2)  # one hit, one miss, one too many
     assert measures.f1_of_labels(outputs, y) == pytest.approx((1 / 2 + 0) / 2)  # nothing is said of the second label
-    assert measures.f1_of_labels(y.astype(float), y) == 1
+    assert measures.f1_of_labels(y - 0.5, y) == 1
     assert np.isnan(measures.f1_of_labels(outputs[:, 1:2], y[:, 1:2]))
 
 
@@ -133,8 +135,9 @@ def test_metrics_that_are_refused(metrics, message):
 
 
 def test_each_metric_is_of_a_client_s_real_examples():
-    found = {"outputs": np.stack([OUTPUTS, OUTPUTS, OUTPUTS[::-1]]), "y": np.stack([Y, Y, Y[::-1]])}
-    values = measures.measured({"right": right, "n": number}, found | {"size": np.array([3, 0, 2])})
+    found = {"outputs": np.stack([LOGITS, LOGITS, LOGITS[::-1]]), "y": np.stack([Y, Y, Y[::-1]])}
+    own = measures.named({"right": right, "n": number}, set(), "classification")
+    values = measures.measured(own, found | {"size": np.array([3, 0, 2])}, "classification")
     np.testing.assert_allclose(values["right"], [2 / 3, np.nan, 1 / 2], rtol=1e-6)
     np.testing.assert_array_equal(values["n"], [3, np.nan, 2])
 
@@ -163,9 +166,9 @@ def fails_in_two_lines(outputs, y):
     ],
 )
 def test_a_metric_that_fails_is_one_line(metric, message):
-    found = {"outputs": OUTPUTS[None], "y": Y[None], "size": np.array([4])}
+    found = {"outputs": LOGITS[None], "y": Y[None], "size": np.array([4])}
     with pytest.raises(pfl.ArgumentError, match=f"^metrics=own: {message}") as caught:
-        measures.measured({"own": metric}, found)
+        measures.measured({"own": pfl.metric(metric)}, found, "classification")
     assert "\n" not in str(caught.value)
 
 
@@ -211,3 +214,39 @@ def test_a_cell_without_a_metric_is_scored_again(tmp_path):
     assert "own" in (tmp_path / "report.html").read_text()
     again = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options)
     assert str(again) == str(table) and "already finished" in said[-2] + said[-3]
+
+
+def test_one_s_own_metric_gets_probabilities_and_says_which_values_are_good():
+    seen = []
+
+    @pfl.metric(higher_is_better=False)
+    def worst(outputs, y):
+        seen.append(outputs)
+        return outputs.max()
+
+    found = {"outputs": LOGITS[None], "y": Y[None], "size": np.array([3])}
+    measures.measured({"worst": worst}, found, "classification")
+    np.testing.assert_allclose(seen[0], PROBABILITIES[:3], rtol=1e-6)
+    measures.measured({"worst": worst}, found, "multilabel")
+    np.testing.assert_allclose(seen[1], special.expit(np.float64(LOGITS[:3])), rtol=1e-6)
+    measures.measured({"worst": worst}, found, "regression")
+    np.testing.assert_array_equal(seen[2], LOGITS[:3])
+    directions = {name: each.higher_is_better for name, each in measures.METRICS.items()}
+    assert directions == {
+        "f1": True,
+        "balanced_accuracy": True,
+        "auroc": True,
+        "calibration_error": False,
+        "perplexity": False,
+    }
+    assert not measures.named({"own": worst}, set(), "regression")["own"].higher_is_better
+    assert measures.named({"own": right}, set(), "regression")["own"].higher_is_better
+
+
+def test_the_roc_curve_of_confident_predictions_has_their_order():
+    """AUROC was 0.50 where the order is perfect, since all probabilities were 1."""
+    logits = np.stack([np.zeros(6), np.array([20.0, 30, 40, 50, 60, 70])], axis=1).astype(np.float32)
+    y = np.array([0, 0, 0, 1, 1, 1])
+    assert measures.METRICS["auroc"](logits, y) == 1
+    labels = measures.named(["auroc"], set(), "multilabel")["auroc"]
+    assert labels(logits[:, 1:], y[:, None]) == 1

@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from scipy import special
 from toy_methods import make, neighbors
 
 from pfljax.contract.types import Mixture, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.plan import make_plan
+from pfljax.models import Model
 
 LOGITS = np.array([[3.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # of two models that look at nothing but their bias
 
@@ -73,7 +75,7 @@ def test_outputs_are_mixed_in_a_regression():
     assert set(scores) == {"loss"}
 
 
-def test_a_hopeless_prediction_has_a_finite_loss_and_long_tests_are_summed_in_blocks():
+def test_a_hopeless_prediction_has_its_loss_and_long_tests_are_summed_in_blocks():
     federation = toys.make_federation((2,), test_size=1100)
     algorithm, state = make(topology="own"), State((), bias_models([[200.0, 0, 0]]), (), jnp.zeros(1, jnp.int32))
     split = federation.test._replace(size=np.array([1030], np.int32))
@@ -81,7 +83,7 @@ def test_a_hopeless_prediction_has_a_finite_loss_and_long_tests_are_summed_in_bl
     scores = toys.evaluate(algorithm, problem, jax.random.key(0), state, federation.client_data, split)
     right = (split.y[0, :1030] == 0).mean()
     np.testing.assert_allclose(scores["accuracy"], [right], rtol=1e-5)
-    np.testing.assert_allclose(scores["loss"], [(1 - right) * -np.log(np.finfo(np.float32).tiny)], rtol=1e-4)
+    np.testing.assert_allclose(scores["loss"], [(1 - right) * 200], rtol=1e-4)
 
 
 def test_the_summary_is_over_clients_and_over_examples():
@@ -96,3 +98,34 @@ def test_the_summary_is_over_clients_and_over_examples():
     assert found["accuracy_bottom_decile"] == pytest.approx(0.1 + 0.3 * 0.4)  # sorted .1 .5 .7 .9, position 0.3
     assert found["accuracy_min"] == pytest.approx(0.1)
     assert set(evaluation.summarize({"loss": loss}, sizes)) == {"loss"}
+
+
+def test_the_bottom_decile_is_that_of_the_worst_clients():
+    """perplexity_bottom_decile and calibration_error_bottom_decile were the best clients'."""
+    values = {"loss": np.ones(11), "perplexity": np.arange(11.0), "f1": np.arange(11.0)}
+    found = evaluation.summarize(values, np.ones(11), lower_is_better=["perplexity"])
+    assert (found["perplexity_bottom_decile"], found["f1_bottom_decile"]) == (9, 1)
+    assert evaluation.sign_of("loss") == evaluation.sign_of("perplexity", ["perplexity"]) == -1
+    assert evaluation.sign_of("accuracy") == evaluation.sign_of("f1", ["perplexity"]) == 1
+
+
+def test_the_mixture_of_confident_models_is_that_of_their_probabilities():
+    """Mixtures by log-sum-exp: against SciPy, where float32 probabilities are 0 or 1."""
+    outputs = np.array([[[120.0, 0, -3]], [[0, 95.0, 2]], [[1, 2, 3]]])
+    weights = np.array([0.5, 0.25, 0.25])
+    logits = special.log_softmax(outputs, axis=-1)
+    for task, expected in (
+        ("classification", special.logsumexp(logits, axis=0, b=weights[:, None, None])),
+        ("multilabel", log_odds(outputs, weights[:, None, None])),
+        ("regression", np.tensordot(weights, outputs, axes=1)),
+    ):
+        model = Model(None, task=task)
+        found = model.mixed(jnp.float32(weights), jnp.float32(outputs))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(Model(None).mixed(jnp.ones(1), outputs[:1]), outputs[0])
+
+
+def log_odds(outputs, weights):
+    """log p - log (1 - p) of a mixture of independent labels, in float64."""
+    log_p, log_q = (special.logsumexp(special.log_expit(sign * outputs), axis=0, b=weights) for sign in (1, -1))
+    return log_p - log_q

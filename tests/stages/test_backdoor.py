@@ -101,7 +101,7 @@ def test_a_run_reports_the_attack_success_as_a_metric_of_each_client():
     rates = [row["attack_success"] for row in result.summary["per_client"] if row["n_test"]]
     assert len(rates) == 3 and result.summary["metrics"] == ["attack_success"]
     np.testing.assert_allclose(result.history[-1]["attack_success"], np.mean(rates), rtol=1e-6)
-    assert result.history[-1]["attack_success_bottom_decile"] <= np.mean(rates)
+    assert result.history[-1]["attack_success_bottom_decile"] >= np.mean(rates)
 
 
 def test_attacks_with_a_trigger_have_a_metric():

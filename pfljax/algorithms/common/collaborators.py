@@ -91,7 +91,7 @@ class Friends(NamedTuple):
 
         def of_block(x, y, mask):
             outputs = model.apply(params, masked(x, y, mask)[0])
-            losses = [model.losses_of(model.predictions_of(outputs / heat), y) for heat in TEMPERATURES]
+            losses = [model.losses_of(outputs / heat, y) for heat in TEMPERATURES]
             right = model.over_places(outputs.argmax(axis=-1) == y, y) if model.task == "classification" else 0
             return jnp.where(mask, jnp.stack(losses), 0).sum(axis=1), jnp.where(mask, right, 0).sum()
 

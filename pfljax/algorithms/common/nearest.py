@@ -70,8 +70,14 @@ class ByNearest:
     classes: int
 
     def __call__(self, models: Params, stored: Datastore, x: Array) -> Array:
-        params = tree.first(models)
-        return stored.mix * self.by_examples(params, stored, x) + (1 - stored.mix) * self.model.predict(params, x)
+        """log(mix p_knn + (1 - mix) p_model), (B, C)."""
+        by_examples, by_model = self.log_probabilities(tree.first(models), stored, x)
+        return jnp.logaddexp(jnp.log(stored.mix) + by_examples, jnp.log1p(-stored.mix) + by_model)
+
+    def log_probabilities(self, params: Params, stored: Datastore, x: Array) -> tuple[Array, Array]:
+        """log p_knn, at least the logarithm of the least float32, and log p_model, both (B, C)."""
+        by_examples = jnp.maximum(self.by_examples(params, stored, x), jnp.finfo(jnp.float32).tiny)
+        return jnp.log(by_examples), jax.nn.log_softmax(self.model.apply(params, x))
 
     def by_examples(self, params: Params, stored: Datastore, x: Array) -> Array:
         """(B, C) p_knn; zeros for a client without examples."""
@@ -105,9 +111,9 @@ class ByNearest:
         """Returns (x, y, mask) -> losses (G,) for the weights of a grid, summed over examples."""
 
         def losses(x, y, mask):
-            both = self.by_examples(params, stored, x), self.model.predict(params, x)
+            both = self.log_probabilities(params, stored, x)
             own, shared = (jnp.take_along_axis(p, y[:, None], axis=1) for p in both)
-            likelihood = jnp.maximum(grid * own + (1 - grid) * shared, jnp.finfo(jnp.float32).tiny)
-            return jnp.where(mask[:, None], -jnp.log(likelihood), 0).sum(axis=0)
+            likelihood = jnp.logaddexp(jnp.log(grid) + own, jnp.log1p(-grid) + shared)
+            return jnp.where(mask[:, None], -likelihood, 0).sum(axis=0)
 
         return losses

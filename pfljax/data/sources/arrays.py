@@ -13,7 +13,7 @@ from pfljax.contract.fields import MOST
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
 from pfljax.data.sources.conversion import to_numpy, warn_of_order
-from pfljax.data.sources.source import Features, Source
+from pfljax.data.sources.source import Features, Scale, Source
 
 BLOCK = 1024  # rows that are checked at a time
 LARGEST = np.finfo(np.float32).max
@@ -32,7 +32,8 @@ def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
     """
     warn_of_order({"x": x, **others})
     arrays: dict[str, Any] = {key: to_numpy(key, values) for key, values in others.items() if values is not None}
-    is_rows = isinstance(x, tuple) and not hasattr(x, "_fields") and arrays["y"].shape[:1] == (len(x),)
+    is_rows = isinstance(x, tuple) and not hasattr(x, "_fields")
+    is_rows = is_rows and "y" in arrays and arrays["y"].shape[:1] == (len(x),)
     if is_rows or not isinstance(x, Mapping | tuple):
         return arrays | {"x": to_numpy("x", x, NUMBERS)}
 
@@ -65,9 +66,9 @@ def make_source(
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
             contains floats, multilabel if it is boolean (n, C). Strings in y are classes, numbered in sorted order.
         ignored_index: Class of places of sequences and images that are ignored, besides negative ones.
-        images: Whether uint8 values in x that are not standardized are pixels, which are divided by 255.
-        standardize: Whether each channel of images, or each feature, is to get mean 0 and standard deviation 1,
-            measured on the training examples once these are known. Integers are kept, since they may be tokens; but
+        images: Whether uint8 values in x that are not standardized are pixels, which models divide by 255.
+        standardize: Whether models are to give each channel of images, or each feature, mean 0 and standard deviation
+            1, measured on the training examples once these are known. Integers are kept, since they may be tokens; but
             uint8 are pixels.
         fill: Whether NaN in x are missing numbers, to be replaced by the mean of the training examples.
         features: The columns of x, if it was a table.
@@ -83,7 +84,7 @@ def make_source(
     y, num_classes, task = targets(y, task, num_classes, ignored_index)
     rows = _with_targets(y, rows, task)
     is_test = _test_marks(arrays.get("is_test"), rows)
-    x, scaled = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
+    x, scales = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
     client = None
     client_names = None
     if arrays.get("client") is not None:
@@ -99,7 +100,7 @@ def make_source(
         coarse=None if arrays.get("coarse") is None else _coarse_labels(arrays["coarse"][rows]),
         class_names=names,
         client_names=client_names,
-        standardize=scaled,
+        scale=scales,
         fill=fill,
         features=features,
     )
@@ -289,20 +290,20 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
 
 def _inputs(
     x: PyTree, rows: np.ndarray | slice, *, images: bool, standardize: bool, fill: bool
-) -> tuple[PyTree, tuple[bool, ...]]:
-    """Some rows of all arrays of x, checked and converted, and for each whether it is to be standardized."""
+) -> tuple[PyTree, tuple[Scale, ...]]:
+    """Some rows of all arrays of x, checked and converted, and how models scale each."""
     ids = np.arange(len(jax.tree.leaves(x)[0]))[rows]
     leaves = []
-    scaled = []
+    scales: list[Scale] = []
     for key, leaf in _leaves(x).items():
         _check_numbers(key, leaf)
         part = leaf[rows]
         _check_finite(key, part, ids, fill=fill)
         _warn_of_channels(key, part)
-        is_scaled = standardize and _is_scaled(key, part)
-        scaled.append(is_scaled)
-        leaves.append(part if is_scaled else _converted(key, part, images))
-    return jax.tree.unflatten(jax.tree.structure(x), leaves), tuple(scaled)
+        scale = _scale(key, part, images=images, standardize=standardize)
+        scales.append(scale)
+        leaves.append(_converted(key, part, scale))
+    return jax.tree.unflatten(jax.tree.structure(x), leaves), tuple(scales)
 
 
 def _check_numbers(key: str, x: Any) -> None:
@@ -312,37 +313,45 @@ def _check_numbers(key: str, x: Any) -> None:
         raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
 
 
-def _is_scaled(key: str, x: Any) -> bool:
-    """Whether standardization applies to examples: pixels, floats, and integers that are too large for tokens."""
-    if x.dtype == np.uint8 or x.dtype.kind == "f":
-        return True
+def _scale(key: str, x: Any, *, images: bool, standardize: bool) -> Scale:
+    """How models scale examples. Those to standardize are pixels, floats, and integers too large for tokens."""
+    pixels = x.dtype == np.uint8
+    if not standardize:
+        return "white" if images and pixels and not in_file(x) else "no"
+    if pixels or x.dtype.kind == "f":
+        return "measured"
     if x.dtype.kind == "b":
-        return False
+        return "no"
     if not _fits_int32(x):
-        return True
+        return "measured"
     _warn_of_unscaled(key, x)
-    return False
+    return "no"
 
 
 def _fits_int32(x: Any) -> bool:
     return x.dtype.kind in "iu" and -MOST <= int(np.min(x)) <= int(np.max(x)) <= MOST
 
 
-def _converted(key: str, x: Any, images: bool) -> Any:
-    """Converts examples (n, *features) that are not standardized.
+def _converted(key: str, x: Any, scale: Scale) -> Any:
+    """Converts examples (n, *features).
 
-    What stays in a file keeps its numbers. Pixels stay uint8 or, if they are `images`, are divided by 255; other
-    integers of 32 bits become int32; all else becomes float32.
+    What models scale keeps its numbers, as do pixels; other integers of 32 bits become int32; all else becomes float32.
+    Pixels, and floats that need no conversion, stay in their file.
     """
     pixels = x.dtype == np.uint8
-    if in_file(x) and (pixels or x.dtype == np.float32):
+    if scale != "no" and x.dtype.kind in "iu" and not pixels:
+        return np.asarray(x, np.float64)
+    mapped = isinstance(x, np.ndarray) and scale != "no"  # other files are read once
+    if in_file(x) and (pixels or mapped or (x.dtype == np.float32 and scale == "no")):
         values = x
+    elif scale != "no":
+        return np.array(x)  # not the user's own array, which may change
     elif pixels:
-        values = np.divide(x, 255, dtype=np.float32) if images else x
+        values = x
     else:
         x = np.asarray(x)
         values = x.astype(np.int32 if _fits_int32(x) else np.float32)
-    if x.dtype.kind == "f" or (pixels and x.ndim > 2):
+    if scale == "no" and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
             warn(key, "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")

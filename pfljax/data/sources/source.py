@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from pfljax.contract.fields import knob
+from pfljax.contract.pooled import standardized
 from pfljax.contract.types import PyTree, Task
 
 Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
 Standardize = Annotated[bool, knob(flag="standardize")]
+WHITE = 255.0  # value of a white pixel
 PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
 
 
+Scale = Literal["no", "measured", "white"]
+
+
 class Scaling(NamedTuple):
-    """Statistics with which features were standardized, one per channel of images or per feature.
+    """Statistics with which models standardize features, one per channel of images or per feature.
 
     Attributes:
         mean: Mean of the training examples, float64. If x is a tree, a tree with None for arrays that are not scaled.
@@ -28,12 +33,18 @@ class Scaling(NamedTuple):
     std: PyTree
 
     def __call__(self, x: PyTree) -> PyTree:
-        """Standardizes other examples (n, *features), or a tree of them, with the same statistics."""
+        """Standardizes examples (n, *features), or a tree of them: float32; arrays that are not scaled stay."""
 
-        def scaled(mean: np.ndarray | None, std: np.ndarray | None, x: np.ndarray) -> np.ndarray:
-            return x if mean is None else ((np.asarray(x) - mean) / std).astype(np.float32)
+        def scaled(mean: np.ndarray | None, std: np.ndarray | None, x: Any) -> Any:
+            return x if mean is None else standardized(np.asarray(x), mean, std)
 
         return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
+
+    @property
+    def measured(self) -> bool:
+        """Whether it was measured on examples; otherwise, pixels are divided by `WHITE`."""
+        means, deviations = jax.tree.leaves(self.mean), jax.tree.leaves(self.std)
+        return not all(np.all(mean == 0) for mean in means) or not all(np.all(std == WHITE) for std in deviations)
 
 
 class Features(NamedTuple):
@@ -53,8 +64,8 @@ class Features(NamedTuple):
 class Source:
     """A data set of n examples."""
 
-    # Features (n, *features), float32 or uint8, for images (n, height, width, channels); or tokens of sequences, int32
-    # or uint8 (n, T); or a tree of such arrays. Floats that are still to be standardized may have any precision.
+    # Features (n, *features) as the data set has them, not scaled, for images (n, height, width, channels); or tokens
+    # of sequences, int32 or uint8 (n, T); or a tree of such arrays
     x: Any
     # Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with PAD_TOKEN at
     # positions without a character to predict
@@ -71,9 +82,9 @@ class Source:
     # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
     client_names: np.ndarray | None = None
     tokens: bool = False  # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
-    # For each array in x, whether it is standardized once the training examples are known (see `preparation`): floats
-    # and pixels; (): none is
-    standardize: tuple[bool, ...] = ()
+    # For each array in x, how models scale it: floats and pixels are standardized by what is measured once the training
+    # examples are known (see `preparation`), and other pixels are divided by `WHITE`; (): no array is scaled
+    scale: tuple[Scale, ...] = ()
     fill: bool = False  # whether NaN in x are replaced by the mean of the training examples, once these are known
     features: Features | None = None  # the columns of x, if the data set is a table
 

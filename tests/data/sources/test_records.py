@@ -100,7 +100,7 @@ def test_other_types_are_read_as_features_json_describes_them(tmp_path):
     np.testing.assert_array_equal(plain.client_names, big)
     np.testing.assert_allclose(plain.y, weight[:, 0], rtol=1e-6)
     np.testing.assert_array_equal(read(image="weight", label="seen", standardize=False).x[[3, 1]], weight[[3, 1]])
-    scaled = preparation.prepared(read(image="weight", label="seen")).x  # floats that are standardized are in memory
+    scaled = preparation.prepared(read(image="weight", label="seen")).x
     np.testing.assert_allclose(scaled, (weight - weight.mean(0)) / weight.std(0), rtol=1e-5, atol=1e-6)
     assert read(label="seen", fraction=0.5).x.shape == (6, 4, 5)
 

@@ -1,0 +1,95 @@
+"""Flax modules that standardize their own inputs, as a run's model does with the data that users give.
+
+Their variables are those of the module inside, under the same names, and beside them the collection `SCALING`: the
+means and standard deviations of the arrays in x, by the names of these arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pfljax.contract.types import Array, PyTree
+from pfljax.models.structure import Path, is_flax
+
+SCALING = "scaling"
+Statistics = Mapping[str, Mapping[str, Any]]  # "mean" and "std" -> an array by the name of each scaled array in x
+
+
+class Standardizing(nn.Module):
+    """A Linen module whose inputs are standardized first, by statistics in the collection `SCALING`.
+
+    Attributes:
+        network: The module inside, whose variables it has.
+    """
+
+    network: nn.Module
+
+    def setup(self):
+        nn.share_scope(self, self.network)
+
+    def __call__(self, x: PyTree, *args: Any, **options: Any) -> Any:
+        statistics = {name: self.get_variable(SCALING, name) for name in ("mean", "std")}
+        return self.network(standardize(x, statistics), *args, **options)
+
+
+def standardize(x: PyTree, statistics: Statistics) -> PyTree:
+    """(x - mean) / std, float32, of all arrays in x (B, *features) that have statistics; the others stay."""
+
+    def one(path: Any, leaf: Any) -> Any:
+        name = array_name(path)
+        if name not in statistics["mean"]:
+            return leaf
+        return (jnp.asarray(leaf, jnp.float32) - statistics["mean"][name]) / statistics["std"][name]
+
+    return jax.tree_util.tree_map_with_path(one, x)
+
+
+def array_name(path: Any) -> str:
+    """The name of an array in x: keys, fields or positions, joined by "."; "x" if x is a single array."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "x"
+
+
+def statistics_of(mean: PyTree, std: PyTree) -> dict[str, dict[str, np.ndarray]]:
+    """The statistics, by name, of trees like x with None for arrays that are not scaled."""
+
+    def by_name(values: PyTree) -> dict[str, np.ndarray]:
+        found, _ = jax.tree_util.tree_flatten_with_path(values)
+        return {array_name(path): np.asarray(value, np.float32) for path, value in found}
+
+    return {"mean": by_name(mean), "std": by_name(std)}
+
+
+def standardizing(module: Any, variables: Any, statistics: Statistics) -> tuple[Any, Any]:
+    """A module and its variables, as `Network.exported` returns them, that standardizes its inputs itself."""
+    if isinstance(module, nn.Module):
+        return Standardizing(module), {**variables, SCALING: jax.tree.map(jnp.asarray, statistics)}
+    from pfljax.models import nnx  # imported lazily, since it is slow
+
+    return nnx.standardizing(module, statistics)
+
+
+def inside(module: Any) -> tuple[Any, Statistics | None]:
+    """The module inside a `standardizing` one, and its statistics if the module holds them; any other as it is."""
+    if isinstance(module, Standardizing):
+        return module.network, None
+    if not is_flax(type(module), {"Module"}) or not hasattr(module, SCALING):
+        return module, None
+    from pfljax.models import nnx  # imported lazily, since it is slow
+
+    return nnx.inside(module)
+
+
+def split(values: Mapping[Path, Any]) -> tuple[dict[Path, Any], dict[str, dict[str, Array]]]:
+    """Splits variables by path into those of the module inside and the statistics; {} if there are none."""
+    own = {path: value for path, value in values.items() if path[0] != SCALING}
+    statistics: dict[str, dict[str, Array]] = {}
+    for path, value in values.items():
+        if path[0] == SCALING:
+            statistics.setdefault(path[1], {})["/".join(path[2:])] = value
+    return own, statistics
