@@ -350,7 +350,8 @@ def test_means_and_deviations_are_those_of_the_training_examples(dtype, partitio
     np.testing.assert_allclose(clients.scaling.mean, x[rows].mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(clients.scaling.std, x[rows].std(axis=0), rtol=1e-12)
     expected = (x[train[0]] - x[rows].mean(axis=0)) / x[rows].std(axis=0)
-    np.testing.assert_allclose(clients.train.x[0][: len(expected)], expected, rtol=1e-4, atol=1e-5)
+    found = clients.standardized.train.x[0][: len(expected)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     others = np.delete(np.arange(n), rows)
     changed = x.copy()
     changed[others] = 255 - changed[others]

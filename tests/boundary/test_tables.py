@@ -321,7 +321,8 @@ def test_holes_and_categories_are_those_of_the_training_examples(kind, standardi
     train = frame[~frame["part"]]
     filled = train["age"].fillna(train["age"].mean()).to_numpy()
     expected = (filled - filled.mean()) / filled.std() if standardize else filled
-    found = np.concatenate([clients.train.x[k][:size] for k, size in enumerate(clients.train.size)])
+    scaled = clients.standardized
+    found = np.concatenate([scaled.train.x[k][:size] for k, size in enumerate(clients.train.size)])
     np.testing.assert_allclose(np.sort(found[:, 0]), np.sort(expected), rtol=1e-5, atol=1e-5)
     counts = [int((train["ward"] == ward).sum()) for ward in "xyz"]
     np.testing.assert_array_equal(found[:, 1:].sum(axis=0), counts)
