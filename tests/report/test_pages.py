@@ -242,6 +242,8 @@ def test_every_score_of_clients_is_drawn(undrawn, tmp_path):
     np.savez(tmp_path / "results.npz", **results, own_error_test=own)
     rows = [json.loads(line) | {"own_error": 0.25} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = json.loads((tmp_path / "summary.json").read_text()) | {"lower_is_better": ["own_error"]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = report.write(tmp_path)
     drawn = packed(page)["panels"]
     assert list(drawn["spread"]) == ["accuracy", "loss", "own_error"] and "measure-0" not in drawn
