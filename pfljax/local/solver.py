@@ -40,7 +40,7 @@ class Solver(NamedTuple):
     Attributes:
         loss: (params, x (B, ...), y (B,), mode=None) -> per-example losses (B,); see `Solver.mode`, which methods hand
             on to the model. A model's loss also takes a `shift` of its logits (see `Model.loss`).
-        optimizer: Any optax transformation; its update receives `round_number`.
+        optimizer: Any optax transformation; its update receives `round_number`, and the loss as `value`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
         steps: If positive, number of steps per round, instead of `epochs`.
@@ -193,7 +193,8 @@ class Solver(NamedTuple):
             place = lambda ahead: (number + ahead) % jnp.maximum(total, 1) if ahead else number
             batch = lambda ahead: self.take_batch(key, orders, split, place(ahead))
             loss, grads, memory = gradient(params, memory, batch)
-            updates, opt_state = self.optimizer.update(grads, opt_state, params, round_number=round_number)
+            extra = {"round_number": round_number, "value": loss}
+            updates, opt_state = self.optimizer.update(grads, opt_state, params, **extra)
             return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
 
         carry = (params, opt_state, jnp.zeros(()), memory)

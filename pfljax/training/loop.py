@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from pfljax.contract import processes
-from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.fields import knob
-from pfljax.contract.types import ClientData, Key, Split, State
+from pfljax.contract.types import Algorithm, ClientData, Key, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.rounds import Record
@@ -24,6 +24,7 @@ from pfljax.folder import endings, files
 from pfljax.folder.folders import CLIENTS, Folders, Resume, clear, is_checked
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
+from pfljax.local import lasting
 from pfljax.local.privacy import secret_key
 from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
@@ -481,4 +482,18 @@ def check(experiment: Experiment) -> Experiment:
     algorithm = experiment.algorithm(experiment.problem.plan)
     store_of(experiment).check(experiment, algorithm)
     conformance.check_metrics(experiment, algorithm)
+    _check_optimizer(experiment, algorithm)
     return experiment
+
+
+def _check_optimizer(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Warns of an optimizer that learns from many steps in a row, but starts anew in each round."""
+    problem = experiment.problem
+    if algorithm.topology != "shared" or problem.keep_optimizer:
+        return
+    names = lasting.long_lived(problem.solver.optimizer, problem.model.network.shapes)
+    if names:
+        text = (
+            f"{', '.join(names)} starts anew in each round, with what earlier steps have taught it; keep_optimizer=True"
+        )
+        warn("optimizer", f"{text} keeps a client's state over its rounds")
