@@ -33,6 +33,7 @@ from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
+from pfljax.local import lasting
 from pfljax.local.problem import Problem
 
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
@@ -57,6 +58,10 @@ class FedNova:
                 raise ArgumentError("least_epochs", text, self.least_epochs)
             problem = problem.with_epochs(self.most_epochs)
         solver, n_max = problem.solver, problem.n_max
+        shapes, scalar = problem.model.network.shapes, jax.ShapeDtypeStruct((), jnp.float32)
+        if sum(lasting.marks(solver.optimizer, shapes)) != sum(lasting.marks(solver.optimizer, scalar)):
+            text = "accumulates gradients over rounds, for which a_k is not defined; accepted: one without MultiSteps"
+            raise ArgumentError("optimizer", text)
 
         def steps_of(context: ClientContext, size: Array) -> Array:
             """tau_k."""

@@ -427,12 +427,14 @@ class Trainer:
         if self.done:
             client = found.get("test")
             return "" if client is None else f"round {self.done}: the loss of client {client} is not finite after it"
+        told = number in self.lost  # before the run started over
         for part, client in found.items():
             self.lost.add(number)
             text = f"the initial models: the loss of client {client} is not finite on its {part} examples"
             if part == "test":
                 return text
-            self._tell(f"  {text}; {FROM_THE_START}")
+            if not told:
+                self._tell(f"  {text}; {FROM_THE_START}")
         return ""
 
     def _save(self) -> None:
