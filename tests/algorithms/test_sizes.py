@@ -110,7 +110,7 @@ def results(name, federation, *, rounds=2, **options):
     return toys.train(algorithm, problem, federation.client_data, rounds)[0][-1]
 
 
-@toys.each_method([name for name in METHODS if name not in DRAWN], fast=["fedavg"], slow=toys.KINDS)
+@toys.each_method([name for name in METHODS if name not in DRAWN], fast=[], slow=toys.KINDS)
 @pytest.mark.parametrize("statistics", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_larger_client_changes_no_other_s_training(name, statistics):
     federation = toys.make_federation(SIZES)
@@ -147,8 +147,7 @@ def test_neither_the_plan_nor_the_batch_size_nor_the_network_matters(model, plan
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[0].models))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [pytest.param(size, marks=[] if size == 3 else pytest.mark.slow) for size in SIZES])
 def test_a_client_among_larger_ones_trains_as_if_alone(size):
     """Also in a plain loop in Python."""
     federation = toys.make_federation(SIZES)

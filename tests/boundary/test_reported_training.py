@@ -41,6 +41,7 @@ def exported(result, k, collection="batch_stats"):
     return result.export(client=k)[1][collection]
 
 
+@pytest.mark.slow
 def test_a_client_with_batch_statistics_does_not_change_when_a_larger_one_joins():
     kernels = []
     x, y = RNG.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
