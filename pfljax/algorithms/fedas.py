@@ -79,7 +79,9 @@ class FedAS:
             split, start = data.train, tree.combine(tree.first(models), row.model)
             if self.epochs:
                 part = problem.part(body(start)).with_epochs(self.epochs)
-                moved = aligned(part, context, start, row.model, split)
+                earlier = tree.first(row.optimizer)
+                counts = problem.solver.lasting(earlier, start) if problem.keep_optimizer else earlier
+                moved = aligned(part, context, start, row.model, split, counts)
                 start = jax.tree.map(lambda new, old: jnp.where(row.trained, new, old), moved, start)
             trained, optimizer, losses = problem.fit(context, tree.stack_one(start), row.optimizer, split)
             row = Row(tree.first(trained), row.trained | (split.size > 0), optimizer)
@@ -97,13 +99,18 @@ class FedAS:
         )
 
 
-def aligned(problem: Problem, context: ClientContext, params: Params, own: Params, split: Split) -> Params:
-    """A model after training toward the class means of the features of the client's own model."""
+def aligned(
+    problem: Problem, context: ClientContext, params: Params, own: Params, split: Split, counts: tuple
+) -> Params:
+    """A model after training toward the class means of the features of the client's own model.
+
+    `counts` is what goes on of the client's optimizer, such as the count of steps of its schedule.
+    """
     model, solver = problem.model, problem.solver
     found = classes.feature_sums(problem, own, split, model.output_shape[-1])
     means = classes.means(found["sums"], found["counts"])
     distance = lambda params, x, y, *key: jnp.square(model.features(params, x, *key) - means[y]).mean(axis=-1)
-    key, optimizer = jax.random.fold_in(context.key, ALIGNMENT), solver.optimizer.init(params)
+    key, optimizer = jax.random.fold_in(context.key, ALIGNMENT), solver.resumed(params, counts)
     return solver.with_loss(distance).fit(key, params, optimizer, split, round_number=context.round)[0]
 
 

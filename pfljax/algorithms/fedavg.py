@@ -6,7 +6,8 @@ data" (AISTATS 2017).
     A round: every client of the cohort receives theta, trains it on D_k for E epochs to theta_k;
     theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: none. The clients' optimizer is reset in every round, unless `Problem.keep_optimizer` is set.
+Departures from the paper: none. The clients' optimizer is reset in every round, except for counts of steps, unless
+`Problem.keep_optimizer` is set.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Key, Ledger, Params, Prediction, PyTree, Report, Start
-from pfljax.local.batches import DROPOUT
 from pfljax.local.problem import OwnModel, Problem
 
 POLICY = "policy"  # the branch beside the model's own
@@ -55,8 +54,8 @@ class FedCP:
         def objective(pair, batch, received, v):
             noise = self.noise, jax.random.fold_in(batch.key, NOISE)
             loss = lambda pair, *example: classified(problem, pair.shared, pair.own, v, *example, noise=noise)
-            key = jax.random.fold_in(batch.key, DROPOUT) if solver.keyed else None
-            z, before = (model.features(params, batch.x, key) for params in (network(pair.shared), received))
+            mode = solver.mode(batch)
+            z, before = (model.features(params, batch.x, mode) for params in (network(pair.shared), received))
             pull = discrepancy(z, jax.lax.stop_gradient(before), batch.mask)
             return solver.with_loss(loss).mean_loss(pair, batch) + self.strength * pull
 

@@ -28,7 +28,6 @@ from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Prediction, Report
-from pfljax.local.batches import DROPOUT
 from pfljax.local.problem import OwnModel, Problem
 
 
@@ -58,8 +57,8 @@ class FedDBE:
             return solver.loss(pair.shared, x, y, *key, shift=shift(pair.shared, pair.own))
 
         def objective(pair, batch, mean, consensus):
-            key = jax.random.fold_in(batch.key, DROPOUT) if solver.keyed else None
-            z = model.features(pair.shared, batch.x, key)
+            mode = solver.mode(batch)
+            z = model.features(pair.shared, batch.x, mode)
             mean = (1 - self.mu) * mean + self.mu * batch.mask @ z / jnp.maximum(batch.mask.sum(), 1)
             pull = self.kappa / 2 * jnp.square(mean - consensus.mean).mean()
             return solver.with_loss(loss).mean_loss(pair, batch) + consensus.known * pull, mean

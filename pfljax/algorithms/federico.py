@@ -58,6 +58,7 @@ from pfljax.contract.types import (
     Report,
     Split,
 )
+from pfljax.local import lasting
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -100,7 +101,7 @@ class FedeRiCo:
     collaborators: int = knob(16, at_least=1, help="number of highest-weighted models that a client predicts with")
 
     def build(self, problem: Problem) -> Algorithm:
-        self._check(problem.cohort_size)
+        self._check(problem)
         num, gradient = problem.num_clients, self.update == "gradient"
         num_candidates = min(self.candidates or num, num)
         examples = self.effective_examples if self.faithful or self.rule == "posterior" else None
@@ -143,7 +144,11 @@ class FedeRiCo:
             report=Report(scored="each client's mixture of the models it has evaluated"),
         )
 
-    def _check(self, cohort_size: int) -> None:
+    def _check(self, problem: Problem) -> None:
+        cohort_size, solver = problem.cohort_size, problem.solver
+        if self.update == "delta" and any(lasting.marks(solver.optimizer, problem.model.network.shapes)):
+            text = "keeps no optimizer over rounds, so an optimizer's own schedule would start anew in each; accepted: "
+            raise ArgumentError("update", f"{text}gradient, or LocalTraining's schedule of rounds", self.update)
         if not self.neighbors < cohort_size:
             text = f"accepted: 0 to {cohort_size - 1}, fewer than the {cohort_size} clients of a round"
             raise ArgumentError("neighbors", text, self.neighbors)

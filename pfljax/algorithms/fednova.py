@@ -33,6 +33,7 @@ from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
+from pfljax.local import lasting
 from pfljax.local.problem import Problem
 
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
@@ -57,6 +58,10 @@ class FedNova:
                 raise ArgumentError("least_epochs", text, self.least_epochs)
             problem = problem.with_epochs(self.most_epochs)
         solver, n_max = problem.solver, problem.n_max
+        shapes, scalar = problem.model.network.shapes, jax.ShapeDtypeStruct((), jnp.float32)
+        if sum(lasting.marks(solver.optimizer, shapes)) != sum(lasting.marks(solver.optimizer, scalar)):
+            text = "accumulates gradients over rounds, for which a_k is not defined; accepted: one without MultiSteps"
+            raise ArgumentError("optimizer", text)
 
         def steps_of(context: ClientContext, size: Array) -> Array:
             """tau_k."""
@@ -66,8 +71,11 @@ class FedNova:
             epochs = jax.random.randint(key, (), self.least_epochs, self.most_epochs + 1)
             return solver.with_epochs(1).num_steps(size, n_max) * epochs
 
-        def way(context: ClientContext, steps: Array) -> Array:
-            """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0."""
+        def way(context: ClientContext, counts: tuple, steps: Array) -> Array:
+            """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0.
+
+            `counts` is what goes on of the client's optimizer, such as the count of steps of its schedule.
+            """
 
             def step(_, carry):
                 place, state = carry
@@ -75,14 +83,16 @@ class FedNova:
                 return optax.apply_updates(place, moved), state
 
             start = jnp.zeros(())
-            return jax.lax.fori_loop(0, steps, step, (start, solver.optimizer.init(start)))[0]
+            return jax.lax.fori_loop(0, steps, step, (start, solver.resumed(start, counts)))[0]
 
         def client_update(context, models, kept, data):
             steps, theta = steps_of(context, data.train.size), tree.first(models)
             of_batch = jax.value_and_grad(solver.proximal(theta, self.mu))
             gradient = lambda params, memory, batch: (*of_batch(params, batch(0).of_model(0)), memory)
+            earlier = tree.first(kept)
+            counts = solver.lasting(earlier, theta) if problem.keep_optimizer else earlier
             trained, kept, losses, _ = problem.descend(context, models, kept, data.train, gradient, steps=steps)
-            length = way(context, steps)
+            length = way(context, counts, steps)
             update = updates.added(solver, models, trained)
             update = updates.scaled(solver, update, 1 / jnp.where(length > 0, length, 1))  # -d_k
             upload, sent = aggregation.weighted(update, data.train.size)

@@ -122,12 +122,14 @@ class PFedMB:
 
     def _fine_tuned(self, problem: Problem, algorithm: Algorithm, newcomer, epochs: int) -> Algorithm:
         """The algorithm whose clients train for `epochs` epochs before they predict."""
-        step = self._client_step(problem.with_epochs(epochs)._replace(keep_optimizer=False))
+        trainer = problem.with_epochs(epochs)
+        step = self._client_step(trainer)
 
         def tuned(context, models, row, data):
             key = jax.random.fold_in(context.key, problem.rounds)  # a newcomer's rounds take the numbers below
             context = context._replace(key=key, round=jnp.int32(0))
-            trained, row, _ = step(context, models, row._replace(optimizer=()), data.train)
+            row = row._replace(optimizer=trainer.kept_optimizers(models))
+            trained, row, _ = step(context, models, row, data.train)
             return self._mixed(problem, trained, row)
 
         def adapt(context, models, data):

@@ -19,6 +19,7 @@ from pfljax.exchange.rounds import Record, make_round
 from pfljax.local.training import LocalTraining
 from pfljax.stores.compiled import Jitted
 from pfljax.stores.serving import scores
+from pfljax.training import mixing
 from pfljax.training.loop import Rounds
 
 
@@ -63,6 +64,7 @@ class Simulation:
         self.experiment = Run(method, clients, model, local, **options).experiment.with_rounds(rounds)
         if self.experiment.client_store != "device":
             raise ArgumentError("client_store", "accepted for a Simulation: device", self.experiment.client_store)
+        mixing.check(self.experiment)
         problem, federation = self.experiment.problem, self.experiment.federation
         plan, num = problem.plan, problem.num_clients
         algorithm = self.experiment.algorithm(plan)

@@ -27,6 +27,21 @@ Topology = Literal["own", "shared", "peers", "push"]
 Task = Literal["classification", "regression", "multilabel"]
 
 
+class Training(NamedTuple):
+    """Training mode of a forward pass over a mini-batch; a key alone stands for a mini-batch without padding.
+
+    Attributes:
+        key: For dropout and other random numbers.
+        mask: (B,) bool, which examples are real. Batch statistics are those of these examples.
+    """
+
+    key: Key
+    mask: Array
+
+
+Mode = Key | Training | None  # of a forward pass; None: inference mode
+
+
 class Split(NamedTuple):
     """One part (train, validation or test) of a client's data, or of all clients' data, stacked.
 

@@ -41,8 +41,16 @@ def examples(split: Split, index: Any) -> tuple[PyTree, Array]:
 
 
 def masked(x: PyTree, y: Array, inside: Array) -> tuple[PyTree, Array]:
-    """Zeros padding: if padding held NaN, even a loss of weight 0 would have a NaN gradient."""
-    return tree.where(inside, (x, y), jax.tree.map(jnp.zeros_like, (x, y)))
+    """Replaces padding by the first example; by zeros if there is no example.
+
+    A network then computes on real examples only. Where a loss of padding is not finite, even a weight of 0 has a NaN
+    gradient; a network that divides by the norm of its inputs, for instance, has no finite loss of zeros.
+    """
+
+    def first(leaf):
+        return jnp.where(inside[0], leaf[:1], jnp.zeros_like(leaf[:1]))
+
+    return tree.where(inside, (x, y), jax.tree.map(first, (x, y)))
 
 
 PLACE_BITS = 12  # bits for an example's position in a 32-bit sort key; the rest is random

@@ -60,7 +60,8 @@ class Problem(NamedTuple):
         n_max: The largest n_k; all clients' training data is padded to it.
         rounds: R, also the number of rounds for which newcomers train in methods that have them train alone.
         common_init: Whether clients' own models all start from the same parameters; None: the method decides.
-        keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
+        keep_optimizer: Whether a client's optimizer for shared models keeps all of its state over rounds, and not only
+            what `pfljax.local.lasting` says.
         learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
         clock: How long clients take; None: no time is simulated.
         chance: Probability with which each client takes part in a round, independently of others; a cohort then has
@@ -153,8 +154,25 @@ class Problem(NamedTuple):
         return self.with_epochs(epochs).solver.max_steps(self.n_max) / self.solver.max_steps(self.n_max)
 
     def kept_optimizers(self, models: Params) -> PyTree:
-        """A client's optimizer states for J shared models (J, ...), before its first round; () if they are not kept."""
-        return self.init_optimizers(models) if self.keep_optimizer else ()
+        """What is kept of a client's optimizer states for J shared models (J, ...), before its first round."""
+
+        def one(params):
+            return self.kept_optimizer(self.solver.optimizer.init(params), params)
+
+        return self.plan.over_rows(one, models)
+
+    def kept_optimizer(self, opt_state: PyTree, params: Params) -> PyTree:
+        """What a client keeps over rounds of its optimizer's state for a shared model; () if nothing."""
+        return opt_state if self.keep_optimizer else self.solver.lasting(opt_state, params)
+
+    def round_optimizer(self, kept: PyTree, params: Params) -> PyTree:
+        """A client's optimizer state for a shared model at the beginning of a round.
+
+        Args:
+            kept: What `kept_optimizer` returned in the client's previous round; (): the state is new.
+            params: The model.
+        """
+        return kept if self.keep_optimizer and kept != () else self.solver.resumed(params, kept)
 
     def fit(
         self,
@@ -179,8 +197,6 @@ class Problem(NamedTuple):
         Returns:
             The trained models, the optimizer states to keep, and the mean losses (J,).
         """
-        opt_states = kept if self.keep_optimizer else self.plan.over_models(self.solver.optimizer.init, models)
-
         value = scalar(objective or self.solver.mean_loss)  # here, since an error of `fit` would name `descended`
 
         def one(number, params, opt_state, *aux):
@@ -190,9 +206,12 @@ class Problem(NamedTuple):
                 context.key, params, opt_state, split, round_number=context.round, objective=descended
             )
 
+        opt_states = kept
+        if not self.keep_optimizer or kept == ():
+            opt_states = self.plan.over_models(self.round_optimizer, kept, models)
         stacks = jnp.arange(tree.num_rows(models)), models, opt_states, *(() if aux is None else (aux,))
         models, opt_states, losses = self.plan.over_models(one, *stacks)
-        return models, opt_states if self.keep_optimizer else (), losses
+        return models, self.plan.over_rows(self.kept_optimizer, opt_states, models), losses
 
     def descend(
         self,
@@ -217,11 +236,11 @@ class Problem(NamedTuple):
             The trained model (1, ...), the optimizer state to keep, the mean loss (1,), and the memory.
         """
         params = tree.first(models)
-        opt_state = tree.first(kept) if self.keep_optimizer else self.solver.optimizer.init(params)
+        opt_state = self.round_optimizer(tree.first(kept), params)
         params, opt_state, loss, memory = self.solver.descend(
             context.key, params, opt_state, split, gradient, memory, round_number=context.round, steps=steps
         )
-        kept = tree.stack_one(opt_state) if self.keep_optimizer else ()
+        kept = tree.stack_one(self.kept_optimizer(opt_state, params))
         return tree.stack_one(params), kept, loss[None], memory
 
     def alone(

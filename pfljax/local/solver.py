@@ -12,8 +12,9 @@ import optax
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key, Params, PyTree, Split
+from pfljax.contract.types import Array, Key, Params, PyTree, Split, Training
 from pfljax.exchange.views import read
+from pfljax.local import lasting
 from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, of_examples, shuffle, sum_over_examples
 from pfljax.local.privacy import Privacy, private_mean
 
@@ -37,14 +38,14 @@ class Solver(NamedTuple):
     """Trains a model on a client's own data.
 
     Attributes:
-        loss: (params, x (B, ...), y (B,), key=None) -> per-example losses (B,); a key switches to training mode. A
-            model's loss also takes a `shift` of its logits (see `Model.loss`).
-        optimizer: Any optax transformation; its update receives `round_number`.
+        loss: (params, x (B, ...), y (B,), mode=None) -> per-example losses (B,); see `Solver.mode`, which methods hand
+            on to the model. A model's loss also takes a `shift` of its logits (see `Model.loss`).
+        optimizer: Any optax transformation; its update receives `round_number`, and the loss as `value`.
         batch_size: B; 0: all of the client's examples in one step.
         epochs: Passes over the client's data in a round.
         steps: If positive, number of steps per round, instead of `epochs`.
         privacy: Clipping and noise for the gradients of mean losses.
-        keyed: Whether mini-batch losses receive a key, for dropout or to write batch statistics.
+        keyed: Whether mini-batch losses are in training mode, for dropout or to write batch statistics.
         statistics: Parameters -> a tree of bools, which leaves are batch statistics; None: there are none.
         augment: (key, x (B, ...)) -> augmented x for mini-batches; None: no augmentation.
     """
@@ -76,6 +77,15 @@ class Solver(NamedTuple):
         optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
         labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
         return self.with_loss(loss)._replace(optimizer=optax.partition(optimizers, labels))
+
+    def lasting(self, opt_state: PyTree, params: Params) -> tuple:
+        """What goes on over rounds of an optimizer's state for a shared model; see `pfljax.local.lasting`."""
+        return lasting.kept(lasting.marks(self.optimizer, params), opt_state)
+
+    def resumed(self, params: Params, earlier: tuple) -> PyTree:
+        """A new optimizer state for a shared model, with what goes on of an `earlier` one; (): of none."""
+        fresh = self.optimizer.init(params)
+        return lasting.resumed(lasting.marks(self.optimizer, params), fresh, earlier) if earlier else fresh
 
     def with_epochs(self, epochs: int | None) -> Solver:
         """The solver with `epochs` epochs per round; None: with its own epochs or steps."""
@@ -183,7 +193,8 @@ class Solver(NamedTuple):
             place = lambda ahead: (number + ahead) % jnp.maximum(total, 1) if ahead else number
             batch = lambda ahead: self.take_batch(key, orders, split, place(ahead))
             loss, grads, memory = gradient(params, memory, batch)
-            updates, opt_state = self.optimizer.update(grads, opt_state, params, round_number=round_number)
+            extra = {"round_number": round_number, "value": loss}
+            updates, opt_state = self.optimizer.update(grads, opt_state, params, **extra)
             return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
 
         carry = (params, opt_state, jnp.zeros(()), memory)
@@ -191,20 +202,28 @@ class Solver(NamedTuple):
             params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
         return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
 
+    def mode(self, batch: Batch) -> Training | None:
+        """The mode in which a network computes on a mini-batch: training mode, or None if it is inference mode, too."""
+        if not self.keyed:
+            return None
+        real = batch.mask > 0
+        mask = real | ~real.any()  # a client without examples has statistics as well, which nobody reads
+        return Training(jax.random.fold_in(batch.key, DROPOUT), mask)
+
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
         """Mean loss over the batch; with weights (n_max,), the weighted sum divided by the number of examples.
 
         Its gradient is private if the solver's gradients are.
         """
-        key = jax.random.fold_in(batch.key, DROPOUT) if self.keyed else None
+        mode = self.mode(batch)
         if self.privacy.active:
             weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
             examples, loss = (batch.x, batch.y, weighed), self.loss
-            if key is not None:  # one per example, for per-example gradients
-                examples = (*examples, jax.random.split(key, batch.mask.shape[0]))
+            if mode is not None:  # one key per example, for per-example gradients
+                examples = (*examples, jax.random.split(mode.key, batch.mask.shape[0]))
                 loss = lambda params, x, y, keys: self.loss(params, x, y, keys[0])
             return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
-        losses = self.loss(params, batch.x, batch.y, key)
+        losses = self.loss(params, batch.x, batch.y, mode)
         mask = batch.mask if weights is None else batch.mask * weights[batch.index]
         return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 
@@ -254,11 +273,14 @@ class Solver(NamedTuple):
         batch = self.batch(n_max)
         key = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
         per_epoch = jnp.maximum(-(-split.size // batch), 1)
-        places = jnp.arange(batch) if orders is None else step % per_epoch * batch + jnp.arange(batch)
+        first = 0 if orders is None else step % per_epoch * batch
+        places = first + jnp.arange(batch)
+        mask = (places < split.size).astype(jnp.float32)
+        if self.statistics is not None:
+            # Layers that cannot leave padding out of their statistics see the batch's own examples again.
+            num_real = jnp.clip(split.size - first, 1, batch)
+            places = first + jnp.arange(batch) % num_real
         inside = places < split.size
-        mask = inside.astype(jnp.float32)
-        if self.statistics is not None:  # batch statistics see padding: repeat real examples
-            places, inside = places % jnp.maximum(split.size, 1), jnp.broadcast_to(split.size > 0, inside.shape)
         if orders is None:
             index = places
         else:

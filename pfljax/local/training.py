@@ -37,7 +37,9 @@ class LocalTraining:
         epochs: Passes over a client's data in a round.
         steps: If positive, number of steps per round, instead of `epochs`.
         schedule: Number of the round -> factor of the optimizer's updates; None: always 1.
-        keep_optimizer: Whether a client's optimizer for shared models keeps its state across rounds.
+        keep_optimizer: Whether a client's optimizer for shared models keeps all of its state over rounds. Otherwise,
+            counts of steps go on, such as those of a schedule in `optimizer`; moments start anew, and the counts that
+            correct their bias.
         common_init: Whether clients' own models all start from the same parameters; None: the method decides (no for
             FedeRiCo and Local, yes for the others).
         privacy: Clipping and noise for the gradients of mean losses.

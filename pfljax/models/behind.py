@@ -14,7 +14,7 @@ from jax.extend import core
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
-from pfljax.contract.types import Array, Factors, Key, Params, PyTree
+from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree
 from pfljax.models.frozen import AdaptedNetwork
 from pfljax.models.rewriting import bound, equations
 from pfljax.models.structure import Around, Call, Network, Path
@@ -125,9 +125,9 @@ class Behind(Network):
     def init(self, key: Key) -> Params:
         return self.whole.init(key)
 
-    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Array, Params]:
         del around  # no module is called
-        return self._after(lambda params, x: self.whole.forward(params, x, key), params, x)
+        return self._after(lambda params, x: self.whole.forward(params, x, mode), params, x)
 
     def exported(self, params: Params) -> tuple[Any, Any]:
         return self.whole.exported(params)
@@ -138,11 +138,11 @@ class Behind(Network):
     def with_factors(self, params: Params, factors: Mapping[Path, Factors]) -> Params:
         return self.whole.with_factors(params, factors)
 
-    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
+    def calls(self, params: Params, x: PyTree, mode: Mode) -> list[Call]:
         raise NotImplementedError("the modules before the cut are not called")
 
-    def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
-        return self._after(lambda params, x: last_dense(self.whole, params, x, key), params, x)
+    def dense(self, params: Params, x: PyTree, mode: Mode) -> list[tuple[Array, Array]]:
+        return self._after(lambda params, x: last_dense(self.whole, params, x, mode), params, x)
 
     def head(self, params: Params, features: Array) -> Array:
         return self.whole.head(params, features)
@@ -156,9 +156,9 @@ class Behind(Network):
         return Traced(self.whole, fn, params, inputs).resumed(params, features)
 
 
-def last_dense(network: Network, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
+def last_dense(network: Network, params: Params, x: PyTree, mode: Mode) -> list[tuple[Array, Array]]:
     """`Network.dense` as far as `Model.features` and `Model.embedding` read it."""
-    *hidden, last = network.dense(params, x, key)
+    *hidden, last = network.dense(params, x, mode)
     return [pair for pair in hidden[-1:] if pair[1].shape == last[0].shape] + [last]
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Factors, Key, Params, PyTree
+from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree
 from pfljax.models import standardizing
 from pfljax.models.adapters import A, B, Given, as_adapters, itself, parts_of
 from pfljax.models.low_rank import adapted, merged, uses
@@ -75,20 +75,20 @@ class AdaptedNetwork(Network):
             leaves[*path, PROMPT] = 0.02 * drawn
         return nested(leaves)
 
-    def forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: PyTree, mode: Mode) -> tuple[Array, Params]:
         trained = by_name(params)
         prompts = {"/".join(path): trained[*path, PROMPT] for path in self.prompts}
 
-        def run(whole, prompts, x, key):
+        def run(whole, prompts, x, mode):
             def around(path, kind, fn, args, kwargs):
                 tokens = prompts.get("/".join(path))
                 return fn(*args, **kwargs) if tokens is None else with_tokens(tokens, fn, args, kwargs)
 
-            outputs, written = self.base.forward(whole, x, key, around if prompts else None)
+            outputs, written = self.base.forward(whole, x, mode, around if prompts else None)
             written = by_name(written)
             return outputs, {path: written[path] for path in self.statistics}
 
-        outputs, written = adapted(run, self._whole(params), prompts, x, key)
+        outputs, written = adapted(run, self._whole(params), prompts, x, mode)
         return outputs, nested(trained | written) if self.statistics else params
 
     def exported(self, params: Params) -> tuple[Any, Any]:
@@ -128,13 +128,13 @@ class AdaptedNetwork(Network):
             if part.layers is not None
         ]
 
-    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
-        return self.base.calls(self.merged(params), x, key)
+    def calls(self, params: Params, x: PyTree, mode: Mode) -> list[Call]:
+        return self.base.calls(self.merged(params), x, mode)
 
-    def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
+    def dense(self, params: Params, x: PyTree, mode: Mode) -> list[tuple[Array, Array]]:
         if self.prompts:
             raise ArgumentError("model", "with prompts has no features")
-        return adapted(self.base.dense, self._whole(params), x, key)
+        return adapted(self.base.dense, self._whole(params), x, mode)
 
     def head(self, params: Params, features: Array) -> Array:
         return adapted(self.base.head, self._whole(params), features)

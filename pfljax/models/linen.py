@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract.types import Key, Params, PyTree
-from pfljax.models.structure import Around, Network, flags
+from pfljax.contract.types import Key, Mode, Params, PyTree
+from pfljax.models.structure import Around, Network, flags, key_and_mask, without_padding
 
 
 class LinenNetwork(Network):
@@ -24,13 +24,18 @@ class LinenNetwork(Network):
         params, rest = self._variables(key)
         return {**params, **rest}
 
-    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Any, Params]:
+    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Any, Params]:
+        key, mask = key_and_mask(mode)
+
         def replaced(call, args, kwargs, context):
+            if mask is not None and isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+                kwargs = without_padding(mask, call, args, kwargs)
             if around is None or context.method_name == "setup":
                 return call(*args, **kwargs)
             return around(context.module.path, type(context.module), call, args, kwargs)
 
-        with nn.intercept_methods(replaced) if around else contextlib.nullcontext():
+        intercepts = around is not None or mask is not None
+        with nn.intercept_methods(replaced) if intercepts else contextlib.nullcontext():
             return self._forward(params, x, key)
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Any, Params]:

@@ -17,7 +17,7 @@ from jaxtyping import PyTree as Tree
 from pfljax.contract.alike import DERIVED
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
-from pfljax.contract.types import Array, Key, Params, PyTree, Task
+from pfljax.contract.types import Array, Key, Mode, Params, PyTree, Task
 from pfljax.models import standardizing
 from pfljax.models.behind import Behind
 from pfljax.models.frozen import AdaptedNetwork, Frozen
@@ -140,11 +140,15 @@ class Model:
         """Initial parameters."""
         return self._start(self.network.held, key)
 
-    def apply(self, params: Params, x: Inputs, key: Key | None = None) -> Float[Array, "B ..."]:
+    def apply(self, params: Params, x: Inputs, key: Mode = None) -> Float[Array, "B ..."]:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) regression values; `key` as in `loss`."""
         return self._forward(params, x, key)[0]
 
-    def features(self, params: Params, x: Inputs, key: Key | None = None) -> Array:
+    def forward(self, params: Params, x: Inputs, key: Mode = None) -> tuple[Array, Params]:
+        """The outputs, as of `apply`, and the parameters with the batch statistics that training mode writes."""
+        return self._forward(params, x, key)
+
+    def features(self, params: Params, x: Inputs, key: Mode = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
         return self._features(self.network.held, self._held(params), self.converted(x), key)
 
@@ -180,7 +184,7 @@ class Model:
         params: Params,
         x: Inputs,
         y: Num[Array, "B ..."],
-        key: Key | None = None,
+        key: Mode = None,
         class_weights: Float[Array, " C"] | None = None,
         shift: Float[Array, ...] | None = None,
         label_smoothing: float = 0.0,
@@ -191,7 +195,7 @@ class Model:
             params: One model.
             x: Inputs.
             y: Classes or targets.
-            key: Key for dropout, which selects training mode; None: inference mode.
+            key: Training mode of a mini-batch, or a key for dropout if no example is padding; None: inference mode.
             class_weights: Per-class factors of the cross entropy; None: 1.
             shift: Added to the outputs with broadcasting; None: 0.
             label_smoothing: Of the cross entropy.
@@ -299,7 +303,7 @@ class Model:
 
         return rewritten(run)
 
-    def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Array, Params]:
+    def _forward(self, params: Params, x: PyTree, key: Mode) -> tuple[Array, Params]:
         outputs, written = self._compute(self.network.held, self._held(params), self.converted(x), key)
         return self._values(outputs, x), written
 

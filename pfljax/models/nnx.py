@@ -13,12 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key, Params, PyTree
+from pfljax.contract.types import Array, Key, Mode, Params, PyTree
 from pfljax.models.standardizing import SCALING, Statistics, standardize
-from pfljax.models.structure import Around, Network, by_name, flags, nested
+from pfljax.models.structure import Around, Network, by_name, flags, key_and_mask, nested, without_padding
 
 # id of a module -> what is called in its place; modules that NNX creates for the inside of a transformation have none.
 REPLACED: contextvars.ContextVar[dict[int, Callable[..., Any]]] = contextvars.ContextVar("replaced")
+# (B,) bool, the real examples of the mini-batch; None: all are.
+REAL: contextvars.ContextVar[Array | None] = contextvars.ContextVar("real", default=None)
 
 
 class NNXNetwork(Network):
@@ -40,9 +42,10 @@ class NNXNetwork(Network):
     def init(self, key: Key) -> Params:
         return self._tree(self._new(key))
 
-    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Array, Params]:
+    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Array, Params]:
+        key, mask = key_and_mask(mode)
         module = self._merged(params, key)
-        run = functools.partial(replacing, module, around) if around else module
+        run = functools.partial(replacing, module, around, mask) if around or mask is not None else module
         options = flags(module, key is not None)
         if "rngs" in inspect.signature(type(module).__call__).parameters:  # as in bonsai's ViT
             options["rngs"] = None if key is None else nnx.Rngs(jax.random.fold_in(key, len(self.random)))
@@ -85,18 +88,21 @@ class NNXNetwork(Network):
         return nested(leaves)
 
 
-def replacing(module: nnx.Module, around: Around, *args: Any, **kwargs: Any) -> Any:
-    """Calls a module with `around` in place of the modules in it."""
+def replacing(module: nnx.Module, around: Around | None, mask: Array | None, *args: Any, **kwargs: Any) -> Any:
+    """Calls a module with `around` in place of the modules in it, and batch statistics of the real examples alone."""
     replaced: dict[int, Callable[..., Any]] = {}
     for path, inner in nnx.iter_modules(module):
-        if callable(inner):
-            replaced[id(inner)] = functools.partial(around, tuple(map(str, path)), type(inner))
-            object.__setattr__(inner, "__class__", watched(type(inner)))
-    token = REPLACED.set(replaced)
+        kind = type(inner)
+        if around and callable(inner):
+            replaced[id(inner)] = functools.partial(around, tuple(map(str, path)), kind)
+        if (around and callable(inner)) or isinstance(inner, nnx.BatchNorm):
+            object.__setattr__(inner, "__class__", watched(kind))
+    tokens = REPLACED.set(replaced), REAL.set(mask)
     try:
         return module(*args, **kwargs)
     finally:
-        REPLACED.reset(token)
+        REPLACED.reset(tokens[0])
+        REAL.reset(tokens[1])
 
 
 @functools.cache
@@ -105,6 +111,9 @@ def watched(cls: type) -> type:
 
     def call(self, *args, **kwargs):
         fn = functools.partial(cls.__call__, self)
+        mask = REAL.get()
+        if mask is not None and isinstance(self, nnx.BatchNorm):
+            kwargs = without_padding(mask, fn, args, kwargs)
         around = REPLACED.get().get(id(self))
         return around(fn, args, kwargs) if around else fn(*args, **kwargs)
 

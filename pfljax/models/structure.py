@@ -19,7 +19,7 @@ from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import held_by
-from pfljax.contract.types import Array, Factors, Key, Params, PyTree
+from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree, Training
 
 Path = tuple[str, ...]
 Around = Callable[[Path, type, Callable[..., Any], Any, Any], Any]
@@ -72,8 +72,8 @@ class Network:
         """Initial parameters, with the statistics in them."""
         raise NotImplementedError
 
-    def forward(self, params: Params, x: PyTree, key: Key | None, around: Around | None = None) -> tuple[Array, Params]:
-        """The outputs, and the parameters with the new statistics; in training mode if a key is given.
+    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Array, Params]:
+        """The outputs, and the parameters with the new statistics of the real examples.
 
         `around` is called in place of each module inside, with its path, its class, its function and the arguments.
         """
@@ -93,7 +93,7 @@ class Network:
         del factors
         return params
 
-    def calls(self, params: Params, x: PyTree, key: Key | None) -> list[Call]:
+    def calls(self, params: Params, x: PyTree, mode: Mode) -> list[Call]:
         """The calls of modules in a forward pass, in the order in which they begin."""
         calls: list[Call] = []
 
@@ -102,12 +102,12 @@ class Network:
             call.returned = fn(*args, **kwargs)
             return call.returned
 
-        self.forward(params, x, key, record)
+        self.forward(params, x, mode, record)
         return calls
 
-    def dense(self, params: Params, x: PyTree, key: Key | None) -> list[tuple[Array, Array]]:
-        """Inputs (B, F) and outputs (B, F') of each dense layer, at least one; in training mode if a key is given."""
-        calls = [call for call in self.calls(params, x, key) if is_flax(call.kind, DENSE)]
+    def dense(self, params: Params, x: PyTree, mode: Mode) -> list[tuple[Array, Array]]:
+        """Inputs (B, F) and outputs (B, F') of each dense layer, at least one."""
+        calls = [call for call in self.calls(params, x, mode) if is_flax(call.kind, DENSE)]
         if not calls:
             raise ArgumentError("model", "has no dense layer, so it has no features")
         return [(call.args[0], call.returned) for call in calls]
@@ -176,6 +176,32 @@ def flags(module: Any, training: bool) -> dict[str, Any]:
     """The arguments of a module's call that select training mode, or inference mode."""
     names = inspect.signature(type(module).__call__).parameters
     return {name: value == training for name, value in TRAINING.items() if name in names}
+
+
+def key_and_mask(mode: Mode) -> tuple[Key | None, Array | None]:
+    """The key of training mode, or None; and the mask (B,) of real examples, or None if all are."""
+    return (mode.key, mode.mask) if isinstance(mode, Training) else (mode, None)
+
+
+def without_padding(mask: Array, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name of a batch normalization, with a mask that leaves padding out of its statistics.
+
+    Its input has the examples along its first axis, or several positions of each in turn, as after
+    `x.reshape(-1, x.shape[-1])`. With another shape there, the arguments are as they are; see `training.mixing`.
+
+    Args:
+        mask: (B,) bool, which examples are real.
+        call: The layer's call.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
+    """
+    x = args[0] if args else kwargs["x"]
+    positions, rest = divmod(x.shape[0], len(mask))
+    if rest or not positions or "mask" not in inspect.signature(call).parameters:
+        return dict(kwargs)
+    real = jnp.repeat(mask, positions).reshape(-1, *[1] * (x.ndim - 1))
+    own = kwargs.get("mask")
+    return {**kwargs, "mask": real if own is None else real & jnp.asarray(own, bool)}
 
 
 def by_name(params: Params) -> dict[Path, Any]:

@@ -15,9 +15,10 @@ import jax
 
 from pfljax.contract import recorded, tree
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import Examples
+from pfljax.contract.types import Examples, Topology
 from pfljax.data import Federation
 from pfljax.folder import files, fingerprint
+from pfljax.local import lasting
 from pfljax.local.training import LocalTraining
 from pfljax.stores import memory
 from pfljax.stores.compiled import Compiled
@@ -142,6 +143,8 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     lines += [("slow layer", layer) for layer in dict.fromkeys(slow)]
     if stale := stale_statistics(experiment):
         lines.append(("batch statistics", stale))
+    if kept := kept_of_optimizer(experiment, algorithm.topology):
+        lines.append(("optimizer's state", kept))
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and store.on_devices:
         lines.append(("not divided", f"{num_clients} clients over {plan.num_devices} devices: each device holds all"))
@@ -156,6 +159,17 @@ def stale_statistics(experiment: Experiment) -> str:
         return ""
     text = f"momentum {momentum:g} keeps {100 * kept:.0f} % of the initial values after {steps:,.0f} steps"
     return f"{text}; lower it, or predictions may be poor"
+
+
+def kept_of_optimizer(experiment: Experiment, topology: Topology) -> str:
+    """Says what of the clients' optimizer goes on over rounds; "" if it has no state."""
+    problem = experiment.problem
+    optimizer, shapes = problem.solver.optimizer, problem.model.network.shapes
+    if not jax.tree.leaves(jax.eval_shape(optimizer.init, shapes)):
+        return ""
+    if topology == "own" or problem.keep_optimizer:
+        return "all of it goes on over rounds"
+    return f"for shared models, {lasting.described(optimizer, shapes)}; for clients' own models, all goes on"
 
 
 def told_once(of_parts: dict[str, str]) -> str:

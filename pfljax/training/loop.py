@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from pfljax.contract import processes
-from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.fields import knob
-from pfljax.contract.types import ClientData, Key, Split, State
+from pfljax.contract.types import Algorithm, ClientData, Key, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.rounds import Record
@@ -24,18 +24,23 @@ from pfljax.folder import endings, files
 from pfljax.folder.folders import CLIENTS, Folders, Resume, clear, is_checked
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
+from pfljax.local import lasting
 from pfljax.local.privacy import secret_key
 from pfljax.stores import memory
 from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 from pfljax.stores.replicates import Replicates
-from pfljax.training import conformance, scoring
+from pfljax.training import conformance, mixing, scoring
 from pfljax.training.compiling import compile_to_fit, profile
 from pfljax.training.describe import plan_lines
 from pfljax.training.outcome import Outcome, make_key
 from pfljax.training.progress import announced, progress
 from pfljax.training.tracking import Tracker, make_evaluation
 
+FROM_THE_START = (
+    "the untrained network's outputs are NaN or infinite there, so no learning rate helps: look for NaN in the data, "
+    "and for inputs out of range, such as tokens beyond those of an Embed"
+)
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
 NAMED = 10  # most clients that lines name
 
@@ -101,6 +106,7 @@ class Trainer:
         self.trackers = trackers or [None] * len(experiments)
         self.resumed = 0
         self.diverged: dict[int, str] = {}  # number of the run -> reason
+        self.lost: set[int] = set()  # numbers of runs whose initial models have losses that are not finite
         self.keys = [jax.random.key(each.seed) for each in experiments]
         self.secrets = [secret_key(each.noise_seeds, key) for each, key in zip(experiments, self.keys, strict=True)]
         self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()  # they share the state until further rounds
@@ -131,6 +137,9 @@ class Trainer:
             self.folders.check_rounds(rounds)
         self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
+        if self.state is None:
+            for each in self.experiments:
+                mixing.check(each)
         if self.length != schedule.eval_every:
             with announced("compiling", self.say):
                 self._compile(schedule.eval_every)
@@ -154,6 +163,8 @@ class Trainer:
         Returns False if that was the program, or if the run is to stop; no private noise is used again.
         """
         first = self.experiments[0]
+        if not self.done:  # the initial models' predictions, which stay as they are
+            return False
         if first.checked or first.noise_seeds or not first.faults.droppable(self.compiled.algorithm):
             return False
         why = next(iter(self.diverged.values()))
@@ -349,7 +360,8 @@ class Trainer:
                 history.write()
         said = "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
         kept = f" {said} in {self.folders.outs[number]}" if self.folders.outs else ""
-        raise Diverged(f"{why}; a smaller learning rate may help.{kept}")
+        cause = FROM_THE_START if number in self.lost else "a smaller learning rate may help"
+        raise Diverged(f"{why}; {cause}.{kept}")
 
     def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
         """Adds a row to every run's history, with the runs' `newest` records.
@@ -380,11 +392,7 @@ class Trainer:
             row |= {
                 name: means["test"][name] for metric in each.measures for name in (metric, f"{metric}_bottom_decile")
             }
-            lost = np.flatnonzero(~np.isfinite(scores["test"]["loss"]) & (sizes["test"] > 0))
-            if len(lost):  # after the last update, whose loss no round has recorded, or from the start
-                client = lost[0] if each.scored is None else each.scored[lost[0]]
-                where, after = (f"round {self.done}", " after it") if self.done else ("the initial models", "")
-                why = f"{where}: the loss of client {client} is not finite{after}"
+            if why := self._not_finite(number, scores, sizes):
                 self.diverged.setdefault(number, why)
                 if not self.keep_going:
                     continue
@@ -405,6 +413,31 @@ class Trainer:
                 tracker(make_evaluation(row, means, scores, used, **place))
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
+
+    def _not_finite(self, number: int, scores: dict, sizes: dict) -> str:
+        """Says which client's test loss is not finite, now or after the last update; "" if all are.
+
+        Of the initial models, also notes losses of training examples that are not finite. Each of these clients may be
+        dropped, so that the run can go on.
+        """
+        scored = self.experiments[number].scored
+        found = {}
+        for part in ("test", "train"):
+            lost = np.flatnonzero(~np.isfinite(scores[part]["loss"]) & (sizes[part] > 0))
+            if len(lost):
+                found[part] = lost[0] if scored is None else scored[lost[0]]
+        if self.done:
+            client = found.get("test")
+            return "" if client is None else f"round {self.done}: the loss of client {client} is not finite after it"
+        told = number in self.lost  # before the run started over
+        for part, client in found.items():
+            self.lost.add(number)
+            text = f"the initial models: the loss of client {client} is not finite on its {part} examples"
+            if part == "test":
+                return text
+            if not told:
+                self._tell(f"  {text}; {FROM_THE_START}")
+        return ""
 
     def _save(self) -> None:
         assert self.state is not None
@@ -453,4 +486,18 @@ def check(experiment: Experiment) -> Experiment:
     algorithm = experiment.algorithm(experiment.problem.plan)
     store_of(experiment).check(experiment, algorithm)
     conformance.check_metrics(experiment, algorithm)
+    _check_optimizer(experiment, algorithm)
     return experiment
+
+
+def _check_optimizer(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Warns of an optimizer that learns from many steps in a row, but starts anew in each round."""
+    problem = experiment.problem
+    if algorithm.topology != "shared" or problem.keep_optimizer:
+        return
+    names = lasting.long_lived(problem.solver.optimizer, problem.model.network.shapes)
+    if names:
+        text = (
+            f"{', '.join(names)} starts anew in each round, with what earlier steps have taught it; keep_optimizer=True"
+        )
+        warn("optimizer", f"{text} keeps a client's state over its rounds")

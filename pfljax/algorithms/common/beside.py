@@ -55,14 +55,15 @@ def descend(
     Returns:
         The global model (1, ...) as trained by the client, its next row, the mean loss and the memory.
     """
-    shared, own, keep = problem.of_server.solver, problem.solver, problem.keep_optimizer
+    server = problem.of_server
     start = Pair(tree.first(models), row.own.model)
-    states = Pair(tree.first(row.optimizer) if keep else shared.optimizer.init(start.shared), row.own.optimizer)
-    solver = own._replace(optimizer=apart(shared.optimizer, own.optimizer))
+    states = Pair(server.round_optimizer(tree.first(row.optimizer), start.shared), row.own.optimizer)
+    solver = problem.solver._replace(optimizer=apart(server.solver.optimizer, problem.solver.optimizer))
     trained, states, loss, memory = solver.descend(
         context.key, start, states, split, gradient, memory, round_number=context.round
     )
-    row = Row(OwnModel(trained.own, states.own), tree.stack_one(states.shared) if keep else ())
+    kept = tree.stack_one(server.kept_optimizer(states.shared, trained.shared))
+    row = Row(OwnModel(trained.own, states.own), kept)
     return tree.stack_one(trained.shared), row, loss, memory
 
 

@@ -119,15 +119,19 @@ def newcomer(
     model_of = lambda own: whole(tree.first(generate(learned.network, own[None])))
 
     def one_round(number, carry):
-        own, kept = carry
+        own, kept, counts = carry
         theta, back = jax.vjp(model_of, own)
-        start, round_key = problem.solver.optimizer.init(theta), jax.random.fold_in(context.key, number)
-        trained, _, _ = problem.solver.fit(round_key, theta, start, data.train, round_number=number)
+        start = solver.resumed(theta, counts)
+        round_key = jax.random.fold_in(context.key, number)
+        trained, state, _ = solver.fit(round_key, theta, start, data.train, round_number=number)
         updates, kept = optimizer.update(back(tree.subtract(theta, trained))[0], kept, own)
-        return own + updates, kept
+        return own + updates, kept, solver.lasting(state, theta)
 
+    solver = problem.solver
     own = learned.embeddings.mean(axis=0)
-    own, _ = jax.lax.fori_loop(0, problem.rounds, one_round, (own, optimizer.init(own)))
+    theta = model_of(own)
+    counts = solver.lasting(solver.optimizer.init(theta), theta)
+    own, _, _ = jax.lax.fori_loop(0, problem.rounds, one_round, (own, optimizer.init(own), counts))
     return Prediction.one(model_of(own))
 
 

@@ -158,13 +158,14 @@ def fit_phases(
     start = params = tree.first(models)
     optimizers, losses = [], []
     for number, phase in enumerate(phases):
-        solver = problem.solver.part(phase.part(params)).with_epochs(phase.epochs)
-        optimizer = tree.first(kept[number]) if problem.keep_optimizer else solver.optimizer.init(params)
+        part = problem.part(phase.part(params)).with_epochs(phase.epochs)
+        solver = part.solver
+        optimizer = part.round_optimizer(tree.first(kept[number]) if kept else (), params)
         key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), number)
         objective = phase.objective(solver, start) if phase.objective else None
         params, optimizer, loss = solver.fit(
             key, params, optimizer, split, round_number=context.round, objective=objective
         )
-        optimizers.append(tree.stack_one(optimizer) if problem.keep_optimizer else ())
+        optimizers.append(tree.stack_one(part.kept_optimizer(optimizer, params)))
         losses.append(loss)
     return tree.stack_one(params), optimizers, jnp.stack(losses).mean()[None]
