@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import optax
@@ -111,7 +112,7 @@ class Adapting:
         trainable: Regular expression; parameters whose paths contain it are trained themselves. Empty: none are.
     """
 
-    frozen: str = knob("", flag="frozen")
+    frozen: str | Path = knob("", flag="frozen")
     frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN, flag="frozen_layout")
     frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN, flag="frozen_dtype")
     adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN, flag="adapter")
@@ -211,7 +212,7 @@ class Sweep:
     splits: Seeds = knob((), distinct=True, empty=True, flag="splits")
     replicate: Replicate = knob("auto", flag="replicate")
     rerun: Rerun = knob("never", flag="rerun")
-    out: str = knob("runs", flag="out")
+    out: str | Path = knob("runs", flag="out")
     tune: Sequence[float] = knob((), above=0, distinct=True, empty=True, flag="tune")
     tune_knobs: bool = knob(False, flag="tune_knobs")
     tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED, flag="tune_seeds")

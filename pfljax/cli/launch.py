@@ -169,8 +169,9 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
     Must run before anything else uses JAX. With `keep_compiled`, JAX caches compiled functions for later runs.
     """
     cores.use(devices)
-    if keep_compiled:
-        folder = cache_folder() / "compiled"
+    cache = cache_folder()
+    if keep_compiled and cache is not None:
+        folder = cache / "compiled"
         with contextlib.suppress(OSError):  # run without the cache if it cannot be written
             folder.mkdir(parents=True, exist_ok=True)
             jax.config.update("jax_compilation_cache_dir", str(folder))
