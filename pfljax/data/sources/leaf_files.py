@@ -47,7 +47,7 @@ def leaf(
     """
     file, found = str(file), []
     for part in PARTS:
-        for path in sorted(pathlib.Path(file).glob(f"{part}/*.json")):
+        for path in sorted(pathlib.Path(file).glob(f"{part}/[!.]*.json")):  # no hidden files
             found += [(user, x, y, part == PARTS[1]) for user, x, y in _users(str(path))]
     if not found or all(row[3] for row in found):
         raise ArgumentError("file", f"has no examples in {PARTS[0]}/*.json; accepted: {LEAF}", file)
