@@ -145,7 +145,26 @@ class Field(NamedTuple):
         if text:
             told = isinstance(value, SIMPLE) or value is None
             raise ArgumentError(self.name, f"accepted: {text}", value if told else type(value).__name__, owner=owner)
+        if callable(value) and not isinstance(value, Tracer):
+            self._check_call(value, owner)
         return self._expanded(value)
+
+    def _check_call(self, function: Callable, owner: str) -> None:
+        """Raises `ArgumentError` for a function that does not take as many arguments as it will be given."""
+        kinds = [kind for kind in types_in(self.hint) if typing.get_origin(kind) is collections.abc.Callable]
+        given = typing.get_args(kinds[0])[0] if kinds else ...
+        if given is ...:
+            return
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # some functions in C have none
+            return
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            number = f"{len(given)} argument{'s' * (len(given) != 1)}"
+            text = f"cannot be called with {number} ({error}); accepted: {accepted(self.hint, self.limits)}"
+            raise ArgumentError(self.name, text, owner=owner) from error
 
     def _expanded(self, value: Any) -> Any:
         """A path, or a list of paths, with ~ replaced by the home folder; other values as they are."""

@@ -158,7 +158,7 @@ def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray]) -> 
         outputs, y = found["outputs"][client, :size], found["y"][client, :size]
         for name, metric in metrics.items():
             try:
-                values[name][client] = np.asarray(metric(outputs, y)).item()
+                values[name][client] = float(np.asarray(metric(outputs, y)).item())
             except Exception as error:  # a user's function
                 line = (str(error).splitlines() or [""])[0]
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"
