@@ -245,7 +245,17 @@ def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], colum
     head, *lines = [" & ".join(escaping.latex(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
     start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
     return "\n".join(
-        [f"% {escaping.one_line(title)}", start, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
+        [
+            f"% {escaping.one_line(title)}",
+            start,
+            r"\toprule",
+            head,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
     )
 
 

@@ -13,9 +13,10 @@ import jax
 from pfljax import data, models
 from pfljax.api.features import with_features
 from pfljax.api.result import Result
-from pfljax.contract import cores, processes
+from pfljax.contract import cores, processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
+from pfljax.contract.host import free_memory, readable
 from pfljax.contract.method import tell
 from pfljax.data import Federation
 from pfljax.evaluation import measures
@@ -215,6 +216,14 @@ def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Seque
     return found
 
 
+def check_memory(model: models.Model) -> None:
+    """Raises `ArgumentError` for a network whose parameters are larger than the memory of this machine's CPUs."""
+    size = tree.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    if cores.on_cpu() and size > free_memory():
+        text = f"has parameters of {readable(size)}, but only {readable(free_memory())} of memory is free"
+        raise ArgumentError("model", f"{text}; accepted: a smaller network")
+
+
 def make_problem(
     clients: Federation,
     model: Any,
@@ -255,6 +264,8 @@ def start(
     """Returns the trainer of one run, or of several runs as replicates; further `options` are those of `Trainer`."""
     experiments = [run.experiment for run in runs]
     cores.check_settings(compiled=not isinstance(experiments[0].problem.plan, PythonPlan))
+    for each in experiments:
+        check_memory(each.problem.model)
     for out in outs or ():
         processes.first(functools.partial(files.check_writable, out))
     if outs:

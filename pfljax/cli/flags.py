@@ -92,7 +92,7 @@ class Network:
     channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT}, flag="channels")
     patch: int = knob(4, at_least=1, read_with={"model": ("vit",)}, flag="patch")
     width: int = knob(128, at_least=1, read_with={"model": BLOCKS}, flag="width")
-    depth: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="depth")
+    depth: int = knob(4, at_least=1, at_most=1000, read_with={"model": BLOCKS}, flag="depth")
     heads: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="heads")
     style: str = knob("auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS}, flag="style")
 

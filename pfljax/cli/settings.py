@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -22,7 +22,6 @@ import numpy as np
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
 
-
 LONGEST_NAME = 200  # bytes of a folder's name; file systems accept 255, and temporary names are longer
 
 
@@ -94,7 +93,9 @@ def check_name(argument: str, name: Any, taken: Collection[str] = ()) -> None:
     if len(name.encode()) > LONGEST_NAME:
         raise ArgumentError(argument, f"is too long; accepted: titles of at most {LONGEST_NAME} bytes", name)
     if name.lower() in taken:
-        raise ArgumentError(argument, f"is a file of the comparison; accepted: other names than {', '.join(taken)}", name)
+        raise ArgumentError(
+            argument, f"is a file of the comparison; accepted: other names than {', '.join(taken)}", name
+        )
 
 
 def _is_there(path: Path) -> bool:

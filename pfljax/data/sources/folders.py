@@ -32,12 +32,53 @@ PREFIXED = re.compile(rf"(?:.*[-_ ])?{PART.pattern}")  # such as seg_train and s
 PARTS = ("train", "validation", "test")
 # Files that are read as images; those without a suffix are, too, if Pillow knows them.
 SUFFIXES = frozenset(
-    ".apng .avif .bmp .dib .gif .j2k .jfif .jp2 .jpe .jpeg .jpg .mpo .pbm .pcx .pgm .png .pnm .ppm .sgi .tga .tif "
-    ".tiff .webp".split()
+    [
+        ".apng",
+        ".avif",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".j2k",
+        ".jfif",
+        ".jp2",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".mpo",
+        ".pbm",
+        ".pcx",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".sgi",
+        ".tga",
+        ".tif",
+        ".tiff",
+        ".webp",
+    ]
 )
 # Formats that Pillow decodes itself; of others, such as EPS, it starts programs.
 FORMATS = ("PNG", "JPEG", "MPO", "JPEG2000", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "AVIF", "TGA", "PCX", "SGI")
-FOREIGN = frozenset(".arw .cr2 .cr3 .dng .eps .exr .heic .heif .jxl .nef .orf .psd .raf .raw .svg".split())
+FOREIGN = frozenset(
+    [
+        ".arw",
+        ".cr2",
+        ".cr3",
+        ".dng",
+        ".eps",
+        ".exr",
+        ".heic",
+        ".heif",
+        ".jxl",
+        ".nef",
+        ".orf",
+        ".psd",
+        ".raf",
+        ".raw",
+        ".svg",
+    ]
+)
 LEFT_BY_SYSTEMS = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"})
 DEEPEST = 5  # levels of folders: a part, a client and a class, and two parts more
 NAMED = 3  # files and folders that a message names
@@ -166,13 +207,14 @@ def _is_image(path: pathlib.Path) -> bool:
     if suffix and not suffix[1:].isdigit():
         return suffix in SUFFIXES
     pillow = optional.load("PIL.Image", "file", str(path))
-    try:
-        with opened(str(path)) as stream, warnings.catch_warnings(action="ignore"), _opened(pillow, stream):
+    with opened(str(path)) as stream, warnings.catch_warnings(action="ignore"):
+        try:
+            _opened(pillow, stream).close()
+        except pillow.UnidentifiedImageError:
+            return False
+        except Exception:  # reading it says what is wrong
             return True
-    except pillow.UnidentifiedImageError:
-        return False
-    except Exception:  # reading it says what is wrong
-        return True
+    return True
 
 
 def _suffixes() -> str:

@@ -41,7 +41,9 @@ KINDS = {  # the first that a path looks like is what it is
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "arrayrecord": Kind(records.arrayrecord, records.RECORDS, records.fits, records.has_test_part),
     "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
-    "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/[!.]*.json")), lambda path: any(path.glob("test/[!.]*.json"))),
+    "leaf": Kind(
+        leaf, LEAF, lambda path: any(path.glob("train/[!.]*.json")), lambda path: any(path.glob("test/[!.]*.json"))
+    ),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
     "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
     "npy": Kind(npy, NPY, lambda path: (path / "x.npy").is_file(), lambda path: (path / "is_test.npy").is_file()),
