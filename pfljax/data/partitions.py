@@ -359,7 +359,15 @@ def _evenly(held: np.ndarray) -> np.ndarray:
 def _pachinko(
     rng: np.random.Generator, pool: np.ndarray, parent: np.ndarray, num_clients: int, alpha: float
 ) -> list[np.ndarray]:
-    """The examples of each client; `pool` (n,) has each one's fine label, `parent` (F,) each fine label's coarse one."""
+    """The examples of each client.
+
+    Args:
+        rng: Random generator.
+        pool: (n,) the fine label of each example.
+        parent: (F,) the coarse label of each fine label.
+        num_clients: K.
+        alpha: Dirichlet concentration of the coarse labels.
+    """
     num_fine = len(parent)
     left = np.bincount(pool, minlength=num_fine)
     members = [rng.permutation(own) for own in members_of(pool, num_fine)]

@@ -12,7 +12,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
 from pfljax.contract.paths import expanded
 from pfljax.contract.reading import names_of
-from pfljax.data.sources import federated, folders, records, saved
+from pfljax.data.sources import federated, folders, leaf_files, records, saved
 from pfljax.data.sources.files import NPY, npy, npz
 from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
@@ -41,9 +41,7 @@ KINDS = {  # the first that a path looks like is what it is
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "arrayrecord": Kind(records.arrayrecord, records.RECORDS, records.fits, records.has_test_part),
     "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
-    "leaf": Kind(
-        leaf, LEAF, lambda path: any(path.glob("train/[!.]*.json")), lambda path: any(path.glob("test/[!.]*.json"))
-    ),
+    "leaf": Kind(leaf, LEAF, lambda path: bool(leaf_files.paths(path, "train")), leaf_files.has_test_part),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
     "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
     "npy": Kind(npy, NPY, lambda path: (path / "x.npy").is_file(), lambda path: (path / "is_test.npy").is_file()),
