@@ -433,7 +433,6 @@ EDGES = {  # texts of the right type
 }
 # Flags that start other processes or say where files go: no text of theirs that may be accepted is played.
 STARTING = ("coordinator", "num_processes", "process_id", "out", "profile")
-ENDLESS = {"depth": "2147483647"}  # as many blocks are traced one by one, without end
 NEEDED = {"sampler": ["--participation=0.5"], "dp_noise_multiplier": ["--dp_clip_norm=1"]}
 
 
@@ -603,7 +602,7 @@ def texts_played(name: str, flag: flags.Flag) -> Texts:
         return Texts([], [])
     wrong, edges = texts_of(flag, field)
     has_edges = name in (FULL, *FEW) and flag.name not in STARTING
-    edges = [text for text in edges if has_edges and text != ENDLESS.get(flag.name)]
+    edges = [text for text in edges if has_edges]
     is_same = flag.name in of_full and type(flag.parser) is type(of_full[flag.name].parser)
     if name == FULL or not is_same:
         return Texts(wrong, edges)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,13 +23,14 @@ from pfljax.evaluation.metrics import sign_of
 from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
 from pfljax.folder import files, planned
 from pfljax.local.training import LocalTraining
-from pfljax.report import terms
+from pfljax.report import escaping, terms
 from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
-MINUS = re.compile(r"(?<![\w.)-])-[\d.]+(?![\w.])")  # a negative number, not the hyphen of a name
+# Files of a comparison, whose folder also has one of each method.
+FILES = ("planned.json", "report.html", "table.csv", "table.json", "table.md", "table.png", "table.tex", "workers")
 MAX_GAINS = 500  # of single clients, kept in a row
 EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
 
@@ -167,7 +167,8 @@ class Table:
         return markdown(*self.columns())
 
     def _repr_markdown_(self) -> str:
-        return "\n\n".join([f"**{self.title}**", self.to_markdown(), *terms.notes(self.rows)])
+        notes = map(escaping.markdown, terms.notes(self.rows))
+        return "\n\n".join([f"**{escaping.markdown(self.title)}**", self.to_markdown(), *notes])
 
     @checked()
     def to_pandas(self, by: Literal["run", "method"] = "run") -> Any:
@@ -236,7 +237,8 @@ class Table:
 
 def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A table in Markdown, its numbers right-aligned."""
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *body]
+    head, *lines = [[escaping.markdown(cell) for cell in cells] for cells in (heads, *body)]
+    lines = [head, ["---", *["---:"] * (len(heads) - 1)], *lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -244,17 +246,27 @@ def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], colum
     """A table in LaTeX, of these columns; by default, of those of a paper's table."""
     columns = columns or terms.for_paper(heads)
     kept = [heads.index(name) for name in columns]
-    escaped = lambda cell: MINUS.sub(r"$\g<0>$", re.sub(r"([%&#_$])", r"\\\1", cell).replace("±", r"$\pm$"))
-    head, *lines = [" & ".join(escaped(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
+    head, *lines = [" & ".join(escaping.latex(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
     start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
     return "\n".join(
-        [f"% {title}", start, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", ""]
+        [
+            f"% {escaping.one_line(title)}",
+            start,
+            r"\toprule",
+            head,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
     )
 
 
 def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
     """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
-    files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), title, *terms.notes(rows)]) + "\n")
+    texts = [title, *terms.notes(rows)]
+    files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), *map(escaping.markdown, texts)]) + "\n")
     files.write_csv(out / "table.csv", [heads, *body])
     files.write_text(out / "table.tex", latex(title, heads, body))
     files.write_json(out / "table.json", files.plain(rows))
@@ -295,7 +307,7 @@ def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, An
     for title, each in pairs:
         check_method(method_of(each), "methods")
         if title is not None:
-            files.check_name("methods", title)
+            files.check_name("methods", title, FILES)
     names = [method_of(each).info.name for title, each in pairs if title is None]
     found: dict[str, Any] = {}
     for title, each in pairs:
@@ -304,6 +316,7 @@ def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, An
         if title is None and names.count(name) > 1:
             knobs = [field for field in dataclasses.fields(method) if getattr(method, field.name) != field.default]
             name += f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})" * bool(knobs)
+        files.check_name("methods", name, FILES)
         if name in found:
             raise ArgumentError("methods", f"two are called {name}; use (title, method) pairs to tell them apart")
         found[name] = each

@@ -106,8 +106,10 @@ def room(shape: tuple[int, ...]) -> np.ndarray:
     """An array of zeros in memory, or in a file that is deleted with it if it takes much of the free memory."""
     if 4 * math.prod(shape) <= FILL * free_memory():
         return np.zeros(shape, FLOAT32)
-    folder = cache_folder() / "features"
-    folder.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder()
+    folder = None if cache is None else cache / "features"  # None: where temporary files are
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
         return np.memmap(file, FLOAT32, "w+", shape=shape)
 

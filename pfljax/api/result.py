@@ -50,10 +50,22 @@ class Collaboration:
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
     def matrix(self, evaluation: int = -1) -> np.ndarray:
-        """Returns the weight (K, N) that each client gave to each model at one evaluated round, by default the last."""
+        """Returns the weight (K, N) that each client gave to each model at one evaluation.
+
+        Args:
+            evaluation: Number of the evaluation, as in `rounds`; negative: from the end. Default: the last.
+
+        Raises:
+            ArgumentError: if there is no such evaluation, or if only a sample of the clients is scored.
+        """
         if "clients" in self.arrays:
             raise ArgumentError("eval_clients", "a matrix needs all clients; use index and weights instead")
-        index, weights = self.index[evaluation], self.weights[evaluation]
+        num = len(self.rounds)
+        whole = isinstance(evaluation, int | np.integer) and not isinstance(evaluation, bool)
+        if not whole or not -num <= evaluation < num:
+            raise ArgumentError("evaluation", f"accepted: whole numbers, {-num} to {num - 1}", evaluation)
+        index = self.index[evaluation]
+        weights = self.weights[evaluation]
         num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
         return collaboration.dense(index, weights, num_models)
 
@@ -227,9 +239,7 @@ class Result:
             ArgumentError: see `export`; also if the file or folder exists.
         """
         _, variables = self.export(client)
-        if Path(path).exists():
-            raise ArgumentError("path", "exists; accepted: a new file NAME.safetensors or a new folder", path)
-        files.check_writable(Path(path).parent, "path")
+        files.check_new(Path(path), "path", "a new file NAME.safetensors or a new folder")
         if Path(path).suffix == ".safetensors":
             files.write_atomically(Path(path), lambda file: file.write(weights.as_bytes(variables)))
             return

@@ -14,14 +14,16 @@ import numpy as np
 from pfljax import data, models
 from pfljax.api.features import with_features
 from pfljax.api.result import Result
-from pfljax.contract import processes
+from pfljax.contract import cores, processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
+from pfljax.contract.host import free_memory, readable
 from pfljax.contract.method import tell
 from pfljax.contract.pooled import is_pooled
 from pfljax.data import Federation
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
+from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import Resume
@@ -117,7 +119,9 @@ class Run:
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
         """
-        local, execution = local or LocalTraining(), execution or Execution()
+        local = local or LocalTraining()
+        execution = execution or Execution()
+        cores.check_settings(compiled=execution.plan != "python")
         method, knows = tell(check_method(method), tell_groups, clients.distribution)
         told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
@@ -161,7 +165,8 @@ class Run:
             progress: Whether to show a progress bar in a terminal or notebook.
             profile: Folder for a profiler trace of a few rounds; prints a summary.
             tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
-                function that logs to another tracker.
+                function that logs to another tracker. An exception that it or `say` raises ends the training, as one
+                that prunes a search must, and reaches the caller as it is.
 
         Raises:
             ArgumentError: if `out` contains another run, or this run with other settings.
@@ -200,7 +205,15 @@ def filled(*stages: Any) -> dict[str, Any]:
 
 def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
     """Returns the clients of each seed; see `compare`."""
-    found = {seed: clients if isinstance(clients, Federation) else clients(seed) for seed in seeds}
+    found = {}
+    for seed in seeds:
+        try:
+            found[seed] = clients if isinstance(clients, Federation) else clients(seed)
+        except ArgumentError:
+            raise
+        except Exception as error:  # a user's function
+            line = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+            raise ArgumentError("clients", f"{line}, for seed {seed}; accepted: a function of the seed") from error
     wrong = next((each for each in found.values() if not isinstance(each, Federation)), None)
     if wrong is not None or None in found.values():
         raise ArgumentError("clients", "accepted: a function that returns a Federation", wrong)
@@ -241,6 +254,14 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
     return dataclasses.replace(clients, scaling=scaling)
 
 
+def check_memory(model: models.Model) -> None:
+    """Raises `ArgumentError` for a network whose parameters are larger than the memory of this machine's CPUs."""
+    size = tree.num_bytes(jax.eval_shape(model.init, jax.random.key(0)))
+    if cores.on_cpu() and size > free_memory():
+        text = f"has parameters of {readable(size)}, but only {readable(free_memory())} of memory is free"
+        raise ArgumentError("model", f"{text}; accepted: a smaller network")
+
+
 def make_problem(
     clients: Federation,
     model: Any,
@@ -255,6 +276,8 @@ def make_problem(
     build = lambda each: models.build(each, clients.inputs, clients.task, clients.num_classes, **options)
     networks = model.networks if isinstance(model, Networks) else [("", model)]
     built = [build(each) for _, each in networks]
+    if not all(jax.tree.leaves(jax.eval_shape(each.init, jax.random.key(0))) for each in built):
+        raise ArgumentError("model", "has no parameters to train; accepted: networks with at least one")
     if (late := clients.late_scaling) is not None:
         built = [dataclasses.replace(each, scaling=(late.mean, late.std)) for each in built]
     problem = Problem(
@@ -278,6 +301,9 @@ def start(
 ) -> Trainer:
     """Returns the trainer of one run, or of several runs as replicates; further `options` are those of `Trainer`."""
     experiments = [run.experiment for run in runs]
+    cores.check_settings(compiled=not isinstance(experiments[0].problem.plan, PythonPlan))
+    for each in experiments:
+        check_memory(each.problem.model)
     for out in outs or ():
         processes.first(functools.partial(files.check_writable, out))
     if outs:

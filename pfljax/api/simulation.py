@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.api.run import Clients, Run
 from pfljax.contract.errors import ArgumentError
@@ -75,11 +76,24 @@ class Simulation:
         use = scores(problem, algorithm)
         compiled = calling if isinstance(plan, PythonPlan) else functools.partial(Jitted, problem.model.network, plan)
         self._init = compiled(functools.partial(lifting.init, algorithm, plan))
+        # The shapes of a state; None: functions are called in Python, which shows what is wrong.
+        self._like = None
+        if not isinstance(plan, PythonPlan):
+            first = functools.partial(lifting.init, algorithm, plan)
+            self._like = jax.eval_shape(first, jax.random.key(0), self._clients)
         self._step = compiled(lambda key, state, clients: one_round(key, state.round, state, clients))
         self._serve = compiled(functools.partial(lifting.serve, algorithm, plan, use))
 
     def init(self, key: Key) -> State:
-        """Returns the initial state: server, models, optimizer and clients' rows, all arrays."""
+        """Returns the initial state: server, models, optimizer and clients' rows, all arrays.
+
+        Args:
+            key: A key such as `jax.random.key(0)`.
+
+        Raises:
+            ArgumentError: if it is no key.
+        """
+        check_key(key)
         return self._init(key, self._clients)
 
     def step(self, key: Key, state: State) -> tuple[State, Record]:
@@ -91,7 +105,12 @@ class Simulation:
 
         Returns:
             The state after it; and its training loss, traffic in bytes and the method's own metrics.
+
+        Raises:
+            ArgumentError: if `key` is no key, or `state` is not a state of this simulation.
         """
+        check_key(key)
+        self._check_state(state)
         return self._step(key, state, self._clients)
 
     def evaluate(self, state: State, key: Key | None = None) -> dict[str, dict[str, Array]]:
@@ -100,7 +119,31 @@ class Simulation:
         Args:
             state: Any state.
             key: Key of predictions that train first.
+
+        Raises:
+            ArgumentError: see `step`.
         """
         key = jax.random.key(0) if key is None else key
+        check_key(key)
+        self._check_state(state)
         ids = jnp.arange(self.experiment.problem.num_clients, dtype=jnp.int32)
         return self._serve(key, state, ids, self._clients, self._splits).found
+
+    def _check_state(self, state: Any) -> None:
+        """Raises `ArgumentError` for anything but a state with this simulation's arrays."""
+        accepted = "accepted: a state that init or step of this simulation has returned"
+        if not isinstance(state, State):
+            raise ArgumentError("state", accepted, type(state).__name__)
+        if self._like is None:
+            return
+        found, structure = jax.tree.flatten(state)
+        expected, own_structure = jax.tree.flatten(self._like)
+        if structure != own_structure or [np.shape(leaf) for leaf in found] != [leaf.shape for leaf in expected]:
+            raise ArgumentError("state", f"has other arrays than those of {self.experiment.name}; {accepted}")
+
+
+def check_key(key: Any) -> None:
+    """Raises `ArgumentError` for anything but one key."""
+    is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_key or key.shape != ():
+        raise ArgumentError("key", "accepted: one key, such as jax.random.key(0)", type(key).__name__)

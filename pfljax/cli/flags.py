@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import optax
@@ -91,7 +92,7 @@ class Network:
     channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT}, flag="channels")
     patch: int = knob(4, at_least=1, read_with={"model": ("vit",)}, flag="patch")
     width: int = knob(128, at_least=1, read_with={"model": BLOCKS}, flag="width")
-    depth: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="depth")
+    depth: int = knob(4, at_least=1, at_most=1000, read_with={"model": BLOCKS}, flag="depth")
     heads: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="heads")
     style: str = knob("auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS}, flag="style")
 
@@ -111,7 +112,7 @@ class Adapting:
         trainable: Regular expression; parameters whose paths contain it are trained themselves. Empty: none are.
     """
 
-    frozen: str = knob("", flag="frozen")
+    frozen: str | Path = knob("", flag="frozen")
     frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN, flag="frozen_layout")
     frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN, flag="frozen_dtype")
     adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN, flag="adapter")
@@ -211,7 +212,7 @@ class Sweep:
     splits: Seeds = knob((), distinct=True, empty=True, flag="splits")
     replicate: Replicate = knob("auto", flag="replicate")
     rerun: Rerun = knob("never", flag="rerun")
-    out: str = knob("runs", flag="out")
+    out: str | Path = knob("runs", flag="out")
     tune: Sequence[float] = knob((), above=0, distinct=True, empty=True, flag="tune")
     tune_knobs: bool = knob(False, flag="tune_knobs")
     tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED, flag="tune_seeds")

@@ -57,6 +57,9 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
     gc.set_threshold(50_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # show progress in files and pipes, too
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a terminal or log cannot show must not end a training
     try:
         with endings.interruptible():
             given = [word for word in words if word not in help.WORDS]
@@ -169,8 +172,9 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
     Must run before anything else uses JAX. With `keep_compiled`, JAX caches compiled functions for later runs.
     """
     cores.use(devices)
-    if keep_compiled:
-        folder = cache_folder() / "compiled"
+    cache = cache_folder()
+    if keep_compiled and cache is not None:
+        folder = cache / "compiled"
         with contextlib.suppress(OSError):  # run without the cache if it cannot be written
             folder.mkdir(parents=True, exist_ok=True)
             jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -180,6 +184,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
     for name in ("num_processes", "process_id"):
         if settings[name] is not None and not settings.coordinator:
             raise FlagError.of(name, "needs --coordinator=HOST:PORT")
+    cores.check_settings()
     cores.check(devices)
     if settings.profile:
         files.check_writable(Path(settings.profile), "profile")
@@ -198,7 +203,7 @@ def join_processes(settings: Settings) -> None:
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
     if processes.is_first() and not processes.on_loopback(settings.coordinator):
         print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
-    sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1)  # noqa: SIM115
+    sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1, errors="replace")  # noqa: SIM115
     processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS})
 
 

@@ -26,13 +26,18 @@ from pfljax.contract.fields import (
     value_type,
 )
 from pfljax.contract.method import METHODS
+from pfljax.contract.paths import expanded
 
 
 class Value(flags.ArgumentParser):
-    """Parses a number within limits, a word from a list, or non-empty text."""
+    """Parses a number within limits, a word from a list, a path, or non-empty text."""
 
     def __init__(self, kind: Any, limits: Mapping[str, Any], empty: bool = False):
-        self.kind, self.limits, self.empty, self.words = kind, limits, empty, choices_of(kind, limits)
+        self.kind = str if kind is Path else kind
+        self.is_path = kind is Path
+        self.limits = limits
+        self.empty = empty
+        self.words = choices_of(kind, limits)
 
     @property
     def accepted(self) -> str:
@@ -51,7 +56,7 @@ class Value(flags.ArgumentParser):
         blank = self.kind is str and not self.words and not self.empty and not str(value).strip()
         if blank or not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
-        return value
+        return expanded(value) if self.is_path else value
 
     def flag_type(self) -> str:
         return "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")
@@ -175,7 +180,8 @@ class Group(NamedTuple):
             words = [word for kind in kinds for word in typing.get_args(kind)]
             parser = SwitchOr(words[0]) if words else flags.BooleanParser()
         else:
-            parser = Value(str if {*kinds} & {str, Path} else hint, limits, empty=default == "")
+            kind = Path if Path in kinds else str if str in kinds else hint
+            parser = Value(kind, limits, empty=default == "")
         return self._register(Declared(parser, field.name, default, field.text))
 
     def _register(self, flag: Declared) -> Declared:

@@ -35,7 +35,7 @@ def define(registry: flags.FlagValues) -> None:
     Group(WHAT, registry).several("algorithms", [], text, empty=True)
     add = Group(RUNS, registry)
     add.declare(plan, "target", "seconds")
-    add.add("json", str, None, "file for all figures")
+    add.add("json", Path, None, "file for all figures")
 
 
 def run(settings: Settings) -> None:

@@ -25,6 +25,7 @@ from pfljax.cli.flags import RUNS
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
+from pfljax.contract.paths import expanded
 from pfljax.folder import files
 
 
@@ -32,16 +33,16 @@ def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
     add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
     text = "page of the comparison; default: report.html in the folder, or in the current one for several"
-    add.add("out", str, None, text)
+    add.add("out", Path, None, text)
     add.declare(compare, "reference")
-    add.add("paper", str, None, "folder for a comparison's figures for a paper, as PDF and PNG")
+    add.add("paper", Path, None, "folder for a comparison's figures for a paper, as PDF and PNG")
     text = "width of these figures in inches: 3.3 for a column, 6.8 for a page of two columns"
     add.add("paper_width", float, 3.3, text, above=0)
 
 
 def read_folders(settings: Settings, command: str) -> list[Path]:
     """Returns the folders that a command is given. Raises `FlagError` if there are none, or if one is no folder."""
-    folders = [Path(folder) for folder in settings.folder]
+    folders = [Path(expanded(folder, "folder")) for folder in settings.folder]
     if not folders:
         raise FlagError(f"give a run's folder: pfljax {command} DIR...")
     for folder in folders:

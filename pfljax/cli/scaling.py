@@ -87,14 +87,14 @@ def define(registry: flags.FlagValues) -> None:
     add.add("train_examples", int, 20, "training examples per client", at_least=1)
     add.several("shape", ["28", "28", "1"], "shape of an example", int, distinct=False)
     add.add("num_classes", int, 10, "number of classes C", at_least=2)
-    add.add("data_file", str, None, "npz with x, y and optionally is_test, divided evenly; default: random pixels")
+    add.add("data_file", Path, None, "npz with x, y and optionally is_test, divided evenly; default: random pixels")
     define_devices(registry, lists=True)
     add = Group(RUNS, registry)
     add.add("total_rounds", int, 0, "number of rounds to project the hours for; 0: no projection", at_least=0)
     known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
     add.add("preset", str, None, "flags of a known workload", choices=known)
     add.declare(Sweep, "rerun")
-    add.add("out", str, "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
+    add.add("out", Path, "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
 
 
 def run(settings: Settings) -> None:

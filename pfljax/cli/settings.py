@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from pfljax.contract import own_files, reading
 from pfljax.contract.errors import ArgumentError, shown
 from pfljax.contract.fields import Conditions, fields_of, holds, item_type, plain, value_type, with_words
 from pfljax.contract.method import METHODS
+from pfljax.contract.paths import expanded
 from pfljax.data.sources import KINDS, has_tests, kind_of
 from pfljax.folder import files
 
@@ -266,6 +266,8 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
     found = re.match(r"flag --([^=]+)=(.*?): ", str(error), re.DOTALL)
     if not found or found[1] not in registry:
         raise FlagError(shown(error)) from error
+    if isinstance(error.__context__, ArgumentError):
+        raise FlagError.of(found[1], error.__context__.text, found[2]) from error
     raise FlagError.of(found[1], f"accepted: {accepted(registry[found[1]])}", found[2]) from error
 
 
@@ -287,10 +289,12 @@ def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
         if name not in ("--flagfile", "-flagfile"):
             found.append(word)
             continue
-        file = os.path.expanduser(file if equals else words.pop(0) if words else "")
-        if file in inside:
-            raise FlagError.of("flagfile", "the file includes itself", file)
+        if not equals:
+            file = words.pop(0) if words else ""
         try:
+            file = expanded(file)
+            if file in inside:
+                raise ArgumentError("flagfile", "the file includes itself")
             lines = [line.strip() for line in reading.read_text(file).splitlines()]
         except ArgumentError as error:
             raise FlagError.of("flagfile", error.text, file) from error

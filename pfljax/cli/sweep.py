@@ -188,4 +188,5 @@ def print_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]],
         table.add_column(head, justify="left" if number < text else "right")
     for line in body:
         table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, markup=False, emoji=False).print(table)

@@ -37,7 +37,7 @@ def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
     add.add("seed", int, 0, "seed for splits, initial models, cohorts, batches and sampling", at_least=0)
     add.add("split", int, None, "seed for the split of the data, instead of --seed", at_least=0)
-    add.add("out", str, None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
+    add.add("out", Path, None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
     text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
     add.add("resume", bool | Literal["from_scratch"], False, text)
 

@@ -34,6 +34,33 @@ def use(devices: int = 0) -> None:
         return
 
 
+def check_settings(compiled: bool = True) -> None:
+    """Raises `ArgumentError` for a setting of JAX that nothing can be trained with; it names the setting.
+
+    Args:
+        compiled: Whether functions are to be compiled.
+    """
+    config = jax.config
+    if config.jax_numpy_dtype_promotion == "strict":
+        text = "networks, optimizers and methods mix types; accepted: standard"
+        raise ArgumentError("JAX_NUMPY_DTYPE_PROMOTION", text, "strict")
+    if compiled and config.jax_disable_jit:
+        text = "rounds are compiled; accepted: False, or plan=python, which calls functions as they are"
+        raise ArgumentError("JAX_DISABLE_JIT", text, True)
+    for way in ("host_to_device", "device_to_device", "device_to_host"):
+        guard = getattr(config, f"jax_transfer_guard_{way}")
+        if (guard or "").startswith("disallow"):
+            text = "arrays are moved to devices and back; accepted: allow or log"
+            raise ArgumentError(f"JAX_TRANSFER_GUARD_{way.upper()}", text, guard)
+    try:
+        jax.local_devices()
+    except (RuntimeError, AssertionError) as error:  # a plugin that is not installed fails an assertion
+        name = "JAX_PLATFORMS" if config.jax_platforms else "JAX_NUM_CPU_DEVICES"
+        value = config.jax_platforms or getattr(config, "jax_num_cpu_devices", None)
+        why = str(error).partition("\n")[0] or "its plugin is not installed, or finds no device"
+        raise ArgumentError(name, f"JAX has no such device: {why}", value) from error
+
+
 def on_cpu() -> bool:
     """Whether clients run on CPU devices."""
     return jax.local_devices()[0].platform == "cpu"

@@ -33,6 +33,7 @@ import numpy as np
 from jax.core import Tracer
 
 from pfljax.contract.errors import ArgumentError, few
+from pfljax.contract.paths import expanded
 
 C = TypeVar("C", bound=Callable)
 T = TypeVar("T", bound=type)
@@ -146,7 +147,36 @@ class Field(NamedTuple):
         if text:
             told = isinstance(value, SIMPLE) or value is None
             raise ArgumentError(self.name, f"accepted: {text}", value if told else type(value).__name__, owner=owner)
-        return value
+        if callable(value) and not isinstance(value, Tracer):
+            self._check_call(value, owner)
+        return self._expanded(value)
+
+    def _check_call(self, function: Callable, owner: str) -> None:
+        """Raises `ArgumentError` for a function that does not take as many arguments as it will be given."""
+        kinds = [kind for kind in types_in(self.hint) if typing.get_origin(kind) is collections.abc.Callable]
+        given = typing.get_args(kinds[0])[0] if kinds else ...
+        if given is ...:
+            return
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # some functions in C have none
+            return
+        try:
+            signature.bind(*given)
+        except TypeError as error:
+            number = f"{len(given)} argument{'s' * (len(given) != 1)}"
+            text = f"cannot be called with {number} ({error}); accepted: {accepted(self.hint, self.limits)}"
+            raise ArgumentError(self.name, text, owner=owner) from error
+
+    def _expanded(self, value: Any) -> Any:
+        """A path, or a list of paths, with ~ replaced by the home folder; other values as they are."""
+        kind = value_type(self.hint)
+        each = item_type(kind)
+        if Path not in types_in(kind if each is None else each):
+            return value
+        if each is None:
+            return expanded(value, self.name) if isinstance(value, str | os.PathLike) else value
+        return [expanded(path, self.name) for path in value]
 
 
 @functools.cache
@@ -289,6 +319,12 @@ def item_type(hint: Any) -> Any:
     """The type of the items if it is a list of one type, or another sequence; otherwise None."""
     kinds = [kind for kind in typing.get_args(hint) if kind is not Ellipsis]
     return kinds[0] if typing.get_origin(hint) in SEQUENCES and len(kinds) == 1 else None
+
+
+def types_in(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; of another type, the type itself."""
+    hint = plain(hint)[0]
+    return typing.get_args(hint) if is_union(hint) else (hint,)
 
 
 def is_union(hint: Any) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from pfljax.contract.paths import expanded
+
 
 def num_cores() -> int:
     """Number of CPU cores that this process may use."""
@@ -20,9 +22,12 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def cache_folder() -> Path:
-    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax."""
-    return Path(os.environ.get("PFLJAX_CACHE") or "~/.cache/pfljax").expanduser()
+def cache_folder() -> Path | None:
+    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax; None without a home folder."""
+    if given := os.environ.get("PFLJAX_CACHE"):
+        return Path(expanded(given, "PFLJAX_CACHE"))
+    home = os.path.expanduser("~")  # "~" if HOME is not set and the user has no entry in the system's list
+    return None if home == "~" else Path(home) / ".cache" / "pfljax"
 
 
 def readable(num_bytes: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pfljax.contract.errors import ArgumentError, raised
 from pfljax.contract.method import METHODS
+from pfljax.contract.paths import expanded
 
 
 def is_file_and_name(text: str) -> bool:
@@ -45,6 +46,7 @@ def load(argument: str, text: str) -> Any:
         ArgumentError: if the file or the object is missing, or the file raises an error.
     """
     file, _, name = text.rpartition(":")
+    file = expanded(file, argument)
     if not os.path.isfile(file):
         raise ArgumentError(argument, "no such file; accepted: FILE.py:NAME", text)
     path = Path(file).resolve()

@@ -5,6 +5,7 @@ Sizes stated in a file are not trusted. They are compared with the file's actual
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import difflib
 import os
@@ -22,6 +23,13 @@ from pfljax.contract.host import free_memory, readable
 COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # used by numpy.savez and numpy.savez_compressed
 DENSEST = 1100  # more than the maximum compression ratio of deflate, 1,032
 ENCRYPTED = 1  # bit in a member's flags
+MARKS = {  # byte order mark -> encoding; that of UTF-16 also begins UTF-32's
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 @contextlib.contextmanager
@@ -51,18 +59,22 @@ def _open(path: str, flags: int) -> int:
 
 
 def read_text(file: str, argument: str = "file") -> str:
-    """Reads a UTF-8 text file.
+    r"""Reads a text file: UTF-8, or UTF-16 or UTF-32 with a byte order mark. Lines end in "\n", whatever the system.
 
     Raises:
-        ArgumentError: see `opened`; also if the file is not UTF-8 text or does not fit in memory.
+        ArgumentError: see `opened`; also if the file is not such a text or does not fit in memory.
     """
     with opened(file, argument) as stream:
         check_memory(os.fstat(stream.fileno()).st_size, file, argument)
         content = stream.read()
+    encoding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
     try:
-        return content.decode("utf-8")
+        text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise ArgumentError(argument, f"is not UTF-8 text (byte {error.start})", file) from error
+        raise ArgumentError(argument, f"is not {encoding.upper()} text (byte {error.start})", file) from error
+    if "\0" in text:
+        raise ArgumentError(argument, "is not UTF-8 text (it has null bytes; is it UTF-16 without a mark?)", file)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_npy(file: str, argument: str = "file") -> np.ndarray:

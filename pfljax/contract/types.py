@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
 
 Array = jax.Array | np.ndarray
 Key = jax.Array
@@ -228,7 +229,7 @@ class Aggregate(NamedTuple):
     report: PyTree  # leaves (S, ...)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Ledger:
     """What a round reveals about a client's examples, for differential-privacy accounting.
 
@@ -240,8 +241,8 @@ class Ledger:
         unaccounted: What else others can learn about a client's data, in words; epsilon does not cover it.
     """
 
-    gradients: int
-    passes: float = 1
+    gradients: int = knob(at_least=0)
+    passes: float = knob(1, at_least=0)
     unaccounted: str = ""
 
     def beside(self, text: str) -> Ledger:

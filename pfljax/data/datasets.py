@@ -247,7 +247,7 @@ def tfds(
     num_clients: NumClients | None = None,
     partition: Choice | None = None,
     *,
-    data_dir: str | None = None,
+    data_dir: str | Path | None = None,
     fraction: Fraction = 1.0,
     standardize: bool = True,
     task: TaskName = "auto",

@@ -28,43 +28,125 @@ class Pools(NamedTuple):
     distribution: np.ndarray | None = None  # (K,) int: the group of each client; None: the clients have no groups
 
 
-def deal(rng: np.random.Generator, pools: Pools, name: str) -> list[np.ndarray]:
-    """Gives every example of a pool to one client, in proportion to the shares, and at least two to each client.
+def members_of(pool: np.ndarray, num_pools: int) -> list[np.ndarray]:
+    """The positions (n_p,), ascending, of the examples of each of P pools; `pool` (n,) is each example's."""
+    order = np.argsort(pool, kind="stable")
+    sizes = np.bincount(pool, minlength=num_pools)
+    return np.split(order, np.cumsum(sizes)[:-1])
 
-    Raises `ArgumentError` for num_clients if there are too few examples; `name` is the partition's, for the message.
+
+def deal(
+    rng: np.random.Generator,
+    pools: Pools,
+    name: str,
+    is_test: np.ndarray | None = None,
+    classes: np.ndarray | None = None,
+) -> list[np.ndarray]:
+    """Gives every example of a pool to one client, in proportion to the shares, and enough to each client.
+
+    Args:
+        rng: Random generator.
+        pools: The pools and the clients' shares.
+        name: Name of the partition, for messages.
+        is_test: (n,) bool, whether an example is for testing. Then a client gets test examples of each pool and class
+            in proportion to its training examples, and at least one example of each part. None: it gets at least two
+            examples.
+        classes: (n,) int, the class of each example, if it has one.
+
+    Returns:
+        The ids of each client's examples.
+
+    Raises:
+        ArgumentError: for num_clients, if there are too few examples.
     """
-    members = [rng.permutation(np.flatnonzero(pools.pool == p)) for p in range(pools.share.shape[1])]
-    sizes = np.array([len(ids) for ids in members])
-    num_clients = len(pools.share)
-    edges = np.rint(np.cumsum(pools.share, axis=0) * sizes).astype(int)
+    if is_test is None:
+        everything = np.arange(len(pools.pool))
+        indices, _ = _deal_part(rng, everything, pools, pools.share, pools.share, MIN_EXAMPLES, name)
+        return indices
+    train = np.flatnonzero(~is_test)
+    trained, counts = _deal_part(rng, train, pools, pools.share, pools.share, 1, name)
+    if classes is not None:
+        cells = pools.pool * (int(classes.max()) + 1) + classes
+        _, first, cell = np.unique(cells, return_index=True, return_inverse=True)
+        pools = Pools(cell, pools.share[:, pools.pool[first]])
+        counts = np.array([np.bincount(cell[own], minlength=len(first)) for own in trained])
+    tested = deal_tests(rng, pools, counts, name, is_test)
+    return [np.concatenate(both) for both in zip(trained, tested, strict=True)]
+
+
+def deal_tests(
+    rng: np.random.Generator, pools: Pools, counts: np.ndarray, name: str, is_test: np.ndarray
+) -> list[np.ndarray]:
+    """Gives each client test examples of every pool in proportion to its training examples, and at least one.
+
+    Args:
+        rng: Random generator.
+        pools: The pools; their shares apply to pools without training examples.
+        counts: (K, P) numbers of training examples of each client by pool.
+        name: Name of the partition, for messages.
+        is_test: (n,) bool, whether an example is for testing.
+
+    Returns:
+        The ids of each client's test examples.
+
+    Raises:
+        ArgumentError: for num_clients, if there are too few test examples.
+    """
+    total = counts.sum(axis=0)
+    share = np.where(total > 0, counts / np.maximum(total, 1), pools.share)
+    # A client without test examples gets some of the pools that it trains on, or else of others that it has a share in.
+    wanted = counts + pools.share / (1 + pools.share.max())
+    indices, _ = _deal_part(rng, np.flatnonzero(is_test), pools, share, wanted, 1, name)
+    return indices
+
+
+def _deal_part(
+    rng: np.random.Generator,
+    ids: np.ndarray,
+    pools: Pools,
+    share: np.ndarray,
+    wanted: np.ndarray,
+    least: int,
+    name: str,
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Deals examples `ids` by shares (K, P), and moves some to clients with fewer than `least`; see `_feed`.
+
+    Returns the ids of each client's examples, and their numbers (K, P) by pool.
+    """
+    pool = pools.pool[ids]
+    members = [rng.permutation(ids[own]) for own in members_of(pool, share.shape[1])]
+    sizes = np.array([len(each) for each in members])
+    num_clients = len(share)
+    edges = np.rint(np.cumsum(share, axis=0) * sizes).astype(int)
     counts = np.diff(edges, axis=0, prepend=0)  # (K, P), within 1 of share x size
-    if not _feed(counts, pools.share):
-        held = pools.share > 0
+    if not _feed(counts, wanted, least):
+        held = wanted > 0
         room = (held * (sizes / np.maximum(held.sum(axis=0), 1))).sum(axis=1).min()
-        possible = int(num_clients * room / MIN_EXAMPLES)
-        raise too_many(num_clients, name, possible)
-    ids = np.concatenate([ids[: counts[:, p].sum()] for p, ids in enumerate(members)])
+        raise too_many(num_clients, name, int(num_clients * room / least))
+    given = np.concatenate([each[: counts[:, p].sum()] for p, each in enumerate(members)])
     owner = np.concatenate([np.repeat(np.arange(num_clients), column) for column in counts.T])
-    return np.split(ids[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(axis=1))[:-1])
+    indices = np.split(given[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(axis=1))[:-1])
+    return indices, counts
 
 
-def _feed(counts: np.ndarray, share: np.ndarray) -> bool:
-    """Moves examples, in place, to clients with fewer than two; returns False if there are too few to move.
+def _feed(counts: np.ndarray, wanted: np.ndarray, least: int) -> bool:
+    """Moves examples, in place, to clients with fewer than `least`; returns False if there are too few to move.
 
-    A client takes from the pools that it has a share in, largest share first, and in each pool from the client with the
-    most examples. No client is served twice, so this terminates (redrawing until all have enough may not).
+    A client takes from the pools that it has `wanted` (K, P) above 0 in, largest first, and in each pool from the
+    client with the most examples. No client is served twice, so this terminates (redrawing until all have enough may
+    not).
     """
     total = counts.sum(axis=1)
-    for k in np.flatnonzero(total < MIN_EXAMPLES):
-        for p in np.argsort(-share[k], kind="stable"):
-            while total[k] < MIN_EXAMPLES and share[k, p] > 0:
-                spare = np.where(total > MIN_EXAMPLES, counts[:, p], 0)
+    for k in np.flatnonzero(total < least):
+        for p in np.argsort(-wanted[k], kind="stable"):
+            while total[k] < least and wanted[k, p] > 0:
+                spare = np.where(total > least, counts[:, p], 0)
                 donor = np.argmax(spare)
                 if not spare[donor]:
                     break
                 counts[[donor, k], p] += (-1, 1)
                 total[[donor, k]] += (-1, 1)
-        if total[k] < MIN_EXAMPLES:
+        if total[k] < least:
             return False
     return True
 
@@ -72,8 +154,9 @@ def _feed(counts: np.ndarray, share: np.ndarray) -> bool:
 def set_apart(rng: np.random.Generator, pool: np.ndarray, fraction: float) -> np.ndarray:
     """(n,) a random mask of `fraction` of every pool; neither empty nor full for pools of two or more examples."""
     mask = np.zeros(len(pool), bool)
-    for p in np.unique(pool):
-        ids = np.flatnonzero(pool == p)
+    for ids in members_of(pool, int(pool.max(initial=0)) + 1):
+        if not len(ids):
+            continue
         size = np.clip(round(fraction * len(ids)), 1, len(ids) - 1) if len(ids) > 1 else 0
         mask[rng.choice(ids, size, replace=False)] = True
     return mask
@@ -84,7 +167,8 @@ def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -
 
     Raises `ArgumentError` for replacement if there is nothing to draw for a client.
     """
-    members = [np.flatnonzero((pools.pool == p) & among) for p in range(pools.share.shape[1])]
+    chosen = np.flatnonzero(among)
+    members = [chosen[own] for own in members_of(pools.pool[chosen], pools.share.shape[1])]
     sizes = np.array([len(ids) for ids in members])
     weights = pools.share * sizes  # each client's distribution over pools, up to a factor
     if not weights.any(axis=1).all():

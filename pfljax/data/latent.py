@@ -14,6 +14,7 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import cache_folder
+from pfljax.contract.paths import expanded
 from pfljax.contract.reading import read_npz
 from pfljax.data.preparation import prepared
 from pfljax.data.sources.source import Source, generator
@@ -40,9 +41,9 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         return _reduce(embed(source) if embed else source.x.reshape(len(source.y), -1), seed)
 
     key = getattr(embed, "key", None) if embed else "pixels"
-    if key is None:
+    folder = Path(expanded(cache, "cache")) if cache else cache_folder()
+    if key is None or folder is None:
         return _divide(reduced(), number, seed)
-    folder = Path(cache) if cache else cache_folder()
     data = hashlib.sha256(f"{key} {seed}".encode())
     tests = np.zeros(0, bool) if source.is_test is None else source.is_test
     for array in (source.x, source.y, tests):

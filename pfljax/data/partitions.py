@@ -14,7 +14,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import NumClients, Seed, check, checked, knob, settings
 from pfljax.data import latent
-from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, draw, set_apart, too_many
+from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, deal_tests, draw, members_of, set_apart, too_many
 from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
 
@@ -51,12 +51,14 @@ class Partition:
     def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
         """Deals each example in the pools to one client, or lets clients draw with replacement."""
         num_clients = _given(num_clients)
+        is_test = source.is_test if splits.official_test else None
         possible = len(source.y) // MIN_EXAMPLES
+        if is_test is not None:  # a client needs one example of each part
+            possible = int(min(is_test.sum(), (~is_test).sum()))
         if num_clients > possible and not splits.replacement:
             raise too_many(num_clients, self.name, possible)
         rng = generator(seed, "partition")
         pools = self.pools(source, num_clients, rng, seed)
-        is_test = source.is_test if splits.official_test else None
         if splits.replacement:
             fraction = splits.test_fraction
             if is_test is None:
@@ -65,7 +67,8 @@ class Partition:
             parts = draw(rng, pools, ~is_test, splits.train_examples), draw(rng, pools, is_test, tests)
             indices = [np.concatenate(both) for both in zip(*parts, strict=True)]
         else:
-            indices = deal(rng, pools, self.name)
+            classes = source.y if source.task == "classification" and source.y.ndim == 1 else None
+            indices = deal(rng, pools, self.name, is_test, classes)
         return Assignment(indices, _as_int32(pools.distribution), is_test)
 
 
@@ -196,16 +199,26 @@ class Pachinko(Partition):
         if source.coarse is None:
             raise ArgumentError("partition", f"{source.name} has no coarse labels", self.name)
         num_clients = _given(num_clients)
-        size = len(source.y) // num_clients
-        if size < MIN_EXAMPLES:
-            text = (
-                "too many for two examples per client with partition=pachinko; "
-                f"accepted: up to {len(source.y) // MIN_EXAMPLES}"
-            )
+        is_test = source.is_test if splits.official_test else None
+        possible = len(source.y) // MIN_EXAMPLES
+        if is_test is not None:  # a client needs one example of each part
+            possible = int(min(is_test.sum(), (~is_test).sum()))
+        if num_clients > possible:
+            text = f"too many for two examples per client with partition=pachinko; accepted: up to {possible}"
             raise ArgumentError("num_clients", text, num_clients)
         coarse = np.unique(source.coarse, return_inverse=True)[1]
-        indices = _pachinko(generator(seed, "partition"), source, coarse, num_clients, self.alpha)
-        return Assignment(indices, None, source.is_test if splits.official_test else None)
+        fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
+        parent = fine // source.num_classes  # the coarse label of each fine label
+        rng = generator(seed, "partition")
+        train = np.arange(len(pool)) if is_test is None else np.flatnonzero(~is_test)
+        drawn = _pachinko(rng, pool[train], parent, num_clients, self.alpha)
+        indices = [train[own] for own in drawn]
+        if is_test is not None:
+            counts = np.array([np.bincount(pool[own], minlength=len(fine)) for own in indices])
+            even = Pools(pool, np.full(counts.shape, 1 / num_clients))
+            tests = deal_tests(rng, even, counts, self.name, is_test)
+            indices = [np.concatenate(both) for both in zip(indices, tests, strict=True)]
+        return Assignment(indices, None, is_test)
 
 
 @settings
@@ -344,26 +357,34 @@ def _evenly(held: np.ndarray) -> np.ndarray:
 
 
 def _pachinko(
-    rng: np.random.Generator, source: Source, coarse: np.ndarray, num_clients: int, alpha: float
+    rng: np.random.Generator, pool: np.ndarray, parent: np.ndarray, num_clients: int, alpha: float
 ) -> list[np.ndarray]:
-    """The examples of each client; `coarse` (n,) holds each example's coarse label."""
-    fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
-    parent = fine // source.num_classes  # the coarse label of each fine label
-    left = np.bincount(pool)
-    members = [rng.permutation(np.flatnonzero(pool == f)) for f in range(len(fine))]
-    num_coarse = int(coarse.max()) + 1
+    """The examples of each client.
+
+    Args:
+        rng: Random generator.
+        pool: (n,) the fine label of each example.
+        parent: (F,) the coarse label of each fine label.
+        num_clients: K.
+        alpha: Dirichlet concentration of the coarse labels.
+    """
+    num_fine = len(parent)
+    left = np.bincount(pool, minlength=num_fine)
+    members = [rng.permutation(own) for own in members_of(pool, num_fine)]
+    num_coarse = int(parent.max()) + 1
     indices = []
     for _ in range(num_clients):
         # With a small alpha, all shares but one can underflow; their logarithms cannot.
         log_share = np.log(rng.standard_gamma(alpha + 1, num_coarse)) - rng.standard_exponential(num_coarse) / alpha
-        beta = rng.standard_gamma(PACHINKO_BETA, len(fine))
-        own, need = [], len(source.y) // num_clients
+        beta = rng.standard_gamma(PACHINKO_BETA, num_fine)
+        own = []
+        need = len(pool) // num_clients
         while need:
-            fines = rng.choice(len(fine), need, p=_pachinko_shares(log_share, beta, parent, left > 0))
+            fines = rng.choice(num_fine, need, p=_pachinko_shares(log_share, beta, parent, left > 0))
             # These draws are valid until one uses up a label; the remaining examples are then drawn again.
-            used_up = np.flatnonzero((np.bincount(fines, minlength=len(fine)) >= left) & (left > 0))
+            used_up = np.flatnonzero((np.bincount(fines, minlength=num_fine) >= left) & (left > 0))
             drawn = min((np.flatnonzero(fines == f)[left[f] - 1] + 1 for f in used_up), default=need)
-            count = np.bincount(fines[:drawn], minlength=len(fine))
+            count = np.bincount(fines[:drawn], minlength=num_fine)
             left -= count
             own += [members[f][left[f] : left[f] + count[f]] for f in np.flatnonzero(count)]
             need -= drawn

@@ -28,7 +28,10 @@ class Messages(NamedTuple):
     def num_bytes(self, moved: Traffic) -> tuple[Array, Array]:
         """Bytes that all of them receive and send, given those of each part."""
         received, sent, active = (mask.sum(dtype=jnp.float32) for mask in self)
-        return received * moved.model + active * moved.server, sent * moved.upload + active * moved.report
+        # As numbers of 32 bits, the bytes of a large model would overflow.
+        parts = (moved.model, moved.server, moved.upload, moved.report)
+        model, server, upload, report = (jnp.asarray(part, jnp.float32) for part in parts)
+        return received * model + active * server, sent * upload + active * report
 
 
 def messages(algorithm: Algorithm, client: Array, index: Array, sent: Array, first: Array) -> Messages:

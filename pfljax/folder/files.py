@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +21,8 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
+
+LONGEST_NAME = 200  # bytes of a folder's name; file systems accept 255, and temporary names are longer
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -72,10 +74,28 @@ def check_writable(folder: Path, argument: str = "out") -> None:
         raise ArgumentError(argument, text, folder) from error
 
 
-def check_name(argument: str, name: Any) -> None:
-    """Raises `ArgumentError` if a name cannot be that of a folder in another."""
+def check_new(path: Path, argument: str, accepted: str) -> None:
+    """Raises `ArgumentError` if something is at a path, or nothing can be written there."""
+    try:
+        there = _is_there(path)
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(argument, f"cannot be written to ({reason}); accepted: {accepted}", path) from error
+    if there:
+        raise ArgumentError(argument, f"exists; accepted: {accepted}", path)
+    check_writable(path.parent, argument)
+
+
+def check_name(argument: str, name: Any, taken: Collection[str] = ()) -> None:
+    """Raises `ArgumentError` if a name cannot be that of a folder in another, which has the files `taken`."""
     if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or {*name} & {*"/\\"}:
         raise ArgumentError(argument, "accepted: titles that can be names of folders", name)
+    if len(name.encode()) > LONGEST_NAME:
+        raise ArgumentError(argument, f"is too long; accepted: titles of at most {LONGEST_NAME} bytes", name)
+    if name.lower() in taken:
+        raise ArgumentError(
+            argument, f"is a file of the comparison; accepted: other names than {', '.join(taken)}", name
+        )
 
 
 def _is_there(path: Path) -> bool:

@@ -25,6 +25,7 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
+from pfljax.contract.paths import expanded
 from pfljax.contract.types import Array, Key
 
 DAY = 86_400.0  # seconds
@@ -109,7 +110,7 @@ class Clock:
 
     @property
     def _from_file(self) -> Times | None:
-        return times(self.availability) if Path(self.availability).is_file() else None
+        return times(self.availability) if Path(expanded(self.availability, "availability")).is_file() else None
 
     def seconds(self, client: Array, gradients: Array, examples: Array, num_bytes: Array) -> Array:
         """() seconds of a client's work.
@@ -203,7 +204,7 @@ def _number(text: str) -> float:
 def _read(field: str, path: str) -> list[dict]:
     """The entries of a file, in the order of their ids."""
     try:
-        with Path(path).open("rb") as file:
+        with Path(expanded(path, field)).open("rb") as file:
             found = json.load(file) if path.endswith(".json") else _Plain(file).load()
         entries = [found[key] for key in sorted(found, key=int)] if isinstance(found, dict) else list(found)
         if not entries:

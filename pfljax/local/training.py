@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Params, PyTree
-from pfljax.local import augmentation
+from pfljax.local import augmentation, checking
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model, losses
@@ -99,9 +99,11 @@ class LocalTraining:
         """Returns the solver for a model."""
         optimizer: Any = self.optimizer
         if self.learning_rate is not None:
-            optimizer = optimizer(self.learning_rate)
+            optimizer = checking.made(optimizer, self.learning_rate)
         optimizer = optax.with_extra_args_support(optimizer)
+        checking.check_optimizer(optimizer, jax.eval_shape(model.init, jax.random.key(0)))
         if self.schedule is not None:
+            checking.check_schedule(self.schedule)
             optimizer = scheduled(optimizer, self.schedule)
         statistics = model.statistics if model.network.statistics else None
         if statistics is not None:

@@ -17,12 +17,14 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Array, Key
 from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
 
 Leaves = dict[str, Array]  # by what is added to a parameter's name
 A, B = "_lora_a", "_lora_b"
+PATTERN = "a regular expression"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,13 @@ class Given:
 class Adapter:
     """What is trained of a network. Subclasses implement `parts`, or `prompts`."""
 
+    def __post_init__(self):
+        where = getattr(self, "where", "")
+        try:
+            re.compile(where)
+        except re.error as error:
+            raise ArgumentError("where", f"is no regular expression: {error}", where) from error
+
     def parts(self, given: Given) -> dict[Path, Part]:
         """What is trained, by the path of the frozen parameter that it belongs to."""
         del given
@@ -61,17 +70,17 @@ class Adapter:
         return {}
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class Themselves(Adapter):
     """Parameters that are trained themselves."""
 
-    where: str  # regular expression that their paths contain
+    where: str = knob(accepted=PATTERN)  # regular expression that their paths contain
 
     def parts(self, given: Given) -> dict[Path, Part]:
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes)}
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class head(Adapter):
     """The last layers are trained themselves.
 
@@ -79,15 +88,15 @@ class head(Adapter):
         layers: Number of layers, as `Model.layers` counts them.
     """
 
-    layers: int = 1
+    layers: int = knob(1, at_least=1)
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        if not 0 < self.layers <= len(given.layers):
+        if self.layers > len(given.layers):
             raise ArgumentError("trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers)
         return {path: itself(given.shapes[path]) for layer in given.layers[-self.layers :] for path in layer}
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class bias(Adapter):
     """BitFit (Ben Zaken et al., 2022): the biases are trained themselves.
 
@@ -95,13 +104,13 @@ class bias(Adapter):
         where: Regular expression that their paths contain.
     """
 
-    where: str = ""
+    where: str = knob("", accepted=PATTERN)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes) if path[-1] == "bias"}
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class lora(Adapter):
     """LoRA (Hu et al., 2022): a product with a frozen W becomes x W + (alpha / rank) (x A) B.
 
@@ -114,14 +123,12 @@ class lora(Adapter):
         alpha: Scale of the product; None: `rank`.
     """
 
-    rank: int = 8
-    where: str = ""
-    alpha: float | None = None
+    rank: int = knob(8, at_least=1)
+    where: str = knob("", accepted=PATTERN)
+    alpha: float | None = knob(None, above=0)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """A and B of each weight."""
-        if self.rank < 1:
-            raise ArgumentError("trainable", "lora: the rank must be at least 1", self.rank)
         return {path: self._part(path, given) for path in matching(self.where, given.shapes) if path in given.uses}
 
     def _part(self, path: Path, given: Given) -> Part:
@@ -148,7 +155,7 @@ class lora(Adapter):
         return Part(shapes, init, adapt, stacked)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class ia3(Adapter):
     """(IA)^3 (Liu et al., 2022): the outputs of products with frozen weights are multiplied by trained factors.
 
@@ -158,7 +165,7 @@ class ia3(Adapter):
         where: Regular expression that the paths of the weights contain; others are not adapted.
     """
 
-    where: str = ""
+    where: str = knob("", accepted=PATTERN)
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """The factors of each weight, which begin at 1."""
@@ -172,7 +179,7 @@ class ia3(Adapter):
         return Part(shapes, lambda key: {"_ia3": jnp.ones(shapes["_ia3"])}, adapt)
 
 
-@dataclasses.dataclass(frozen=True)
+@settings
 class prompt(Adapter):
     """Deep prompts (Jia et al., 2022): trained tokens before those that a block gets; the block's outputs drop them.
 
@@ -184,12 +191,10 @@ class prompt(Adapter):
             so is what it returns.
     """
 
-    length: int = 8
-    where: str = r"block_?\d+"
+    length: int = knob(8, at_least=1)
+    where: str = knob(r"block_?\d+", accepted=PATTERN)
 
     def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
-        if self.length < 1:
-            raise ArgumentError("trainable", "prompt: the length must be at least 1", self.length)
         found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]
         if not found:
             paths = ", ".join("/".join(path) for path in given.inputs if path)
@@ -213,10 +218,7 @@ def as_adapted(weight: Any, inputs: tuple[int, ...], stacked: int) -> Adapted:
 
 def matching(where: str, paths: Iterable[Path]) -> list[Path]:
     """The paths that contain a match of a regular expression."""
-    try:
-        pattern = re.compile(where)
-    except re.error as error:
-        raise ArgumentError("trainable", f"is no regular expression: {error}", where) from None
+    pattern = re.compile(where)
     return [path for path in paths if pattern.search("/".join(path))]
 
 

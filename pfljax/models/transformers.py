@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": jax.nn.gelu,
     "silu": jax.nn.silu,
 }
+DEEPEST = 1000  # blocks, which are traced one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +180,7 @@ class ViT(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Images (B, height, width, channels) -> logits."""
+        check_sizes(self, "patch")
         check_images(x, self.patch)
         if any(side % self.patch for side in x.shape[1:3]):
             raise ArgumentError("model", f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}")
@@ -231,6 +233,7 @@ class Transformer(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Tokens (B, T), integers -> logits (B, T, outputs) or (B, outputs)."""
+        check_sizes(self)
         if x.ndim != 2:
             raise ArgumentError("model", f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}")
         style, x = style_of(self.style), x.astype(jnp.int32)
@@ -266,12 +269,22 @@ def blocks(
     causal: bool = False,
 ) -> Array:
     """A Transformer's blocks, one after the other; mask and angles as in `Attention`."""
-    if module.width % module.heads:
-        raise ArgumentError("model", f"a width that {module.heads} heads divide", module.width)
     for number in range(module.depth):
         block = Block(module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}")
         x = block(x, mask, angles)
     return x
+
+
+def check_sizes(module: ViT | Transformer, *further: str) -> None:
+    """Raises `ArgumentError` for sizes that no Transformer has; `further` are names of other sizes to check."""
+    for name in ("width", "depth", "heads", *further):
+        value = getattr(module, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ArgumentError(name, "accepted: 1 or more", value)
+    if module.depth > DEEPEST:
+        raise ArgumentError("depth", f"accepted: 1 to {DEEPEST}", module.depth)
+    if module.width % module.heads:
+        raise ArgumentError("width", f"accepted: multiples of the number of heads, {module.heads}", module.width)
 
 
 def style_of(style: str | Style) -> Style:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
+from pfljax.contract.paths import expanded
 from pfljax.models import standardizing
 from pfljax.models.frozen import Frozen, described, leaves_of, named
 from pfljax.models.standardizing import SCALING, Statistics
@@ -155,7 +156,7 @@ class Saved(Frozen):
         Raises:
             ArgumentError: for an unknown layout, or a file that is not there. Nothing is downloaded.
         """
-        file = File(path).expanduser()
+        file = File(expanded(path, "frozen"))
         if not file.is_file():
             text = f"no file {file.absolute()}; weights are not downloaded: save them there as safetensors"
             raise ArgumentError("frozen", text, str(path))

@@ -39,13 +39,14 @@ def chosen(experiment: Experiment) -> ExecutionPlan:
         wanted = [(plan.chunk, exchange) for exchange in dict.fromkeys(exchange for _, exchange in wanted)]
     if len(wanted) < 2:
         return plan
-    path = cache_folder() / "plans" / f"{_digest(experiment, target)}.json"
-    found = _read(path, wanted)
+    cache = cache_folder()
+    path = None if cache is None else cache / "plans" / f"{_digest(experiment, target)}.json"
+    found = None if path is None else _read(path, wanted)
     if found is None:
         found = _fastest(experiment, target, wanted)
         # Continue if nothing fits, or the cache cannot be written.
         with contextlib.suppress(OSError):
-            if found:
+            if found and path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 files.write_json(path, {"chunk": found[0], "exchange": found[1]})
     if found is None:

@@ -311,6 +311,9 @@ class Trainer:
         except Exception as error:  # a user's function
             line = f"raised {type(error).__name__}: {error}".split("\n")[0]
             raise ArgumentError("stop", f"{line}, for the rows of the history") from error
+        if not isinstance(why, bool | int | str | np.generic | None) and getattr(why, "ndim", 1) > 0:
+            text = f"returned {type(why).__name__}, for the rows of the history"
+            raise ArgumentError("stop", f"{text}; accepted: whether to stop, or why")
         if processes.from_first(np.int32(bool(why))):
             self.stopped = f"after round {self.done}: {why if isinstance(why, str) and why else 'its stop rule holds'}"
             self._tell(f"  stopped {self.stopped}")

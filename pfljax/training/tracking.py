@@ -14,6 +14,7 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.fields import checked, knob
+from pfljax.contract.paths import expanded
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
 
@@ -98,7 +99,7 @@ class _Tracker:
 
     def __init__(self, folder: str | Path):
         self._library = optional.load(self.package, "tracker")
-        self._folder = Path(folder)
+        self._folder = Path(expanded(folder, "folder"))
         files.check_writable(self._folder, "folder")
         self._runs: dict[str, Any] = {}
 

@@ -193,7 +193,6 @@ def test_full_rank_with_a_fixed_at_the_identity_is_full_training():
     [
         ("nothing", "matches no parameter; accepted: .*conv/kernel"),
         (pfl.adapters.lora(where="bias"), "matches no parameter; accepted: "),
-        (pfl.adapters.lora(rank=0), "rank must be at least 1"),
         (pfl.adapters.prompt(2, "tail"), "no module's path matches; modules: .*attention"),
         (pfl.adapters.head(9), "accepted: 1 to 5 layers"),
         ("(", "is no regular expression"),

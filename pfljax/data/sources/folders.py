@@ -1,29 +1,105 @@
-"""Folders of images, whose names are those of clients and classes."""
+"""Folders of images, whose names are those of parts, clients and classes."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
+import os
 import pathlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.files import PARTS, damaged, of_file
+from pfljax.data.sources.files import damaged, of_file
 from pfljax.data.sources.source import Fraction, Source, Standardize
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
 GRAY = {"1", "L"}  # modes of images that have one channel
-DEEP = {"I", "F"}  # how modes begin that have more than 8 bits
+MODES = GRAY | {"LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}  # 8 bits per channel
+TRANSPARENT = {"LA", "La", "PA", "RGBA", "RGBa"}  # modes with an alpha channel
+ORIENTATION = 0x0112  # EXIF tag: how a camera was held
+# What folders' names say; other names are clients or classes.
+PART = re.compile(r"(?:(train|training)|(val|valid|validation|dev)|(test|testing))(?:[-_ ]?(?:set|data|images|split))?")
+PREFIXED = re.compile(rf"(?:.*[-_ ])?{PART.pattern}")  # such as seg_train and seg_test
+PARTS = ("train", "validation", "test")
+# Files that are read as images; those without a suffix are, too, if Pillow knows them.
+SUFFIXES = frozenset(
+    [
+        ".apng",
+        ".avif",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".j2k",
+        ".jfif",
+        ".jp2",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".mpo",
+        ".pbm",
+        ".pcx",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".sgi",
+        ".tga",
+        ".tif",
+        ".tiff",
+        ".webp",
+    ]
+)
+# Formats that Pillow decodes itself; of others, such as EPS, it starts programs.
+FORMATS = ("PNG", "JPEG", "MPO", "JPEG2000", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "AVIF", "TGA", "PCX", "SGI")
+FOREIGN = frozenset(
+    [
+        ".arw",
+        ".cr2",
+        ".cr3",
+        ".dng",
+        ".eps",
+        ".exr",
+        ".heic",
+        ".heif",
+        ".jxl",
+        ".nef",
+        ".orf",
+        ".psd",
+        ".raf",
+        ".raw",
+        ".svg",
+    ]
+)
+LEFT_BY_SYSTEMS = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"})
+DEEPEST = 5  # levels of folders: a part, a client and a class, and two parts more
+NAMED = 3  # files and folders that a message names
 Size = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_size")]
 Open = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
+
+
+class Found(NamedTuple):
+    """An image in a folder."""
+
+    path: pathlib.Path
+    names: tuple[str, ...]  # of the folders that it is in, without parts: its class, or its client and class
+    part: str  # one of PARTS; "" if the folder has none
+
+
+class Contents(NamedTuple):
+    """The files of a folder."""
+
+    images: list[pathlib.Path]
+    others: list[pathlib.Path]  # files that are no images
+    empty: list[pathlib.Path]  # folders without anything
 
 
 @checked()
@@ -37,11 +113,12 @@ def images(
 ) -> Source:
     """Reads a folder of images. All are gray, or else all are converted to RGB.
 
-    The other arguments are those of `npz`.
+    Photos are turned as their EXIF orientation says, and transparent images are put on white. Links are followed. Files
+    that are no images are left out. The other arguments are those of `npz`.
 
     Args:
-        file: Folder with images in CLASS/FILE or CLIENT/CLASS/FILE. If it consists of train and test, these hold the
-            images, and those in test are the official test examples.
+        file: Folder with images in CLASS/FILE or CLIENT/CLASS/FILE. Folders train, val (or valid, validation) and test,
+            at any level, are parts: images in test are the official test examples, those in train and val all others.
         size: Rows and columns to which images are resized; empty: all images must have one size.
 
     Raises:
@@ -49,14 +126,18 @@ def images(
     """
     check_size(size)
     file = str(file)
-    paths, names, tests = _found(pathlib.Path(file))
     pillow = optional.load("PIL.Image", "file", file)
-    files = {str(path): functools.partial(opened, str(path)) for path in paths}
-    arrays = {"x": read_images(pillow, files, tuple(size)), "y": np.array([name[-1] for name in names])}
-    if len(names[0]) == 2:
-        arrays["client"] = np.array([name[0] for name in names])
-    if any(tests):
-        arrays["is_test"] = np.array(tests)
+    folder = pathlib.Path(file)
+    contents = _contents(folder)
+    found = _found(folder, contents)
+    _warn(folder, contents, found)
+    files = {str(each.path): functools.partial(opened, str(each.path)) for each in found}
+    arrays = {"x": read_images(pillow, files, tuple(size)), "y": np.array([each.names[-1] for each in found])}
+    if len(found[0].names) == 2:
+        arrays["client"] = np.array([each.names[0] for each in found])
+    is_test = np.array([each.part == "test" for each in found])
+    if is_test.any():
+        arrays["is_test"] = is_test
     return of_file(arrays, file, seed=seed, fraction=fraction, standardize=standardize)
 
 
@@ -67,72 +148,245 @@ def check_size(size: Sequence[int]) -> None:
 
 
 def has_test_part(path: pathlib.Path) -> bool:
-    """Whether a folder consists of train and test."""
-    return path.is_dir() and {each.name for each in _visible(path)} == {*PARTS}
+    """Whether a folder has images in a part for testing."""
+    return path.is_dir() and any(each.part == "test" for each in _found(path, _contents(path)))
 
 
-def _visible(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
+def part_of(name: str) -> str:
+    """Which of `PARTS` the name of a folder says that its images are; "": none, so that it is a client or a class."""
+    found = PREFIXED.fullmatch(name.lower())
+    return next(part for part, text in zip(PARTS, found.groups(), strict=True) if text) if found else ""
 
 
-def _found(folder: pathlib.Path) -> tuple[list[pathlib.Path], list[tuple[str, ...]], list[bool]]:
-    """The images in sorted order, the names of the folders that they are in, and whether they are for testing."""
+def _contents(folder: pathlib.Path) -> Contents:
+    """All files and empty folders below a folder, in sorted order. Follows links.
+
+    Raises `ArgumentError` for a folder that cannot be read, a link to a folder around it, or folders that are too deep.
+    """
+    contents = Contents([], [], [])
     try:
-        parts = [folder / part for part in PARTS] if has_test_part(folder) else [folder]
-        found = [(path, part) for part in parts for path in _files(part)]
+        _visit(folder, folder, (), contents)
     except OSError as error:
-        raise ArgumentError("file", f"cannot be read ({error.strerror})", str(folder)) from error
-    names = [path.relative_to(part).parts[:-1] for path, part in found]
-    odd = next((path for (path, _), name in zip(found, names, strict=True) if len(name) not in (1, 2)), None)
-    odd = odd or next((path for (path, _), name in zip(found, names, strict=True) if len(name) != len(names[0])), None)
-    if odd or not found:
-        text = f"{odd.relative_to(folder)} is elsewhere" if odd else "has no images"
-        raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
-    return [path for path, _ in found], names, [part.name == PARTS[1] and len(parts) > 1 for _, part in found]
+        raise ArgumentError("file", f"cannot be read ({error.strerror})", str(error.filename or folder)) from error
+    return contents
 
 
-def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """All files at any depth, in sorted order."""
-    for each in _visible(folder):
-        if each.is_dir() and not each.is_symlink():
-            yield from _files(each)
+def _visit(folder: pathlib.Path, root: pathlib.Path, above: tuple[tuple[int, int], ...], contents: Contents) -> None:
+    """Adds what is in a folder; `above` has device and number of the folders that it is in."""
+    there = folder.stat()
+    place = (there.st_dev, there.st_ino)
+    if place in above:
+        text = f"{folder.relative_to(root)} is a link to a folder that it is in"
+        raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(root))
+    if len(above) > DEEPEST:
+        raise ArgumentError("file", f"{folder.relative_to(root)} is elsewhere; accepted: {IMAGES}", str(root))
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if _is_visible(entry.name))
+    if not names and above:
+        contents.empty.append(folder)
+    for name in names:
+        path = folder / name
+        if path.is_dir():
+            _visit(path, root, (*above, place), contents)
+        elif _is_image(path):
+            contents.images.append(path)
         else:
-            yield each
+            contents.others.append(path)
+
+
+def _is_visible(name: str) -> bool:
+    """Whether a name is neither hidden nor one of those that systems leave in folders."""
+    return not name.startswith(".") and name.lower() not in LEFT_BY_SYSTEMS
+
+
+def _is_image(path: pathlib.Path) -> bool:
+    """Whether a file is to be read as an image, by its suffix; without one, by its content."""
+    suffix = path.suffix.lower()
+    if suffix in FOREIGN:
+        raise ArgumentError("file", f"is an image of a kind that is not read; accepted: {_suffixes()}", str(path))
+    if suffix and not suffix[1:].isdigit():
+        return suffix in SUFFIXES
+    pillow = optional.load("PIL.Image", "file", str(path))
+    with opened(str(path)) as stream, warnings.catch_warnings(action="ignore"):
+        try:
+            _opened(pillow, stream).close()
+        except pillow.UnidentifiedImageError:
+            return False
+        except Exception:  # reading it says what is wrong
+            return True
+    return True
+
+
+def _suffixes() -> str:
+    """The suffixes of files that are images, in words."""
+    return ", ".join(sorted(SUFFIXES))
+
+
+def _found(folder: pathlib.Path, contents: Contents) -> list[Found]:
+    """The images of a folder: those to train on first, in sorted order. Raises `ArgumentError` for another layout."""
+    if not contents.images:
+        others = f", and {_named(folder, contents.others)} is no image" if contents.others else ""
+        raise ArgumentError("file", f"has no images{others}; accepted: {IMAGES}", str(folder))
+    names = [path.relative_to(folder).parts[:-1] for path in contents.images]
+    parts = [""] * len(names)
+    while (level := _level_of_parts(names)) is not None:
+        here = [part_of(name[level]) for name in names]
+        if any(part not in ("", own) for part, own in zip(parts, here, strict=True)):
+            raise ArgumentError("file", f"has parts in other parts; accepted: {IMAGES}", str(folder))
+        parts = here
+        names = [name[:level] + name[level + 1 :] for name in names]
+    _check_layout(folder, contents.images, names, parts)
+    found = map(Found, contents.images, names, parts)
+    return sorted(found, key=lambda each: each.part == "test")
+
+
+def _level_of_parts(names: Sequence[tuple[str, ...]]) -> int | None:
+    """The first level at which all folders are parts; None: there is none."""
+    for level in range(min(map(len, names))):
+        if all(map(part_of, {name[level] for name in names})):
+            return level
+    return None
+
+
+def _check_layout(
+    folder: pathlib.Path, paths: Sequence[pathlib.Path], names: Sequence[tuple[str, ...]], parts: Sequence[str]
+) -> None:
+    """Raises `ArgumentError` unless all images are in a class, or in a client and a class.
+
+    Args:
+        folder: The folder.
+        paths: The images.
+        names: The folders that each is in, without parts.
+        parts: The part of each.
+    """
+    first = {name[0] for name in names if name}
+    mixed = sorted(name for name in first if PART.fullmatch(name.lower()))
+    deep = max(map(len, names)) > 1
+    if mixed and (deep or len({*map(part_of, mixed)}) > 1):
+        text = f"has {', '.join(mixed)} beside other folders, {', '.join(sorted(first - {*mixed})[:NAMED])}"
+        raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
+    odd = next((path for path, name in zip(paths, names, strict=True) if len(name) not in (1, 2)), None)
+    odd = odd or next((path for path, name in zip(paths, names, strict=True) if len(name) != len(names[0])), None)
+    if odd:
+        raise ArgumentError("file", f"{odd.relative_to(folder)} is elsewhere; accepted: {IMAGES}", str(folder))
+    if {*parts} <= {"validation", "test"}:
+        text = f"has a part for {' and '.join(sorted({*parts}))}, but none to train on"
+        raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
+
+
+def _warn(folder: pathlib.Path, contents: Contents, found: Sequence[Found]) -> None:
+    """Says what of a folder is left out, or read in a way that may not be meant."""
+    if contents.others:
+        warn("file", f"{_named(folder, contents.others)} in {folder.name} is no image and is left out")
+    if contents.empty:
+        warn("file", f"{_named(folder, contents.empty)} in {folder.name} has no images and is left out")
+    if any(each.part == "validation" for each in found):
+        text = f"the images for validation in {folder.name} are read as training examples"
+        warn("file", f"{text}; validation_fraction gives each client validation examples of its own")
+    clients = {each.names[0] for each in found if len(each.names) == 2}
+    if len(clients) == 1:
+        text = f"all images are in {folder.name}/{clients.pop()}, which is read as a single client"
+        warn("file", f"{text}; if its folders are classes and it is no client, read that folder")
+
+
+def _named(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> str:
+    """The first path, and how many others there are."""
+    others = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+    return f"{paths[0].relative_to(folder)}{others}"
 
 
 def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -> np.ndarray:
-    """The images in files, uint8 (n, rows, columns, 1 or 3); `pillow` is the module `PIL.Image`, `size` as in `images`.
+    """The images in files, as a viewer shows them.
 
-    `files` has what opens each file, by its name for messages.
+    Args:
+        pillow: The module `PIL.Image`.
+        files: What opens each file, by its name for messages.
+        size: See `images`.
+
+    Returns:
+        uint8 (n, rows, columns, 1 or 3).
+
+    Raises:
+        ArgumentError: for an image that is damaged, larger than Pillow's limit, animated or of more than 8 bits, or of
+            another size than the first.
     """
     first = next(iter(files))
     with _image(pillow, first, files[first]) as image:
-        shape = size or image.size[::-1]
+        shape = size or _upright(image).size[::-1]
     gray = True
     for name, open_file in files.items():
         with _image(pillow, name, open_file) as image:
+            _check(image, name)
             gray &= image.mode in GRAY
-            if image.mode[0] in DEEP:
-                raise ArgumentError("file", f"has mode {image.mode}; accepted: 8 bits per channel", name)
-            if not size and image.size[::-1] != shape:
-                sizes = [f"{rows} x {columns}" for rows, columns in (image.size[::-1], shape)]
-                text = f"has {sizes[0]} pixels, but {first} has {sizes[1]}"
-                raise ArgumentError("file", f"{text}; accepted: images of one size, or a size for all", name)
     full = (len(files), *shape, 1 if gray else 3)
     check_memory(math.prod(full), first)
     x = np.empty(full, np.uint8)
+    transparent = []
     for row, (name, open_file) in zip(x, files.items(), strict=True):
         with _image(pillow, name, open_file) as image:
-            image = image.convert("L" if gray else "RGB")
-            image = image.resize(shape[::-1], pillow.Resampling.BILINEAR) if image.size != shape[::-1] else image
+            image = _upright(image)
+            if image.size[::-1] != shape and not size:
+                sizes = [f"{rows} x {columns}" for rows, columns in (image.size[::-1], shape)]
+                text = f"has {sizes[0]} pixels, but {first} has {sizes[1]}"
+                raise ArgumentError("file", f"{text}; accepted: images of one size, or a size for all", name)
+            opaque = _on_white(pillow, image)
+            if opaque is not image:
+                transparent.append(name)
+            image = opaque.convert("L" if gray else "RGB")
+            if image.size[::-1] != shape:
+                image = image.resize(shape[::-1], pillow.Resampling.BILINEAR)
             row[:] = np.asarray(image).reshape(row.shape)
+    if transparent:
+        others = f" (and {len(transparent) - 1} more)" if len(transparent) > 1 else ""
+        warn("file", f"{transparent[0]}{others} is transparent in places, which become white")
     return x
+
+
+def _check(image: Any, name: str) -> None:
+    """Raises `ArgumentError` for an image that is not one picture with 8 bits per channel; `name` is its file's."""
+    if image.mode not in MODES:
+        raise ArgumentError("file", f"has mode {image.mode}; accepted: 8 bits per channel", name)
+    if any(";16" in str(tile[3:]) for tile in image.tile):
+        raise ArgumentError("file", "has 16 bits per channel; accepted: 8 bits per channel", name)
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # phones keep a preview beside the photo
+        raise ArgumentError("file", "has several frames or pages; accepted: images with one", name)
+
+
+def _upright(image: Any) -> Any:
+    """The image as its EXIF orientation says that it is shown."""
+    operations = optional.load("PIL.ImageOps", "file")
+    image.load()  # a PNG may have it after the pixels
+    try:
+        image.getexif().get(ORIENTATION)
+    except Exception:  # what is damaged there says nothing
+        return image
+    return operations.exif_transpose(image)
+
+
+def _on_white(pillow: Any, image: Any) -> Any:
+    """A transparent image on a white background; the image itself if all of it is opaque."""
+    if image.mode not in TRANSPARENT and "transparency" not in image.info:
+        return image
+    layer = image.convert("RGBA")
+    if layer.getchannel("A").getextrema() == (255, 255):
+        return image
+    return pillow.alpha_composite(pillow.new("RGBA", layer.size, "white"), layer)
 
 
 @contextlib.contextmanager
 def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
+    """An image of a file; `name` is the file's, for messages."""
+    large = f"has more than {pillow.MAX_IMAGE_PIXELS or 0:,} pixels, which may exhaust the memory; accepted: fewer"
     text = "is damaged, or no image that Pillow reads"
-    with open_file() as stream, damaged(name, text), warnings.catch_warnings():
-        warnings.simplefilter("error")  # of images that are suspiciously large
-        with pillow.open(stream) as image:
+    bombs = (pillow.DecompressionBombWarning, pillow.DecompressionBombError)
+    with open_file() as stream, damaged(name, text), damaged(name, large, bombs), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of odd metadata
+        warnings.simplefilter("error", pillow.DecompressionBombWarning)
+        with _opened(pillow, stream) as image:
             yield image
+
+
+def _opened(pillow: Any, stream: BinaryIO) -> Any:
+    """An image that Pillow has opened, if it is of one of `FORMATS`."""
+    pillow.init()  # registers all of them
+    return pillow.open(stream, formats=[name for name in FORMATS if name in pillow.OPEN])

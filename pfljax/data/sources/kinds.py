@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import fields_of
+from pfljax.contract.paths import expanded
 from pfljax.contract.reading import names_of
-from pfljax.data.sources import federated, folders, records, saved
+from pfljax.data.sources import federated, folders, leaf_files, records, saved
 from pfljax.data.sources.files import NPY, npy, npz
 from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
@@ -44,7 +46,7 @@ KINDS = {  # the first that a path looks like is what it is
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "arrayrecord": Kind(records.arrayrecord, records.RECORDS, records.fits, records.has_test_part),
     "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
-    "leaf": Kind(leaf, LEAF, lambda path: any(path.glob("train/*.json")), lambda path: any(path.glob("test/*.json"))),
+    "leaf": Kind(leaf, LEAF, lambda path: bool(leaf_files.paths(path, "train")), leaf_files.has_test_part),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
     "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
     "npy": Kind(npy, NPY, lambda path: (path / "x.npy").is_file(), lambda path: (path / "is_test.npy").is_file()),
@@ -54,7 +56,9 @@ KINDS = {  # the first that a path looks like is what it is
 
 def kind_of(file: str | pathlib.Path) -> str:
     """The kind of a file or folder, by its path. Raises `ArgumentError` if it is of no kind."""
-    path, found = pathlib.Path(file), None
+    if not isinstance(file, str | os.PathLike):
+        raise ArgumentError("file", "accepted: a path", type(file).__name__)
+    path, found = pathlib.Path(expanded(file)), None
     with contextlib.suppress(OSError, ValueError):  # ValueError: the path contains a null byte
         found = next((name for name, kind in KINDS.items() if kind.fits(path)), None)
     if found is None:
@@ -66,7 +70,7 @@ def kind_of(file: str | pathlib.Path) -> str:
 def has_tests(kind: str, file: str | pathlib.Path, test: str = "") -> bool:
     """Whether a file has official test examples, which the column `test` may mark."""
     try:
-        return bool(test) or KINDS[kind].tested(pathlib.Path(file))
+        return bool(test) or KINDS[kind].tested(pathlib.Path(expanded(file)))
     except (OSError, ValueError):  # what reads the file raises the error
         return False
 

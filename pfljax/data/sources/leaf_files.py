@@ -47,7 +47,7 @@ def leaf(
     """
     file, found = str(file), []
     for part in PARTS:
-        for path in sorted(pathlib.Path(file).glob(f"{part}/*.json")):
+        for path in paths(pathlib.Path(file), part):
             found += [(user, x, y, part == PARTS[1]) for user, x, y in _users(str(path))]
     if not found or all(row[3] for row in found):
         raise ArgumentError("file", f"has no examples in {PARTS[0]}/*.json; accepted: {LEAF}", file)
@@ -65,6 +65,16 @@ def leaf(
         return dataclasses.replace(of_file(arrays, file, **options, images=False), tokens=True)
     arrays["x"] = shaped(arrays["x"], shape)
     return of_file(arrays, file, **options, standardize=standardize)
+
+
+def paths(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
+    """The JSON files of a part of a folder, in sorted order; none that is hidden."""
+    return sorted(folder.glob(f"{part}/[!.]*.json"))
+
+
+def has_test_part(folder: pathlib.Path) -> bool:
+    """Whether a folder has files of test examples."""
+    return bool(paths(folder, PARTS[1]))
 
 
 def _users(file: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

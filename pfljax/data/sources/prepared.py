@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import pathlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may n
 def tfds(
     name: str,
     *,
-    data_dir: Annotated[str | None, knob(flag="data_dir")] = None,
+    data_dir: Annotated[str | pathlib.Path | None, knob(flag="data_dir")] = None,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
     standardize: Standardize = True,
@@ -40,7 +41,7 @@ def tfds(
         ArgumentError: if dataset, fraction or task is not accepted.
     """
     error_of = lambda text: ArgumentError("dataset", text, f"tfds:{name}")
-    parts = _open(name, data_dir, error_of)
+    parts = _open(name, None if data_dir is None else str(data_dir), error_of)
     n, num_train = sum(map(len, parts)), len(parts[0])
     rows = np.arange(n)[subsample(generator(seed, "load"), n, fraction)]
     is_test = rows >= num_train

@@ -1,0 +1,33 @@
+"""Paths as users write them."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+from pfljax.contract.errors import ArgumentError
+
+P = TypeVar("P", str, os.PathLike)
+
+
+def expanded(path: P, argument: str = "file") -> P:
+    """A path with its leading ~ or ~USER replaced by that home folder, as a shell replaces it.
+
+    A shell leaves --out=~/runs as it is, and Python never replaces it, so every path that a user writes comes here.
+
+    Args:
+        path: The path.
+        argument: Name of the argument, for error messages.
+
+    Raises:
+        ArgumentError: if there is no such home folder.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text.startswith("~"):
+        return path
+    found = os.path.expanduser(text)
+    if found == text:
+        name = text.partition("/")[0]
+        reason = "HOME is not set" if name == "~" else "no such user"
+        raise ArgumentError(argument, f"{name} is no home folder ({reason}); accepted: a path without ~, or ./~", text)
+    return found if isinstance(path, str) else type(path)(found)

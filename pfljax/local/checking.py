@@ -1,0 +1,84 @@
+"""Checks of the functions that users pass for local training, before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.types import Params, PyTree
+
+OPTIMIZER = "an optax transformation, or a function of the learning rate that returns one, such as optax.sgd"
+SCHEDULE = "a function of the round's number, which is traced (jnp.where in place of if), that returns a real number"
+
+
+def made(optimizer: Callable[[Any], Any], learning_rate: Any) -> optax.GradientTransformation:
+    """The optimizer that a user's function of the learning rate returns.
+
+    Raises:
+        ArgumentError: if it raises an error, or returns anything else.
+    """
+    found = _called("optimizer", OPTIMIZER, optimizer, learning_rate)
+    if not isinstance(found, optax.GradientTransformation):
+        text = f"returned {type(found).__name__} for learning rate {learning_rate}; accepted: {OPTIMIZER}"
+        raise ArgumentError("optimizer", text)
+    return found
+
+
+def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Params) -> None:
+    """Traces a step of an optimizer for parameters of these shapes.
+
+    Raises:
+        ArgumentError: if it raises an error, or its updates or state have other shapes than before.
+    """
+
+    def step(params: Params, state: PyTree, round_number: jax.Array) -> Any:
+        return optimizer.update(params, state, params, round_number=round_number)
+
+    state = _called("optimizer", OPTIMIZER, jax.eval_shape, optimizer.init, params)
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    found = _called("optimizer", OPTIMIZER, jax.eval_shape, step, params, state, number)
+    if not isinstance(found, tuple) or len(found) != 2:
+        text = f"its update returned {type(found).__name__}; accepted: updates and the new state"
+        raise ArgumentError("optimizer", text)
+    updates, after = found
+    if _shapes(updates) != _shapes(params):
+        raise ArgumentError("optimizer", "its updates have other shapes than the parameters; accepted: the same")
+    if _shapes(after) != _shapes(state):
+        raise ArgumentError("optimizer", "its state changes its shape in a step; accepted: the same for all steps")
+
+
+def check_schedule(schedule: Callable[[Any], Any]) -> None:
+    """Traces a schedule of the learning rate.
+
+    Raises:
+        ArgumentError: if it raises an error, or returns anything but a real number.
+    """
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    found = _called("schedule", SCHEDULE, jax.eval_shape, schedule, number)
+    if not hasattr(found, "dtype"):
+        raise ArgumentError("schedule", f"returned {type(found).__name__}; accepted: {SCHEDULE}")
+    if found.shape != () or not (jnp.issubdtype(found.dtype, jnp.floating) or jnp.issubdtype(found.dtype, jnp.integer)):
+        text = f"returned {found.dtype}[{', '.join(map(str, found.shape))}]"
+        raise ArgumentError("schedule", f"{text}; accepted: {SCHEDULE}")
+
+
+def _called(argument: str, accepted: str, function: Callable, *args: Any) -> Any:
+    """What a user's function returns. Raises `ArgumentError` for any error in it."""
+    try:
+        return function(*args)
+    except ArgumentError:
+        raise
+    except Exception as error:
+        line = str(error).strip().partition("\n")[0]
+        raise ArgumentError(argument, f"raised {type(error).__name__}: {line}; accepted: {accepted}") from error
+
+
+def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """The structure of a tree, and the shapes of its leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [jnp.shape(leaf) for leaf in leaves]
