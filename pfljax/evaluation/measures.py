@@ -240,7 +240,7 @@ def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], tas
         for name, each in metrics.items():
             outputs = logits if each.of_logits else predicted
             try:
-                values[name][client] = number(np.asarray(each(outputs, y)).item())
+                values[name][client] = number(each(outputs, y))
             except Exception as error:  # a user's function
                 line = (str(error).splitlines() or [""])[0]
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"
