@@ -13,7 +13,7 @@ P = TypeVar("P", str, os.PathLike)
 def expanded(path: P, argument: str = "file") -> P:
     """A path with its leading ~ or ~USER replaced by that home folder, as a shell replaces it.
 
-    A shell leaves --out=~/runs as it is, and Python never replaces it, so every path that a user writes comes here.
+    A shell leaves NAME=~/runs as it is, and Python never replaces it, so every path that a user writes comes here.
 
     Args:
         path: The path.

@@ -77,6 +77,14 @@ class Federation:
     feature_names: tuple[str, ...] = ()
     origin: dict[str, dict[str, Any]] | None = None
 
+    def __post_init__(self):
+        for part in PARTS:
+            split = getattr(self, part)
+            size = np.asarray(split.size)
+            if size.size and not 0 <= size.min() <= size.max() <= split.y.shape[1]:
+                text = f"has sizes from {size.min()} to {size.max()}; accepted: 0 to {split.y.shape[1]}, the rows of y"
+                raise ArgumentError(part, text)
+
     @property
     def num_clients(self) -> int:
         return int(self.train.size.shape[0])

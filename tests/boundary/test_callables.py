@@ -1,5 +1,6 @@
 """What users pass as functions, and wrong calls: a value, or the line that is expected."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -58,6 +59,12 @@ def step(key: Any = None, state: Any = None, other: Any = None) -> Any:
     if state is None:
         state = (simulation(other) if other else sim).init(start)
     return sim.step(start if key is None else key, state)
+
+
+def oversized() -> pfl.Federation:
+    """A federation whose clients have more training examples than its arrays."""
+    clients = federation()
+    return dataclasses.replace(clients, train=clients.train._replace(size=np.array([99, 3], np.int32)))
 
 
 def compare(*titles: str) -> Any:
@@ -123,6 +130,7 @@ CASES = [
     Case("-1 gradients", lambda: pfl.Ledger(gradients=-1), r"^gradients=-1: accepted: 0 or more"),
     Case("half a gradient", lambda: pfl.Ledger(gradients=0.5), r"^gradients=0\.5: accepted: whole numbers"),
     Case("NaN passes", lambda: pfl.Ledger(1, passes=float("nan")), r"^passes=nan: accepted: 0 or more"),
+    Case("sizes beyond the arrays", oversized, r"^train: has sizes from 3 to 99; accepted: 0 to \d+, the rows of y"),
     Case("title report.html", lambda: compare("report.html"), r"^methods=report\.html: is a file of the comparison"),
     Case("title Table.JSON", lambda: compare("Table.JSON"), r"^methods=Table\.JSON: is a file of the comparison"),
     Case("title of 300 letters", lambda: compare("x" * 300), r": is too long; accepted: titles of at most 200 bytes"),

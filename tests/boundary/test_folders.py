@@ -277,6 +277,43 @@ def at_home(path: str) -> Callable[[Folder], Any]:
     return make
 
 
+def stored(write: Callable[[Any, Folder], Any]) -> Callable[[Folder], Any]:
+    """What is read of an HDF5 file with a client, to which more is written."""
+
+    def make(folder: Folder) -> Any:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(folder / "other.h5", "w") as other:
+            other["x"] = np.zeros((4, 2))
+        with h5py.File(folder / "d.h5", "w") as file:
+            client = file.create_group("examples/ada")
+            client["label"] = np.arange(4) % 2
+            write(client, folder)
+        return sources.tff(folder / "d.h5").x.shape
+
+    return make
+
+
+def link_outside(client: Any, folder: Folder) -> None:
+    h5py = pytest.importorskip("h5py")
+    client["pixels"] = h5py.ExternalLink(str(folder / "other.h5"), "/x")
+
+
+def store_outside(client: Any, folder: Folder) -> None:
+    (folder / "raw").write_bytes(b"0" * 64)
+    client.create_dataset("pixels", (4, 2), "f8", external=[(str(folder / "raw"), 0, 64)])
+
+
+def claim(client: Any, folder: Folder) -> None:
+    del folder
+    client.create_dataset("pixels", (4, 2**30), "f4", chunks=(1, 2**16), compression="gzip")
+
+
+COPIES = [
+    Case("HDF5", stored(lambda client, _: client.create_dataset("pixels", data=np.ones((4, 2)))), (4, 2)),
+    Case("a link to another HDF5 file", stored(link_outside), r"pixels is a link to another file; accepted"),
+    Case("an array in another file", stored(store_outside), r"pixels is kept in other files; accepted"),
+    Case("an array of 16 GiB in 5 kB", stored(claim), r"pixels claims 16\.0 GiB, which cannot fit in the file"),
+]
 PATHS = [
     Case("~", at_home("~/d.csv"), 3),
     Case("nobody's home", at_home("~nobody-here/d.csv"), r"~nobody-here is no home folder \(no such user\); accepted"),
@@ -284,7 +321,7 @@ PATHS = [
     Case("nothing there", lambda folder: sources.read(folder / "x.csv"), r"cannot be read \(No such file"),
     Case("no text", lambda folder: read_text(str(folder)), r"cannot be read \(Is a directory|Not a regular file"),
 ]
-CASES = [*LAYOUTS, *IMAGES, *FILES, *TEXTS, *PARTITIONS, *PATHS]
+CASES = [*LAYOUTS, *IMAGES, *FILES, *TEXTS, *PARTITIONS, *COPIES, *PATHS]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
