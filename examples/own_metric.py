@@ -14,6 +14,7 @@ import optax
 
 import pfljax as pfl
 
+
 def worst_recall(outputs: np.ndarray, y: np.ndarray) -> float:
     """The recall of a client's worst class, from probabilities (n, C) and classes (n,) of its examples."""
     right = outputs.argmax(axis=-1) == y

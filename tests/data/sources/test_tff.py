@@ -122,10 +122,11 @@ def test_colors_stay_bytes(tmp_path):
     write_fedjax(tmp_path / "fedjax.sqlite", {"7": arrays | {"image": colors.astype(np.uint8)}})
     for name in ("tff", "fedjax"):
         source = sources.tff(tmp_path / f"{name}.sqlite", standardize=False)
-        np.testing.assert_allclose(source.x, colors / 255, rtol=1e-6)  # pixels are divided by 255, as in an npz file
+        np.testing.assert_array_equal(source.x, colors)
+        assert not source.scaling.measured  # models divide pixels by 255, as those of an npz file
         assert source.coarse.tolist() == [0, 1, 1, 1] and source.is_test is None
     source = sources.tff(tmp_path / "tff.sqlite", shape=(3, 1024), standardize=False)
-    np.testing.assert_allclose(source.x[..., 0], colors.reshape(4, 3, 1024) / 255, rtol=1e-6)
+    np.testing.assert_array_equal(source.x[..., 0], colors.reshape(4, 3, 1024))
 
 
 @pytest.mark.parametrize("format", ["hdf5", "tff", "fedjax"])
