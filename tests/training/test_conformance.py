@@ -287,7 +287,7 @@ BROKEN = {
     ),
     "apply": (
         given(apply=lambda models, inputs, x: jnp.zeros((7,))),
-        r"apply: the predictions is float32\[7\]; accepted: float\[\d, 3\]",
+        r"apply: the outputs is float32\[7\]; accepted: float\[\d, 3\]",
     ),
     "tune, none": (given(tune=lambda context, prediction, data: prediction.weights), r"tune: returned float32\[2\]; "),
     "report, no weights": (
