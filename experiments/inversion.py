@@ -44,7 +44,6 @@ from pfljax.exchange import lifting
 from pfljax.exchange.views import view
 from pfljax.models import Model
 from pfljax.models.losses import cross_entropy
-from pfljax.stages import messages
 
 RATE = 0.1  # of the client's step; whoever inverts it knows it
 BEGIN, DRAW = 0, 1  # uses of the seed's key: the clients' step, and the first guess
@@ -113,8 +112,7 @@ def gradients_seen(run: pfl.Run, key: Key) -> tuple[Params, list[Params]]:
         context = ClientContext(place, zero, zero, jnp.zeros((1,), jnp.int32), state.server, client)
         row = jax.tree.map(lambda leaf: leaf[client], state.clients)
         out = algorithm.client_update(context, state.models, row, view(clients, client))
-        update = messages.relative(algorithm, state.models, out.upload)
-        return tree.first(tree.scale(update["model"], -1 / (RATE * update["weight"])))
+        return tree.first(tree.scale(out.upload["model"], -1 / (RATE * out.upload["weight"])))
 
     return tree.first(state.models), [one(jnp.int32(k)) for k in range(run.clients.num_clients)]
 

@@ -42,8 +42,10 @@ from pfljax.contract.fields import (
     plain,
 )
 from pfljax.contract.method import METHODS
+from pfljax.contract.types import Ledger
 from pfljax.data import federation, partitions, sources, variants
 from pfljax.local.embedding import Embedding
+from pfljax.models import adapters
 from pfljax.training.loop import Schedule
 
 
@@ -330,6 +332,11 @@ def calls() -> dict[str, Called]:
         "plan": Called(pfl.plan, {"run": run}),
         "load": Called(pfl.load, {"path": "runs"}),
         "train_replicates": Called(pfl.train_replicates, {"runs": [run, again], "rounds": 1}),
+        "Federation.examples": Called(clients.examples, {"client": 0}),
+        "metric": Called(pfl.metric),
+        "Ledger": Called(Ledger),
+        **{f"adapters.{name}": Called(getattr(adapters, name)) for name in ("bias", "head", "ia3", "lora", "prompt")},
+        "adapters.Themselves": Called(adapters.Themselves, {"where": "kernel"}),
         "from_arrays": Called(pfl.Federation.from_arrays, arrays, [data.Splits]),
         "with_attackers": Called(clients.with_attackers, {"share": 0.5}),
         "Result.save_model": Called(MethodType(pfl.Result.save_model, "a result"), {"path": "x", "client": 0}),

@@ -16,8 +16,8 @@ LATEX = {character: f"\\{character}" for character in "%&#_$"} | {
     "|": r"\textbar{}",
     "±": r"$\pm$",
 }
-# HTML, the end of a cell, and what begins code, emphasis by stars, and links.
-MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {character: f"\\{character}" for character in "\\|`*[]"}
+# HTML and the end of a cell.
+MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|"}
 
 
 def one_line(text: str) -> str:

@@ -33,17 +33,18 @@ MODELS = {kind: Scaled(kind) for kind in ("batch", "group")}
 NUM_ARRAYS = {"batch": 4, "group": 2}  # of a normalization layer
 
 
-def normalized(kind, x, num):
-    """The normalized inputs, and the mean and variance of the batch, which repeats the first examples up to `num`."""
-    axis, seen = (0, x[np.arange(num) % len(x)]) if kind == "batch" else (1, x)
-    center, spread = seen.mean(axis=axis, keepdims=True), seen.var(axis=axis, keepdims=True)
+def normalized(kind, x):
+    """The normalized inputs, and the mean and variance of the client's examples, or of each example."""
+    axis = 0 if kind == "batch" else 1
+    center = x.mean(axis=axis, keepdims=True)
+    spread = x.var(axis=axis, keepdims=True)
     return (x - center) / np.sqrt(spread + EPSILON), center[0], spread[0]
 
 
 def train(rounds, kind, k, params, steps, layers=("dense", "norm")):
     """Client k's steps on some layers, with full batches."""
     x, y = rounds.examples(k)
-    standard, center, spread = normalized(kind, x, max(rounds.sizes))
+    standard, center, spread = normalized(kind, x)
     for _ in range(steps):
         dense, norm = params["dense"], params["norm"]
         received = standard * norm["scale"] + norm["bias"]

@@ -40,7 +40,7 @@ class SeenKeys:
 
     def __call__(self, params, x, y, key=None):
         if key is not None:
-            jax.debug.callback(self.note, jax.random.key_data(key))
+            jax.debug.callback(self.note, jax.random.key_data(key.key))
         return self.loss(params, x, y, key)
 
     def note(self, data):

@@ -135,7 +135,7 @@ def test_flag_files_hold_flags_and_other_flag_files(tmp_path):
         (b"--flagfile={}", "the file includes itself"),
         (b"--flagfile=", "cannot be read"),
         (b"rounds=3", "rounds=3: not a flag"),
-        (b"--rounds=3\0", "accepted: whole numbers"),
+        (b"--rounds=3\0", "is not UTF-8 text (it has null bytes"),
     ],
 )
 def test_flag_files_that_are_none_are_mistakes(tmp_path, content, line):

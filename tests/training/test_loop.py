@@ -301,7 +301,8 @@ def test_initial_models_without_a_finite_loss_are_told(tmp_path):
     federation = toys.make_federation((3, 3), "regression")
     federation.test.x[1] = np.inf
     experiment = toys.make_experiment("fedprox", toys.make_problem(federation), federation)
-    with pytest.raises(RunError, match=r"^the initial models: the loss of client 1 is not finite;.* The run is "):
+    line = r"^the initial models: the loss of client 1 is not finite on its test examples;.* The run is "
+    with pytest.raises(RunError, match=line):
         toys.run(experiment, 1, out=tmp_path)
     assert not (tmp_path / "metrics.jsonl").exists()
 
