@@ -334,7 +334,7 @@ def calls() -> dict[str, Called]:
         "train_replicates": Called(pfl.train_replicates, {"runs": [run, again], "rounds": 1}),
         "Federation.examples": Called(clients.examples, {"client": 0}),
         "metric": Called(pfl.metric),
-        "Ledger": Called(Ledger),
+        "Ledger": Called(Ledger, {"gradients": 1}),
         **{f"adapters.{name}": Called(getattr(adapters, name)) for name in ("bias", "head", "ia3", "lora", "prompt")},
         "adapters.Themselves": Called(adapters.Themselves, {"where": "kernel"}),
         "from_arrays": Called(pfl.Federation.from_arrays, arrays, [data.Splits]),
