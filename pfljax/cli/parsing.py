@@ -56,7 +56,7 @@ class Value(flags.ArgumentParser):
         blank = self.kind is str and not self.words and not self.empty and not str(value).strip()
         if blank or not fits(value, self.kind, self.limits or NO_LIMITS):
             raise ValueError(f"accepted: {self.accepted}")
-        return expanded(value) if self.is_path else value
+        return expanded(str(value)) if self.is_path else value
 
     def flag_type(self) -> str:
         return "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")

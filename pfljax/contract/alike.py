@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
@@ -60,7 +61,7 @@ def same_arrays(a: Any, b: Any) -> bool:
     """Whether two arrays have one dtype, shape and content."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
+from typing import Any
 
 import jax
 
@@ -40,7 +41,7 @@ def check_settings(compiled: bool = True) -> None:
     Args:
         compiled: Whether functions are to be compiled.
     """
-    config = jax.config
+    config: Any = jax.config
     if config.jax_numpy_dtype_promotion == "strict":
         text = "networks, optimizers and methods mix types; accepted: standard"
         raise ArgumentError("JAX_NUMPY_DTYPE_PROMOTION", text, "strict")

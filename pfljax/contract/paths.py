@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar, overload
 
 from pfljax.contract.errors import ArgumentError
 
-P = TypeVar("P", str, os.PathLike)
+P = TypeVar("P", bound=os.PathLike)
 
 
-def expanded(path: P, argument: str = "file") -> P:
+@overload
+def expanded(path: str, argument: str = "file") -> str: ...
+@overload
+def expanded(path: P, argument: str = "file") -> P: ...
+@overload
+def expanded(path: str | Path, argument: str = "file") -> str | Path: ...
+def expanded(path: Any, argument: str = "file") -> Any:
     """A path with its leading ~ or ~USER replaced by that home folder, as a shell replaces it.
 
     A shell leaves NAME=~/runs as it is, and Python never replaces it, so every path that a user writes comes here.

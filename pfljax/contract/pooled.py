@@ -74,15 +74,16 @@ class Pooled:
         """The examples (..., *features) at entries (...) of the index."""
         if isinstance(self.pool, jax.Array) or isinstance(index, Tracer):
             return jnp.asarray(self.pool).at[index].get(mode="promise_in_bounds")
-        found = self.rows(index)
+        found = self.rows(np.asarray(index))
         if np.min(index, initial=0) < 0:
             found[np.less(index, 0)] = 0
         return found
 
     def rows(self, places: np.ndarray) -> np.ndarray:
         """Copies of rows (...) of a pool on the host, as examples are read. Shape (..., *features)."""
-        found = np.take(self.pool, places, axis=0)
-        release(self.pool)
+        pool: Any = self.pool
+        found = np.take(pool, places, axis=0)
+        release(pool)
         return found
 
     def of_run(self, run: int) -> Pooled:

@@ -113,7 +113,7 @@ class Federation:
             size = np.asarray(split.size)[self.own or slice(None)]
 
             def one(mean: np.ndarray | None, std: np.ndarray | None, x: Any) -> Any:
-                if mean is None or isinstance(x, Standardized):
+                if mean is None or std is None or isinstance(x, Standardized):
                     return x
                 examples = x if is_pooled(x) else pooled(x, size)
                 late = examples.dtype == np.uint8 and in_file(examples.pool)

@@ -286,7 +286,7 @@ class Experiment:
 def entries(name: str, value: Any) -> dict[str, Any]:
     """A value's fields by name, at any depth, if it declares some; otherwise the value itself."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        names: Sequence[str] = value._fields
+        names: Sequence[str] = getattr(value, "_fields", ())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type) and not callable(value):
         names = [field.name for field in dataclasses.fields(value) if not derived(field)]
     else:

@@ -36,7 +36,7 @@ class Scaling(NamedTuple):
         """Standardizes examples (n, *features), or a tree of them: float32; arrays that are not scaled stay."""
 
         def scaled(mean: np.ndarray | None, std: np.ndarray | None, x: Any) -> Any:
-            return x if mean is None else standardized(np.asarray(x), mean, std)
+            return x if mean is None or std is None else standardized(np.asarray(x), mean, std)
 
         return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
 
