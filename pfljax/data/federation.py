@@ -80,6 +80,8 @@ class Federation:
     def __post_init__(self):
         for part in PARTS:
             split = getattr(self, part)
+            if isinstance(split.size, jax.ShapeDtypeStruct):  # a shape alone, for a plan
+                continue
             size = np.asarray(split.size)
             if size.size and not 0 <= size.min() <= size.max() <= split.y.shape[1]:
                 text = f"has sizes from {size.min()} to {size.max()}; accepted: 0 to {split.y.shape[1]}, the rows of y"
