@@ -36,12 +36,18 @@ def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Pa
         ArgumentError: if it raises an error, or its updates or state have other shapes than before.
     """
 
-    def step(params: Params, state: PyTree, round_number: jax.Array) -> Any:
-        return optimizer.update(params, state, params, round_number=round_number)
+    def step(params: Params, state: PyTree, round_number: jax.Array, loss: jax.Array) -> Any:
+        return optimizer.update(params, state, params, round_number=round_number, value=loss)
 
     state = _called("optimizer", OPTIMIZER, jax.eval_shape, optimizer.init, params)
     number = jax.ShapeDtypeStruct((), jnp.int32)
-    found = _called("optimizer", OPTIMIZER, jax.eval_shape, step, params, state, number)
+    loss = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        found = jax.eval_shape(step, params, state, number, loss)
+    except ArgumentError:  # a loaded run's optimizer that was not recorded says so where it trains
+        return
+    except Exception as error:
+        raise _failed("optimizer", OPTIMIZER, error) from error
     if not isinstance(found, tuple) or len(found) != 2:
         text = f"its update returned {type(found).__name__}; accepted: updates and the new state"
         raise ArgumentError("optimizer", text)
@@ -74,8 +80,13 @@ def _called(argument: str, accepted: str, function: Callable, *args: Any) -> Any
     except ArgumentError:
         raise
     except Exception as error:
-        line = str(error).strip().partition("\n")[0]
-        raise ArgumentError(argument, f"raised {type(error).__name__}: {line}; accepted: {accepted}") from error
+        raise _failed(argument, accepted, error) from error
+
+
+def _failed(argument: str, accepted: str, error: Exception) -> ArgumentError:
+    """The error of a function that raised an error."""
+    line = str(error).strip().partition("\n")[0]
+    return ArgumentError(argument, f"raised {type(error).__name__}: {line}; accepted: {accepted}")
 
 
 def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
