@@ -255,7 +255,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path):
     """Above FedAvg and FedProx and not below Local; and clients find their own distribution."""
     flags = ["--partition=latent", "--num_clients=15", "--num_distributions=5", "--seeds=0", f"--out={tmp_path}"]
     commands.call(compare.COMMAND, "--algorithms=fedfomo,fedavg,fedprox,local", "--fedfomo.neighbors=5", *flags)
-    scores = {row["algorithm"]: row["accuracy_mean"] for row in rows_of(tmp_path)}
+    scores = {row["algorithm"]: row["score_mean"] for row in rows_of(tmp_path)}
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
     found = files.read_npz(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
