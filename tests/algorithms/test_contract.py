@@ -246,8 +246,8 @@ def test_newcomers_get_a_prediction(name):
     assert prediction.weights.shape[0] == 3 and np.isfinite(losses).all()
 
 
-# Steps in Python take long: two methods are slow, the other kinds long; tests/api/test_simulation.py has FedAvg's.
-@toys.each_method(toys.KINDS, fast=(), slow=("scaffold", "federico"), grouped=True)
+# Steps in Python take long: one method is slow, the other kinds long; tests/api/test_simulation.py has FedAvg's.
+@toys.each_method(toys.KINDS, fast=(), slow=("scaffold",), grouped=True)
 def test_a_plain_loop_over_clients_gives_the_same_numbers(name):
     run, clients, test, states, records = reference(name)
     in_python = Run(name, plan=PythonPlan(ONE_BY_ONE.mesh, 1))

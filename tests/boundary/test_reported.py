@@ -79,7 +79,7 @@ def test_a_platform_that_is_not_there_is_named(value, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("cp1252", marks=pytest.mark.long)])
 def test_a_terminal_that_cannot_show_a_name_shows_a_replacement(encoding, tmp_path):
     (tmp_path / "d.csv").write_text(TABLE, encoding="utf-8")
     words = ["compare", "--algorithms=local,fedavg", "--seeds=0,1", "--rounds=1", "--hidden=4"]

@@ -101,7 +101,7 @@ def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "store"), [(0, "device"), (1, "disk")])
+@pytest.mark.parametrize(("victim", "store"), [(0, "device"), pytest.param(1, "disk", marks=pytest.mark.long)])
 def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim, store):
     out, store = tmp_path / "run", f"--client_store={store}"
     pair = start(out, "--rounds=100000", store)

@@ -37,7 +37,7 @@ def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
     assert (tmp_path / "runs/paper/report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_networks_differ_and_learn():
     table = load("different_networks").main(rounds=20, seeds=[0])
     sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
@@ -45,7 +45,7 @@ def test_networks_differ_and_learn():
     assert all(row["score_mean"] > 0.5 for row in table.rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_adapters_send_less_than_the_network():
     table = load("adapters").main(rounds=6)
     sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}

@@ -27,7 +27,7 @@ def test_figures_are_kept_and_told(tmp_path):
     assert "skipped, time is up" in printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_parts_but_the_table_run(tmp_path):
     parts = "--parts=matmul,rounds,methods,profile"
     commands.call(accelerator.COMMAND, *SMALL, "--num_clients=5", parts, f"--out={tmp_path}")

@@ -126,7 +126,7 @@ def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("default", "2-examples"), marks=pytest.mark.slow),
+        pytest.param(("default", "2-examples"), marks=pytest.mark.long),
         pytest.param(tuple(readings.READINGS), marks=pytest.mark.long),
     ],
 )
