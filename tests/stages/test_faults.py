@@ -225,7 +225,7 @@ def test_a_run_that_started_over_goes_on_with_checks(tmp_path):
     ],
 )
 def test_a_run_stops_where_nothing_can_be_dropped(name, bad):
-    with pytest.raises(RunError, match=r"^round 1: the loss of client . is not finite; a smaller learning rate may"):
+    with pytest.raises(RunError, match=r"^round 1: the loss of client . is not finite; "):
         toys.run(spoiling(bad=tuple(bad), method=METHODS[name]()), 2)
 
 
