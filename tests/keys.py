@@ -108,20 +108,31 @@ class Tracker:
         name = equation.primitive.name
         params = equation.params
         if name == "cond":
-            branches = [self.read(branch.jaxpr, arguments[1:], constant) for branch in params["branches"]]
+            functions = [getattr(branch, "jaxpr", branch) for branch in params["branches"]]
+            branches = [self.read(function, arguments[1:], constant) for function in functions]
             for key in {key for _, used in branches for key in used}:
                 uses.setdefault(key, []).extend(max((used.get(key, []) for _, used in branches), key=len))
             return [self.new() for _ in equation.outvars]
         if name == "scan":
-            consts = arguments[: params["num_consts"]]
-            carry = arguments[params["num_consts"] : params["num_consts"] + params["num_carry"]]
-            rows = [("row", each) for each in arguments[params["num_consts"] + params["num_carry"] :]]
-            self.read_loop(params["jaxpr"].jaxpr, consts, carry, rows, params["length"] > 1, uses)
+            body = params["jaxpr"]
+            body = getattr(body, "jaxpr", body)
+            if "num_consts" not in params:  # since JAX 0.12 it is not said which inputs are constant: all may vary
+                rows = [self.new() for _ in arguments]
+                self.read_loop(body, [], [], rows, False, uses)
+                return [self.new() for _ in equation.outvars]
+            num_consts = params["num_consts"]
+            num_carry = params["num_carry"]
+            consts = arguments[:num_consts]
+            carry = arguments[num_consts : num_consts + num_carry]
+            rows = [("row", each) for each in arguments[num_consts + num_carry :]]
+            self.read_loop(body, consts, carry, rows, params["length"] > 1, uses)
             return [self.new() for _ in equation.outvars]
         if name == "while":
             first = params["cond_nconsts"]
             second = first + params["body_nconsts"]
-            self.read_loop(params["body_jaxpr"].jaxpr, arguments[first:second], arguments[second:], [], True, uses)
+            body = params["body_jaxpr"]
+            body = getattr(body, "jaxpr", body)
+            self.read_loop(body, arguments[first:second], arguments[second:], [], True, uses)
             return [self.new() for _ in equation.outvars]
         inner = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
         if inner is None:
