@@ -86,7 +86,7 @@ def test_a_network_that_squeezes_trains_with_mini_batches_of_one():
     x = RNG.normal(size=(60, 4)).astype(np.float32)
     clients = pfl.Federation.from_arrays(x, 2 * x[:, 0], client=np.arange(60) // 15, standardize=False)
     local = pfl.LocalTraining(optax.sgd(0.02), batch_size=1)
-    result = pfl.Run(pfl.FedAvg(), clients, Squeezed(), local).train(rounds=8, progress=False)
+    result = pfl.Run(pfl.FedAvg(), clients, Squeezed(), local).train(rounds=16, progress=False)
     assert result.loss < 0.1 and result.predict(x[:1], client=0).shape == (1,)
 
 
