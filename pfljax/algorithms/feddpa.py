@@ -67,8 +67,12 @@ class FedDPA:
         def apply(models, inputs, x):
             w, v = tree.first(models), inputs["v"]
             alpha = self.weight * jnp.maximum(directions(problem, v, x) @ inputs["direction"], 0)  # of unit vectors
-            one = lambda alpha, x: problem.model.apply(both(w, v, alpha), tree.stack_one(x))[0]
-            return problem.plan.over_models(one, alpha, x)
+
+            def logits_of(alpha, x):
+                mixed = both(w, v, alpha)
+                return problem.model.apply(mixed, tree.stack_one(x))[0]
+
+            return problem.plan.over_models(logits_of, alpha, x)
 
         def predict(context, models, row, data):
             return Prediction(inputs=compared(context, row.own.model, data))

@@ -82,7 +82,8 @@ class FedDyn:
             return ClientOutput(Row(gradient, optimizer), upload, {"loss": losses[0]}, sent)
 
         def server_update(key, state, aggregate):
-            weight, mean = aggregate.upload["weight"], aggregation.mean(aggregate)
+            weight = aggregate.upload["weight"]
+            mean = aggregation.mean(aggregate)
             drift = parameters(mean)
             h = tree.subtract(state.server.h, tree.scale(drift, self.alpha * weight / state.server.total))
             update = tree.combine(tree.subtract(drift, tree.scale(h, 1 / self.alpha)), mean)

@@ -145,7 +145,8 @@ class FedeRiCo:
         )
 
     def _check(self, problem: Problem) -> None:
-        cohort_size, solver = problem.cohort_size, problem.solver
+        cohort_size = problem.cohort_size
+        solver = problem.solver
         if self.update == "delta" and any(lasting.marks(solver.optimizer, problem.model.network.shapes)):
             text = "keeps no optimizer over rounds, so an optimizer's own schedule would start anew in each; accepted: "
             raise ArgumentError("update", f"{text}gradient, or LocalTraining's schedule of rounds", self.update)

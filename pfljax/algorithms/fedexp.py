@@ -53,7 +53,8 @@ class FedExP:
             return ClientOutput(kept, upload, report, sent)
 
         def server_update(key, state, aggregate):
-            weight, update = aggregate.upload["weight"], aggregation.mean(aggregate)
+            weight = aggregate.upload["weight"]
+            update = aggregation.mean(aggregate)
             mean_square = aggregate.report["square"].sum() / jnp.maximum(weight.sum(), 1)
             rate = jnp.maximum(1, mean_square / (2 * (square(update) + self.eps)))
             models = updates.moved(solver, state.models, updates.scaled(solver, update, rate), weight > 0)

@@ -58,7 +58,8 @@ class FedNova:
                 raise ArgumentError("least_epochs", text, self.least_epochs)
             problem = problem.with_epochs(self.most_epochs)
         solver, n_max = problem.solver, problem.n_max
-        shapes, scalar = problem.model.network.shapes, jax.ShapeDtypeStruct((), jnp.float32)
+        shapes = problem.model.network.shapes
+        scalar = jax.ShapeDtypeStruct((), jnp.float32)
         if sum(lasting.marks(solver.optimizer, shapes)) != sum(lasting.marks(solver.optimizer, scalar)):
             text = "accumulates gradients over rounds, for which a_k is not defined; accepted: one without MultiSteps"
             raise ArgumentError("optimizer", text)

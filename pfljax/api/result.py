@@ -254,7 +254,8 @@ class Result:
 
     def _inputs(self, x: Any) -> PyTree:
         """Examples as users have them, checked and as the network takes them."""
-        federation, inputs = self.experiment.federation, self.experiment.inputs
+        federation = self.experiment.federation
+        inputs = self.experiment.inputs
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
         if any(map(np.ma.is_masked, jax.tree.leaves(x))):
             raise ArgumentError("x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)")

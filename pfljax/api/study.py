@@ -232,7 +232,8 @@ def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
 
 def computes_as(a: Run, b: Run) -> bool:
     """Whether two runs surely have the same program."""
-    one, other = a.experiment, b.experiment
+    one = a.experiment
+    other = b.experiment
     return (
         one.local is not None
         and shapes(one.federation) == shapes(other.federation)

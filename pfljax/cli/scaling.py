@@ -194,7 +194,9 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         x = prepare(source.x, rows.ravel())
         x = x if prepare.scaling is None else prepare.scaling(x)
         x = x.reshape(*rows.shape, *x.shape[1:])
-        y, task, num_classes = source.y[rows], source.task, source.num_classes
+        y = source.y[rows]
+        task = source.task
+        num_classes = source.num_classes
 
     def part(start: int, stop: int) -> Split:
         examples = dataclasses.replace(x, index=x.index[:, start:stop]) if isinstance(x, Pooled) else x[:, start:stop]

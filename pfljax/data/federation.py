@@ -143,7 +143,8 @@ class Federation:
         Raises:
             ArgumentError: if there is no such client.
         """
-        num, names = self.num_clients, self.client_names
+        num = self.num_clients
+        names = self.client_names
         words = [] if names is None or names.dtype.kind not in "UO" else names.tolist()
         if isinstance(client, str) and client in words:
             return words.index(client)

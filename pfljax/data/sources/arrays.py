@@ -216,7 +216,8 @@ def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
     if not gaps.size:
         return
     widest = int(np.argmax(gaps))
-    below, above = occurring[widest], occurring[widest + 1]
+    below = occurring[widest]
+    above = occurring[widest + 1]
     is_suspect = above in NO_CLASS or len(classes) > 3 * largest
     if is_suspect and gaps[widest] > max(below + 1, FEW):
         text = f"has no class from {below + 1} to {above - 1}, but class {above}, so that C is {largest + 1}"
