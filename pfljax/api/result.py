@@ -269,7 +269,11 @@ class Result:
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
         for leaf in jax.tree.leaves(given):
             check_numbers(leaf)
-        scaled = given if federation.scaling is None else federation.scaling(given)
+        if federation.scaling is None:
+            jax.tree.map(check_pixels, given, federation.train.x)
+            scaled = given
+        else:
+            scaled = federation.scaling(given)
         x = jax.tree.map(lambda leaf, x: as_type(x, leaf.dtype), inputs, scaled)
         return self.experiment.features.compute(x) if self.experiment.features else x
 
@@ -287,6 +291,13 @@ class Result:
         if self.out is None:
             raise ArgumentError("out", "the run was trained without a folder; pass `out` to `train`")
         return report.write(self.out)
+
+
+def check_pixels(x: np.ndarray, examples: Any) -> None:
+    """Raises `ArgumentError` for pixels from 0 to 255 where the clients' examples are other numbers."""
+    if x.dtype == np.uint8 and examples.dtype.kind == "f" and x.max(initial=0) > 1:
+        text = "is uint8, but the clients' examples are floats; accepted: x like `clients.examples`, such as x / 255"
+        raise ArgumentError("x", text)
 
 
 def check_numbers(x: np.ndarray) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree
-from pfljax.data.sources.source import WHITE, Features, Scaling, Source
+from pfljax.data.sources.source import Features, Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
 SAMPLE = 10_000  # rows of a file that its mean and deviation are measured on
@@ -68,18 +68,15 @@ def fit(source: Source, rows: np.ndarray) -> Preparation:
     """Measures what a source's examples need on the training examples `rows`, ascending ids."""
     fill = _column_means(source.x, rows) if source.fill else None
     kept = _occurring(source.x, source.features, rows)
-    if not any(scale != "no" for scale in source.scale):
+    if not any(source.standardize):
         return Preparation(fill, kept, None)
     one_hot = None if source.features is None else source.features.one_hot
     if one_hot is not None and kept is not None:
         one_hot = one_hot[kept]
     leaves, structure = jax.tree.flatten(source.x)
     measured = []
-    for leaf, scale in zip(leaves, source.scale, strict=True):
-        if scale == "measured":
-            measured.append(_measure(leaf, rows, fill, kept, one_hot))
-        else:
-            measured.append((np.zeros(()), np.full((), WHITE)) if scale == "white" else (None, None))
+    for leaf, standardize in zip(leaves, source.standardize, strict=True):
+        measured.append(_measure(leaf, rows, fill, kept, one_hot) if standardize else (None, None))
     mean, std = (structure.unflatten(column) for column in zip(*measured, strict=True))
     return Preparation(fill, kept, Scaling(mean, std))
 
@@ -91,7 +88,7 @@ def prepared(source: Source) -> Source:
     x = preparation(source.x)
     if preparation.scaling is not None:
         x = preparation.scaling(x)
-    return dataclasses.replace(source, x=x, scale=(), fill=False, features=None)
+    return dataclasses.replace(source, x=x, standardize=(), fill=False, features=None)
 
 
 def _column_means(x: np.ndarray, rows: np.ndarray) -> np.ndarray:

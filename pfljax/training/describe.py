@@ -76,8 +76,6 @@ def inputs(scaling: Any, examples: Any) -> str:
     """Describes the scale of examples, given their shapes."""
     if scaling is None:
         return "as the data set gives them"
-    if not scaling.measured:
-        return "pixels divided by 255"
     kind = lambda mean, x: "" if mean is None else "channel" if len(x.shape) == 3 or mean.ndim == 0 else "feature"
     kinds = jax.tree.map(kind, scaling.mean, examples, is_leaf=lambda leaf: leaf is None)
     per = sorted(set(jax.tree.leaves(kinds)) - {""})

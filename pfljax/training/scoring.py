@@ -11,7 +11,6 @@ import numpy as np
 from pfljax import data
 from pfljax.contract.types import Algorithm, Key, State
 from pfljax.data import Federation
-from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.pools import place
@@ -79,11 +78,6 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     return out | {"per_client": per_client(unseen, scores, networks=networks)}
 
 
-def is_measured(scaling: Scaling | None) -> bool:
-    """Whether models scale features with statistics of the clients' examples."""
-    return scaling is not None and scaling.measured
-
-
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
     """Returns the privacy ledger after `rounds` rounds, or None without privacy. `key` is the key of the rounds.
 
@@ -91,7 +85,7 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
     """
     found, client_privacy = of_examples(experiment, algorithm, key, rounds), experiment.client_privacy
     if client_privacy.active:
-        omitted = (privacy.BY_SCALING,) if is_measured(experiment.federation.scaling) else ()
+        omitted = (privacy.BY_SCALING,) if experiment.federation.scaling else ()
         found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
     return found or None
 
@@ -103,7 +97,7 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
     """
     problem, train = experiment.problem, experiment.federation.train
     solver, ledger, finite = problem.solver, algorithm.ledger, privacy.finite
-    if is_measured(experiment.federation.scaling):
+    if experiment.federation.scaling:
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
         return {}

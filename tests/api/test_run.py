@@ -236,6 +236,13 @@ def test_a_client_that_is_not_there_has_no_predictions(client, clients, finished
         finished_run.predict(clients.test.x[0], client=client)
 
 
+def test_pixels_up_to_255_are_refused_where_the_examples_are_fractions(clients, finished_run):
+    x, _ = clients.examples(0)
+    with pytest.raises(pfl.ArgumentError, match=r"^x: is uint8, but the clients' examples are floats; accepted: .* 255"):
+        finished_run.predict((255 * x).astype(np.uint8), client=0)
+    assert finished_run.predict((x > 0.5).astype(np.uint8), client=0).shape == (len(x), 10)
+
+
 @pytest.mark.parametrize(
     ("client", "hint"), [("clinic-9", "; did you mean clinic-5?"), (6, " such as clinic-0, clinic-1, clinic-2")]
 )

@@ -88,7 +88,7 @@ def pixels(image: Any, ext: str = "png", **options: Any) -> Callable[[Folder], A
     def make(folder: Folder) -> Any:
         save(folder, f"a/0.{ext}", image, **options)
         save(folder, f"b/0.{ext}", image, **options)
-        return sources.images(folder, standardize=False).x[0].tolist()
+        return np.rint(sources.images(folder, standardize=False).x[0] * 255).astype(int).tolist()
 
     return make
 

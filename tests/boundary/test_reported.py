@@ -41,7 +41,7 @@ def test_images_in_train_and_test_where_test_lacks_a_class_have_one_numbering(tm
             image.fromarray(np.full((4, 4), shades[kind], np.uint8)).save(tmp_path / part / kind / "0.png")
     source = sources.read(tmp_path, standardize=False)
     found = [shades[source.class_names[number]] for number in source.y]
-    assert found == source.x[:, 0, 0, 0].tolist() and source.is_test.sum() == 3
+    assert found == np.rint(source.x[:, 0, 0, 0] * 255).tolist() and source.is_test.sum() == 3
 
 
 @pytest.mark.parametrize(("n", "classes", "num", "alpha"), [(4000, 62, 128, 1e-4), (400, 10, 150, 0.05)])

@@ -13,7 +13,7 @@ from pfljax.contract.fields import MOST
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
 from pfljax.data.sources.conversion import to_numpy, warn_of_order
-from pfljax.data.sources.source import Features, Scale, Source
+from pfljax.data.sources.source import WHITE, Features, Source
 
 BLOCK = 1024  # rows that are checked at a time
 LARGEST = np.finfo(np.float32).max
@@ -66,7 +66,8 @@ def make_source(
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
             contains floats, multilabel if it is boolean (n, C). Strings in y are classes, numbered in sorted order.
         ignored_index: Class of places of sequences and images that are ignored, besides negative ones.
-        images: Whether uint8 values in x that are not standardized are pixels, which models divide by 255.
+        images: Whether uint8 values in x that are not standardized are pixels, which are divided by 255 unless they
+            stay in a file.
         standardize: Whether models are to give each channel of images, or each feature, mean 0 and standard deviation
             1, measured on the training examples once these are known. Integers are kept, since they may be tokens; but
             uint8 are pixels.
@@ -84,7 +85,7 @@ def make_source(
     y, num_classes, task = targets(y, task, num_classes, ignored_index)
     rows = _with_targets(y, rows, task)
     is_test = _test_marks(arrays.get("is_test"), rows)
-    x, scales = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
+    x, standardized = _inputs(arrays["x"], rows, images=images, standardize=standardize, fill=fill)
     client = None
     client_names = None
     if arrays.get("client") is not None:
@@ -100,7 +101,7 @@ def make_source(
         coarse=None if arrays.get("coarse") is None else _coarse_labels(arrays["coarse"][rows]),
         class_names=names,
         client_names=client_names,
-        scale=scales,
+        standardize=standardized,
         fill=fill,
         features=features,
     )
@@ -291,20 +292,24 @@ def _coarse_labels(coarse: np.ndarray) -> np.ndarray:
 
 def _inputs(
     x: PyTree, rows: np.ndarray | slice, *, images: bool, standardize: bool, fill: bool
-) -> tuple[PyTree, tuple[Scale, ...]]:
-    """Some rows of all arrays of x, checked and converted, and how models scale each."""
+) -> tuple[PyTree, tuple[bool, ...]]:
+    """Some rows of all arrays of x, checked and converted, and whether models standardize each."""
     ids = np.arange(len(jax.tree.leaves(x)[0]))[rows]
     leaves = []
-    scales: list[Scale] = []
+    standardized = []
     for key, leaf in _leaves(x).items():
         _check_numbers(key, leaf)
         part = leaf[rows]
         _check_finite(key, part, ids, fill=fill)
         _warn_of_channels(key, part)
-        scale = _scale(key, part, images=images, standardize=standardize)
-        scales.append(scale)
-        leaves.append(_converted(key, part, scale))
-    return jax.tree.unflatten(jax.tree.structure(x), leaves), tuple(scales)
+        standardized.append(standardize and _has_measurements(key, part))
+        if standardized[-1]:
+            leaves.append(_to_standardize(part))
+        elif images and part.dtype == np.uint8 and not in_file(part):
+            leaves.append(np.asarray(part, np.float32) / WHITE)
+        else:
+            leaves.append(_as_given(key, part))
+    return jax.tree.unflatten(jax.tree.structure(x), leaves), tuple(standardized)
 
 
 def _check_numbers(key: str, x: Any) -> None:
@@ -314,45 +319,44 @@ def _check_numbers(key: str, x: Any) -> None:
         raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
 
 
-def _scale(key: str, x: Any, *, images: bool, standardize: bool) -> Scale:
-    """How models scale examples. Those to standardize are pixels, floats, and integers too large for tokens."""
-    pixels = x.dtype == np.uint8
-    if not standardize:
-        return "white" if images and pixels and not in_file(x) else "no"
-    if pixels or x.dtype.kind == "f":
-        return "measured"
+def _has_measurements(key: str, x: Any) -> bool:
+    """Whether examples are measurements: pixels, floats, and integers too large for tokens."""
+    if x.dtype == np.uint8 or x.dtype.kind == "f":
+        return True
     if x.dtype.kind == "b":
-        return "no"
+        return False
     if not _fits_int32(x):
-        return "measured"
+        return True
     _warn_of_unscaled(key, x)
-    return "no"
+    return False
 
 
 def _fits_int32(x: Any) -> bool:
     return x.dtype.kind in "iu" and -MOST <= int(np.min(x)) <= int(np.max(x)) <= MOST
 
 
-def _converted(key: str, x: Any, scale: Scale) -> Any:
-    """Converts examples (n, *features).
-
-    What models scale keeps its numbers, as do pixels; other integers of 32 bits become int32; all else becomes float32.
-    Pixels, and floats that need no conversion, stay in their file.
-    """
-    pixels = x.dtype == np.uint8
-    if scale != "no" and x.dtype.kind in "iu" and not pixels:
+def _to_standardize(x: Any) -> Any:
+    """Examples (n, *features) that models standardize: numbers as they are, in their file if it maps them."""
+    if x.dtype.kind in "iu" and x.dtype != np.uint8:
         return np.asarray(x, np.float64)
-    mapped = isinstance(x, np.ndarray) and scale != "no"  # other files are read once
-    if in_file(x) and (pixels or mapped or (x.dtype == np.float32 and scale == "no")):
-        values = x
-    elif scale != "no":
-        return np.array(x)  # not the user's own array, which may change
-    elif pixels:
+    if in_file(x) and (x.dtype == np.uint8 or isinstance(x, np.ndarray)):  # other files are read once
+        return x
+    return np.array(x)  # not the user's own array, which may change
+
+
+def _as_given(key: str, x: Any) -> Any:
+    """Examples (n, *features) that nobody scales.
+
+    Pixels stay uint8, other integers of 32 bits become int32, and all else becomes float32. What needs no conversion
+    stays in its file.
+    """
+    is_pixels = x.dtype == np.uint8
+    if is_pixels or (in_file(x) and x.dtype == np.float32):
         values = x
     else:
         x = np.asarray(x)
         values = x.astype(np.int32 if _fits_int32(x) else np.float32)
-    if scale == "no" and (x.dtype.kind == "f" or (pixels and x.ndim > 2)):
+    if x.dtype.kind == "f" or (is_pixels and x.ndim > 2):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
             warn(key, "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")

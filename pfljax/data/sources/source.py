@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,9 +16,6 @@ Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
 Standardize = Annotated[bool, knob(flag="standardize")]
 WHITE = 255.0  # value of a white pixel
 PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
-
-
-Scale = Literal["no", "measured", "white"]
 
 
 class Scaling(NamedTuple):
@@ -39,12 +36,6 @@ class Scaling(NamedTuple):
             return x if mean is None or std is None else standardized(np.asarray(x), mean, std)
 
         return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
-
-    @property
-    def measured(self) -> bool:
-        """Whether it was measured on examples; otherwise, pixels are divided by `WHITE`."""
-        means, deviations = jax.tree.leaves(self.mean), jax.tree.leaves(self.std)
-        return not all(np.all(mean == 0) for mean in means) or not all(np.all(std == WHITE) for std in deviations)
 
 
 class Features(NamedTuple):
@@ -82,9 +73,9 @@ class Source:
     # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
     client_names: np.ndarray | None = None
     tokens: bool = False  # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
-    # For each array in x, how models scale it: floats and pixels are standardized by what is measured once the training
-    # examples are known (see `preparation`), and other pixels are divided by `WHITE`; (): no array is scaled
-    scale: tuple[Scale, ...] = ()
+    # For each array in x, whether models standardize it, by what is measured once the training examples are known (see
+    # `preparation`); (): no array is standardized
+    standardize: tuple[bool, ...] = ()
     fill: bool = False  # whether NaN in x are replaced by the mean of the training examples, once these are known
     features: Features | None = None  # the columns of x, if the data set is a table
 

@@ -33,10 +33,10 @@ def test_names_of_folders_are_parts_clients_and_classes(photos):
     folder, pixels = photos
     source = sources.images(folder, standardize=False)
     assert source.class_names == ("cat", "dog") and source.client_names.tolist() == ["ada", "eve"]
-    assert source.x.shape == (12, 4, 6, 3) and source.x.dtype == np.uint8 and source.name == "photos"
+    assert source.x.shape == (12, 4, 6, 3) and source.x.dtype == np.float32 and source.name == "photos"
     for row, name in enumerate(sorted(pixels, key=lambda name: (name.startswith("test"), name))):
         part, client, kind, _ = name.split("/")
-        np.testing.assert_array_equal(source.x[row], pixels[name])
+        np.testing.assert_array_equal(source.x[row], np.float32(pixels[name]) / 255)
         found = source.is_test[row], source.client_names[source.client[row]], source.class_names[source.y[row]]
         assert found == (part == "test", client, kind)
 
@@ -58,9 +58,9 @@ def test_classes_alone_have_no_clients_and_gray_images_one_channel(tmp_path):
     (tmp_path / ".hidden").write_text("no image")
     source = sources.images(tmp_path, standardize=False)
     assert source.client is None and source.is_test is None
-    np.testing.assert_array_equal(source.x[..., 0], gray)
+    np.testing.assert_array_equal(source.x[..., 0], np.float32(gray) / 255)
     color = draw(tmp_path / "b/9.png", 9, (5, 5, 3))
-    mixed = sources.images(tmp_path, standardize=False).x
+    mixed = np.rint(sources.images(tmp_path, standardize=False).x * 255)
     assert mixed.shape == (5, 5, 5, 3)
     np.testing.assert_array_equal(mixed[:4], np.stack([np.array(gray)] * 3, axis=-1))
     np.testing.assert_array_equal(mixed[4], color)
@@ -75,7 +75,7 @@ def test_a_size_resizes_images_of_any_size(tmp_path):
         sources.images(tmp_path)
     x = sources.images(tmp_path, size=(2, 3), standardize=False).x
     assert x.shape == (2, 2, 3, 3)
-    np.testing.assert_array_equal(x[1], 200)  # of one color, whatever the filter
+    np.testing.assert_array_equal(x[1], np.float32(200) / 255)  # of one color, whatever the filter
     with pytest.raises(ArgumentError, match=r"^size=2: accepted: rows and columns"):
         sources.images(tmp_path, size=(2,))
 

@@ -17,7 +17,7 @@ def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
     with tfds.testing.mock_data(num_examples=6):
         source = sources.tfds("mnist", data_dir=str(tmp_path), standardize=False)
         part = sources.tfds("mnist", data_dir=str(tmp_path), fraction=0.5)
-    assert source.x.shape == (12, 28, 28, 1) and source.x.dtype == np.uint8 and source.x.max() > 127
+    assert source.x.shape == (12, 28, 28, 1) and source.x.dtype == np.float32 and 0.5 < source.x.max() <= 1
     assert source.y.shape == (12,) and source.num_classes == 10  # known to TFDS, whatever the examples hold
     np.testing.assert_array_equal(source.is_test, np.arange(12) >= 6)
     assert len(part.y) == 6
