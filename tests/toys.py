@@ -156,6 +156,30 @@ def make_federation(sizes, task="classification", features=3, classes=3, seed=0,
     )
 
 
+SGD = optax.sgd(0.1)
+
+
+def once(function):
+    """The function, which is not called again for arguments that it has had; those that have no hash are not kept."""
+    remembered = functools.cache(function)
+
+    @functools.wraps(function)
+    def call(*args):
+        return remembered(*args) if hashable(args) else function(*args)
+
+    return call
+
+
+@once
+def built_once(model, shape, task, num_classes, target_shape):
+    return models.build(model, shape, task, num_classes, target_shape=target_shape)
+
+
+@once
+def bound_once(training, model):
+    return training.bind(model)
+
+
 def make_problem(
     federation, optimizer=None, *, plan=None, cohort=0, hidden=(), rounds=2, loss=None, model=None, **training
 ):
@@ -178,8 +202,8 @@ def make_problem(
     several = federation.task == "regression" and federation.train.y.ndim > 2
     targets = federation.train.y.shape[2:] if several else None
     model = model or models.MLP(hidden=tuple(hidden))
-    model = models.build(model, shape, federation.task, federation.num_classes, target_shape=targets)
-    solver = LocalTraining(optimizer or optax.sgd(0.1), **training).bind(model)
+    model = built_once(model, shape, federation.task, federation.num_classes, targets)
+    solver = bound_once(LocalTraining(optimizer or SGD, **training), model)
     solver = solver.with_loss(loss) if loss else solver
     num, n_max = federation.train.y.shape[:2]
     plan = plan or make_plan("map", devices=1)
