@@ -110,21 +110,31 @@ def results(name, federation, *, rounds=2, **options):
     return toys.train(algorithm, problem, federation.client_data, rounds)[0][-1]
 
 
-@toys.each_method([name for name in METHODS if name not in DRAWN], fast=[], slow=toys.KINDS)
-@pytest.mark.parametrize("statistics", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_larger_client_changes_no_other_s_training(name, statistics):
-    federation = toys.make_federation(SIZES)
-    options = {"model": normalized(name)} if statistics else toys.network(name)
-    found = [results(name, each, **options) for each in (federation, padded(federation, WIDE))]
-    toys.assert_trees_close(*found, rtol=1e-4, atol=1e-5)
-
-
 PLANS = {
     "map": lambda: make_plan("map", devices=1),
     "vmap": lambda: make_plan("vmap", devices=1),
     "chunk": lambda: make_plan("chunk", 2, devices=1),
     "python": lambda: PythonPlan(make_plan("map", devices=1).mesh, 1),
 }
+
+
+def every_combination():
+    """Methods, with batch statistics and without, in each plan; CI plays a plan of each kind of method."""
+    for number, name in enumerate(name for name in METHODS if name not in DRAWN):
+        plan_in_ci = list(PLANS)[number % len(PLANS)]
+        for statistics in (True, False):
+            for plan in PLANS:
+                in_ci = statistics and plan == plan_in_ci and name in toys.KINDS
+                marks = pytest.mark.slow if in_ci else pytest.mark.long
+                yield pytest.param(name, statistics, plan, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "statistics", "plan"), list(every_combination()))
+def test_a_larger_client_changes_no_other_s_training(name, statistics, plan):
+    federation = toys.make_federation(SIZES)
+    options = {"model": normalized(name)} if statistics else toys.network(name)
+    found = [results(name, each, plan=PLANS[plan](), **options) for each in (federation, padded(federation, WIDE))]
+    toys.assert_trees_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
