@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import PyTree, Task
+from pfljax.contract.types import Array, PyTree, Task
 from pfljax.models import losses, networks, recurrent, transformers
 from pfljax.models.losses import Loss
 from pfljax.models.model import ACCEPTED, FLOAT32, Model, module_of
@@ -242,18 +242,34 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
     if found.shape not in shapes:
         given = ", ".join(["batch", *map(str, found.shape[1:])])
         raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
-    if model.task != "regression" and ends_in(traced.jaxpr, "logistic"):
-        text = "returns probabilities, those of a sigmoid; accepted: logits, so leave out the sigmoid at its end"
-        raise ArgumentError("model", text, name)
-    # A softmax ends in a division; only a network that has one is worth evaluating.
-    divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
-    if model.task != "regression" and divides:
-        key = jax.random.key(0)
-        x = jax.tree.map(lambda leaf: jax.random.normal(key, leaf.shape).astype(leaf.dtype), inputs)
-        y = model.apply(model.init(key), x)
-        if (y >= 0).all() and jnp.allclose(y.sum(axis=-1), 1, atol=1e-3):
-            text = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
-            raise ArgumentError("model", text, name)
+    if model.task != "regression":
+        if ends_in(traced.jaxpr, "logistic"):
+            raise ArgumentError("model", OF_SIGMOID, name)
+        # A softmax ends in a division; only a network that has one is worth evaluating.
+        divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
+        if divides and sum_to_1(model.apply(model.init(jax.random.key(0)), random_like(inputs))):
+            raise ArgumentError("model", OF_SOFTMAX, name)
+
+
+OF_SIGMOID = "returns probabilities, those of a sigmoid; accepted: logits, so leave out the sigmoid at its end"
+OF_SOFTMAX = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
+
+
+def random_like(shapes: PyTree) -> PyTree:
+    """Normal numbers in place of arrays, given their shapes, and random keys in place of keys."""
+    key = jax.random.key(0)
+
+    def one(leaf: Any) -> Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(key, leaf.shape)
+        return jax.random.normal(key, leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(one, shapes)
+
+
+def sum_to_1(outputs: Array) -> bool:
+    """Whether outputs (..., C) are probabilities."""
+    return bool((outputs >= 0).all()) and bool(jnp.allclose(outputs.sum(axis=-1), 1, atol=1e-3))
 
 
 # Operations that only move numbers or change their type, and those that call an inner function.

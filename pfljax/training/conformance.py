@@ -39,6 +39,7 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import draw_cohort, make_round
 from pfljax.exchange.views import view
+from pfljax.models import building
 from pfljax.stores import stacks
 from pfljax.stores.compiled import Jitted
 from pfljax.stores.experiment import Experiment
@@ -294,6 +295,11 @@ class Contract:
         like = jax.eval_shape(model.apply, params, x)
         found = self._evaluate("apply", apply, full.models, full.inputs, x)
         self._shape("apply", "the outputs", found, like.shape, "float")
+        if self.problem.model.task != "regression":
+            if building.ends_in(jax.make_jaxpr(apply)(full.models, full.inputs, x).jaxpr, "logistic"):
+                raise self._error("apply", building.OF_SIGMOID)
+            if building.sum_to_1(apply(*building.random_like((full.models, full.inputs, x)))):
+                raise self._error("apply", building.OF_SOFTMAX)
         return full
 
     def check_values(self, key: Key, state: State, clients: ClientData, ids: Array | None = None) -> None:

@@ -336,7 +336,7 @@ def begin_renumbered(name, algorithm, problem, key, clients):
     return state._replace(server=server, models=jax.tree.map(renumbered, state.models))
 
 
-@toys.each_method(fast=("scaffold", "federico"), slow=toys.KINDS, grouped=True)
+@toys.each_method(fast=("scaffold",), slow=toys.KINDS, grouped=True)
 def test_renumbering_the_clients_renumbers_the_results(name):
     knobs = WITHOUT_CHANCE.get(name, {})
     run = Run(name, cohort=K, knobs=knobs, optimizer=optax.sgd(0.2), batch_size=0)

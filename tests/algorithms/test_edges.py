@@ -13,13 +13,14 @@ from pfljax.contract.errors import ArgumentError
 
 NOBODY = [
     ("fedavg", {}, {}),
-    ("fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}),  # batch statistics are no update
+    # Batch statistics are no update.
+    pytest.param("fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}, marks=pytest.mark.slow),
     ("scaffold", {"rate": 0.5}, {}),
-    ("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}),
+    pytest.param("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs", "options"), NOBODY, ids=[row[0] for row in NOBODY])
+@pytest.mark.parametrize(("name", "knobs", "options"), NOBODY, ids=["fedavg", "fedbuff", "scaffold", "ifca"])
 def test_a_round_to_which_nobody_contributes_changes_no_model(name, knobs, options):
     """The cohort is one client, in some rounds the one without examples."""
     rounds = play(name, knobs=knobs, rounds=6, sizes=(4, 0), cohort=1, **options)
@@ -40,6 +41,7 @@ def test_fedamp_s_server_keeps_the_models_of_absent_clients():
         np.testing.assert_array_equal(np.flatnonzero(changed), rounds.cohort(number))
 
 
+@pytest.mark.slow
 def test_federico_s_clients_count_the_rounds_that_they_took_part_in():
     rounds = play("federico", rounds=4, cohort=3, knobs={"neighbors": 1})
     counts = np.zeros(4, int)

@@ -115,7 +115,7 @@ def posterior(tracking, faithful):
     ("tracking", "faithful"),
     [
         ("ema", False),
-        ("accumulated", True),
+        pytest.param("accumulated", True, marks=pytest.mark.slow),
         pytest.param("ema", True, marks=pytest.mark.long),
         pytest.param("accumulated", False, marks=pytest.mark.long),
     ],

@@ -50,7 +50,7 @@ def test_rounds_by_hand():
 @pytest.mark.parametrize(
     ("name", "model"),
     [
-        ("fedavg", toys.Dropped),
+        pytest.param("fedavg", toys.Dropped, marks=pytest.mark.slow),
         pytest.param("fedavg", toys.Normalized, marks=pytest.mark.slow),
         pytest.param("local", toys.Normalized, marks=pytest.mark.long),
     ],

@@ -49,7 +49,7 @@ def forms(tree):
 TRACED = [name for name in METHODS if numbers_of(name)]
 
 
-@pytest.mark.parametrize("name", ["fedavgm", "pfedme", "federico", "clustered"])  # of all: the slow test below
+@pytest.mark.parametrize("name", ["fedavgm", "pfedme", "clustered"])  # of all: the slow test below
 def test_numbers_may_be_traced(name):
     play, knobs = rounds_of(name), numbers_of(name)
     traced = jax.eval_shape(play, {knob: jnp.float32(value) for knob, value in knobs.items()})

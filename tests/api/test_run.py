@@ -238,7 +238,9 @@ def test_a_client_that_is_not_there_has_no_predictions(client, clients, finished
 
 def test_pixels_up_to_255_are_refused_where_the_examples_are_fractions(clients, finished_run):
     x, _ = clients.examples(0)
-    with pytest.raises(pfl.ArgumentError, match=r"^x: is uint8, but the clients' examples are floats; accepted: .* 255"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^x: is uint8, but the clients' examples are floats; accepted: .* 255"
+    ):
         finished_run.predict((255 * x).astype(np.uint8), client=0)
     assert finished_run.predict((x > 0.5).astype(np.uint8), client=0).shape == (len(x), 10)
 

@@ -106,6 +106,7 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     assert sum("already tuned" in line for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_a_comparison_takes_tuned_methods(monkeypatch):
     """Scores decide: the larger rate and the smaller mu. Local is compared as it is."""
     rated(monkeypatch, lambda rate, method: rate - method.mu)

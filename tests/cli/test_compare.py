@@ -172,9 +172,8 @@ def test_damage_to_any_file_of_a_cell_is_found(finished, tmp_path, name, harm):
     assert harmed(tmp_path / "out", name, harm) == study.damage(tmp_path / "out" / "local" / "seed-0")
 
 
-@pytest.mark.parametrize(
-    ("name", "harm"), [("results.npz", "gone"), pytest.param("summary.json", "cut", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "harm"), [("results.npz", "gone"), ("summary.json", "cut")])
 def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm):
     out, flags = finished
     shutil.copytree(out, tmp_path / "out")
@@ -187,6 +186,7 @@ def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm)
     assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
 
 
+@pytest.mark.slow
 def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path):
     out, flags = finished
     shutil.copytree(out, tmp_path / "out")

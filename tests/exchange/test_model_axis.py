@@ -119,7 +119,11 @@ def assert_spread(stack, rows):
 
 @pytest.mark.parametrize(
     "kind",
-    [MAP, pytest.param(VMAP, marks=pytest.mark.slow), pytest.param(CHUNK, marks=pytest.mark.long)],
+    [
+        pytest.param(MAP, marks=pytest.mark.slow),
+        pytest.param(VMAP, marks=pytest.mark.slow),
+        pytest.param(CHUNK, marks=pytest.mark.long),
+    ],
     ids=["map", "vmap", "chunk"],
 )
 def test_a_servers_model_on_two_devices_trains_as_on_one(kind):

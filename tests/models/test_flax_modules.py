@@ -369,6 +369,7 @@ def test_probabilities_in_place_of_logits_are_refused(end, refused):
         models.build(Ended(), (4,), "classification", 3)
 
 
+@pytest.mark.slow
 def test_a_recurrent_network_has_features():
     """The dense layers inside its cell, which a scan traces, are not theirs."""
     model = models.Model(nn.Sequential([nn.RNN(nn.LSTMCell(5)), lambda h: h[:, -1], nn.Dense(3)]), jnp.zeros((1, 4, 3)))

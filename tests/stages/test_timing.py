@@ -86,6 +86,7 @@ def test_a_clock_goes_on_from_round_to_round():
     assert states[-1].server.note.total == pytest.approx(2 * (6 + 2 * BYTES + 4))
 
 
+@pytest.mark.slow
 def test_exchanges_of_a_round_are_waited_for_one_by_one(tmp_path):
     """FedeRiCo sends after each mini-batch: three gradients by each client that still has one, on unequal devices."""
     seconds = np.array([1.0, 2.0, 9.0, 3.0, 1.5])
