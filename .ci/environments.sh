@@ -1,7 +1,7 @@
 # Fresh virtual environments, and the time that each step takes; for .ci/run and .ci/nightly.
 set -euo pipefail
 environments=$(mktemp -d)
-trap 'rm -rf "$environments"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$environments"' EXIT
 export PYTHONPATH=
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-$environments/downloads} # what one environment downloads, the next ones install
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -13,7 +13,11 @@ SECONDS=0
 begun=0
 
 use() { # a fresh environment: NAME, its Python
-  "$2" -m venv "$environments/$1" && PATH="$environments/$1/bin:$path"
+  "$2" -m venv "$environments/$1" && enter "$1"
+}
+
+enter() { # an environment that is there: NAME
+  PATH="$environments/$1/bin:$path"
 }
 
 end_step() { # notes the time of the step that runs, if one does

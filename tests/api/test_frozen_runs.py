@@ -78,7 +78,7 @@ OPTIONS = ({"client_store": "disk"}, {"plan": "vmap"}, {"client_store": "host"},
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        pytest.param(method, options, marks=pytest.mark.slow if at == number else pytest.mark.long)
+        pytest.param(method, options, marks=pytest.mark.slow if at == number and at != 1 else pytest.mark.long)
         for at, method in enumerate(KINDS)
         for number, options in enumerate(OPTIONS)
     ],

@@ -14,14 +14,17 @@ import jax
 import numpy as np
 import optax
 import pytest
+from commands import call
 from sklearn.metrics import roc_auc_score
 
 import pfljax as pfl
+from pfljax.cli import train
 from pfljax.contract.cores import check_settings
 from pfljax.data import sources
 
 ROOT = pathlib.Path(__file__).parents[2]
-TRAIN = ("-m", "pfljax.cli", "train", "--algorithm=fedavg", "--rounds=1", "--hidden=4")
+FEW = ("--algorithm=fedavg", "--rounds=1", "--hidden=4")
+TRAIN = ("-m", "pfljax.cli", "train", *FEW)
 TABLE = "a,label,who\n" + "".join(f"{k % 7},{k % 2},{['Zoë', 'Łukasz', '北'][k % 3]}\n" for k in range(60))
 
 
@@ -82,24 +85,25 @@ def test_a_platform_that_is_not_there_is_named(value, tmp_path):
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("cp1252", marks=pytest.mark.long)])
 def test_a_terminal_that_cannot_show_a_name_shows_a_replacement(encoding, tmp_path):
     (tmp_path / "d.csv").write_text(TABLE, encoding="utf-8")
-    words = ["compare", "--algorithms=local,fedavg", "--seeds=0,1", "--rounds=1", "--hidden=4"]
-    words += ["--dataset=csv", f"--data_file={tmp_path}/d.csv", "--client_column=who", f"--out={tmp_path}/out"]
+    words = ["compare", "--algorithms=local", "--seeds=0", "--rounds=1", "--hidden=4", "--dataset=csv"]
+    words += [f"--data_file={tmp_path}/d.csv", "--client_column=who", f"--out={tmp_path}/out"]
     done = play("-m", "pfljax.cli", *words, PYTHONIOENCODING=encoding)
     assert done.returncode == 0 and "Unicode" not in done.stderr
 
 
 @pytest.mark.slow
-def test_a_tilde_is_the_home_folder_in_flags_and_in_python(tmp_path):
+def test_a_tilde_is_the_home_folder_in_flags_and_in_python(tmp_path, monkeypatch):
     home, here = tmp_path / "home", tmp_path / "here"
     for folder in (home, here):
         folder.mkdir()
     (home / "d.csv").write_text(TABLE, encoding="utf-8")
     words = ["--dataset=csv", "--data_file=~/d.csv", "--client_column=who", "--out=~/runs/x"]
-    assert play(*TRAIN, *words, cwd=here, HOME=str(home)).returncode == 0
-    code = "import pfljax as pfl; c = pfl.data.digits(num_clients=4, train_examples=5)\n"
-    code += "r = pfl.Run(pfl.FedAvg(), c, pfl.models.MLP((4,))).train(rounds=1, out='~/mine')\n"
-    code += "r.save_model('~/model.safetensors', 0)"
-    assert play("-c", code, cwd=here, HOME=str(home)).returncode == 0
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    call(train.COMMAND, *FEW, *words)
+    clients = pfl.data.digits(num_clients=4, train_examples=5)
+    result = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((4,))).train(rounds=1, out="~/mine", progress=False)
+    result.save_model("~/model.safetensors", 0)
     assert (home / "runs/x").is_dir() and (home / "mine").is_dir() and (home / "model.safetensors").is_file()
     assert not [*here.iterdir()]
 

@@ -72,7 +72,7 @@ SCAFFOLD = ("--client_store=host", "--algorithm=scaffold", "--unseen_clients=0.2
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(("--exchange=ring",), marks=pytest.mark.slow),
+        pytest.param(("--exchange=ring",), marks=pytest.mark.long),
         pytest.param(("--client_store=disk",), marks=pytest.mark.long),
         pytest.param(SCAFFOLD, marks=pytest.mark.slow),
     ],

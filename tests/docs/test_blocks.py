@@ -86,8 +86,7 @@ def folder(tmp_path, monkeypatch):
 
 WITH_CODE = [page for page in PAGES if any(language in SHORTER for language, _ in blocks(page))]
 # The pages that a newcomer reads first are played in CI, all others at night.
-FIRST = ("README.md", "docs/quickstart.md", "docs/howto/data.md", "docs/howto/model.md", "docs/howto/method.md")
-FIRST += ("docs/howto/compare.md",)
+FIRST = ("README.md", "docs/quickstart.md", "docs/howto/method.md")
 
 
 def marks(page):

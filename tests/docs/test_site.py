@@ -79,7 +79,7 @@ def fetches(tag):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("browser")
 def test_the_site_is_searched_from_a_folder(site):
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")

@@ -28,7 +28,7 @@ def test_examples_learn(name, least):
     assert load(name).main().accuracy > least
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = load("paper_comparison").main(rounds=20, seeds=2)
