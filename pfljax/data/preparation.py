@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree
 from pfljax.data.sources.source import Features, Scaling, Source
@@ -66,7 +67,7 @@ def complete(x: np.ndarray, fill: np.ndarray | None, kept: np.ndarray | None) ->
 
 def fit(source: Source, rows: np.ndarray) -> Preparation:
     """Measures what a source's examples need on the training examples `rows`, ascending ids."""
-    fill = _column_means(source.x, rows) if source.fill else None
+    fill = _column_means(source, rows) if source.fill else None
     kept = _occurring(source.x, source.features, rows)
     if not any(source.standardize):
         return Preparation(fill, kept, None)
@@ -91,8 +92,9 @@ def prepared(source: Source) -> Source:
     return dataclasses.replace(source, x=x, standardize=(), fill=False, features=None)
 
 
-def _column_means(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """(F,) the mean of the numbers that are there; 0 for a column without any."""
+def _column_means(source: Source, rows: np.ndarray) -> np.ndarray:
+    """(F,) the mean of the numbers that are there. Raises `ArgumentError` for a column without any."""
+    x = source.x
     total = np.zeros(x.shape[1])
     count = np.zeros(x.shape[1], np.int64)
     for block in _blocks(rows):
@@ -100,7 +102,11 @@ def _column_means(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
         there = ~np.isnan(part)
         total += np.where(there, part, 0).sum(axis=0)
         count += there.sum(axis=0)
-    return total / np.maximum(count, 1)
+    if not count.all():
+        column = int(np.argmin(count))
+        name = source.features.names[column] if source.features else f"column {column} of x"
+        raise ArgumentError("fill", f"{name} has no number in any training example; accepted: x without it")
+    return total / count
 
 
 def _occurring(x: np.ndarray, features: Features | None, rows: np.ndarray) -> np.ndarray | None:

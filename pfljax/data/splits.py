@@ -61,11 +61,13 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
     num_clients = len(assignment.indices)
     ids = np.concatenate(assignment.indices)
     owner = np.repeat(np.arange(num_clients), [len(own) for own in assignment.indices])
-    lots, given = np.empty(len(ids)), assignment.is_test
-    # If the parts are given, the order of one does not depend on the other.
-    parts = {"split": slice(None)} if given is None else {"split": ~given[ids], "split of the test part": given[ids]}
-    for purpose, part in parts.items():
-        lots[part] = generator(seed, purpose).random(lots[part].size)
+    given = assignment.is_test
+    if given is None:
+        lots = generator(seed, "split").random(len(ids))
+    else:  # the order of one part depends neither on the other nor on other clients
+        lots = np.empty(len(ids), np.uint64)
+        for purpose, part in {"split": ~given[ids], "split of the test part": given[ids]}.items():
+            lots[part] = _lots(seed, purpose, owner[part], _rank(owner[part], num_clients)[0])
     ids = ids[np.lexsort((lots, owner))]  # shuffled within each client
     if given is None:
         rank, size = _rank(owner, num_clients)
@@ -92,6 +94,23 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
         "validation": (ids[~test][validation], owner[~test][validation]),
         "test": (ids[test][tested], owner[test][tested]),
     }
+
+
+def _lots(seed: int, purpose: str, owner: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Random numbers (n,) uint64 of examples, each a function of the seed, the client and the example's rank there.
+
+    They are Steele, Lea and Flood's SplitMix64 ("Fast splittable pseudorandom number generators", 2014) of these.
+    """
+    start = generator(seed, purpose).integers(2**64, dtype=np.uint64)
+    return _mixed(_mixed(start + owner.astype(np.uint64)) + rank.astype(np.uint64))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """SplitMix64's output function."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
 
 
 def _rank(owner: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:

@@ -83,11 +83,15 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     """Pads the parts of federations to the same number of examples.
 
-    Raises `ArgumentError` if numbers of clients differ, or networks scale their pixels differently.
+    Raises `ArgumentError` if numbers of clients differ, only some are standardized, or networks scale their pixels
+    differently.
     """
     if len({federation.num_clients for federation in federations}) > 1:
         numbers = ", ".join(str(federation.num_clients) for federation in federations)
         text = f"have different numbers of clients ({numbers}); accepted: equal numbers, or train them one by one"
+        raise ArgumentError("federations", text)
+    if len({jax.tree.structure(federation.train.x) for federation in federations}) > 1:
+        text = "have x in different forms, such as standardized and as it is; accepted: train them one by one"
         raise ArgumentError("federations", text)
     if len({str(federation.late_scaling) for federation in federations}) > 1:
         text = "have pixels in files that networks scale with different statistics; accepted: train them one by one"

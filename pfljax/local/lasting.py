@@ -41,6 +41,7 @@ LONG_LIVED = {
     "SAMState",
     "ScaleByAdemamixState",
     "ScaleByDistanceOverGradientsState",
+    "ScaleByRpropState",
     "ScaleBySimplifiedAdEMAMixState",
 }
 

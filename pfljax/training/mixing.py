@@ -82,9 +82,11 @@ def mixes(model: Model, params: Params, x: PyTree) -> bool:
     """
     beside = each(lambda leaf: leaf[:3], x)  # a, b, c
     moved = each(lambda leaf: np.concatenate([_other(leaf[3:]), leaf[:2]]), x)  # d, a, b
+    fewer = each(lambda leaf: leaf[:2], x)  # a, b
     first = np.asarray(model.apply(params, beside))
     second = np.asarray(model.apply(params, moved))
-    return differ(first[:2], second[1:3])
+    third = np.asarray(model.apply(params, fewer))
+    return differ(first[:2], second[1:3]) or differ(first[:2], third)
 
 
 def depends_on_padding(model: Model, params: Params, x: PyTree) -> bool:

@@ -245,6 +245,73 @@ CASES = {
         {"label": [0, None, *[1] * (N - 2)]}, "file=.* has no value in column label, row 1"
     ),
     "options of CSV in Parquet": parquet({}, "separator=;: accepted only for CSV files", separator=";"),
+    "a label as a feature": csv(CSV, "features: label is named as label, client or test, too", features="a,label"),
+    "a client as a feature": csv(CSV, "features: who is named as label, client or test, too", features=["who", "a"]),
+    "an index called row": of_frame(FRAME.rename_axis("row"), Right(), INDEX),
+    "an index called id": of_frame(FRAME.rename_axis("id").set_index(np.arange(7, 7 + N)), Right(), INDEX),
+    "a quote that is not closed": csv(
+        "\n".join([*LINES[:4], LINES[4].replace("ann", '"ann'), *LINES[5:]]),
+        r"file=.*: has a quote in column who, row 3 \(counted from 0\), that is not closed",
+    ),
+    "inches": csv(
+        CSV.replace("bob", '5" pipe').replace("ann", '7" pipe').rstrip() + "\n2.5,0,8 pipe\n",
+        Right(np.append(A, 2.5)[:, None], np.append(LABEL, 0), ('5" pipe', '7" pipe', "8 pipe")),
+    ),
+    "points between thousands": csv(
+        semicolons("a,label,who\n") + "".join(f"{k},5;1.{k:03d};ann\n" for k in range(N)),
+        "file=.* has thousands separators in column label, such as 1.000; accepted: numbers without",
+        separator=";",
+        decimal=",",
+    ),
+    "points between thousands, and commas": csv(
+        "a;label;who\n" + "".join(f"{k},5;1.{k:03d},50;ann\n" for k in range(N)),
+        "file=.* has thousands separators in column label, such as 1.000,50; accepted: numbers without",
+        separator=";",
+        decimal=",",
+    ),
+    "commas between thousands": csv(
+        "a,label,who\n" + "".join(f'{k},"1,{k:03d}.5",ann\n' for k in range(N)),
+        "file=.* has thousands separators in column label, such as 1,000.5; accepted: numbers without",
+    ),
+    "ids with points and decimal commas": csv(
+        semicolons(CSV).replace("ann", "1.000").replace("bob", "1.0"),
+        Right(client_names=("1.0", "1.000")),
+        separator=";",
+        decimal=",",
+    ),
+    "ids with signs": csv(CSV.replace("bob", "+7").replace("ann", "7"), Right(client_names=("+7", "7"))),
+    "categories as they are written": Case(
+        "categories",
+        "t.csv",
+        lambda path: FRAME.assign(k=np.array(["1.1", "1.10", "2"])[np.searchsorted(["x", "y", "z"], KINDS)]).to_csv(
+            path, index=False
+        ),
+        Right(ONE_HOT),
+        options={"categorical": "k"},
+    ),
+    "None as a category": Case(
+        "categories",
+        "t.csv",
+        lambda path: FRAME.assign(k=np.where(KINDS == "z", "None", KINDS)).to_csv(path, index=False),
+        "file=.* has no value in column k, row 3",
+        options={"categorical": "k"},
+    ),
+    "a missing category in Parquet": parquet(
+        lambda: {"k": pa.array(HOLES)}, "file=.* has no value in column k, row 3", categorical="k"
+    ),
+    "an empty category in Parquet": parquet(
+        {"k": np.where(KINDS == "x", "", KINDS)},
+        Right(ONE_HOT),
+        "categorical: has '' in 5 rows, as a category of its own",
+        categorical="k",
+    ),
+    "spaces in Parquet": parquet({"who": np.where(WHO == "bob", " bob", "ann ")}, Right()),
+    "many categories": csv(
+        "a,label,who\n" + "".join(f"id{k},{k % 2},ann\n" for k in range(10_001)),
+        "categorical: a has 10,001 categories, each of which would be a column; accepted: up to 10,000",
+        categorical="a",
+    ),
+    "bytes that are numbers": parquet({"a": np.arange(N, dtype=np.uint8) * 20}, Right(np.arange(N)[:, None] * 20.0)),
 }
 
 
@@ -328,6 +395,16 @@ def test_holes_and_categories_are_those_of_the_training_examples(kind, standardi
     np.testing.assert_array_equal(found[:, 1:].sum(axis=0), counts)
     tests = np.concatenate([clients.test.x[k][:size] for k, size in enumerate(clients.test.size)])
     assert (tests[:, 1:].sum(axis=1) == 0).sum() == 5  # no training example is in ward w
+
+
+def test_a_column_without_a_number_to_train_on_is_refused(tmp_path):
+    frame = hospitals()
+    frame.loc[~frame["part"], "age"] = np.nan
+    frame.to_csv(tmp_path / "h.csv", index=False)
+    options = {"client": "who", "test": "part", "fill": "mean"}
+    text = r"^fill: age has no number in any training example; accepted: x"
+    with pytest.raises(pfl.ArgumentError, match=text), pytest.warns(UserWarning, match=r"ward .* is left out"):
+        pfl.data.read(tmp_path / "h.csv", **options)
 
 
 def test_holes_are_filled_for_drawn_tests_too(tmp_path):

@@ -102,7 +102,7 @@ def test_there_is_a_kernel():
     assert "ipykernel_launcher" in KernelSpecManager().get_kernel_spec("python3").argv
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_and_shows_what_it_promises(execute):
     outputs = execute(read())
     assert not [name for name, of_cell in outputs.items() for output in of_cell if output.output_type == "error"]

@@ -183,9 +183,8 @@ def test_turns_end_in_the_order_of_the_clock_but_no_client_ends_two_in_a_round(t
     np.testing.assert_allclose(models[4][1], descend(federation, 1, models[0][1], 4), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "update", [pytest.param("delta", marks=pytest.mark.slow), pytest.param("gradient", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("update", ["delta", "gradient"])
 def test_federico_at_its_own_pace_reads_models_as_they_are(update):
     """Those whose turn does not end keep their rows; where all turns end at once, it is the synchronous method."""
     federation = toys.make_federation(SIZES)

@@ -100,9 +100,8 @@ def test_rows_have_the_size_of_the_largest_network():
     assert any(line.split() == ["models", f"{4 * 4 * largest / 1024:.1f}", "KiB"] for line in lines)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("fedproto", marks=pytest.mark.long), pytest.param("fml", marks=pytest.mark.slow)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fedproto", "fml"])
 def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path):
     method, clients = METHODS[name], clients_of(20)
     options = {"clients": clients, "participation": 0.5, "rounds": 4}

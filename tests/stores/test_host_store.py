@@ -88,7 +88,7 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     assert needs[0] == needs[1] and min(needs[0]) > 0
 
 
-@toys.each_method(["scaffold", "federico"], fast=[])
+@toys.each_method(["scaffold", "federico"], fast=[], slow=["scaffold"])
 def test_a_run_goes_on_in_the_other_store(name, tmp_path):
     """Stopped on the devices, resumed on the host, and the other way round, as never stopped."""
     experiments = {store: make_experiment(name, client_store=store) for store in ("device", "host")}

@@ -65,7 +65,7 @@ EQUAL = [name for name in METHODS if name not in ("fedavg_data", "perada")]
 
 
 @pytest.mark.slow
-@toys.each_method(EQUAL, fast=["local"], slow=toys.VARIED)
+@toys.each_method(EQUAL, fast=["local"], slow=toys.KINDS)
 def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     together = train(experiments_of(name), outs)
@@ -83,7 +83,7 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     [
         ("ditto", "strength", "disk", 1),
         ("fedfomo", "epsilon", "host", 1),
-        ("federico", "beta", "device", 2),
+        pytest.param("federico", "beta", "device", 2, marks=pytest.mark.long),
     ],
 )
 def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, store, devices, tmp_path):

@@ -147,17 +147,17 @@ def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
         return y, ()
     if task not in ("auto", "classification"):
         raise ArgumentError("y", f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers")
-    _warn_of_missing("y", y)
+    warn_of_missing("y", y)
     names, numbers = np.unique(y, return_inverse=True)
     return numbers, tuple(names.tolist())
 
 
-def _warn_of_missing(name: str, texts: np.ndarray) -> None:
+def warn_of_missing(name: str, texts: np.ndarray) -> None:
     """Warns of strings that say that a value is missing, or are empty."""
     suspects = np.unique(texts[np.isin(np.char.strip(texts), MISSING)]).tolist()
     if suspects:
         count = int(np.isin(texts, suspects).sum())
-        kind = "class" if name == "y" else "client"
+        kind = {"y": "class", "categorical": "category"}.get(name, "client")
         shown = " and ".join(map(repr, suspects))
         warn(name, f"has {shown} in {count} rows, as a {kind} of its own; leave rows without a {kind} out")
 
@@ -174,6 +174,9 @@ def targets(
         task = "regression" if y.dtype.kind == "f" else "classification"
         task = "multilabel" if y.dtype.kind == "b" and y.ndim == 2 else task
         _warn_of_classes(y)
+    if ignored_index is not None and task != "classification":
+        text = f"accepted only for classification, but the targets are {y.dtype}, so the task is {task}"
+        raise ArgumentError("ignored_index", f"{text}; pass y.astype(int)", ignored_index)
     if task == "regression":
         return y.astype(np.float32), 1, "regression"
     if task == "multilabel":
@@ -274,7 +277,7 @@ def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None
     if client.dtype.kind not in "iuUS":
         raise ArgumentError("client", f"is {client.dtype}; accepted: integers or strings")
     if client.dtype.kind == "U":
-        _warn_of_missing("client", client)
+        warn_of_missing("client", client)
     names, numbers = np.unique(client, return_inverse=True)
     if names.dtype.kind in "iu" and np.array_equal(names, np.arange(len(names))):
         names = None

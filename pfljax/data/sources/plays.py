@@ -98,7 +98,7 @@ def _spoken(file: str) -> dict[str, list[str]]:
     for block in re.split(r"\n\s*\n", content):
         lines = [line for line in block.split("\n") if line.strip()]
         if lines and re.fullmatch("[^:]+:", lines[0].strip()):
-            speaker = lines.pop(0).strip().removesuffix(":")
+            speaker = lines.pop(0).strip().removesuffix(":").strip()
         if speaker:  # lines before the first heading belong to no role
             spoken.setdefault(speaker, []).extend(lines)
     if not spoken:

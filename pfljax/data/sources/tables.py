@@ -23,6 +23,7 @@ from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob, nearest
 from pfljax.contract.host import free_memory, readable
 from pfljax.contract.reading import check_memory, opened
+from pfljax.data.sources.arrays import warn_of_missing
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, FileTask, Names, damaged, names_in, of_file
 from pfljax.data.sources.source import Features, Fraction, Source, Standardize
@@ -39,9 +40,14 @@ UNREADABLE = {b"PK\3\4": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 BLOCK_BYTES = 2**24  # that are decompressed at a time
 # Names of pandas for an index in CSV and Arrow, and names of an index that people write.
 INDEX = re.compile(r"|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
-ROW_NUMBERS = ("index", "level_0", "rownames", "row_number")
+ROW_NUMBERS = ("index", "level_0", "rownames", "row_number", "row", "rowid", "row_id", "id", "idx", "nr", "no")
 NUMERALS = r"^[+-]?[0-9]+$"
 LEADING_ZERO = r"^[+-]?0[0-9]+$"
+SIGNED = r"^(\+.*|-0)$"  # whole numbers that others stand for, too
+GROUPED = r"^[+-]?[0-9]{1,3}([., ][0-9]{3})+([.,][0-9]+)?$"
+MOST_CATEGORIES = 10_000
+# Texts that pandas takes for missing values, besides pyarrow's.
+MISSING = ("None", "<NA>")
 
 Label = Annotated[Names, knob(flag="label_column")]
 Client = Annotated[str, knob(flag="client_column")]
@@ -157,7 +163,7 @@ def table(
         fraction=fraction,
         called=CALLED,
         task=task,
-        images=not text,
+        images=False,  # numbers, also if they fit in uint8
         standardize=standardize and not text,
         fill=fill == "mean",
         features=found.features,
@@ -217,9 +223,10 @@ def _features(table: Any, positions: Mapping[str, int], file: str, columns: Colu
     for argument, named in (("features", wanted), ("categorical", categorical)):
         for name in named:
             check_column(argument, name, positions, file)
-    for name in categorical:
-        if name in others:
-            raise ArgumentError("categorical", f"{name} is named as label, client or test, too")
+    for argument, named in (("features", wanted), ("categorical", categorical)):
+        for name in named:
+            if name in others:
+                raise ArgumentError(argument, f"{name} is named as label, client or test, too")
     if wanted:
         chosen = [*wanted, *(name for name in categorical if name not in wanted)]
     else:
@@ -244,10 +251,10 @@ def _features(table: Any, positions: Mapping[str, int], file: str, columns: Colu
             one_hot.append(False)
         elif name in categorical:
             categories, codes = _categories(column, name, file)
+            check_memory(8 * len(table) * (len(blocks) + len(categories)), file)
             blocks += [codes == code for code in range(len(categories))]
             labels += [f"{name}={category}" for category in categories]
             one_hot += [True] * len(categories)
-            check_memory(8 * len(table) * len(blocks), file)
     is_pixels = all(values.dtype == np.uint8 for values in blocks)
     x = np.stack(blocks, axis=1).astype(np.uint8 if is_pixels else np.float64, copy=False)
     return x, Features(tuple(labels), np.array(one_hot))
@@ -422,11 +429,41 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
         ),
     )
     arrays = table.columns
+    _check_quotes(content, arrays[-1], names[-1], file)
+    texts = names_in(columns.categorical)  # 1.1 and 1.10 are two categories
     for position, name in enumerate(names):
         if name in named:  # no other text is read
             array = _trimmed(arrays[position], name, file, missing, dialect)
-            arrays[position] = _typed(array, dialect) if name in ids else array
+            if name in names_in(columns.label):
+                _check_groups(array, name, file, dialect)
+            arrays[position] = _typed(array, dialect) if name in ids and name not in texts else array
     return pyarrow.table(arrays, names=names)
+
+
+def _check_quotes(content: bytes, column: Any, name: str, file: str) -> None:
+    """Raises `ArgumentError` if a quote is not closed, so that the last cell of the table has the rest of the file."""
+    if content.count(b'"') % 2 == 0 or not len(column) or not _is_text(column.type):
+        return
+    last = column[-1].as_py()
+    if last is not None and "\n" in last:
+        text = f"has a quote in column {name}, row {len(column) - 1} (counted from 0), that is not closed"
+        raise ArgumentError("file", f"{text}; accepted: quotes in pairs", file)
+
+
+def _check_groups(column: Any, name: str, file: str, dialect: Dialect) -> None:
+    """Raises `ArgumentError` if labels are numbers with thousands separators, which would be classes."""
+    compute = optional.load("pyarrow.compute", "file", file)
+    if not _is_text(column.type):
+        return
+    other = "." if dialect.decimal == "," else ","
+    plain = compute.match_substring_regex(compute.replace_substring(column, dialect.decimal, "."), r"^[+-]?[0-9.]+$")
+    grouped = compute.and_(compute.match_substring_regex(column, GROUPED), compute.match_substring(column, other))
+    if compute.any(grouped).as_py() and compute.all(compute.or_(plain, grouped)).as_py():
+        example = column[compute.index(grouped, True).as_py()].as_py()
+        text = f"has thousands separators in column {name}, such as {example}"
+        raise ArgumentError(
+            "file", f"{text}; accepted: numbers without, with {dialect.decimal!r} as decimal point", file
+        )
 
 
 def _header(content: bytes, file: str, separator: str, encoding: str) -> list[str]:
@@ -454,7 +491,7 @@ def _other_separator(names: Sequence[str], separator: str) -> str:
 def _missing_texts(missing: Names, reader: Any) -> list[str]:
     """The texts that stand for missing values."""
     given = names_in(missing)
-    return ["", *given] if given else reader.ConvertOptions().null_values
+    return ["", *given] if given else [*reader.ConvertOptions().null_values, *MISSING]
 
 
 def _trimmed(column: Any, name: str, file: str, missing: Sequence[str], dialect: Dialect) -> Any:
@@ -482,9 +519,13 @@ def _typed(column: Any, dialect: Dialect) -> Any:
     if compute.any(compute.match_substring_regex(column, LEADING_ZERO)).as_py():
         return column
     if compute.all(compute.match_substring_regex(column, NUMERALS)).as_py():
+        if compute.any(compute.match_substring_regex(column, SIGNED)).as_py():
+            return column
         kinds = [pyarrow.int64()]  # of ids of more digits, floats would be no ids
     else:
         kinds = [pyarrow.float64(), pyarrow.bool_()]
+    if dialect.decimal == "," and compute.any(compute.match_substring(column, ".")).as_py():
+        return column
     digits = column if dialect.decimal == "." else compute.replace_substring(column, dialect.decimal, ".")
     for kind in kinds:
         try:
@@ -548,11 +589,13 @@ def _incomplete(what: str, name: str, row: int, count: int, file: str) -> Argume
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:
-    """A column's numbers, booleans or texts (n,), all of which are there."""
+    """A column's numbers, booleans or texts (n,), all of which are there; texts without spaces around them."""
     _check_complete(column, name, file)
-    if _is_text(column.type):
-        _check_text_memory(column, file)
-    return _decoded(column).to_numpy(zero_copy_only=False)
+    if not _is_text(column.type):
+        return _decoded(column).to_numpy(zero_copy_only=False)
+    _check_text_memory(column, file)
+    compute = optional.load("pyarrow.compute", "file", file)
+    return compute.utf8_trim_whitespace(_decoded(column)).to_numpy(zero_copy_only=False)
 
 
 def _check_text_memory(column: Any, file: str) -> None:
@@ -587,9 +630,16 @@ def _numbers(column: Any, name: str, file: str, fill: bool) -> np.ndarray:
 def _categories(column: Any, name: str, file: str) -> tuple[list[str], np.ndarray]:
     """The categories in a column in sorted order, and the number of each example's (n,)."""
     values = _values(column, name, file)
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        holes = np.isnan(values)
+        raise _incomplete("no value", name, int(np.argmax(holes)), int(holes.sum()), file)
     if values.dtype == object:
         values = values.astype(str)
+        warn_of_missing("categorical", values)
     categories, codes = np.unique(values, return_inverse=True)
+    if len(categories) > MOST_CATEGORIES:
+        text = f"{name} has {len(categories):,} categories, each of which would be a column"
+        raise ArgumentError("categorical", f"{text}; accepted: up to {MOST_CATEGORIES:,}")
     return [str(category) for category in categories], codes
 
 
