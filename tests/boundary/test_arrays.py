@@ -223,6 +223,17 @@ CASES = {
         Right(X, VOID, 256),
         "y: has no class from 3 to 254.*ignored_index",
     ),
+    "a mask of floats with 255 ignored": Case(
+        "masks",
+        lambda: {"y": VOID.astype(np.float32), "ignored_index": 255},
+        "ignored_index=255: accepted only for classification, but the targets are float32, so the task is regression",
+    ),
+    "a mask with 255 that lacks a class": Case(
+        "masks",
+        lambda: {"y": np.where(VOID == 2, 3, VOID).astype(np.uint8)},
+        Right(X, np.where(VOID == 2, 3, VOID), 256),
+        "y: has no class from 4 to 254.*ignored_index",
+    ),
     **{
         f"a mask of {dtype} with {top} ignored": Case(
             "masks",

@@ -275,3 +275,20 @@ def test_a_process_has_its_own_clients_examples_only(targets):
     np.testing.assert_array_equal(part.test.x, whole.test.x[4:])
     np.testing.assert_array_equal(part.train.y, whole.train.y[4:])
     np.testing.assert_array_equal(part.train.size, whole.train.size)
+
+
+@pytest.mark.parametrize("first", [7, 30])
+def test_the_order_of_given_parts_is_each_client_s_own(first):
+    """Client 2's examples are in the same order, whatever the size of client 0."""
+
+    def order(size):
+        sizes = [size, 6, 5]
+        client = np.repeat(np.arange(3), sizes)
+        number = np.concatenate([np.arange(each) for each in sizes])
+        x = np.stack([client, number], axis=1).astype(np.float32)
+        federation = data.Federation.from_arrays(x, number % 2, client, is_test=number < 1, standardize=False)
+        return federation.examples(2, "train")[0][:, 1].tolist(), federation.examples(0, "train")[0][:, 1].tolist()
+
+    assert order(first)[0] == order(3)[0]
+    assert sorted(order(first)[0]) == [1, 2, 3, 4]
+    assert order(30)[1] != sorted(order(30)[1])  # shuffled

@@ -98,6 +98,8 @@ def test_the_summary_is_over_clients_and_over_examples():
     assert found["accuracy_bottom_decile"] == pytest.approx(0.1 + 0.3 * 0.4)  # sorted .1 .5 .7 .9, position 0.3
     assert found["accuracy_min"] == pytest.approx(0.1)
     assert set(evaluation.summarize({"loss": loss}, sizes)) == {"loss"}
+    f1 = np.array([0.2, np.nan, 0.4, 0.9, 0.3])  # NaN where it is not known; the last client has no examples
+    assert evaluation.summarize({"loss": loss, "f1": f1}, sizes)["f1"] == pytest.approx((0.2 + 0.4 + 0.9) / 3)
 
 
 def test_the_bottom_decile_is_that_of_the_worst_clients():

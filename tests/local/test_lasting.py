@@ -169,7 +169,9 @@ def own():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "name"), [(optax.contrib.dog(), "DoGState"), (own(), "Counted")], ids=["DoG", "own"]
+    ("optimizer", "name"),
+    [(optax.contrib.dog(), "DoGState"), (optax.rprop(0.1), "ScaleByRpropState"), (own(), "Counted")],
+    ids=["DoG", "Rprop", "own"],
 )
 def test_optimizers_that_learn_from_many_steps_are_told(optimizer, name):
     with pytest.warns(UserWarning, match=f"^optimizer: {name} starts anew in each round"):

@@ -8,6 +8,7 @@ import optax
 import pytest
 import toys
 
+import pfljax as pfl
 from pfljax import data
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError, RunError
@@ -165,6 +166,16 @@ def test_one_that_diverges_is_named(tmp_path):
     outs = [tmp_path / str(number) for number in range(3)]
     with pytest.raises(RunError, match=f"the loss of client 3 is not finite.*{outs[1]}"):
         train(experiments, outs)
+
+
+def test_runs_of_which_some_standardize_are_not_trained_at_once():
+    x = np.random.default_rng(0).normal(size=(24, 3))
+    runs = []
+    for standardize in (True, False):
+        clients = pfl.Federation.from_arrays(x, np.arange(24) % 2, client=np.arange(24) // 8, standardize=standardize)
+        runs.append(pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((4,)), pfl.LocalTraining(optax.sgd, 0.1)))
+    with pytest.raises(ArgumentError, match=r"^federations: have x in different forms, such as standardized"):
+        pfl.train_replicates(runs, rounds=1)
 
 
 def test_padding_alike_keeps_the_examples_and_the_digest():

@@ -45,6 +45,11 @@ Ann:
 """
 
 
+def test_a_role_is_one_with_a_space_before_its_colon_too(text):
+    source = text(PLAY.replace("Ann:", "Ann :", 1))
+    assert source.client_names.tolist() == ["Ann", "Bob"]
+
+
 def test_a_text_is_its_roles_windows_with_targets_one_on(text):
     source = text(PLAY)
     spoken = "\n".join(LINES[:4]), LINES[4]  # four fifths of Ann's lines, and the last
