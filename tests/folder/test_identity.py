@@ -14,6 +14,7 @@ import pytest
 
 import pfljax as pfl
 from pfljax.api.study import share_programs
+from pfljax.evaluation import measures
 from pfljax.folder.fingerprint import differences
 
 RNG = np.random.default_rng(0)
@@ -75,7 +76,7 @@ def test_a_table_does_not_show_scores_of_an_edited_metric(tmp_path):
     for found, wanted in zip(table.rows, right.rows, strict=True):
         assert found["metrics"]["own"]["mean"] == wanted["metrics"]["own"]["mean"]
     with pytest.raises(pfl.ArgumentError, match="metric own: "):
-        auroc = pfl.evaluation.measures.MEASURES["auroc"]
+        auroc = measures.METRICS["auroc"]
         pfl.compare(methods, CLIENTS, MODEL, LOCAL, metrics={"own": auroc}, **options)
 
 
