@@ -238,6 +238,7 @@ def computes_as(a: Run, b: Run) -> bool:
         one.local is not None
         and shapes(one.federation) == shapes(other.federation)
         and alike(one.numbers, other.numbers)
+        and alike(one.federation.late_scaling, other.federation.late_scaling)  # which the program holds
         and not differences(one, other)
     )
 

@@ -149,7 +149,7 @@ def search(
         first = [run.experiment for run in runs[: len(trials)]]
         about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
         about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
-        about = files.plain(about | {"widen": widen, "program": first[0].program()})
+        about = files.plain(about | {"widen": widen, "programs": programs_of(runs[:: len(trials)])})
         found = earlier_scores(path, about, rerun, say) if path.exists() else None
     if found is None:
         say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
@@ -165,6 +165,12 @@ def search(
     for value in found.at_edge:
         say(f"{name}: {value} is at the edge of the values tried; others may do better")
     return found
+
+
+def programs_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The programs of the points of a grid, of which those that differ only in numbers have one."""
+    groups = groups_alike([run.experiment for run in runs])
+    return [runs[group[0]].experiment.program() for group in groups]
 
 
 def widened(found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int, say: Say) -> Tuning:
@@ -261,8 +267,9 @@ def earlier_scores(path: Path, about: dict, rerun: Rerun, say: Say) -> Tuning | 
         scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
         points = [Point(**point) for point in before["points"]]
         found = Tuning(points, scores, losses, at_edge=before["at_edge"])
-        different = [key for key, value in about.items() if key != "program" and before[key] != value]
-        different = different or fingerprint.differences(before["program"], about["program"])
+        different = [key for key, value in about.items() if key != "programs" and before[key] != value]
+        for was, now in zip(before["programs"], about["programs"], strict=not different):
+            different = different or fingerprint.differences(was, now)
     except (ValueError, TypeError, KeyError):
         say(f"{path} is damaged; tuning again")
         return None

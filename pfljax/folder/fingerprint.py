@@ -37,10 +37,14 @@ from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction, PyT
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
 from pfljax.exchange.rounds import make_round
+from pfljax.folder import host_code
+from pfljax.folder.host_code import content
 from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
+# Settings of JAX that change results and that no trace shows.
+SETTINGS = ("jax_threefry_partitionable", "jax_random_seed_offset", "jax_default_matmul_precision")
 FUNCTIONS = ("start", "first_row", "download", "sample", "client_update", "server_update", "whom", "predict", "apply")
 FUNCTIONS += ("adapt", "tune")
 PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
@@ -59,6 +63,10 @@ IGNORED = {
     *("devices", "srcs", "platforms", "donated_invars", "keep_unused", "compiler_options_kvs", "unroll"),
     *("_split_transpose", "ft_in", "ft_out"),
 }
+
+# Parameters that are functions on the host, or become part of the program by a transformation.
+CALLED = {"callback", "rule"}
+DEBUGGING = {"debug_callback", "debug_print"}
 
 Digests = dict[str, str]
 
@@ -81,6 +89,8 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
         "sources": digest of each file of the user's that defines something, or that such a file imports from its
             folder, without comments.
         "versions": version by library. Where versions differ, sources are compared, since parts cannot be.
+        "host": what functions compute with that are not traced, by what they are; see `host_code.identity`.
+        "settings": JAX's own settings on which random numbers and products depend.
     """
     found = [experiment.method, *(model.module for model in experiment.problem.models)]
     if experiment.local is not None:
@@ -90,7 +100,17 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
         "parts": parts(experiment, within),
         "sources": {name: digest for each in found for name, digest in source(each).items()},
         "versions": {name: version(name) for name in LIBRARIES},
+        "host": {name: host_code.identity(function) for name, function in on_host(experiment).items()},
+        "settings": {name: getattr(jax.config, name, None) for name in SETTINGS},
     }
+
+
+def on_host(experiment: Experiment) -> dict[str, Any]:
+    """The functions of a run that Python calls, by what they are."""
+    found: dict[str, Any] = {f"metric {name}": metric for name, metric in experiment.metrics.items()}
+    if experiment.stop is not None:
+        found["stop rule"] = experiment.stop
+    return found
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[str] = ()) -> list[str]:
@@ -112,7 +132,25 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     ]  # others depend on these
     named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
     split = (part.partition(":") for part in upstream or changed)
-    return [named(part) + colon + rest for part, colon, rest in split]
+    found = [named(part) + colon + rest for part, colon, rest in split]
+    return found if within else found + beside_traces(before, now)
+
+
+def beside_traces(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Names what differs between two programs that no trace shows; what an older program does not tell is left out."""
+    found = []
+    for name in sorted(before.get("host", {}).keys() | now.get("host", {}).keys()):
+        if "host" not in before:
+            continue
+        if name not in before["host"] or name not in now["host"]:
+            found.append(f"{name}: {'new' if name in now['host'] else 'gone'}")
+        elif text := host_code.difference(before["host"][name], now["host"][name]):
+            found.append(f"{name}: {text}")
+    for name, value in now.get("settings", {}).items():
+        was = before.get("settings", {}).get(name, value)
+        if was != value:
+            found.append(f"{name}: was {was}, is {value}")
+    return found
 
 
 def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
@@ -247,11 +285,13 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
                 streams[where, INPUTS].update(f"{numbers[where][atom]}:{origin};".encode())
         return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{text(getattr(atom.aval, 'dtype', atom.aval))}"
 
-    for eqn in jaxpr.eqns:
+    for eqn in without_debugging(jaxpr.eqns, jaxpr.outvars):
         where, inside = part_of(eqn, part), []
         texts = [eqn.primitive.name, *(told(atom, where) for atom in (*eqn.invars, *eqn.outvars))]
         texts += [f"{name}={canonical(eqn.params[name], inside)}" for name in sorted(eqn.params.keys() - IGNORED)]
-        streams[where, ""].update(";".join(texts).encode() + code(eqn.params.get("callback")))
+        streams[where, ""].update(";".join(texts).encode())
+        for name in CALLED & eqn.params.keys():
+            streams[where, ""].update(host_code.identity(eqn.params[name])["code"].encode())
         for each in inside:
             for place, digest in digests(each, where, known).items():
                 streams[place].update(digest)
@@ -259,6 +299,25 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
     found = {place: stream.digest() for place, stream in streams.items()}
     known[id(jaxpr), part] = found
     return found
+
+
+def without_debugging(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
+    """Operations without those of `jax.debug`, and without what only these read."""
+    dropped = {id(eqn) for eqn in eqns if eqn.primitive.name in DEBUGGING}
+    if not dropped:
+        return [*eqns]
+    readers: dict[Any, list[Any]] = defaultdict(list)
+    for eqn in eqns:
+        for atom in eqn.invars:
+            if not isinstance(atom, core.Literal):
+                readers[atom].append(eqn)
+    results = {atom for atom in outvars if not isinstance(atom, core.Literal)}
+    for eqn in reversed(eqns):
+        of_eqn = [each for atom in eqn.outvars for each in readers[atom]]
+        is_result = any(atom in results for atom in eqn.outvars)
+        if of_eqn and not is_result and not eqn.effects and all(id(each) in dropped for each in of_eqn):
+            dropped.add(id(eqn))
+    return [eqn for eqn in eqns if id(eqn) not in dropped]
 
 
 def part_of(eqn: Any, part: str) -> str:
@@ -299,46 +358,6 @@ def canonical(value: Any, inside: list) -> str:
     if isinstance(value, enum.Enum | np.dtype | type | str | int | float | complex | bytes | types.NoneType):
         return str(value)
     return type(value).__name__ if callable(value) else re.sub(r"0x[0-9a-f]+", "", str(value))
-
-
-def content(array: Any) -> bytes:
-    """Digest of an array: its type, shape and values."""
-    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    array = np.ascontiguousarray(array)
-    return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
-
-
-def code(fn: Any, seen: tuple = ()) -> bytes:
-    """What a function on the host (a callback) computes with: bytecode, names, defaults and the values that it holds.
-
-    Functions that call each other are followed once; modules are known by their names.
-    """
-    if any(fn is each for each in seen):
-        return b"again"
-    inside = functools.partial(code, seen=(*seen, fn))
-    if isinstance(fn, types.CodeType):
-        return fn.co_code + str(fn.co_names).encode() + b"".join(map(inside, fn.co_consts))
-    if isinstance(fn, types.FunctionType):
-        known = fn.__code__
-        doc = known.co_consts[:1] == (fn.__doc__,) and fn.__doc__ is not None
-        used = [fn.__globals__[name] for name in known.co_names if name in fn.__globals__]
-        cells = [cell.cell_contents for cell in fn.__closure__ or () if cell != types.CellType()]
-        known = known.replace(co_consts=known.co_consts[1:]) if doc else known
-        held = [*(fn.__defaults__ or ()), *sorted((fn.__kwdefaults__ or {}).items()), *cells, *used]
-        return b"".join(map(inside, [known, *held]))
-    if isinstance(fn, types.MethodType):
-        return inside(fn.__func__) + inside(fn.__self__)
-    if isinstance(fn, types.ModuleType):
-        return fn.__name__.encode()
-    if isinstance(fn, functools.partial):
-        return b"".join(map(inside, (fn.func, *fn.args, *sorted(fn.keywords.items()))))
-    if isinstance(fn, tuple | list):
-        return b"".join(map(inside, fn))
-    if dataclasses.is_dataclass(fn) and not isinstance(fn, type):
-        return b"".join(inside(getattr(fn, field.name)) for field in dataclasses.fields(fn))
-    held = vars(fn) if callable(fn) and not isinstance(fn, type) and hasattr(fn, "__dict__") else {}
-    return b"".join(map(inside, held.values())) if held else canonical(fn, []).encode()
 
 
 def source(found: Any) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import math
 import platform
@@ -17,7 +16,7 @@ from pfljax.contract import recorded, tree
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Examples, Topology
 from pfljax.data import Federation
-from pfljax.folder import files, fingerprint
+from pfljax.folder import files
 from pfljax.local import lasting
 from pfljax.local.training import LocalTraining
 from pfljax.stores import memory
@@ -49,9 +48,8 @@ def config(
     parts = recorded.recordable({"method": method, "model": model, **of_local, **options})
     parts |= {"clients": clients.origin} if clients.origin else {}
     texts = {name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)}
-    if (stop := options.get("stop")) is not None and "stop" not in texts:
-        digest = hashlib.sha256(fingerprint.code(stop)).hexdigest()[:8]
-        texts["stop"] = f"{getattr(stop, '__name__', type(stop).__name__)} ({digest})"
+    if options.get("stop") is not None and "stop" not in texts:
+        texts["stop"] = "a rule of one's own"  # whose code belongs to the program
     return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 

@@ -1,0 +1,518 @@
+"""What functions that Python runs compute with: the identity of metrics, stop rules and callbacks.
+
+A traced function is known by its operations, see `fingerprint`. A function on the host is known by all that it reaches:
+its instructions, those of the functions and classes that it uses, and the values that closures, defaults, attributes
+and globals hold. Helper modules count as a whole. Comments, docstrings, formatting, names of local variables and
+addresses in memory do not count. Where names are computed, as in `globals()[name]`, the function's whole file counts,
+so that one change too many is noticed rather than one too few.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import copyreg
+import dis
+import enum
+import functools
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# These packages are known by their versions, also where they are installed from a checkout.
+LIBRARIES = ("pfljax", "jax", "jaxlib", "flax", "optax", "numpy")
+# Names through which code reaches what its instructions do not name.
+INDIRECT = {"eval", "exec", "globals", "locals", "vars", "getattr", "attrgetter", "__import__", "import_module"}
+INDIRECT |= {"modules", "run_path", "run_module", "__getattr__", "__getattribute__"}
+# Entries of a class that say how it was written, not what it does.
+BOOKKEEPING = {"__module__", "__qualname__", "__name__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
+BOOKKEEPING |= {
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__firstlineno__",
+    "__static_attributes__",
+}
+BOOKKEEPING |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "_abc_impl", "__abstractmethods__"}
+MOST_DEEP = 200  # of values inside values
+PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, types.NotImplementedType)
+
+
+def identity(function: Any) -> dict[str, Any]:
+    """Describes what a function on the host computes with.
+
+    Args:
+        function: A function, a bound method, an object that can be called, or several of these in a tuple or a dict.
+
+    Returns:
+        "python": the version of Python, on which instructions depend.
+        "code": digest of all that the function reaches.
+        "files": digest of the source of each user's file that defines a part of it, by the file's name.
+    """
+    reader = _Reader()
+    reader.read(function)
+    reader.add(*sorted(map(source_digest, reader.whole_files())))
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "code": reader.digest(),
+        "files": {file.name: source_digest(file) for file in sorted({*reader.files, *reader.whole_files()})},
+    }
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """Says what has changed between two identities; "" if nothing has.
+
+    Instructions of two versions of Python cannot be compared, so the files' sources are.
+    """
+    was, new = before["files"], now["files"]
+    files = [name for name in sorted(was.keys() | new.keys()) if was.get(name) != new.get(name)]
+    if before["python"] == now["python"]:
+        if before["code"] == now["code"]:
+            return ""
+        return f"{', '.join(files)} changed" if files else "a value that it uses changed"
+    return f"{', '.join(files)} changed" if files else ""
+
+
+def content(array: Any) -> bytes:
+    """Digest of an array: its type, shape and values."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    array = np.ascontiguousarray(array)
+    return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+
+
+def file_of(module: types.ModuleType | None) -> Path | None:
+    """The file of a user's module; None for libraries, and for what was typed without a file."""
+    if module is None or module.__name__.partition(".")[0] in LIBRARIES:
+        return None
+    return users_file(getattr(module, "__file__", None))
+
+
+def users_file(name: str | None) -> Path | None:
+    """A file, unless it is a library's or there is none of this name."""
+    if not name or not Path(name).is_file():
+        return None
+    file = Path(name).resolve()
+    return None if any(file.is_relative_to(folder) for folder in library_folders()) else file
+
+
+@functools.cache
+def library_folders() -> tuple[Path, ...]:
+    """The folders of the standard library and of installed packages."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({Path(sysconfig.get_path(name)).resolve() for name in names})
+
+
+def is_users(defined: Any) -> bool:
+    """Whether a function or class is the user's: from a file outside of libraries, or typed without a file."""
+    name = getattr(defined, "__module__", None)
+    if not isinstance(name, str):
+        return False
+    if name.partition(".")[0] in (*LIBRARIES, *sys.builtin_module_names, *sys.stdlib_module_names):
+        return name == "__main__"
+    module = sys.modules.get(name)
+    if module is None or not getattr(module, "__file__", None):
+        return True
+    return file_of(module) is not None
+
+
+def source_digest(file: Path) -> str:
+    """Digest of a file's syntax tree without comments, docstrings and formatting; "" if it cannot be read."""
+    try:
+        parsed = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    return hashlib.sha256(syntax(parsed).encode()).hexdigest()[:16]
+
+
+def syntax(node: Any) -> str:
+    """A syntax tree as text that is the same in all versions of Python: what is empty is left out."""
+    if isinstance(node, list):
+        return f"[{','.join(map(syntax, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    entries = []
+    for name, value in ast.iter_fields(node):
+        if name == "body" and isinstance(value, list):
+            value = value[1:] if has_docstring(node) else value
+        if value not in (None, []) and name != "type_comment":
+            entries.append(f"{name}={syntax(value)}")
+    return f"{type(node).__name__}({','.join(entries)})"
+
+
+def has_docstring(node: ast.AST) -> bool:
+    """Whether a module, a class or a function begins with a docstring."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None
+
+
+def imported_files(file: Path) -> Iterator[Path]:
+    """The user's files that a file imports, as far as they are found beside it or among the modules in memory."""
+    try:
+        parsed = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            base = file.parent
+        elif isinstance(node, ast.ImportFrom):
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            base = file.parents[node.level - 1] if node.level else file.parent
+        else:
+            continue
+        for name in names:
+            words = name.split(".")
+            for end in range(1, len(words) + 1):
+                module = sys.modules.get(".".join(words[:end]))
+                found = file_of(module)
+                if found is not None:
+                    yield found
+                path = base.joinpath(*words[:end])
+                candidates = (path.with_suffix(".py"), path / "__init__.py")
+                yield from (each.resolve() for each in candidates if each.is_file())
+
+
+class Names(NamedTuple):
+    """Names that the instructions of a function and of the functions inside it use.
+
+    Attributes:
+        read: Global names.
+        attributes: Names of attributes.
+        modules: Modules that it imports, with their level; 0 is not relative.
+        texts: Strings.
+    """
+
+    read: dict[str, None]
+    attributes: dict[str, None]
+    modules: dict[str, None]
+    texts: dict[str, None]
+
+
+class _Reader:
+    """Reads values, and all that they reach, into a digest.
+
+    Attributes:
+        files: The user's files that define what was read.
+        whole: Those that count as a whole.
+    """
+
+    def __init__(self):
+        self.files: dict[Path, None] = {}
+        self.whole: dict[Path, None] = {}
+        self._stream = hashlib.sha256()
+        self._seen: dict[int, tuple[int, Any]] = {}  # the value is kept, so that no other gets its address
+        self._depth = 0
+
+    def digest(self) -> str:
+        return self._stream.hexdigest()[:16]
+
+    def add(self, *texts: str) -> None:
+        """Adds texts, each with its length, so that no two sequences are the same."""
+        for text in texts:
+            encoded = text.encode("utf-8", "surrogatepass")
+            self._stream.update(f"{len(encoded)}:".encode() + encoded)
+
+    def whole_files(self) -> list[Path]:
+        """The files that count as a whole, and those that they import."""
+        found: dict[Path, None] = {}
+        left = [*self.whole]
+        while left:
+            file = left.pop()
+            if file not in found:
+                found[file] = None
+                left.extend(imported_files(file))
+        return [*found]
+
+    def read(self, value: Any) -> None:
+        """Reads any value."""
+        if isinstance(value, PLAIN) and type(value).__module__ == "builtins":
+            self.add(type(value).__name__, repr(value))
+            return
+        if (dtype := dtype_of(value)) is not None:
+            self.add("dtype", str(dtype))
+            return
+        if id(value) in self._seen:
+            self.add("again", str(self._seen[id(value)][0]))
+            return
+        self._seen[id(value)] = (len(self._seen), value)
+        if self._depth == MOST_DEEP:
+            self.add("deep", type(value).__qualname__)
+            return
+        self._depth += 1
+        try:
+            self._read_new(value)
+        finally:
+            self._depth -= 1
+
+    def _read_new(self, value: Any) -> None:
+        if isinstance(value, np.ndarray | np.generic | jax.Array):
+            self._read_array(value)
+        elif isinstance(value, enum.Enum):
+            self._read_class(type(value))
+            self.add("member", value.name)
+        elif isinstance(value, types.CodeType):
+            self._read_code(value)
+        elif isinstance(value, types.FunctionType):
+            self._read_function(value)
+        elif isinstance(value, types.MethodType):
+            self.add("method")
+            self.read(value.__func__)
+            self.read(value.__self__)
+        elif isinstance(value, types.ModuleType):
+            self._read_module(value, {})
+        elif isinstance(value, type):
+            self._read_class(value)
+        elif isinstance(value, functools.partial):
+            self.add("partial")
+            for part in (value.func, value.args, value.keywords):
+                self.read(part)
+        elif isinstance(value, staticmethod | classmethod):
+            self.add(type(value).__name__)
+            self.read(value.__func__)
+        elif isinstance(value, property):
+            self.add("property")
+            for part in (value.fget, value.fset, value.fdel):
+                self.read(part)
+        elif isinstance(value, Mapping) and not is_users(type(value)):
+            self.add("mapping", str(len(value)))
+            for name, each in value.items():
+                self.read(name)
+                self.read(each)
+        elif isinstance(value, set | frozenset):
+            self._read_set(value)
+        elif isinstance(value, list | tuple) and not is_users(type(value)):
+            self._read_sequence(value)
+        elif getattr(value, "__wrapped__", None) is not None and not isinstance(value, types.FunctionType):
+            self.add("wrapper", type(value).__qualname__)  # such as jax.jit and functools.cache
+            self.read(value.__wrapped__)
+        elif isinstance(value, types.BuiltinFunctionType):
+            self.add("built-in", str(value.__module__), value.__qualname__)
+            if not isinstance(value.__self__, types.ModuleType | types.NoneType):
+                self.read(value.__self__)
+        else:
+            self._read_object(value)
+
+    def _read_array(self, value: Any) -> None:
+        if value.dtype == object:
+            self.read(value.tolist())
+        else:
+            self.add("array", content(value).hex())
+
+    def _read_sequence(self, value: list | tuple) -> None:
+        self.add(type(value).__name__, str(len(value)))
+        if {*map(type, value)} <= {bool, int, float, str}:  # also if they are many
+            self.add(repr(value))
+            return
+        for each in value:
+            self.read(each)
+
+    def _read_set(self, value: set | frozenset) -> None:
+        digests = []
+        for each in value:
+            reader = _Reader()
+            reader.read(each)
+            digests.append(reader.digest())
+            self.files |= reader.files
+            self.whole |= reader.whole
+        self.add("set", *sorted(digests))
+
+    def _read_module(self, module: types.ModuleType, attributes: Mapping[str, None]) -> None:
+        """Reads a module, of which code uses some attributes."""
+        file = file_of(module)
+        self.add("module", module.__name__ if file is None else "")
+        if file is not None:
+            self._add_file(file, whole=True)
+        for name in attributes:
+            value = vars(module).get(name)
+            # Of a library, only what a user has put there.
+            if value is not None and (file is not None or is_users(value)):
+                self.add(name)
+                self.read(value)
+
+    def _add_file(self, file: Path, whole: bool = False) -> None:
+        """Notes a file. All but the first one count as a whole."""
+        if whole or (self.files and file not in self.files):
+            self.whole[file] = None
+        self.files[file] = None
+
+    def _read_function(self, function: types.FunctionType) -> None:
+        users = is_users(function)
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+        if not users:
+            self.add("function", str(function.__module__), function.__qualname__)
+            for value in (*cells, *(function.__defaults__ or ()), *vars(function).values()):
+                if isinstance(value, PLAIN) or is_users(value) or is_users(type(value)):
+                    self.read(value)
+            return
+        self.add("function")
+        file = users_file(function.__code__.co_filename)
+        if file is not None:
+            self._add_file(file)
+        self.read(function.__code__)
+        for part in (function.__defaults__, function.__kwdefaults__, vars(function), tuple(cells)):
+            self.read(part)
+        self._read_names(names_in(function.__code__), function.__globals__, file)
+
+    def _read_names(self, names: Names, found_in: Mapping[str, Any], file: Path | None) -> None:
+        """Reads what the global names, the attributes and the imports of code stand for."""
+        for name in names.read:
+            self.add("global", name)
+            value = found_in.get(name)
+            if isinstance(value, types.ModuleType):
+                self._read_module(value, names.attributes)
+            elif name in found_in:
+                self.read(value)
+            elif not hasattr(builtins, name):
+                self.add("missing")
+        for name in names.modules:
+            self._read_import(name, found_in, names.attributes)
+        if INDIRECT & {*names.read, *names.attributes}:
+            if file is not None:
+                self._add_file(file, whole=True)
+            for text in names.texts:
+                self._read_import(text, found_in, names.attributes)
+
+    def _read_import(self, name: str, found_in: Mapping[str, Any], attributes: Mapping[str, None]) -> None:
+        """Reads a module by the name with which code imports it; nothing if there is no such module."""
+        package = found_in.get("__package__") or ""
+        full = name
+        if name.startswith("."):
+            with contextlib.suppress(ImportError):
+                full = importlib.util.resolve_name(name, package)
+        if not all(word.isidentifier() for word in full.split(".")):
+            return
+        module = sys.modules.get(full)
+        if module is not None:
+            self._read_module(module, attributes)
+            return
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(full)
+            if spec is None or not spec.origin or not Path(spec.origin).is_file():
+                return
+            file = Path(spec.origin).resolve()
+            if not any(file.is_relative_to(folder) for folder in library_folders()):
+                self._add_file(file, whole=True)
+
+    def _read_code(self, code: types.CodeType) -> None:
+        """Reads instructions, with the numbers of local variables in place of their names."""
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        self.add("code", *map(str, counts), code.co_exceptiontable.hex())
+        for instruction in dis.get_instructions(code):
+            self.add(instruction.opname)
+            if instruction.opcode in dis.hasconst:
+                self.read(instruction.argval)
+            elif instruction.opcode in dis.haslocal or instruction.opcode in dis.hasfree:
+                self.add(str(instruction.arg))
+            elif instruction.opcode in dis.hasname:
+                self.add(str(instruction.argval))
+            elif instruction.arg is not None:
+                self.add(str(instruction.arg))
+
+    def _read_class(self, cls: type) -> None:
+        if not is_users(cls):
+            self.add("class", str(cls.__module__), cls.__qualname__)
+            return
+        self.add("class")
+        file = file_of(sys.modules.get(cls.__module__))
+        if file is not None:
+            self._add_file(file)
+        for base in cls.__bases__:
+            self.read(base)
+        if type(cls) is not type:
+            self.read(type(cls))
+        for name in sorted(vars(cls).keys() - BOOKKEEPING):
+            value = vars(cls)[name]
+            if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
+                continue
+            self.add(name)
+            self.read(value)
+
+    def _read_object(self, value: Any) -> None:
+        """Reads an instance: its class and its state."""
+        cls = type(value)
+        self.read(cls)
+        if isinstance(value, list | tuple | dict | str | bytes | int | float):  # of a user's subclass
+            self.read(plain(value))
+        if is_users(cls) or not hasattr(value, "__reduce_ex__"):
+            self.read(state_of(value))
+            return
+        try:
+            reduce = copyreg.dispatch_table.get(cls)
+            made = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        except Exception:  # locks, files, generators and others have no state that could be read
+            self.add("no state")
+            return
+        for part in made if isinstance(made, tuple) else (made,):
+            self.read([*part] if isinstance(part, Iterator) else part)
+
+
+def plain(value: Any) -> Any:
+    """A value of a built-in type in place of one of a class derived from it."""
+    for kind in (list, tuple, dict, str, bytes, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def state_of(value: Any) -> dict[str, Any]:
+    """The attributes of an instance; without those that a Flax module has for its own use."""
+    found = dict(getattr(value, "__dict__", {}))
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    if any(cls.__module__.startswith("flax.linen") for cls in type(value).__mro__):
+        found = {name: each for name, each in found.items() if not name.startswith("_") and name != "parent"}
+    return {name: found[name] for name in sorted(found)}
+
+
+def dtype_of(value: Any) -> np.dtype | None:
+    """The type of numbers that `np.float32`, `jnp.float32` or a dtype stands for; None for anything else."""
+    if isinstance(value, np.dtype):
+        return value
+    is_type = isinstance(value, type) and issubclass(value, np.generic)
+    if is_type or type(value).__name__ == "_ScalarMeta":
+        with contextlib.suppress(TypeError):
+            return np.dtype(value)
+    return None
+
+
+def names_in(code: types.CodeType) -> Names:
+    """The names that code and the code inside it use."""
+    found = Names({}, {}, {}, {})
+    for instruction in dis.get_instructions(code):
+        operation = instruction.opname
+        if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found.read[instruction.argval] = None
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
+            found.attributes[instruction.argval] = None
+        elif operation == "IMPORT_NAME":
+            level = import_level(code, instruction)
+            found.modules["." * level + instruction.argval] = None
+        if instruction.opcode in dis.hasconst and isinstance(instruction.argval, str):
+            found.texts[instruction.argval] = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            for names, more in zip(found, names_in(constant), strict=True):
+                names.update(more)
+    return found
+
+
+def import_level(code: types.CodeType, instruction: dis.Instruction) -> int:
+    """The level of an import inside a function: 1 for `from . import x`. It is loaded two instructions earlier."""
+    before = [each for each in dis.get_instructions(code) if each.offset < instruction.offset]
+    loads = [each.argval for each in before[-2:] if each.opcode in dis.hasconst]
+    level = loads[0] if loads else 0
+    return level if isinstance(level, int) else 0
