@@ -49,7 +49,7 @@ def config(
     parts |= {"clients": clients.origin} if clients.origin else {}
     texts = {name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)}
     if options.get("stop") is not None and "stop" not in texts:
-        texts["stop"] = "a rule of one's own"  # whose code belongs to the program
+        texts["stop"] = "a function"  # whose code belongs to the program
     return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 
