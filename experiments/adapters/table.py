@@ -40,7 +40,7 @@ METHODS = {
 NEED_LORA = ("fedsa_lora", "feddpa")
 COLUMNS = ("head", "lora-2", "lora-8", "lora-32", "full", "scratch")
 RATES = (1e-3, 3e-3, 1e-2)
-OTHERS = 1000  # seed of the clients whose validation examples choose rates
+OTHERS = 1000  # seed of the runs that choose rates
 
 
 class Task(NamedTuple):
@@ -105,7 +105,7 @@ def main() -> None:
         if not set(given) <= set(known):
             parser.error(f"--{name}={','.join(given)}: accepted: {','.join(known)}")
     task, seeds = TASKS[args.task], [int(seed) for seed in args.seeds.split(",")]
-    of_seed = {seed: task.clients(args.data_file, seed) for seed in [*seeds, OTHERS]}
+    of_seed = {seed: task.clients(args.data_file, seed) for seed in seeds}
     local = pfl.LocalTraining(optax.adam, learning_rate=RATES[0], batch_size=task.batch_size)
     for column in columns:
         model = model_of(column, task, args.backbone)
@@ -122,6 +122,7 @@ def main() -> None:
                 rates=RATES,
                 widen=1,
                 seeds=[OTHERS],
+                splits=seeds,
                 out=out / name / "tuning",
                 say=print,
             )

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from pfljax import report
-from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed
+from pfljax.api.run import ClientsOfSplit, Folder, Run, Say, check_method, of_each_trial
 from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
-from pfljax.api.tuning import Tuning
+from pfljax.api.tuning import Tuning, check_splits
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob, nearest
@@ -327,12 +327,13 @@ def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, An
 @checked(options=[Run, Schedule], without=["method", "seed"])
 def compare(
     methods: Annotated[Sequence[Any], knob(empty=False)],
-    clients: ClientsOfSeed,
+    clients: ClientsOfSplit,
     model: Any,
     local: LocalTraining | None = None,
     *,
     rounds: Rounds,
     seeds: Seeds = (0,),
+    splits: Seeds | None = None,
     out: Folder | None = None,
     replicate: Replicate = "auto",
     rerun: Rerun = "never",
@@ -346,11 +347,13 @@ def compare(
 
     Args:
         methods: Methods with their knobs, or what `tune` returned for them; or (title, method) pairs.
-        clients: The clients; or a function seed -> clients, to give each seed its own split.
+        clients: The clients; or a function split -> clients, which divides the data anew for each split.
         model: See `Run`.
         local: See `Run`; tuned methods have their own.
         rounds: Number of rounds.
         seeds: Seeds for initial models, cohorts, mini-batches and sampling.
+        splits: Splits, each of which is trained with all seeds, if `clients` is a function; None: each seed is its
+            split's number, too.
         out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for.
         replicate: Whether to train all seeds of a method at once, stacked in one kernel: "auto", if their clients' data
             have the same shapes; "vmap", also if they must be padded; or "no".
@@ -365,11 +368,13 @@ def compare(
     if out:
         processes.first(functools.partial(files.check_writable, Path(out)))
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
-    of_seed = of_each_seed(clients, seeds)
+    check_splits(clients, splits)
+    trials = trials_of(seeds, splits)
+    clients_of = of_each_trial(clients, trials)
     parts = lambda each: (each.method, each.local) if isinstance(each, Tuning) else (each, local)
-    make = lambda method, own, seed: Run(method, of_seed[seed], model, own, seed=seed, **options)
-    runs = {title: [make(*parts(each), seed) for seed in seeds] for title, each in found.items()}
-    folders = {title: [Path(out) / title / f"seed-{seed}" for seed in seeds] if out else [] for title in found}
+    make = lambda method, own, trial: Run(method, clients_of[trial], model, own, seed=trial.seed, **options)
+    runs = {title: [make(*parts(each), trial) for trial in trials] for title, each in found.items()}
+    folders = {title: [Path(out) / title / trial.folder for trial in trials] if out else [] for title in found}
     study = Study(rounds, schedule, replicate, rerun, say)
     for title in found:  # find mistakes before training anything
         for run, folder in zip(share_programs(runs[title]), folders[title], strict=bool(out)):
@@ -378,13 +383,20 @@ def compare(
         planned.write(Path(out), [*itertools.chain(*folders.values())], rounds)
 
     def train(title: str, wait: bool) -> list[Cell | None]:
-        trackers = [tracking.named(tracker, f"{title}/seed-{run.experiment.seed}") for run in runs[title]]
+        trackers = [tracking.named(tracker, f"{title}/{trial.folder}") for trial in trials]
         return study.train(runs[title], folders[title], trackers, wait=wait)
 
-    table = table_of(trained(list(found), train, say), reference, target=target, found=found)
+    table = table_of(trained(list(found), train, say), reference, trials, target=target, found=found)
     if out:
         table.write(Path(out))
     return table
+
+
+def trials_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]:
+    """All pairs of splits and seeds; without splits, each seed is its split, too."""
+    if splits is None:
+        return [Trial(seed) for seed in seeds]
+    return [Trial(seed, split) for split in splits for seed in seeds]
 
 
 def trained(titles: Sequence[str], train: Callable[[str, bool], list[Cell | None]], say: Say) -> dict[str, list]:

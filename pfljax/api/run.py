@@ -23,6 +23,7 @@ from pfljax.contract.pooled import is_pooled
 from pfljax.data import Federation
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
+from pfljax.evaluation.statistics import Trial
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
@@ -48,8 +49,8 @@ from pfljax.training.tracking import Tracker
 Say = Callable[[str], None]
 Folder = str | Path
 Clients = Annotated[Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")]
-ClientsOfSeed = Annotated[
-    Federation | Callable[[int], Federation], knob(accepted="a Federation, or a function seed -> Federation")
+ClientsOfSplit = Annotated[
+    Federation | Callable[[int], Federation], knob(accepted="a Federation, or a function split -> Federation")
 ]
 
 
@@ -203,21 +204,23 @@ def filled(*stages: Any) -> dict[str, Any]:
     return {name: part or kinds[name]() for name, part in zip(kinds, stages, strict=True)}
 
 
-def of_each_seed(clients: Federation | Callable[[int], Federation], seeds: Sequence[int]) -> dict[int, Federation]:
-    """Returns the clients of each seed; see `compare`."""
-    found = {}
-    for seed in seeds:
+def of_each_trial(
+    clients: Federation | Callable[[int], Federation], trials: Sequence[Trial]
+) -> dict[Trial, Federation]:
+    """Returns the clients of each trial; see `compare`."""
+    of_split: dict[int, Federation] = {}
+    for split in {trial.of_data: None for trial in trials}:
         try:
-            found[seed] = clients if isinstance(clients, Federation) else clients(seed)
+            of_split[split] = clients if isinstance(clients, Federation) else clients(split)
         except ArgumentError:
             raise
         except Exception as error:  # a user's function
             line = f"raised {type(error).__name__}: {error}".partition("\n")[0]
-            raise ArgumentError("clients", f"{line}, for seed {seed}; accepted: a function of the seed") from error
-    wrong = next((each for each in found.values() if not isinstance(each, Federation)), None)
-    if wrong is not None or None in found.values():
+            raise ArgumentError("clients", f"{line}, for {split}; accepted: a function of the split") from error
+    wrong = next((each for each in of_split.values() if not isinstance(each, Federation)), None)
+    if wrong is not None or None in of_split.values():
         raise ArgumentError("clients", "accepted: a function that returns a Federation", wrong)
-    return found
+    return {trial: of_split[trial.of_data] for trial in trials}
 
 
 def scaled_as(model: Any, clients: Federation) -> Federation:

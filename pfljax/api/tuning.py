@@ -11,12 +11,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from pfljax.api.run import ClientsOfSeed, Folder, Run, Say, check_method, of_each_seed, padded_alike, start
+from pfljax.api.run import ClientsOfSplit, Folder, Run, Say, check_method, of_each_trial, padded_alike, start
 from pfljax.api.study import Rerun, in_parts
 from pfljax.contract import grids
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.fields import Seeds, checked, fields_of, knob
 from pfljax.contract.method import told
+from pfljax.data import Federation
+from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
@@ -312,7 +314,7 @@ def knobs_to_try(
 @checked(options=[Run], without=["seed"])
 def tune(
     method: Any,
-    clients: ClientsOfSeed,
+    clients: ClientsOfSplit,
     model: Any,
     local: LocalTraining | None = None,
     *,
@@ -322,6 +324,7 @@ def tune(
     in_turn: bool = False,
     widen: Annotated[int, knob(at_least=0, at_most=100)] = WIDEN,
     seeds: Seeds = (TUNING_SEED,),
+    splits: Seeds | None = None,
     out: Folder | None = None,
     rerun: Rerun = "never",
     say: Say | None = None,
@@ -333,7 +336,7 @@ def tune(
 
     Args:
         method: The method; knobs that are not tuned keep its values.
-        clients: See `compare`; they need validation examples.
+        clients: The clients, who need validation examples; or a function split -> clients, with `splits`.
         model: See `Run`.
         local: See `Run`; with `rates`, its optimizer must be a function of the learning rate.
         rounds: Number of rounds.
@@ -344,6 +347,8 @@ def tune(
         widen: Number of values, at most, that continue a grid whose least or largest value wins, by its ratio or step,
             one after the other, as far as the knob accepts.
         seeds: See `compare`; scores are means over the seeds. Use other seeds than those that you report.
+        splits: The splits of the table, if `clients` is a function; those that the seeds take in turn, each at least
+            once. On other splits, test examples of the table would choose.
         out: Folder for tuning.json, which keeps the scores; they are not computed again. With `in_turn`, each further
             knob has a file tuning-KNOB.json.
         rerun: See `compare`.
@@ -358,15 +363,37 @@ def tune(
         RunError: if a run diverges at every point.
     """
     knobs = knobs_to_try(check_method(method), knobs or {}, in_turn, options.get("tell_groups", False))
-    of_seed, default = of_each_seed(clients, seeds), local or LocalTraining()
+    check_splits(clients, splits)
+    if splits is None and not isinstance(clients, Federation):
+        text = "validation examples of another split may be test examples of the table; accepted: the table's splits"
+        raise ArgumentError("splits", f"required if clients are a function: {text}")
+    trials = in_turn_of(list(seeds), splits and list(splits))
+    clients_of = of_each_trial(clients, trials)
+    default = local or LocalTraining()
 
-    def make(point: Point, seed: int) -> Run:
+    def make(point: Point, trial: Trial) -> Run:
         own, how = point.applied(method, default)
-        return Run(own, of_seed[seed], model, how, seed=seed, **options)
+        return Run(own, clients_of[trial], model, how, seed=trial.seed, **options)
 
     folder, say = None if out is None else Path(out), say or (lambda line: None)
     if folder:
         files.check_writable(folder)
     how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
     with locks.locked([folder] if folder else [], lambda line: None):
-        return search_in_turn(rates, knobs, list(seeds), make, rounds, **how).of(method, default)
+        return search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
+
+
+def check_splits(clients: Any, splits: Sequence[int] | None) -> None:
+    """Raises `ArgumentError` for splits of clients that are divided already."""
+    if splits is not None and isinstance(clients, Federation):
+        text = "accepted only if clients are a function of the split, such as "
+        text += "lambda split: pfl.data.digits(num_clients=8, seed=split)"
+        raise ArgumentError("splits", text)
+
+
+def in_turn_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]:
+    """Trials in which each seed and each split occurs at least once."""
+    if splits is None:
+        return [Trial(seed) for seed in seeds]
+    num = max(len(seeds), len(splits))
+    return [Trial(seeds[number % len(seeds)], splits[number % len(splits)]) for number in range(num)]

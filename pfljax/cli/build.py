@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,25 +18,10 @@ from pfljax.cli.flags import DATA, WHAT, Adapting, Optimizer
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import method, optional, own_files, processes, recorded
 from pfljax.data import Federation, partitions, sources, statistics
+from pfljax.evaluation.statistics import Trial
 
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
 Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
-
-
-class Trial(NamedTuple):
-    """The seeds of a run."""
-
-    seed: int  # seed for initial models, cohorts, batches and sampling
-    split: int | None = None  # seed for dividing examples among clients; None: the same as `seed`
-
-    @property
-    def of_data(self) -> int:
-        """The seed that divides examples among clients."""
-        return self.seed if self.split is None else self.split
-
-    @property
-    def folder(self) -> str:
-        return f"seed-{self.seed}" if self.split is None else f"split-{self.split}-seed-{self.seed}"
 
 
 def read_methods(settings: Settings) -> list[str]:

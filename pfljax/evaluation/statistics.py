@@ -25,7 +25,29 @@ FEWEST = 6  # units of a sign-flip test that can reach LEVEL: its smallest p is 
 EQUAL = 1e-12  # means of equal scores may differ by rounding
 RESAMPLES = 9999  # of sign-flip tests; exact up to 13 units
 
-Trial = tuple[int, int | None]  # seed, and split if there is one besides it
+
+class Trial(NamedTuple):
+    """The seeds of a run.
+
+    Attributes:
+        seed: Seed for initial models, cohorts, mini-batches and sampling.
+        split: Seed that divides examples among clients; None: it is `seed`.
+    """
+
+    seed: int
+    split: int | None = None
+
+    @property
+    def of_data(self) -> int:
+        """The seed that divides examples among clients."""
+        return self.seed if self.split is None else self.split
+
+    @property
+    def folder(self) -> str:
+        """Name of the run's folder."""
+        return f"seed-{self.seed}" if self.split is None else f"split-{self.split}-seed-{self.seed}"
+
+
 Scores = Mapping[Trial, float]  # of one method
 Columns = tuple[list[str], list[list[str]]]  # headings, and cells by row
 

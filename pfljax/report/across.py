@@ -216,7 +216,7 @@ def _listed(folder: Path) -> tuple[int, str]:
 def _trial(name: str) -> statistics.Trial:
     """Returns seed and split of a run, from its name."""
     split, seed = TRIAL.match(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-    return int(seed), None if split is None else int(split)
+    return statistics.Trial(int(seed), None if split is None else int(split))
 
 
 def _standings(methods: Sequence[Method], score: Score, reference: str) -> dict[str, dict[str, Any]]:

@@ -250,3 +250,37 @@ def test_the_rate_is_read():
     near, far = (models - start for models in moved)
     np.testing.assert_allclose(far, 10 * near, atol=1e-5)
     assert np.abs(near).max() > 1e-5
+
+
+def digits_of(split):
+    return pfl.data.digits(num_clients=4, train_examples=8, validation_fraction=0.25, test_examples=10, seed=split)
+
+
+def contents(clients, part):
+    """The examples of all clients' parts, by content."""
+    return {x.tobytes() for number in range(clients.num_clients) for x in clients.examples(number, part)[0]}
+
+
+def test_a_function_of_the_split_is_tuned_on_the_splits_of_the_table():
+    common = {"rounds": 1, "rates": [0.1, 0.3], "widen": 0}
+    with pytest.raises(pfl.ArgumentError, match=r"^splits: required if clients are a function: .* the table's splits"):
+        pfl.tune(pfl.FedAvg(), digits_of, MODEL, LOCAL, seeds=[100], **common)
+    with pytest.raises(pfl.ArgumentError, match=r"^splits: accepted only if clients are a function of the split"):
+        pfl.compare([pfl.FedAvg()], digits_of(0), MODEL, LOCAL, rounds=1, splits=[0])
+    asked = []
+
+    def noted(split):
+        asked.append(split)
+        return digits_of(split)
+
+    tuning = pfl.tune(pfl.FedAvg(), noted, MODEL, LOCAL, seeds=[100], splits=range(3), **common)
+    assert asked == [0, 1, 2]
+    tests = [contents(digits_of(split), "test") for split in range(3)]
+    chosen_by = [contents(digits_of(split), "validation") for split in range(3)]
+    assert not any(own & other for own, other in zip(tests, chosen_by, strict=True))
+    asked.clear()
+    table = pfl.compare([tuning], noted, MODEL, rounds=1, seeds=[0, 1], splits=range(3))
+    assert asked == [0, 1, 2]
+    found = [(row["seed"], row["split"]) for row in table.rows[0]["seeds"]]
+    assert found == [(seed, split) for split in range(3) for seed in (0, 1)]
+    assert "over seeds 0, 1 on splits 0, 1, 2" in table.title

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from pfljax.evaluation.gains import Effect, Trend, mean_gain, pairs, trend
+from pfljax.evaluation.statistics import Trial
 
 
 def test_clients_of_common_runs_are_paired_and_those_without_a_score_are_left_out():
-    own = {(0, None): np.array([0.5, 0.9, np.nan]), (1, None): np.array([0.1, 0.2, 0.3]), (2, None): np.ones(3)}
-    others = {(1, None): np.array([0.3, 0.2, 0.1]), (0, None): np.array([0.4, 1.0, 0.7]), (3, None): np.ones(3)}
+    own = {Trial(0): np.array([0.5, 0.9, np.nan]), Trial(1): np.array([0.1, 0.2, 0.3]), Trial(2): np.ones(3)}
+    others = {Trial(1): np.array([0.3, 0.2, 0.1]), Trial(0): np.array([0.4, 1.0, 0.7]), Trial(3): np.ones(3)}
     found = pairs(own, others)
     np.testing.assert_array_equal(found, [[0.4, 0.5], [1.0, 0.9], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3]])
-    assert pairs(own, {(0, None): np.ones(2)}).shape == (0, 2)
+    assert pairs(own, {Trial(0): np.ones(2)}).shape == (0, 2)
 
 
 def test_shares_of_clients_that_are_helped_and_hurt():
@@ -23,9 +24,9 @@ def test_shares_of_clients_that_are_helped_and_hurt():
 
 def test_the_mean_gain_counts_a_client_once():
     """Runs 0 and 1 have the same clients, who gain 0.2 and 0 in the mean; run 2 has another, who gains 0.4."""
-    own = {(0, None): np.array([0.5, 0.7]), (1, None): np.array([0.9, 0.7]), (2, None): np.array([0.9, np.nan])}
-    others = {trial: np.full(2, 0.5) for trial in own} | {(1, None): np.array([0.5, 0.9])}
-    mean, low, high = mean_gain(own, others, {(0, None): "a", (1, None): "a", (2, None): "b"})
+    own = {Trial(0): np.array([0.5, 0.7]), Trial(1): np.array([0.9, 0.7]), Trial(2): np.array([0.9, np.nan])}
+    others = {trial: np.full(2, 0.5) for trial in own} | {Trial(1): np.array([0.5, 0.9])}
+    mean, low, high = mean_gain(own, others, {Trial(0): "a", Trial(1): "a", Trial(2): "b"})
     # Three clients: mean 0.2, deviation 0.2, t(2) = 4.3027.
     half = 4.3027 * 0.2 / np.sqrt(3)
     np.testing.assert_allclose([mean, low, high], [0.2, 0.2 - half, 0.2 + half], rtol=1e-4)

@@ -422,6 +422,7 @@ def test_values_that_no_file_shows_are_noticed():
     assert difference(identity(make(0.5)), identity(make(0.6))) == "a value that it uses changed"
 
 
+@pytest.mark.slow
 def test_an_identity_is_the_same_in_every_process(tmp_path):
     """Hashes of strings differ between processes."""
     for name, code in {"constant": CONSTANT, "classes": CLASS, "estimator": SKLEARN}.items():

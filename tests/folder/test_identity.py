@@ -56,8 +56,7 @@ def test_an_edited_metric_is_another_program_and_named_with_its_file(tmp_path):
     assert differences(before, after) == ["metric own: score.py changed"]
     commented = metric_from(tmp_path / "commented", SCORE + "    # of all\n")
     assert differences(before, program(metrics={"own": commented})) == []
-    assert differences(before, program()) == ["metric own: gone"]
-    assert differences(program(), before) == ["metric own: new"]
+    assert differences(before, program()) == differences(program(), before) == []  # it may go on with other metrics
 
 
 @pytest.mark.slow
