@@ -78,6 +78,7 @@ EQUIVALENT = {
     "jnp.minimum(per_example(sizes, num) * sizes, 1)": (
         "the two differ only if all who have examples are drawn, which `top_k` sees to"
     ),
+    "stages/sampling.py constant: 0.5 -> 1.0": "clients that a point draws stay before all others",
     "algorithms/pfedmb.py key: jax.random.fold_in(context.key, OF_ALPHA) -> context.key": (
         "the branches' key is another one folded into this one, so that nothing draws from it a second time"
     ),

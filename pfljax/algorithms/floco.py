@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import aggregation, simplex
 from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Prediction, PyTree, Report, Start
 from pfljax.local.problem import Problem
@@ -59,6 +60,8 @@ class Floco:
         solver, num, size = problem.solver, problem.num_clients, self.endpoints
         shapes = problem.model.network.shapes
         last = jax.tree.map(lambda own, leaf: own and leaf.ndim > 1, problem.model.mask(shapes, 1), shapes)
+        if not any(jax.tree.leaves(last)):
+            raise ArgumentError("model", "floco needs a last layer with a matrix; accepted: networks that have one")
         begin = jnp.maximum(jnp.rint(self.tau * problem.rounds), 1)
         center = jnp.full((size,), 1 / size)
 

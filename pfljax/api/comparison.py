@@ -210,6 +210,8 @@ class Table:
             ArgumentError: for a heading that the table does not have.
         """
         heads, body = self.columns()
+        if columns is not None and not len(columns):
+            raise ArgumentError("columns", f"has none; accepted: some of {', '.join(heads)}")
         for name in columns or ():
             if name not in heads:
                 raise ArgumentError("columns", f"unknown; {nearest(name, heads)}", name)

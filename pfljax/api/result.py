@@ -12,11 +12,12 @@ import numpy as np
 
 from pfljax import report
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import checked
 from pfljax.contract.types import PyTree, State
 from pfljax.data import Federation
 from pfljax.data.sources.arrays import as_arrays
+from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
@@ -25,6 +26,7 @@ from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
 
+MOST_OFFSET = 1e4  # deviations between 0 and a mean, from which float32 loses three digits of a standardized number
 ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with
 
 
@@ -187,7 +189,13 @@ class Result:
             model = problem.model
             shape = jax.eval_shape(model.predict, model.network.shapes, model.example_input).shape
             return np.zeros((len(clients), 0, *shape[1:]), np.float32)
-        return self._outcome.serve(lambda algorithm: serving.outputs(problem, algorithm, x), clients)
+        found = self._outcome.serve(lambda algorithm: serving.outputs(problem, algorithm, x), clients)
+        finite = np.isfinite(found).reshape(*found.shape[:2], -1).all(axis=2)
+        if not finite.all():
+            number, row = np.argwhere(~finite)[0]
+            text = f"predictions are not finite, first of client {clients[number]} for row {row}; tokens may be unknown"
+            warn("x", f"{text} to the network, numbers too large, or training may have diverged")
+        return found
 
     def export(self, client: int | str) -> tuple[Any, Any]:
         """Returns the model that one client predicts with, as a Flax module and its variables.
@@ -224,6 +232,12 @@ class Result:
         scaling = self.experiment.federation.scaling
         if scaling is None:
             return module, variables
+        ratio = largest_offset(scaling)
+        if ratio > MOST_OFFSET:
+            text = (
+                f"has a mean of {ratio:.0e} deviations, so the exported module, which computes in float32, is inexact"
+            )
+            warn("x", f"{text}; train on x less its mean, or use result.predict")
         return standardizing(module, variables, statistics_of(scaling.mean, scaling.std))
 
     @checked()
@@ -259,7 +273,7 @@ class Result:
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
         if any(map(np.ma.is_masked, jax.tree.leaves(x))):
             raise ArgumentError("x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)")
-        given = as_arrays(x)["x"]
+        given = as_arrays(in_order(x, federation.feature_names))["x"]
         try:
             shapes = jax.tree.map(lambda leaf, x: np.shape(x), inputs, given)
         except (TypeError, ValueError) as error:
@@ -293,6 +307,33 @@ class Result:
         return report.write(self.out)
 
 
+def largest_offset(scaling: Scaling) -> float:
+    """The largest mean, in deviations, of an array that is scaled."""
+    means = jax.tree.leaves(scaling.mean)
+    deviations = jax.tree.leaves(scaling.std)
+    return max(float(np.max(np.abs(mean) / std)) for mean, std in zip(means, deviations, strict=True))
+
+
+def in_order(x: Any, names: Sequence[str]) -> Any:
+    """A table of examples with its columns in the order of the clients' features, if both have names.
+
+    Raises:
+        ArgumentError: if it lacks one of these, or has others.
+    """
+    columns = getattr(x, "columns", None)
+    if columns is None or not names:
+        return x
+    given = [str(name) for name in columns]
+    if given == list(names):
+        return x
+    if sorted(given) != sorted(names):
+        lacking = [name for name in names if name not in given]
+        others = [name for name in given if name not in names]
+        text = " and ".join([f"lacks {few(lacking)}"] * bool(lacking) + [f"has {few(others)}"] * bool(others))
+        raise ArgumentError("x", f"{text}; accepted: the columns {few(list(names))}")
+    return x[[columns[given.index(name)] for name in names]]
+
+
 def check_pixels(x: np.ndarray, examples: Any) -> None:
     """Raises `ArgumentError` for pixels from 0 to 255 where the clients' examples are other numbers."""
     if x.dtype == np.uint8 and examples.dtype.kind == "f" and x.max(initial=0) > 1:
@@ -304,7 +345,9 @@ def check_numbers(x: np.ndarray) -> None:
     """Raises `ArgumentError` if an array of x has something other than finite numbers."""
     if x.dtype.kind not in "biuf":
         raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
-    bad = np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
+    with np.errstate(over="ignore"):
+        as_computed = x.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(as_computed).all(axis=tuple(range(1, x.ndim))))
     if bad.size:
         raise ArgumentError("x", f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
 

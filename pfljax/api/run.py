@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,6 +131,7 @@ class Run:
         self.clients = clients
         problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
         problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
+        check_config(config)
         config = config or describe.config(method, clients, modules_of(model), local, participation, told | timed)
         clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
@@ -223,6 +225,16 @@ def of_each_trial(
     return {trial: of_split[trial.of_data] for trial in trials}
 
 
+def check_config(config: dict | None) -> None:
+    """Raises `ArgumentError` for content of config.json that JSON does not have."""
+    try:
+        json.dumps(files.plain(config))
+    except (TypeError, ValueError, RecursionError) as error:
+        line = str(error).partition("\n")[0]
+        accepted = "accepted: dicts, lists, texts, numbers and None"
+        raise ArgumentError("config", f"is no JSON ({line}); {accepted}") from error
+
+
 def scaled_as(model: Any, clients: Federation) -> Federation:
     """The clients, with the scaling of inputs that a model brings along from `Result.export`, if it does.
 
@@ -307,6 +319,9 @@ def start(
     cores.check_settings(compiled=not isinstance(experiments[0].problem.plan, PythonPlan))
     for each in experiments:
         check_memory(each.problem.model)
+        if jax.config.jax_debug_nans and each.attack.active:
+            text = "attackers have no scores, which are NaN; accepted with an attack: False"
+            raise ArgumentError("JAX_DEBUG_NANS", text, True)
     for out in outs or ():
         processes.first(functools.partial(files.check_writable, out))
     if outs:

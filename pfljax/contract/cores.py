@@ -45,6 +45,15 @@ def check_settings(compiled: bool = True) -> None:
     if config.jax_numpy_dtype_promotion == "strict":
         text = "networks, optimizers and methods mix types; accepted: standard"
         raise ArgumentError("JAX_NUMPY_DTYPE_PROMOTION", text, "strict")
+    if config.jax_numpy_rank_promotion == "raise":
+        text = "networks and methods broadcast arrays of fewer axes; accepted: allow or warn"
+        raise ArgumentError("JAX_NUMPY_RANK_PROMOTION", text, "raise")
+    if config.jax_enable_x64:
+        text = "models and what methods keep are float32 and int32; accepted: False"
+        raise ArgumentError("JAX_ENABLE_X64", text, True)
+    if config.jax_check_tracer_leaks:
+        text = "networks and methods remember what they have traced; accepted: False"
+        raise ArgumentError("JAX_CHECK_TRACER_LEAKS", text, True)
     if compiled and config.jax_disable_jit:
         text = "rounds are compiled; accepted: False, or plan=python, which calls functions as they are"
         raise ArgumentError("JAX_DISABLE_JIT", text, True)

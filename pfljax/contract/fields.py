@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -133,7 +134,8 @@ class Field(NamedTuple):
     def check(self, value: Any, owner: str = "") -> Any:
         """Returns the value as plain Python if it is a NumPy scalar. Raises `ArgumentError` if it is not accepted."""
         if isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.ndim == 0:
-            value = value.item()
+            is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+            value = value if is_key else value.item()
         if isinstance(value, np.generic):
             value = value.item()
         if "float32" in self.limits.get("choices", ()) and not isinstance(value, str | None):  # such as jnp.float32

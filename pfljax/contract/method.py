@@ -86,6 +86,8 @@ def method(
     """
 
     def register(cls: Any) -> Any:
+        if not isinstance(cls, type):
+            raise ArgumentError("method", f"stands above {type(cls).__name__}; accepted: a class, which is a dataclass")
         registered = name or cls.__name__.lower()
         other, doc = METHODS.get(registered), inspect.getdoc(cls)
         if other is not None and _origin(other) != _origin(cls):

@@ -54,7 +54,8 @@ class Federation:
             do not.
         official_test: Whether the clients' test examples are the data set's own; None: it has none of its own.
         tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
-        feature_names: Names of the columns of x if the data set is a table; otherwise empty.
+        feature_names: Names of the columns of x if the data set is a table; otherwise empty. `predict` takes tables
+            with these columns in any order.
         origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: unknown.
     """
 
@@ -289,7 +290,9 @@ class Federation:
         task = "classification" if num_classes is not None and task == "auto" else task
         options = {"ignored_index": ignored_index, "num_classes": num_classes, "standardize": standardize, "name": name}
         source = make_source(given, task=task, images=False, **options)
-        return load(source, partition, splits, num_clients=num_clients, seed=seed)
+        found = load(source, partition, splits, num_clients=num_clients, seed=seed)
+        columns = getattr(x, "columns", None)
+        return found if columns is None else dataclasses.replace(found, feature_names=tuple(map(str, columns)))
 
 
 def pooled(examples: np.ndarray, size: np.ndarray) -> Pooled:

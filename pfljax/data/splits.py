@@ -10,7 +10,7 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
 from pfljax.data.dealing import Assignment
-from pfljax.data.sources.source import generator
+from pfljax.data.sources.source import generator, mixed_bits
 
 
 @settings
@@ -97,20 +97,9 @@ def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> d
 
 
 def _lots(seed: int, purpose: str, owner: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Random numbers (n,) uint64 of examples, each a function of the seed, the client and the example's rank there.
-
-    They are Steele, Lea and Flood's SplitMix64 ("Fast splittable pseudorandom number generators", 2014) of these.
-    """
+    """Random numbers (n,) uint64 of examples, each a function of the seed, the client and the example's rank there."""
     start = generator(seed, purpose).integers(2**64, dtype=np.uint64)
-    return _mixed(_mixed(start + owner.astype(np.uint64)) + rank.astype(np.uint64))
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's output function."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    return mixed_bits(mixed_bits(start + owner.astype(np.uint64)) + rank.astype(np.uint64))
 
 
 def _rank(owner: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples
 from pfljax.data.federation import Federation
+from pfljax.data.sources.source import mixed_bits
 
 BLOCK = 1024  # rows that are read at a time
 _digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary()
@@ -36,7 +37,7 @@ def _digest(federation: Federation) -> str:
         for place in range(split.y.shape[1]):  # excludes padding
             real = place < size
             for examples in jax.tree.leaves((split.x, split.y), is_leaf=is_pooled):
-                code[real] = _mixed(code[real] ^ _codes(examples, real, place, tables))
+                code[real] = mixed_bits(code[real] ^ _codes(examples, real, place, tables))
         rows += [size, code]
     found = np.stack(rows, axis=1).view(np.uint8)
     return hashlib.sha256(federation.of_all(found).tobytes()).hexdigest()[:12]
@@ -53,7 +54,7 @@ def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, n
             tables[id(pool)] = _codes_of_rows(examples)
         return tables[id(pool)][examples.index[real, place]]
     if examples.ndim == 2:  # one number per example
-        return _mixed(examples[real, place].astype(np.float64).view(np.uint64))
+        return mixed_bits(examples[real, place].astype(np.float64).view(np.uint64))
     return np.array([_code(row) for row in examples[real, place]], np.uint64)
 
 
@@ -69,13 +70,6 @@ def _codes_of_rows(examples: Pooled) -> np.ndarray:
 
 def _code(row: np.ndarray) -> int:
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=8).digest(), "little")
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64: makes every bit of a uint64 depend on all others."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return (values ^ values >> np.uint64(31)) + np.uint64(0x9E3779B97F4A7C15)
 
 
 def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:

@@ -162,10 +162,10 @@ def named(metrics: Mapping[str, Any] | Sequence[str] | None, reserved: set[str],
     metrics that do not fit the clients' task.
     """
     given = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics or ()}
-    of_functions = {known.function: name for name, known in METRICS.items()}
+    of_functions = {id(known.function): name for name, known in METRICS.items()}
     found: dict[str, Metric] = {}
     for name, each in given.items():
-        known = each if isinstance(each, str) else of_functions.get(each)
+        known = each if isinstance(each, str) else of_functions.get(id(each))
         if known is not None:
             found[name] = of_task(known, task)
         elif callable(each):

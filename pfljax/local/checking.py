@@ -47,6 +47,9 @@ def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Pa
     except ArgumentError:  # a loaded run's optimizer that was not recorded says so where it trains
         return
     except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+            text = "its update refuses the keywords that others get, the round's number and the loss as value"
+            raise ArgumentError("optimizer", f"{text}; accepted: an update with **extra_args") from error
         raise _failed("optimizer", OPTIMIZER, error) from error
     if not isinstance(found, tuple) or len(found) != 2:
         text = f"its update returned {type(found).__name__}; accepted: updates and the new state"

@@ -118,7 +118,7 @@ class Solver(NamedTuple):
         return jax.lax.cond(
             size > batch,
             lambda: shuffle(key, size, n_max, epochs),
-            lambda: jnp.broadcast_to(jnp.arange(n_max), (epochs, n_max)),
+            lambda: jnp.broadcast_to(jnp.arange(n_max, dtype=jnp.int32), (epochs, n_max)),
         )
 
     def fit(

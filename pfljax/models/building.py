@@ -165,11 +165,19 @@ def build(
     module = called(given, outputs, name)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
-    if all(isinstance(leaf, int | np.integer) for leaf in jax.tree.leaves(input_shape)):
+    is_shape = all(isinstance(leaf, int | np.integer) for leaf in jax.tree.leaves(input_shape))
+    if isinstance(module, TOKENS) and not is_shape:
+        dtypes = [leaf.dtype for leaf in jax.tree.leaves(input_shape)]
+        wrong = {str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.integer)}
+        if wrong:
+            raise ArgumentError("model", f"takes tokens, but x is {', '.join(sorted(wrong))}; accepted: integers", name)
+    if is_shape:
         input_shape = jax.ShapeDtypeStruct(tuple(input_shape), dtype)
     integer = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, TOKENS)
     batch_of = lambda num, leaf: leaf.update(shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype)
-    inputs = jax.tree.map(functools.partial(batch_of, 2), input_shape)
+    # Of several examples, whose number is no other size, so that mistaking one axis for another shows.
+    several = next(num for num in (2, 3, 5) if num != outputs and num not in (target_shape or ()))
+    inputs = jax.tree.map(functools.partial(batch_of, several), input_shape)
     example = jax.tree.map(functools.partial(batch_of, 1), input_shape)
     if not isinstance(model, Model):
         model = Model(module, example)
@@ -180,8 +188,9 @@ def build(
     built = dataclasses.replace(model, module=module, **options)
     check_outputs(built, inputs, outputs, name)
     if criterion is not None:
-        found = jax.ShapeDtypeStruct((2, *built.output_shape[1:]), jnp.float32)
-        losses.check(criterion, found, jax.ShapeDtypeStruct((2, *built.targets.shape[1:]), built.targets.dtype))
+        found = jax.ShapeDtypeStruct((several, *built.output_shape[1:]), jnp.float32)
+        targets = jax.ShapeDtypeStruct((several, *built.targets.shape[1:]), built.targets.dtype)
+        losses.check(criterion, found, targets)
     return built
 
 
@@ -214,7 +223,7 @@ def called(model: Any, outputs: int, name: str) -> Any:
 
 
 def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None:
-    """Raises `ArgumentError` if the model fails on inputs (2, *features), or returns anything but logits or values."""
+    """Raises `ArgumentError` if the model fails on inputs (B, *features), or returns anything but logits or values."""
     told = f"{jax.tree.map(lambda leaf: leaf.shape, inputs)}{'' if model.dtype == FLOAT32 else f' in {model.dtype}'}"
     try:
         params = model.network.shapes
@@ -228,8 +237,12 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
         raise ArgumentError("model", f"fails on inputs of shape {told}: {line}{hint}", name) from error
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)):
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
-    batch, *features = getattr(inputs, "shape", (2,))
-    places = features if len(features) == 1 else []  # sequences may have logits everywhere
+    if not isinstance(found, jax.ShapeDtypeStruct):
+        text = f"returns {type(found).__name__}; accepted: one array of logits or values"
+        raise ArgumentError("model", text, name)
+    batch, *features = getattr(inputs, "shape", jax.tree.leaves(inputs)[0].shape[:1])
+    # Sequences may have logits everywhere, unless each has one target.
+    places = features if len(features) == 1 and model.target_shape is None else []
     if model.target_shape is not None and (model.target_shape or model.task == "multilabel"):
         wanted = (*model.target_shape, *[outputs] * (model.task == "classification"))
         each, accepted = (", ".join(map(str, ("batch", *shape))) for shape in (model.target_shape, wanted))
@@ -242,6 +255,8 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
     if found.shape not in shapes:
         given = ", ".join(["batch", *map(str, found.shape[1:])])
         raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        raise ArgumentError("model", f"returns outputs of {found.dtype}; accepted: floats", name)
     if model.task != "regression":
         if ends_in(traced.jaxpr, "logistic"):
             raise ArgumentError("model", OF_SIGMOID, name)

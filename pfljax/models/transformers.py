@@ -234,6 +234,8 @@ class Transformer(nn.Module):
     def __call__(self, x: Array) -> Array:
         """Tokens (B, T), integers -> logits (B, T, outputs) or (B, outputs)."""
         check_sizes(self)
+        if self.kind not in ("decoder", "encoder"):
+            raise ArgumentError("kind", "accepted: decoder or encoder", self.kind)
         if x.ndim != 2:
             raise ArgumentError("model", f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}")
         style, x = style_of(self.style), x.astype(jnp.int32)

@@ -6,6 +6,7 @@ networks in `transformers`. A dict of the same form describes any other.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as File
@@ -156,6 +157,8 @@ class Saved(Frozen):
         Raises:
             ArgumentError: for an unknown layout, or a file that is not there. Nothing is downloaded.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentError("frozen", f"is {type(path).__name__}; accepted: the path of a safetensors file")
         file = File(expanded(path, "frozen"))
         if not file.is_file():
             text = f"no file {file.absolute()}; weights are not downloaded: save them there as safetensors"

@@ -51,6 +51,8 @@ def test_rows_without_a_clock_have_no_times(finished_comparison):
     folders = [finished_comparison.out / "fedavg" / f"seed-{seed}" for seed in (0, 1)]
     cells = [Cell.read(folder) for folder in folders]
     row = method_row("fedavg", cells, [(0, None), (1, None)], target=0.0)
+    curves = [[each["accuracy"] for each in cell.rows] for cell in cells]
+    np.testing.assert_allclose(row["curve_mean"], np.mean(curves, axis=0))
     simulated = [cell.rows[-1]["simulated_seconds"] for cell in cells]
     assert row["simulated_mean"] == pytest.approx(np.mean(simulated)) and row["seconds_to_target"] == [0, 0]
 

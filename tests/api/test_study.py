@@ -155,3 +155,7 @@ def test_shares_of_a_comparison_make_the_whole(tmp_path):
 def test_mistakes_are_one_line(flag, tmp_path):
     line = one_line(call(compare.COMMAND, *FLAGS, flag, f"--out={tmp_path / 'out'}", code=2))
     assert line.startswith(flag) and "accepted: " in line and not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_finished_cell_is_not_damaged(tmp_path):
+    assert study.damage(tmp_path) == "" == study.damage(tmp_path / "none")

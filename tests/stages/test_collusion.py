@@ -130,3 +130,8 @@ def test_rules_hold_against_colluders_where_the_mean_does_not(rule):
     honest = np.float64(states[1].models["Dense_0"]["kernel"] - states[0].models["Dense_0"]["kernel"]).ravel()
     trim = {} if rule == "median" else {"trim": 0.23}
     assert moved(Server()) @ honest < 0 < moved(Server(aggregator=rule, **trim)) @ honest
+
+
+def test_the_formula_of_almost_half_the_clients():
+    """49 of 100: two of the 51 honest clients are needed, so all but 49 of 51 are farther from the mean."""
+    assert float(quantile(np.int32(100), np.int32(49))) == pytest.approx(scipy.stats.norm.ppf(49 / 51), rel=1e-4)

@@ -11,6 +11,8 @@ import pytest
 from flax import nnx
 
 import pfljax as pfl
+from pfljax import models
+from pfljax.training.mixing import unevenly_filled
 
 RNG = np.random.default_rng(0)
 
@@ -209,3 +211,13 @@ def test_tokens_out_of_range_are_told_as_losses_that_are_not_finite_from_the_sta
     where = "train" if part == "train" else "test"
     assert f"on its {where} examples" in line and "no learning rate helps" in line
     assert not any("smaller learning rate" in each for each in lines)
+
+
+def test_clients_with_unevenly_filled_mini_batches_are_counted():
+    """Mini-batches of 4: the last ones have 4, 1, 3, 2, 3 and 0 examples; one client has none."""
+    solver = pfl.LocalTraining(optax.sgd(0.1), batch_size=4).bind(models.build(Plain(2), (4,), "classification", 2))
+    sizes = np.array([8, 5, 3, 6, 7, 0])
+    assert unevenly_filled(solver, sizes, 8) == 4  # no mask: all that are not full
+    normalized = pfl.LocalTraining(optax.sgd(0.1), batch_size=4)
+    normalized = normalized.bind(models.build(Normalized(2), (4,), "classification", 2))
+    assert unevenly_filled(normalized, sizes, 8) == 2  # 1 and 2 examples are repeated equally often

@@ -19,6 +19,7 @@ BLOCK = 1024  # rows that are checked at a time
 LARGEST = np.finfo(np.float32).max
 TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
+MOST_TOKENS = 10**6  # vocabularies are smaller
 FEW = 9  # classes that may be missing between others
 NO_CLASS = (99, 127, 254, 255, 999, 9999, 32767, 65534, 65535)  # numbers that often stand for no class
 MISSING = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")  # strings of missing values that became text
@@ -370,7 +371,7 @@ def _warn_of_unscaled(key: str, x: np.ndarray) -> None:
     """Warns of integers that are not scaled, since they may be tokens, but are no tokens by their shape or range."""
     smallest, largest = int(np.min(x)), int(np.max(x))
     is_bits = smallest >= 0 and largest <= 1
-    if is_bits or not (x.ndim > 2 or smallest < 0 or 127 < largest <= 255):
+    if is_bits or not (x.ndim > 2 or smallest < 0 or 127 < largest <= 255 or largest > MOST_TOKENS):
         return
     pixels = f"if they are pixels, pass {key}.astype('uint8')" if 0 <= smallest <= largest <= 255 else ""
     numbers = f"if they are {'other ' * bool(pixels)}measurements, pass {key}.astype(float)"

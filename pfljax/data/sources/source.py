@@ -85,6 +85,16 @@ def generator(seed: int, purpose: str) -> np.random.Generator:
     return np.random.default_rng([seed, *purpose.encode()])
 
 
+def mixed_bits(values: np.ndarray) -> np.ndarray:
+    """Makes every bit of a uint64 depend on all others.
+
+    The finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return (values ^ values >> np.uint64(31)) + np.uint64(0x9E3779B97F4A7C15)
+
+
 def subsample(rng: np.random.Generator, n: int, fraction: float) -> np.ndarray | slice:
     """Samples which of n examples to keep: sorted indices; for fraction 1, a slice of all, which copies nothing."""
     size = max(1, round(fraction * n))
