@@ -435,7 +435,7 @@ def table_of(
         found: The methods by title; the table says what was tuned for a `Tuning`.
     """
     own = next(iter(cells.values()))
-    trials, about = trials or [(cell.summary["seed"], None) for cell in own], own[0].summary
+    trials, about = trials or [Trial(cell.summary["seed"]) for cell in own], own[0].summary
     scored, num_clients = about.get("scored_clients"), about["num_clients"]
     sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
     title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials)}"

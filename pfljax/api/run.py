@@ -317,9 +317,10 @@ def start(
     """Returns the trainer of one run, or of several runs as replicates; further `options` are those of `Trainer`."""
     experiments = [run.experiment for run in runs]
     cores.check_settings(compiled=not isinstance(experiments[0].problem.plan, PythonPlan))
+    config: Any = jax.config
     for each in experiments:
         check_memory(each.problem.model)
-        if jax.config.jax_debug_nans and each.attack.active:
+        if config.jax_debug_nans and each.attack.active:
             text = "attackers have no scores, which are NaN; accepted with an attack: False"
             raise ArgumentError("JAX_DEBUG_NANS", text, True)
     for out in outs or ():

@@ -205,8 +205,9 @@ def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | Non
 
     Rows have "algorithm" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
     """
-    trial = lambda run: (run["seed"], run.get("split"))
-    scores = {row["algorithm"]: {trial(run): run[score] for run in row["seeds"]} for row in rows}
+    scores = {}
+    for row in rows:
+        scores[row["algorithm"]] = {Trial(run["seed"], run.get("split")): run[score] for run in row["seeds"]}
     found = standings(scores, sign_of(score), reference)
     return [{**row, **found[row["algorithm"]]} for row in rows]
 

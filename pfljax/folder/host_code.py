@@ -295,7 +295,7 @@ class _Reader:
             self._read_sequence(value)
         elif getattr(value, "__wrapped__", None) is not None and not isinstance(value, types.FunctionType):
             self.add("wrapper", type(value).__qualname__)  # such as jax.jit and functools.cache
-            self.read(value.__wrapped__)
+            self.read(getattr(value, "__wrapped__"))  # noqa: B009
         elif isinstance(value, types.BuiltinFunctionType):
             self.add("built-in", str(value.__module__), value.__qualname__)
             if not isinstance(value.__self__, types.ModuleType | types.NoneType):
@@ -459,7 +459,8 @@ class _Reader:
 
 def plain(value: Any) -> Any:
     """A value of a built-in type in place of one of a class derived from it."""
-    for kind in (list, tuple, dict, str, bytes, int, float):
+    kinds: tuple[Any, ...] = (list, tuple, dict, str, bytes, int, float)
+    for kind in kinds:
         if isinstance(value, kind):
             return kind(value)
     return value
