@@ -284,3 +284,13 @@ def test_a_function_of_the_split_is_tuned_on_the_splits_of_the_table():
     found = [(row["seed"], row["split"]) for row in table.rows[0]["seeds"]]
     assert found == [(seed, split) for split in range(3) for seed in (0, 1)]
     assert "over seeds 0, 1 on splits 0, 1, 2" in table.title
+
+
+def test_a_grid_is_widened_as_often_as_allowed(monkeypatch):
+    """The best rate is 100, two steps beyond the largest."""
+    rated(monkeypatch, lambda rate, method: -abs(np.log10(rate) - 2))
+    points = grid([0.1, 1.0])
+    for widen, further, at_edge in ((0, [], ["learning_rate"]), (1, [10], ["learning_rate"]), (3, [10, 100, 1000], [])):
+        tuning = search(points, [0], run_of, 1, widen=widen)
+        assert [point.learning_rate for point in tuning.points[len(points) :]] == further
+        assert tuning.at_edge == at_edge

@@ -228,3 +228,10 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
 def test_an_unknown_task_is_refused(npz):
     with pytest.raises(ArgumentError, match=r"^task=classes: accepted: auto, classification, regression, multilabel$"):
         npz({"task": "classes"}, x=X, y=Y)
+
+
+def test_the_widest_gap_between_classes_is_told():
+    """Classes 0, 1, 3 and 255: 2 may be missing by chance, but 4 to 254 are not."""
+    y = np.tile([0, 1, 3, 255], (30, 2))
+    with pytest.warns(UserWarning, match=r"^y: has no class from 4 to 254, but class 255"):
+        Federation.from_arrays(np.ones((30, 8), np.float32), y, client=np.arange(30) % 2)
