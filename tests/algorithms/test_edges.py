@@ -16,7 +16,7 @@ NOBODY = [
     # Batch statistics are no update.
     pytest.param("fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}, marks=pytest.mark.slow),
     ("scaffold", {"rate": 0.5}, {}),
-    pytest.param("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}, marks=pytest.mark.slow),
+    ("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}),
 ]
 
 
@@ -41,7 +41,6 @@ def test_fedamp_s_server_keeps_the_models_of_absent_clients():
         np.testing.assert_array_equal(np.flatnonzero(changed), rounds.cohort(number))
 
 
-@pytest.mark.slow
 def test_federico_s_clients_count_the_rounds_that_they_took_part_in():
     rounds = play("federico", rounds=4, cohort=3, knobs={"neighbors": 1})
     counts = np.zeros(4, int)
