@@ -55,7 +55,6 @@ def check_row(row):
     assert row["client_updates_per_second"] == pytest.approx(clients / row["seconds_per_round"])
 
 
-@pytest.mark.slow
 def test_a_cell_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests need what they have compiled
     flags = ("--algorithms=fedavg", "--num_clients=4", "--devices=1", "--plan=map")
