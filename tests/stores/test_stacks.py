@@ -218,7 +218,6 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
             stacks.write(files, np.array([1]), rows)
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
     """Rows on disk and in host memory make the same run."""
     disk, host = (outcome_of(make_experiment("local", store), 2, out=tmp_path / store) for store in ("disk", "host"))
