@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -176,7 +177,7 @@ def build(
     integer = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, TOKENS)
     batch_of = lambda num, leaf: leaf.update(shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype)
     # Of several examples, whose number is no other size, so that mistaking one axis for another shows.
-    several = next(num for num in (2, 3, 5) if num != outputs and num not in (target_shape or ()))
+    several = next(num for num in itertools.count(2) if num not in (outputs, *(target_shape or ())))
     inputs = jax.tree.map(functools.partial(batch_of, several), input_shape)
     example = jax.tree.map(functools.partial(batch_of, 1), input_shape)
     if not isinstance(model, Model):
