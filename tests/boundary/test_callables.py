@@ -153,7 +153,7 @@ CASES = [
 VALUES = {
     "LaTeX": (r"a\textbackslash{}\{b\}\textasciitilde{}\textasciicircum{}\_\%\&\#\$ \textbackslash{}input\{x\} $-1.5$"),
     "LaTeX of a hyphen": r"pFedMe-2 \textbar{} \textless{} \textgreater{}",
-    "Markdown": r"a\|b &lt;img src=x&gt; \*c\* \`d\` \[e\](f) g",
+    "Markdown": r"a\|b &lt;img src=x&gt; *c* `d` [e](f) g",
 }
 NAMES = [(case.name,) for case in CASES]
 ORDERED = sorted(NAMES, key=lambda name: order(name[0]))
