@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from pfljax import report
-from pfljax.api.run import ClientsOfSplit, Folder, Run, Say, check_method, of_each_trial
+from pfljax.api.run import ClientsOfSplit, Folder, Run, Say, check_method, check_splits, of_each_trial
 from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
-from pfljax.api.tuning import Tuning, check_splits
+from pfljax.api.tuning import Tuning
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seeds, checked, knob, nearest
@@ -373,9 +373,14 @@ def compare(
     check_splits(clients, splits)
     trials = trials_of(seeds, splits)
     clients_of = of_each_trial(clients, trials)
-    parts = lambda each: (each.method, each.local) if isinstance(each, Tuning) else (each, local)
-    make = lambda method, own, trial: Run(method, clients_of[trial], model, own, seed=trial.seed, **options)
-    runs = {title: [make(*parts(each), trial) for trial in trials] for title, each in found.items()}
+
+    def run_of(entry: Any, trial: Trial) -> Run:
+        """A run of a method, or of what tuning chose for it."""
+        method = method_of(entry)
+        how = entry.local if isinstance(entry, Tuning) else local
+        return Run(method, clients_of[trial], model, how, seed=trial.seed, **options)
+
+    runs = {title: [run_of(entry, trial) for trial in trials] for title, entry in found.items()}
     folders = {title: [Path(out) / title / trial.folder for trial in trials] if out else [] for title in found}
     study = Study(rounds, schedule, replicate, rerun, say)
     for title in found:  # find mistakes before training anything

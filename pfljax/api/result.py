@@ -327,10 +327,9 @@ def in_order(x: Any, names: Sequence[str]) -> Any:
     if given == list(names):
         return x
     if sorted(given) != sorted(names):
-        lacking = [name for name in names if name not in given]
-        others = [name for name in given if name not in names]
-        text = " and ".join([f"lacks {few(lacking)}"] * bool(lacking) + [f"has {few(others)}"] * bool(others))
-        raise ArgumentError("x", f"{text}; accepted: the columns {few(list(names))}")
+        lacking = few([name for name in names if name not in given]) or "none"
+        others = few([name for name in given if name not in names]) or "no others"
+        raise ArgumentError("x", f"lacks {lacking} and has {others}; accepted: the columns {few(list(names))}")
     return x[[columns[given.index(name)] for name in names]]
 
 

@@ -225,6 +225,14 @@ def of_each_trial(
     return {trial: of_split[trial.of_data] for trial in trials}
 
 
+def check_splits(clients: Any, splits: Sequence[int] | None) -> None:
+    """Raises `ArgumentError` for splits of clients that are divided already."""
+    if splits is not None and isinstance(clients, Federation):
+        text = "accepted only if clients are a function of the split, such as "
+        text += "lambda split: pfl.data.digits(num_clients=8, seed=split)"
+        raise ArgumentError("splits", text)
+
+
 def check_config(config: dict | None) -> None:
     """Raises `ArgumentError` for content of config.json that JSON does not have."""
     try:

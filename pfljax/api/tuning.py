@@ -11,7 +11,17 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from pfljax.api.run import ClientsOfSplit, Folder, Run, Say, check_method, of_each_trial, padded_alike, start
+from pfljax.api.run import (
+    ClientsOfSplit,
+    Folder,
+    Run,
+    Say,
+    check_method,
+    check_splits,
+    of_each_trial,
+    padded_alike,
+    start,
+)
 from pfljax.api.study import Rerun, in_parts
 from pfljax.contract import grids
 from pfljax.contract.errors import ArgumentError, RunError
@@ -381,14 +391,6 @@ def tune(
     how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
     with locks.locked([folder] if folder else [], lambda line: None):
         return search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
-
-
-def check_splits(clients: Any, splits: Sequence[int] | None) -> None:
-    """Raises `ArgumentError` for splits of clients that are divided already."""
-    if splits is not None and isinstance(clients, Federation):
-        text = "accepted only if clients are a function of the split, such as "
-        text += "lambda split: pfl.data.digits(num_clients=8, seed=split)"
-        raise ArgumentError("splits", text)
 
 
 def in_turn_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]:

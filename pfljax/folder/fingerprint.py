@@ -8,8 +8,6 @@ that only what changes results changes it. Each operation belongs to a part, suc
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
 import enum
 import functools
@@ -18,11 +16,9 @@ import importlib.metadata
 import inspect
 import re
 import sys
-import sysconfig
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -361,44 +357,24 @@ def canonical(value: Any, inside: list) -> str:
 def source(found: Any) -> dict[str, str]:
     """Digests of the file that defines a user's class or function and of the files below its folder that it imports.
 
-    Comments do not count. Files are named by their folder's name and their path within it. Empty if the object belongs
-    to a library, or has no file.
+    Comments and docstrings do not count. Files are named by their folder's name and their path within it. Empty if the
+    object belongs to a library, or has no file.
     """
     while isinstance(found, functools.partial):
         found = found.func
     made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
     module = sys.modules.get(getattr(made, "__module__", ""))
-    file = Path(getattr(module, "__file__", None) or "").absolute()
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    if module is None or not file.is_file() or module.__name__.partition(".")[0] in LIBRARIES:
+    file = host_code.file_of(module)
+    if file is None:
         return {}
-    if any(file.is_relative_to(folder) for folder in libraries):
-        return {}
-    root = file.parents[len((module.__package__ or "").split(".")) if module.__package__ else 0]
     digests: dict[str, str] = {}
-    left, folder = [file], file.parent
+    folder = file.parent
+    left = [file]
     while left:
         file = left.pop()
         name = file.relative_to(folder.parent).as_posix()
-        if name not in digests:
-            with contextlib.suppress(OSError, SyntaxError, ValueError):
-                parsed = ast.parse(file.read_bytes())
-                digests[name] = hashlib.sha256(ast.dump(parsed).encode()).hexdigest()[:16]
-                left += [each for each in imported(parsed, file, root) if each.is_relative_to(folder)]
+        digest = host_code.source_digest(file)
+        if digest and name not in digests:
+            digests[name] = digest
+            left += [each for each in host_code.imported_files(file) if each.is_relative_to(folder)]
     return digests
-
-
-def imported(parsed: ast.AST, file: Path, root: Path) -> Iterator[Path]:
-    """The files that a file imports, as far as they are found from the folder `root` of its outermost package."""
-    for node in ast.walk(parsed):
-        if isinstance(node, ast.Import):
-            base, names = root, [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = file.parents[node.level - 1] if node.level else root
-            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-        else:
-            continue
-        for words in (name.split(".") for name in names):
-            above = [base.joinpath(*words[:end]) for end in range(len(words) + 1)]
-            candidates = [*(path / "__init__.py" for path in above), *(path.with_suffix(".py") for path in above[1:])]
-            yield from filter(Path.is_file, candidates)

@@ -44,7 +44,7 @@ BOOKKEEPING |= {
     "__static_attributes__",
 }
 BOOKKEEPING |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "_abc_impl", "__abstractmethods__"}
-MOST_DEEP = 200  # of values inside values
+MOST_DEEP = 100  # of values inside values; each takes several frames of Python's stack
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, types.NotImplementedType)
 
 
@@ -57,15 +57,16 @@ def identity(function: Any) -> dict[str, Any]:
     Returns:
         "python": the version of Python, on which instructions depend.
         "code": digest of all that the function reaches.
-        "files": digest of the source of each user's file that defines a part of it, by the file's name.
+        "files": digest of the source of each user's file that defines a part of it, by `name_of` the file.
     """
     reader = _Reader()
     reader.read(function)
     reader.add(*sorted(map(source_digest, reader.whole_files())))
+    files = sorted({*reader.files, *reader.whole_files()})
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "code": reader.digest(),
-        "files": {file.name: source_digest(file) for file in sorted({*reader.files, *reader.whole_files()})},
+        "files": {name_of(file): source_digest(file) for file in files},
     }
 
 
@@ -74,13 +75,16 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
     Instructions of two versions of Python cannot be compared, so the files' sources are.
     """
-    was, new = before["files"], now["files"]
-    files = [name for name in sorted(was.keys() | new.keys()) if was.get(name) != new.get(name)]
-    if before["python"] == now["python"]:
-        if before["code"] == now["code"]:
-            return ""
-        return f"{', '.join(files)} changed" if files else "a value that it uses changed"
-    return f"{', '.join(files)} changed" if files else ""
+    digests_before = before["files"]
+    digests_now = now["files"]
+    names = sorted(digests_before.keys() | digests_now.keys())
+    files = [name for name in names if digests_before.get(name) != digests_now.get(name)]
+    comparable = before["python"] == now["python"]
+    if comparable and before["code"] == now["code"]:
+        return ""
+    if files:
+        return f"{', '.join(files)} changed"
+    return "a value that it uses changed" if comparable else ""
 
 
 def content(array: Any) -> bytes:
@@ -98,7 +102,7 @@ def file_of(module: types.ModuleType | None) -> Path | None:
     return users_file(getattr(module, "__file__", None))
 
 
-def users_file(name: str | None) -> Path | None:
+def users_file(name: str | Path | None) -> Path | None:
     """A file, unless it is a library's or there is none of this name."""
     if not name or not Path(name).is_file():
         return None
@@ -126,13 +130,31 @@ def is_users(defined: Any) -> bool:
     return file_of(module) is not None
 
 
+def parsed(file: Path) -> ast.Module | None:
+    """The syntax tree of a file; None if it cannot be read."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
 def source_digest(file: Path) -> str:
     """Digest of a file's syntax tree without comments, docstrings and formatting; "" if it cannot be read."""
-    try:
-        parsed = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    return hashlib.sha256(syntax(parsed).encode()).hexdigest()[:16]
+    tree = parsed(file)
+    return "" if tree is None else hashlib.sha256(syntax(tree).encode()).hexdigest()[:16]
+
+
+def root_of(file: Path) -> Path:
+    """The folder from which a file is imported: that of its outermost package."""
+    folder = file.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def name_of(file: Path) -> str:
+    """A file's name in messages: its path from the folder from which it is imported."""
+    return file.relative_to(root_of(file)).as_posix()
 
 
 def syntax(node: Any) -> str:
@@ -157,30 +179,24 @@ def has_docstring(node: ast.AST) -> bool:
 
 
 def imported_files(file: Path) -> Iterator[Path]:
-    """The user's files that a file imports, as far as they are found beside it or among the modules in memory."""
-    try:
-        parsed = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(parsed):
+    """The user's files that a file imports, if they are found from its folders or among the modules in memory."""
+    tree = parsed(file)
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
+            base = root_of(file)
             names = [alias.name for alias in node.names]
-            base = file.parent
         elif isinstance(node, ast.ImportFrom):
+            base = file.parents[node.level - 1] if node.level else root_of(file)
             names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
-            base = file.parents[node.level - 1] if node.level else file.parent
         else:
             continue
         for name in names:
             words = name.split(".")
-            for end in range(1, len(words) + 1):
-                module = sys.modules.get(".".join(words[:end]))
-                found = file_of(module)
-                if found is not None:
-                    yield found
-                path = base.joinpath(*words[:end])
-                candidates = (path.with_suffix(".py"), path / "__init__.py")
-                yield from (each.resolve() for each in candidates if each.is_file())
+            packages = [base.joinpath(*words[:end]) for end in range(len(words) + 1)]
+            candidates = [file_of(sys.modules.get(".".join(words[:end]))) for end in range(1, len(words) + 1)]
+            candidates += [users_file(path / "__init__.py") for path in packages]
+            candidates += [users_file(path.with_suffix(".py")) for path in packages[1:]]
+            yield from (each for each in candidates if each is not None)
 
 
 class Names(NamedTuple):

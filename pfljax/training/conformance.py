@@ -18,6 +18,7 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError, RunError, raised
+from pfljax.contract.held import given
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -296,11 +297,20 @@ class Contract:
         found = self._evaluate("apply", apply, full.models, full.inputs, x)
         self._shape("apply", "the outputs", found, like.shape, "float")
         if self.problem.model.task != "regression":
-            if building.ends_in(jax.make_jaxpr(apply)(full.models, full.inputs, x).jaxpr, "logistic"):
-                raise self._error("apply", building.OF_SIGMOID)
-            if building.sum_to_1(apply(*building.random_like((full.models, full.inputs, x)))):
-                raise self._error("apply", building.OF_SOFTMAX)
+            self._check_logits(apply, full, x)
         return full
+
+    def _check_logits(self, apply: Callable, prediction: Prediction, x: PyTree) -> None:
+        """Raises `ArgumentError` if `Algorithm.apply` returns probabilities, for random models and two examples."""
+        few = jax.tree.map(lambda leaf: leaf.update(shape=(min(leaf.shape[0], 2), *leaf.shape[1:])), x)
+        args = prediction.models, prediction.inputs, few
+        network = self.problem.model.network
+        with given(network, network.on(self.problem.plan)):
+            traced = jax.make_jaxpr(apply)(*args)
+            if building.ends_in(traced.jaxpr, "logistic"):
+                raise self._error("apply", building.OF_SIGMOID)
+            if building.sum_to_1(jax.jit(apply)(*building.random_like(args))):
+                raise self._error("apply", building.OF_SOFTMAX)
 
     def check_values(self, key: Key, state: State, clients: ClientData, ids: Array | None = None) -> None:
         """Checks cohort, index, weights and models of the initial state, whose rows are those of `ids`, or all."""

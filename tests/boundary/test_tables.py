@@ -1,6 +1,7 @@
 """Tables that users have, written by pandas, pyarrow and by hand: what is read, or one line of what is wrong."""
 
 import bz2
+import contextlib
 import datetime
 import decimal
 import gzip
@@ -452,7 +453,7 @@ ENDLESS = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t)"
     ],
 )
 def test_an_endless_view_ends_in_a_line(view, tmp_path):
-    with sqlite3.connect(tmp_path / "t.sqlite") as base:
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.sqlite")) as base, base:
         base.execute(f"CREATE VIEW {view}")
     with pytest.raises(pfl.ArgumentError, match="takes more steps than a file of its size needs"):
         pfl.data.read(tmp_path / "t.sqlite")

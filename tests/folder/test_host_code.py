@@ -414,6 +414,37 @@ def test_what_changes_nothing_is_not_noticed(edit, tmp_path):
     assert told(tmp_path, edit) == ""
 
 
+def test_files_of_packages_are_known_by_their_paths(tmp_path):
+    """Also if a helper imports them only when it is called, by their full names."""
+    texts = {
+        "pack/__init__.py": "",
+        "pack/score.py": "from pack.sub.helper import scaled\ndef score(outputs, y): return scaled(outputs)",
+        "pack/sub/__init__.py": "",
+        "pack/sub/helper.py": "def scaled(x):\n    from pack.other.helper import FACTOR\n    return FACTOR * x",
+        "pack/other/__init__.py": "",
+        "pack/other/helper.py": "FACTOR = 2.0",
+    }
+
+    def known(folder, changed=None):
+        for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text if name != changed else text.replace("2.0", "3.0"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(folder)
+            try:
+                return identity(importlib.import_module("pack.score").score)
+            finally:
+                for name in [name for name in sys.modules if name.partition(".")[0] == "pack"]:
+                    del sys.modules[name]
+
+    before = known(tmp_path / "before")
+    # The package of a helper is reached only by the import of its module.
+    assert set(before["files"]) == set(texts) - {"pack/sub/__init__.py"}
+    after = known(tmp_path / "after", changed="pack/other/helper.py")
+    assert difference(before, after) == "pack/other/helper.py changed"
+    assert difference(before | {"python": "3.0"}, after) == "pack/other/helper.py changed"
+
+
 def test_values_that_no_file_shows_are_noticed():
     def make(limit):
         return lambda outputs, y: (outputs > limit).mean()
