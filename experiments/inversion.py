@@ -33,7 +33,7 @@ from matplotlib.figure import Figure
 
 import pfljax as pfl
 from pfljax import report
-from pfljax.cli import build, launch, sweep
+from pfljax.cli import build, launch, tables
 from pfljax.cli.flags import RUNS, WHAT, Adapting, Network, define_data, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
@@ -224,7 +224,7 @@ def run(settings: Settings) -> None:
     heads = ["protection", "mean squared error", "PSNR, dB", "labels found"]
     body = [[r["protection"], f"{r['mse']:.2g}", f"{r['psnr']:.1f}", f"{r['labels']} of {len(labels)}"] for r in rows]
     title = f"{victims.name}: reconstructions of {len(labels)} examples from one-step updates, seed {settings.seed}"
-    sweep.write_table(title, heads, body, rows, out, "inversion.png")
+    tables.write(title, heads, body, rows, out, "inversion.png")
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments.figures import sweep_figure
 from pfljax import report
-from pfljax.cli import build, sweep
+from pfljax.cli import build, tables
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -157,7 +157,7 @@ class Study:
         settings = settings.with_defaults(methods)
         build.print_defaults(settings)
         settings = paper.common(settings)
-        trials = sweep.trials(settings)
+        trials = build.trials_of(settings)
         return cls(paper, settings, methods, trials, Path(settings.out))
 
     @property
@@ -177,12 +177,13 @@ class Study:
         """
         asked = list(asked) or [(Row(name, name, {}), {}, self.out / name) for name in self.methods]
         cells = [(self.settings_of(row, values), row.method, out) for row, values, out in asked]
-        sweep.check(self.settings, cells, self.trials, classes=True)
+        build.check_cells(self.settings, cells)
 
     def accuracies(self, row: Row, out: Path, values: Mapping[str, Any] | None = None) -> dict:
         """Runs a row's trials with its settings and `values`; returns accuracy and the table's other entries."""
         settings = self.settings_of(row, values)
-        summaries = sweep.cells(settings, row.method, self.trials, out)
+        trained = build.train_cells(settings, row.method, out)
+        summaries = trained.summaries
         accuracy = [summary["last"]["accuracy_mean"] for summary in summaries]
         privacy = [summary["privacy"] or {} for summary in summaries]
         return {
@@ -191,7 +192,7 @@ class Study:
             "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
             "learning_rate": rate_of(out / self.trials[0].folder),
-            **sweep.chosen(settings, row.method, out),
+            **trained.entries,
             "parameters": summaries[0]["parameters"],
             "epsilon": [ledger.get("epsilon") for ledger in privacy],
             "unaccounted": privacy[0].get("unaccounted"),
@@ -240,7 +241,7 @@ class Study:
             standing = self.standings({entry["algorithm"]: entry[column.folder] for entry in entries})
             for entry in entries:
                 entry[column.folder] |= standing[entry["algorithm"]]
-        sweep.write_table(title, heads, body, entries, self.out)
+        tables.write(title, heads, body, entries, self.out)
         self.print_differences(rows[0], entries[0][columns[0].folder], tuned)
 
     def curve(self, row: Row, out: Path) -> dict:
@@ -280,7 +281,7 @@ class Study:
         report.save(sweep_figure(points, labels), self.out / name)
         title = title or f"{settings.dataset}, {settings.num_distributions} distributions"
         title += ", test accuracy after the last round"
-        sweep.write_table(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
+        tables.write(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
         self.print_differences(rows[0], points[0])
 
     def print_differences(self, row: Row, cell: dict, tuned: Sequence[str] = ()) -> None:

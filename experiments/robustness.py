@@ -22,8 +22,8 @@ from absl import flags
 from experiments.figures import sweep_figure
 from experiments.papers import of_accuracies, over_runs
 from pfljax import report
-from pfljax.api import comparison
-from pfljax.cli import build, launch, sweep
+from pfljax.api import table
+from pfljax.cli import build, launch, tables
 from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
@@ -75,7 +75,7 @@ def aggregators_of(settings: Settings, name: str) -> Sequence[str]:
     """The aggregators that a method runs with: the mean if its server averages nothing."""
     if not settings.aggregators:
         return AGGREGATED.get(name, ("mean",))
-    trial = sweep.trials(settings)[0]
+    trial = build.trials_of(settings)[0]
     try:
         build.build_run(
             settings.pinned(aggregator="median"), name, build.cached_clients(settings, trial.of_data), trial
@@ -97,11 +97,12 @@ def cell_of(settings: Settings, line: Line, attack: str, share: float, out: Path
 def attacked(settings: Settings, line: Line, attack: str, share: float, out: Path) -> dict:
     """Scores for a line and a share of attackers: honest clients' accuracy, and the weight they give to attackers."""
     settings, folder = cell_of(settings, line, attack, share, out)
-    trials = sweep.trials(settings)
+    trials = build.trials_of(settings)
     accuracies, given = [], []
     for trial in trials:
         try:
-            summary = sweep.cells(settings, line.method, [trial], folder)[0]
+            alone = settings.replace(seeds=[str(trial.seed)], splits=[] if trial.split is None else [str(trial.split)])
+            (summary,) = build.train_cells(alone, line.method, folder).summaries
         except RunError as error:
             print(f"  {folder / trial.folder}: {error}")
             clients, _ = build.cached_clients(settings, trial.of_data)
@@ -147,7 +148,7 @@ def run(settings: Settings) -> None:
         (line, *cell_of(settings, line, *place, out)) for line in lines for place in product(settings.attacks, shares)
     ]
     cells = [(own, line.method, folder) for line, own, folder in asked]
-    sweep.check(settings, cells, sweep.trials(settings), classes=True)
+    build.check_cells(settings, cells)
     build.print_defaults(settings)
     for number, line in enumerate(lines, 1):
         for attack in settings.attacks:
@@ -159,10 +160,10 @@ def run(settings: Settings) -> None:
     report.save(sweep_figure(points, axes), out / "robustness.png")
     clients = f"{settings.dataset}, {settings.partition} partition"
     title = f"{clients}: accuracy of the honest clients after {settings.rounds} rounds, %, by share of attackers"
-    title += f"; {comparison.named(sweep.trials(settings))}; sample deviation over runs, their number in brackets"
+    title += f"; {table.named(build.trials_of(settings))}; sample deviation over runs, their number in brackets"
     title += "; and the weight that honest clients give to attackers"
     heads = ["method", "attack", *[f"{share:g}" for share in shares]]
-    sweep.write_table(title, heads, body, points, out, "robustness.png")
+    tables.write(title, heads, body, points, out, "robustness.png")
 
 
 def shown(cell: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ from experiments.fedem.paper import PAPER, SEEDS, TABLE2, data_and_model, publis
 from experiments.figures import sweep_figure
 from experiments.papers import Study, mean_over
 from pfljax import report
-from pfljax.api import comparison
-from pfljax.cli import launch, sweep
+from pfljax.api import table
+from pfljax.cli import build, launch, tables
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -45,7 +45,7 @@ def point(study: Study, method: str, panel: str, value: float) -> dict:
     """One point of a panel, a mean over all trials."""
     flag = {"participation": "participation", "components": "fedem.components"}[panel]
     settings = PAPER.settings_of(study.settings, method).replace({flag: value})
-    summaries = sweep.cells(settings, method, study.trials, study.out / f"{method}-{panel}-{value:g}")
+    summaries = build.train_cells(settings, method, study.out / f"{method}-{panel}-{value:g}").summaries
     paper = published(TABLE2, study, method) if value == {"participation": 1.0, "components": 3}[panel] else None
     return {
         "panel": panel,
@@ -72,7 +72,7 @@ def write_points(study: Study, points: Sequence[dict], name: str) -> None:
     ]
     report.save(sweep_figure(points, PANELS, "the paper's Table 2"), study.out / name)
     title = f"{data_and_model(study, points[0]['parameters'])}, test accuracy after the last round"
-    sweep.write_table(f"{title}, {comparison.named(study.trials)}", heads, body, points, study.out, name)
+    tables.write(f"{title}, {table.named(study.trials)}", heads, body, points, study.out, name)
 
 
 def run(settings: Settings) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments.papers import Paper, Study, mean_over, of_accuracies, rate_of
 from pfljax import report
-from pfljax.api import comparison
-from pfljax.cli import sweep
+from pfljax.api import table
+from pfljax.cli import build, tables
 from pfljax.cli.settings import Settings
 from pfljax.evaluation.statistics import deviation
 from pfljax.folder import files
@@ -84,9 +84,9 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
     """
     settings, title = PAPER.settings_of(study.settings, method), title or method
     out = study.out / title.replace(", ", "-").replace(" ", "-")
-    summaries = sweep.cells(settings.replace(rounds=rounds or settings.rounds), method, study.trials, out)
+    summaries = build.train_cells(settings.replace(rounds=rounds or settings.rounds), method, out).summaries
     kept = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
-    rounds, curves = over_rounds(kept, "accuracy")
+    evaluated, curves = over_rounds(kept, "accuracy")
     read = lambda name: [summary["last"][name] for summary in summaries]
     return {
         "algorithm": title,
@@ -96,7 +96,7 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
         "paper": published(TABLE2, study, title),
         "parameters": summaries[0]["parameters"],
         "learning_rate": rate_of(out / study.trials[0].folder),
-        "rounds": rounds,
+        "rounds": evaluated,
         "curve_mean": curves.mean(axis=0).tolist(),
         "curve_std": deviation(curves).tolist(),
         "seconds_per_round": mean_over(summaries, lambda summary: summary["seconds_per_round"]),
@@ -119,7 +119,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
     ]
     report.save(report.comparison_figure(rows), study.out / "curves.png")
     title = f"{data_and_model(study, rows[0]['parameters'])}, test accuracy after the last round"
-    sweep.write_table(f"{title}, {comparison.named(study.trials)}", heads, body, rows, study.out, "curves.png")
+    tables.write(f"{title}, {table.named(study.trials)}", heads, body, rows, study.out, "curves.png")
 
 
 def data_and_model(study: Study, parameters: int) -> str:

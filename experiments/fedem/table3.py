@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments.fedem.paper import PAPER, SEEDS, TABLE3, beside, data_and_model, published, start
 from experiments.papers import Study, mean_over, rate_of
-from pfljax.api import comparison
-from pfljax.cli import launch, sweep
+from pfljax.api import table
+from pfljax.cli import build, launch, tables
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
 
@@ -31,7 +31,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def row_of(study: Study, method: str, out: Path) -> dict:
     """A method's row, means over seeds."""
-    summaries = sweep.cells(PAPER.settings_of(study.settings, method), method, study.trials, out)
+    summaries = build.train_cells(PAPER.settings_of(study.settings, method), method, out).summaries
     results = [files.read_npz(out / trial.folder / "results.npz")["accuracy_train"][-1] for trial in study.trials]
     seen = [
         np.average(train, weights=[client["n_train"] for client in summary["per_client"]])
@@ -71,8 +71,8 @@ def run(settings: Settings) -> None:
     share = f"{settings.unseen_clients:.0%}"
     about = data_and_model(study, rows[0]["parameters"])
     title = f"{about}, average test accuracy of {share} of the clients, unseen in training"
-    title += f", {comparison.named(study.trials)}"
-    sweep.write_table(title, heads, body, rows, study.out)
+    title += f", {table.named(study.trials)}"
+    tables.write(title, heads, body, rows, study.out)
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 from experiments.federico import curve
-from pfljax.cli import build, launch, sweep, train
+from pfljax.cli import build, launch, tables, train
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
@@ -47,7 +47,7 @@ def run(settings: Settings) -> None:
         body.append([name, *(f"{cell:.{digits}f}" for cell, digits in zip(cells, (4, 2, 2, 2), strict=True))])
     heads = ["", "mean squared error", "x FedAvg's", "cosine of weights, next intervals", "others"]
     title = f"sine, {settings.num_clients} intervals, after {settings.rounds} rounds"
-    sweep.write_table(title, heads, body, rows, Path(settings.out), "*/figures/curve.png")
+    tables.write(title, heads, body, rows, Path(settings.out), "*/figures/curve.png")
     print("The paper prints no values; its figure shows weights on neighboring intervals only.")
 
 

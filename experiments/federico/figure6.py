@@ -15,7 +15,7 @@ from experiments.federico import paper
 from experiments.figures import knob_curves
 from experiments.papers import Row, Study
 from pfljax import report
-from pfljax.cli import launch, sweep
+from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
 from pfljax.report.run_data import over_rounds
@@ -61,7 +61,7 @@ def run(settings: Settings) -> None:
     report.save(knob_curves(panels), study.out / "figure6.png")
     rows = [line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines]
     title = f"{study.data}, {study.settings.num_distributions} distributions, after {study.settings.rounds} rounds"
-    sweep.write_table(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")
+    tables.write(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")
     study.print_differences(Row("federico", "federico", {}), rows[-1])
 
 

@@ -12,7 +12,7 @@ from absl import flags
 
 from experiments.papers import Paper, Row, Study, of_accuracies
 from pfljax import report
-from pfljax.cli import launch, sweep
+from pfljax.cli import launch, tables
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
@@ -169,7 +169,7 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
         body.append([line.title, study.shown(cell), f"{found.within:.2f}", f"{found.across:.2f}"])
     heads = ["", "test accuracy, %", "cosine of weights within a distribution", "across distributions"]
     title = f"{study.data}, {study.settings.num_distributions} distributions: {about}"
-    sweep.write_table(title, heads, body, rows, study.out, f"{name}-*.png")
+    tables.write(title, heads, body, rows, study.out, f"{name}-*.png")
     study.print_differences(row_of(lines[-1]), cell)
 
 

@@ -17,8 +17,8 @@ from absl import flags
 
 from experiments.federico import paper
 from experiments.papers import Row
-from pfljax.api import comparison
-from pfljax.cli import launch, sweep
+from pfljax.api import table
+from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
 
 GROUPS = (2, 3, 4)
@@ -63,7 +63,7 @@ def run(settings: Settings) -> None:
             body.append(line)
             print(f"D={groups}: {title} done")
     heads = ["groups", "reading", "test accuracy, %", "over Local", "runs more than 1 below", "cosine within", "across"]
-    sweep.write_table(f"{study.data}, {comparison.named(study.trials)}", heads, body, rows, study.out)
+    tables.write(f"{study.data}, {table.named(study.trials)}", heads, body, rows, study.out)
 
 
 COMMAND = launch.Command(__doc__, define, run)

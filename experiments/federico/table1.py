@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments.federico import paper
 from experiments.papers import Row, Study, Values, percent
-from pfljax.api.comparison import over
-from pfljax.cli import launch, sweep
+from pfljax.api.table import over
+from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
 from pfljax.contract.errors import RunError
 
@@ -89,7 +89,7 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
         body.append(line)
         rows.append(entry)
     title = f"{study.data}, after {study.settings.rounds} rounds, test accuracy in %, "
-    sweep.write_table(title + over(study.trials), heads, body, rows, study.out)
+    tables.write(title + over(study.trials), heads, body, rows, study.out)
     for groups, column in cells.items():
         if "federico" in column:
             within, across = column["federico"]["within"], column["federico"]["across"]

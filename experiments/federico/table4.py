@@ -14,8 +14,8 @@ from absl import flags
 
 from experiments.federico import paper
 from experiments.papers import Row
-from pfljax.api import comparison
-from pfljax.cli import launch, sweep
+from pfljax.api import table
+from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
 
 
@@ -41,9 +41,9 @@ def run(settings: Settings) -> None:
         print(f"{name} done")
     own = study.settings
     title = f"{study.data}, {own.num_distributions} groups of labels, Dirichlet {own.dirichlet_alpha:g}, after "
-    title += f"{own.rounds} rounds, {comparison.named(study.trials)}"
+    title += f"{own.rounds} rounds, {table.named(study.trials)}"
     heads = ["method", "test accuracy, %", "deviation over clients", values.head, "deviation over clients"]
-    sweep.write_table(title, heads, body, rows, study.out)
+    tables.write(title, heads, body, rows, study.out)
     last = study.methods[-1]
     study.print_differences(Row(last, last, {}), rows[-1])
 

@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax.api.comparison import markdown
+from pfljax.api.table import markdown
 from pfljax.data import partitions
 from pfljax.evaluation import statistics
 from pfljax.folder import files

@@ -15,7 +15,7 @@ from experiments.fedfomo import paper
 from experiments.figures import knob_curves
 from experiments.papers import Row, Study
 from pfljax import report
-from pfljax.cli import launch, sweep
+from pfljax.cli import launch, tables
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
@@ -55,7 +55,7 @@ def run(settings: Settings) -> None:
     report.save(knob_curves(named, "epochs"), study.out / "figure3.png")
     lines = [line for lines in panels.values() for line in lines]
     heads = ["knob", "value", "test accuracy, %"]
-    sweep.write_table(paper.last_round(study), heads, body, lines, study.out, "figure3.png")
+    tables.write(paper.last_round(study), heads, body, lines, study.out, "figure3.png")
     study.print_differences(Row("fedfomo", "fedfomo", {}), lines[0])
 
 

@@ -18,7 +18,7 @@ from experiments.fedfomo import paper
 from experiments.figures import curves_panel, with_band
 from experiments.papers import Row, Study
 from pfljax import report
-from pfljax.cli import launch, sweep
+from pfljax.cli import launch, tables
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
@@ -67,7 +67,7 @@ def run(settings: Settings) -> None:
     report.save(curves_and_last(lines, "share of the examples for validation"), study.out / "figure9.png")
     body = [[f"{line['value']:g}", study.shown(line)] for line in lines]
     heads = ["validation share", "test accuracy, %"]
-    sweep.write_table(paper.last_round(study), heads, body, lines, study.out, "figure9.png")
+    tables.write(paper.last_round(study), heads, body, lines, study.out, "figure9.png")
     study.print_differences(Row("fedfomo", "fedfomo", {}), lines[0])
 
 

@@ -16,8 +16,8 @@ from absl import flags
 
 from experiments.fedfomo import paper
 from experiments.papers import Study
-from pfljax.api.comparison import epsilon_text
-from pfljax.cli import launch, sweep
+from pfljax.api.table import epsilon_text
+from pfljax.cli import launch, tables
 from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
@@ -72,7 +72,7 @@ def write(study: Study, entries: list[dict], figure: str = "") -> None:
     head = paper.PAPER.values(own, paper.TABLE4).head if any(entry["paper"] for entry in entries) else "paper"
     heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", head]
     title = f"{own.dataset}, {own.num_distributions} distributions, private local training, after the last round"
-    sweep.write_table(title, heads, body, entries, study.out, figure)
+    tables.write(title, heads, body, entries, study.out, figure)
     study.print_differences(paper.rows_of(study, downloads=())[0], entries[0])
     for entry in {entry["algorithm"]: entry for entry in entries if entry["unaccounted"]}.values():
         print(f"{entry['algorithm']}: epsilon does not cover {entry['unaccounted']}.")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from experiments.ledger.entries import Column, Entry, Value, summary
 from experiments.ledger.tables import papers_value
 from experiments.papers import NAMES
-from pfljax.api.comparison import markdown
+from pfljax.api.table import markdown
 
 NAME = "scoreboard"  # of its place in a page
 TITLES = {"federico": "FedeRiCo", "fedem": "FedEM", "fedfomo": "FedFomo", "pfedmb": "pFedMB"}

@@ -18,7 +18,7 @@ from typing import Any
 
 from experiments.ledger.entries import DATA, ROOT, SPREAD, Column, Entry, Row, percent, sample, summary
 from experiments.papers import NAMES
-from pfljax.api.comparison import markdown
+from pfljax.api.table import markdown
 
 PAGES = Path("docs/results")
 SIDES = {"-": "the page has", "+": "the ledger gives"}

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from experiments.papers import Row, Study
 from experiments.pfedmb import paper
 from pfljax import report
-from pfljax.cli import launch, sweep
+from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
 from pfljax.report import pictures
@@ -89,7 +89,7 @@ def run(settings: Settings) -> None:
         "accuracy, %",
     ]
     title = f"{study.settings.dataset}, {study.settings.num_clients} clients in pairs, after the last round"
-    sweep.write_table(title, heads, body, rows, study.out, "figure3.png")
+    tables.write(title, heads, body, rows, study.out, "figure3.png")
     study.print_differences(Row("pfedmb", "pfedmb", {}), cell)
 
 

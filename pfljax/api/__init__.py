@@ -1,7 +1,6 @@
 """The user's API: runs, results, comparisons and tuning, and the settings that they are made of."""
 
 from pfljax import models as models
-from pfljax.api.comparison import Table as Table
 from pfljax.api.comparison import compare as compare
 from pfljax.api.loading import load as load
 from pfljax.api.planning import plan as plan
@@ -10,6 +9,7 @@ from pfljax.api.result import Result as Result
 from pfljax.api.run import Run as Run
 from pfljax.api.run import train_replicates as train_replicates
 from pfljax.api.simulation import Simulation as Simulation
+from pfljax.api.table import Table as Table
 from pfljax.api.tuning import Point as Point
 from pfljax.api.tuning import Tuning as Tuning
 from pfljax.api.tuning import grid as grid

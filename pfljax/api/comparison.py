@@ -1,307 +1,266 @@
-"""Comparing methods on the same clients and seeds."""
+"""Comparing methods on the same clients, splits and seeds."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-
-from pfljax import report
-from pfljax.api.run import ClientsOfSplit, Folder, Run, Say, check_method, check_splits, of_each_trial
-from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs
-from pfljax.api.tuning import Tuning
-from pfljax.contract import optional, processes
-from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seeds, checked, knob, nearest
-from pfljax.evaluation import gains
-from pfljax.evaluation.metrics import sign_of
-from pfljax.evaluation.statistics import OfRuns, Trial, check_reference, columns, compared, deviation
+from pfljax.api import tuning
+from pfljax.api.run import (
+    ClientsOfSplit,
+    Folder,
+    Run,
+    Say,
+    SplitData,
+    check_method,
+    check_splits,
+    data_of_trials,
+    data_to_tune_on,
+)
+from pfljax.api.study import Cell, Replicate, Rerun, Study, share_programs, taken
+from pfljax.api.table import FILES, Table, table_of
+from pfljax.api.tuning import Point, Tuning
+from pfljax.contract import processes
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.fields import Seed, Seeds, checked, knob
+from pfljax.contract.method import METHODS
+from pfljax.data import Federation
+from pfljax.evaluation.statistics import Trial, check_reference
 from pfljax.folder import files, planned
 from pfljax.local.training import LocalTraining
-from pfljax.report import escaping, terms
-from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
+from pfljax.report import terms
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
-# Files of a comparison, whose folder also has one of each method.
-FILES = ("planned.json", "report.html", "table.csv", "table.json", "table.md", "table.png", "table.tex", "workers")
-MAX_GAINS = 500  # of single clients, kept in a row
-EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
+SEEDS = (0, 1, 2)
+ALL = "all"
+Methods = Annotated[
+    Sequence[Any] | Literal["all"], knob(empty=False, accepted="a list of methods with their knobs, or all")
+]
+Unseen = Annotated[
+    Federation | float | None, knob(above=0, below=1, accepted="a share of the clients, or a Federation of others")
+]
+Knobs = Annotated[
+    Mapping[str, Mapping[str, Sequence[Any]]] | bool,
+    knob(accepted="True, for the knobs that each method's paper tunes, or values by title and knob"),
+]
+Config = Callable[[str, Trial, Mapping[str, Any]], dict]
 
 
-def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], target: float | None = None) -> dict:
-    """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds.
-
-    With a `target`, also the simulated seconds after which each run has reached this score; None if it never does.
-    """
-    summaries = [cell.summary for cell in cells]
-    score = score_of(summaries[0])
-    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
-    rounds, curves = over_rounds([cell.rows for cell in cells], score)
-    timed = np.isfinite(of["simulated"].mean)
-    entry = lambda name: over_rounds([cell.rows for cell in cells], name)[1]
-    clock = entry("simulated_seconds") if timed else None
-    traffic = np.sum([np.nan_to_num(entry(name)) for name in BYTES], axis=0) / 1e6
-    sign = sign_of(score)
-    late = gains.trend(rounds, curves)
-    splits = [{} if split is None else {"split": split} for _, split in trials]
-    return {
-        "algorithm": title,
-        "score": score,
-        "score_mean": of["score"].mean,
-        "score_std": of["score"].std,
-        "runs": of["score"].runs,
-        "seeds": [{"seed": each["seed"], **own, **each["last"]} for each, own in zip(summaries, splits, strict=True)],
-        "best_mean": of["best"].mean,
-        "bottom_decile_mean": of["decile"].mean,
-        "metrics": {name: of[name]._asdict() for name in summaries[0].get("metrics", [])},
-        "unseen_mean": of["unseen"].mean,
-        **terms.entries(summaries),
-        "megabytes_per_round": of["megabytes"].mean,
-        "seconds_per_round": of["seconds"].mean,
-        "simulated_mean": of["simulated"].mean,
-        "seconds_to_target": None if clock is None or target is None else times_to(target, curves, clock, sign),
-        **epsilons([summary["privacy"] or {} for summary in summaries]),
-        "trend": late.verdict(sign),
-        "late_change": late.change,
-        "rounds": rounds,
-        "megabytes_curve": traffic.mean(axis=0).tolist(),
-        "clock_mean": None if clock is None else clock.mean(axis=0).tolist(),
-        "curve_mean": curves.mean(axis=0).tolist(),
-        "curve_std": deviation(curves).tolist(),
-    }
-
-
-def times_to(target: float, curves: np.ndarray, clock: np.ndarray, sign: int) -> list[float | None]:
-    """Returns when each run was first evaluated at or beyond a score; None if it never was.
-
-    Args:
-        target: The score.
-        curves: (n, T) scores.
-        clock: (n, T) times of the evaluations.
-        sign: 1 if high scores are good, -1 if low ones are.
-    """
-    reached = sign * curves >= sign * target
-    return [float(time[np.argmax(row)]) if row.any() else None for row, time in zip(reached, clock, strict=True)]
-
-
-def times_text(times: Sequence[float | None]) -> str:
-    """Formats the times of runs that reached a score, and how many did not."""
-    never = sum(time is None for time in times)
-    found = OfRuns.of([time for time in times if time is not None]).text("{:.4g}".format)
-    return found + (f", never in {never}" if never else "")
+class Unfinished(RunError):
+    """Some runs of a table are left to other processes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """A table of methods: one row per method, with means and sample deviations over runs.
+class Entry:
+    """A method of a table, before its runs are made.
 
     Attributes:
-        title: Data set, rounds and seeds.
-        rows: One dict per method, made by `method_row`; "seeds" contains the last row of each run's history. With
-            several runs, also intervals, ranks and differences (`pfljax.evaluation.statistics.standings`).
-        task: "classification" or "regression".
-        target: The score of the column of simulated seconds until it is reached; None: there is no such column.
+        title: Its title, which is also the name of its folder.
+        method: The method with its knobs.
+        local: Local training.
+        rates: Learning rates to choose from; a single one is taken as it is.
+        knobs: Values to choose from, by knob.
+        tuning: What `tune` returned for it; None: it was not tuned before.
     """
 
     title: str
-    rows: list[dict]
-    task: str
-    target: float | None = None
+    method: Any
+    local: LocalTraining
+    rates: Sequence[float] = ()
+    knobs: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+    tuning: Tuning | None = None
 
-    def columns(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the column headings and the cells as text."""
-        classification = self.task == "classification"
-        number = number_of(classification)
-        unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
-        private = {name: kind for name, kind in EPSILONS.items() if any(row.get(name) for row in self.rows)}
-        percent = ", %" * classification
-        validated = any(np.isfinite(row["best_mean"]) for row in self.rows)
-        more, standings = columns(self.rows, number)
-        heads = ["method", "test accuracy, %" if classification else "test loss", *more]
-        helped = any(row.get("clients_compared") for row in self.rows)
-        heads += list(terms.EFFECTS) * helped + [f"best round by validation{percent}"] * validated
-        own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
-        heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
-        heads += ["unseen clients"] * unseen + [name.replace("_", " ") for name in private]
-        tuned = any(row.get("tuned") for row in self.rows)
-        timed = any(np.isfinite(np.array(row.get("simulated_mean", np.nan), float)) for row in self.rows)
-        target = self.target if timed else None
-        heads += ["simulated s"] * timed
-        if target is not None:
-            heads.append(f"simulated s to {number(target)}{percent[1:]}")
-        heads += ["tuned"] * tuned + [*terms.HEADS, "s per round"]
-        body = []
-        for row, standing in zip(self.rows, standings, strict=True):
-            score = OfRuns(row["score_mean"], row["score_std"], row["runs"])
-            cells = [row["algorithm"], score.text(number), *standing]
-            cells += terms.effects(row, number) * helped + [number(row["best_mean"])] * validated
-            cells += [number(row["bottom_decile_mean"])] * classification
-            found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
-            cells += [each.text("{:.3f}".format) for each in found]
-            cells += [number(row["unseen_mean"])] * unseen
-            cells += [epsilon_text(row.get(n) or [0.0]) + "*" * bool(row.get(kind)) for n, kind in private.items()]
-            cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
-            if target is not None:
-                cells.append(times_text(row["seconds_to_target"]))
-            cells += [row.get("tuned", "") or "-"] * tuned
-            body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
-        return heads, body
+    @property
+    def searches(self) -> bool:
+        """Whether rate and knobs are to be chosen."""
+        return len(self.rates) > 1 or bool(self.knobs)
 
-    def __str__(self) -> str:
-        heads, body = self.columns()
-        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-        line = lambda cells: "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
-        return "\n".join([self.title, line(heads), *map(line, body), *terms.notes(self.rows)])
+    @property
+    def first_point(self) -> Point:
+        """The point at which it is trained without a search, and its runs are checked."""
+        return Point(self.rates[0]) if self.rates else Point()
 
-    __repr__ = __str__
-
-    def to_markdown(self) -> str:
-        """Returns the table as Markdown."""
-        return markdown(*self.columns())
-
-    def _repr_markdown_(self) -> str:
-        notes = map(escaping.markdown, terms.notes(self.rows))
-        return "\n\n".join([f"**{escaping.markdown(self.title)}**", self.to_markdown(), *notes])
-
-    @checked()
-    def to_pandas(self, by: Literal["run", "method"] = "run") -> Any:
-        """Returns the scores as a pandas DataFrame.
-
-        By run, the columns are "method", "seed" (and "split", if the runs have splits besides their seeds) and the last
-        round's entries of metrics.jsonl: "accuracy", "accuracy_bottom_decile", "loss", "bytes_down" and "bytes_up"
-        (bytes per client, summed over the rounds), "seconds" (time in rounds, without compiling and evaluating) and so
-        on. For example, `frame.groupby("method").accuracy.mean()` returns the means in the table's first column, and
-        `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
-
-        By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is "accuracy" or
-        "loss", "interval_low" and
-        "interval_high" over "units" and so on, as `pfljax.evaluation.statistics.standings` describes them.
-
-        Raises:
-            ArgumentError: if pandas is not installed.
-        """
-        cells = [{"method": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
-        if by == "method":
-            cells = [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in self.rows]
-        return optional.load("pandas", "to_pandas").DataFrame(cells)
-
-    def plot(self) -> Any:
-        """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
-        return report.comparison_figure(self.rows)
-
-    @checked()
-    def to_latex(self, columns: Sequence[str] | None = None) -> str:
-        """Returns the table as LaTeX, for the package booktabs.
-
-        Args:
-            columns: Headings of the columns to keep, in this order, such as ["method", "test accuracy, %", "rank"];
-                None: those of a paper's table, which are the method, its score, the interval, the difference to the
-                reference, clients helped and hurt, metrics, and scores of unseen clients and epsilons if there are any.
-                `table.columns()[0]` are all.
-
-        Raises:
-            ArgumentError: for a heading that the table does not have.
-        """
-        heads, body = self.columns()
-        if columns is not None and not len(columns):
-            raise ArgumentError("columns", f"has none; accepted: some of {', '.join(heads)}")
-        for name in columns or ():
-            if name not in heads:
-                raise ArgumentError("columns", f"unknown; {nearest(name, heads)}", name)
-        return latex(self.title, heads, body, columns)
-
-    @checked()
-    def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
-        """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
-
-        The figures are scores.pdf, and scores over rounds, megabytes and, with a clock, simulated seconds. With a
-        reference, also differences.pdf and, for each other method, clients-METHOD.pdf: what single clients gain.
-
-        Args:
-            folder: The folder.
-            width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
-        """
-        files.check_writable(Path(folder))
-        return report.paper_figures(self.rows, Path(folder), width)
-
-    def write(self, out: Path) -> None:
-        """Writes table.md, .csv, .json, .tex and .png to a folder, and report.html, which links to each run's page."""
-        report.save(self.plot(), out / "table.png")
-        write_table(self.title, *self.columns(), self.rows, out)
+    def score_files(self, folder: Path) -> list[Path]:
+        """The files of its search's scores."""
+        return tuning.score_files(folder, list(self.knobs)[1:])
 
 
-def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, its numbers right-aligned."""
-    head, *lines = [[escaping.markdown(cell) for cell in cells] for cells in (heads, *body)]
-    lines = [head, ["---", *["---:"] * (len(heads) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+class Trained(NamedTuple):
+    """What became of a method.
+
+    Attributes:
+        cells: Its cells, None for those that other processes train; empty if it failed.
+        entries: Entries of its row on what was chosen.
+        failure: Why it failed; None: it did not.
+    """
+
+    cells: list[Cell | None]
+    entries: Mapping[str, Any] = {}
+    failure: RunError | None = None
+
+    @property
+    def summaries(self) -> list[dict]:
+        """The contents of the cells' summary.json."""
+        return [cell.summary for cell in self.cells if cell is not None]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train."""
+        return None not in self.cells
 
 
-def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], columns: Sequence[str] | None = None) -> str:
-    """A table in LaTeX, of these columns; by default, of those of a paper's table."""
-    columns = columns or terms.for_paper(heads)
-    kept = [heads.index(name) for name in columns]
-    head, *lines = [" & ".join(escaping.latex(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
-    start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
-    return "\n".join(
-        [
-            f"% {escaping.one_line(title)}",
-            start,
-            r"\toprule",
-            head,
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Methods and trials of a table, of which nothing is trained yet. `compare` makes one and trains it.
+
+    Attributes:
+        entries: The methods by title.
+        trials: Seeds and splits of the cells.
+        tuning_trials: Those that rates and knobs are chosen on.
+        run_of: (entry, point, trial, whether it is for tuning) -> run.
+        study: How cells are trained.
+        out: The folder; None: none.
+        share: (i, n): this process trains every n-th cell from number i on.
+        widen: See `tune`.
+        tracker: See `compare`.
+        one_split: Whether all trials have the same clients.
+        validation: What became of the validation examples in training after tuning: "returned" or "kept"; "": nothing.
+        checked_runs: The runs that `check` has made, by title.
+    """
+
+    entries: Mapping[str, Entry]
+    trials: Sequence[Trial]
+    tuning_trials: Sequence[Trial]
+    run_of: Callable[[Entry, Point, Trial, bool], Run]
+    study: Study
+    out: Path | None = None
+    share: tuple[int, int] = (0, 1)
+    widen: int = tuning.WIDEN
+    tracker: Tracker | None = None
+    one_split: bool = False
+    validation: str = ""
+    checked_runs: dict[str, Sequence[Run]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def cells(self) -> list[Path]:
+        """The folders of all cells; empty if nothing is written."""
+        return [folder for title in self.entries for folder in self._folders(title) if folder is not None]
+
+    def check(self) -> None:
+        """Finds mistakes in all cells, and folders with something else, before anything is trained."""
+        for title, entry in self.entries.items():
+            runs = self._runs(entry, entry.first_point)
+            if entry.searches:  # the settings of the table's runs are not known yet
+                self.run_of(entry, entry.first_point, self.tuning_trials[0], True)
+                continue
+            for run, folder in zip(runs, self._folders(title), strict=True):
+                if folder is not None:
+                    self.study.check(run, folder)
+            self.checked_runs[title] = runs
+
+    def train(self) -> dict[str, Trained]:
+        """Trains all cells: first those that no other process trains; then it waits for the others."""
+        found: dict[str, Trained] = {}
+        for wait in (False, True):
+            for title, entry in self.entries.items():
+                if title in found and found[title].is_complete:
+                    continue
+                try:
+                    found[title] = self._train_method(entry, wait)
+                except RunError as error:  # the other methods' results count
+                    found[title] = Trained([], failure=error)
+                    self.study.say(f"{title} failed: {error}")
+                if found[title].is_complete:
+                    done = sum(each.is_complete for each in found.values())
+                    self.study.say(f"{done} of {len(self.entries)} methods done: {title}")
+        return {title: found[title] for title in self.entries}
+
+    def _train_method(self, entry: Entry, wait: bool) -> Trained:
+        """Chooses a method's rate and knobs, and trains its cells; without `wait`, only those that are free."""
+        num = len(self.trials)
+        unknown = Trained([None] * num)
+        first = list(self.entries).index(entry.title) * num
+        place, processes_in_all = self.share
+        own = [number for number in range(num) if (first + number) % processes_in_all == place]
+        folder = self._folder(entry.title)
+        point = entry.first_point
+        entries = entry.tuning.entries if entry.tuning else tuned_entries(point)
+        if entry.searches:
+            with contextlib.ExitStack() as held:
+                if folder is not None:
+                    if not own and not all(path.exists() for path in entry.score_files(folder)):
+                        return unknown
+                    if not taken(held, folder, self.study.say, wait=wait):
+                        return unknown
+                search = self._search(entry, folder)
+            point = search.best
+            entries = search.entries
+
+        runs = self.checked_runs.pop(entry.title, None) or self._runs(entry, point)
+        folders = self._folders(entry.title)
+        names = [f"{entry.title}/{trial.folder}" for trial in self.trials]
+        trackers = [tracking.named(self.tracker, name) for name in names]
+        own_folders = None if folder is None else [folder / self.trials[number].folder for number in own]
+        trained = self.study.train(
+            [runs[number] for number in own], own_folders, [trackers[number] for number in own], wait=wait
+        )
+        cells = dict(zip(own, trained, strict=True))
+        for number, (run, cell_folder) in enumerate(zip(runs, folders, strict=True)):
+            if number not in cells:
+                cells[number] = None if cell_folder is None else self.study.read(run, cell_folder)[0]
+        if self.validation:
+            entries = {**entries, "validation": self.validation}
+        return Trained([cells[number] for number in range(num)], entries)
+
+    def _search(self, entry: Entry, folder: Path | None) -> Tuning:
+        """Searches for a method's best rate and knobs."""
+
+        def make(point: Point, trial: Trial) -> Run:
+            return self.run_of(entry, point, trial, True)
+
+        return tuning.search_in_turn(
+            entry.rates,
+            entry.knobs,
+            self.tuning_trials,
+            make,
+            self.study.rounds,
+            folder=folder,
+            rerun=self.study.rerun,
+            say=self.study.say,
+            widen=self.widen,
+        )
+
+    def _runs(self, entry: Entry, point: Point) -> Sequence[Run]:
+        """A method's runs on all trials."""
+        return share_programs([self.run_of(entry, point, trial, False) for trial in self.trials])
+
+    def _folder(self, title: str) -> Path | None:
+        """The folder of a method; None: none."""
+        return None if self.out is None else self.out / title
+
+    def _folders(self, title: str) -> list[Path | None]:
+        """The folders of a method's cells."""
+        folder = self._folder(title)
+        return [None if folder is None else folder / trial.folder for trial in self.trials]
 
 
-def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
-    """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
-    texts = [title, *terms.notes(rows)]
-    files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), *map(escaping.markdown, texts)]) + "\n")
-    files.write_csv(out / "table.csv", [heads, *body])
-    files.write_text(out / "table.tex", latex(title, heads, body))
-    files.write_json(out / "table.json", files.plain(rows))
-    reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
-    return report.write_comparison(out / "report.html", [out], title, reference)
+def tuned_entries(point: Point) -> dict[str, Any]:
+    """Entries of a row for values that were given; {} without any."""
+    return {"tuned": terms.values(point.values), "at_edge": []} if point.values else {}
 
 
-def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
-    """Returns a row's epsilons of the runs, by example and by client, and what these do not cover; None: no privacy."""
-    entries: dict[str, Any] = {}
-    of_both = (ledgers, [each.get("of_clients", {}) for each in ledgers])
-    for (name, omitted), of in zip(EPSILONS.items(), of_both, strict=True):
-        entries[name] = [each["epsilon"] for each in of] if "epsilon" in of[0] else None
-        entries[omitted] = of[0].get("unaccounted")
-    return entries
-
-
-def epsilon_text(values: Sequence[float | None]) -> str:
-    """Formats the mean of several epsilons; None means no bound."""
-    finite = [value for value in values if value is not None]
-    return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
-
-
-def method_of(each: Any) -> Any:
-    """The method that was tuned; anything else as it is."""
-    return each.method if isinstance(each, Tuning) else each
-
-
-def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, Any]:
+def titled(methods: Sequence[Any]) -> dict[str, Any]:
     """Returns the methods, or their tunings, by title: the registered name, plus the changed knobs if it occurs twice.
 
     Raises:
-        ArgumentError: if two methods have the same title, or none has that of the reference.
+        ArgumentError: if two methods have the same title.
     """
     pairs: list[tuple[Any, Any]] = [
         each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
@@ -322,81 +281,12 @@ def titled(methods: Sequence[Any], reference: str | None = None) -> dict[str, An
         if name in found:
             raise ArgumentError("methods", f"two are called {name}; use (title, method) pairs to tell them apart")
         found[name] = each
-    check_reference(reference, found)
     return found
 
 
-@checked(options=[Run, Schedule], without=["method", "seed"])
-def compare(
-    methods: Annotated[Sequence[Any], knob(empty=False)],
-    clients: ClientsOfSplit,
-    model: Any,
-    local: LocalTraining | None = None,
-    *,
-    rounds: Rounds,
-    seeds: Seeds = (0,),
-    splits: Seeds | None = None,
-    out: Folder | None = None,
-    replicate: Replicate = "auto",
-    rerun: Rerun = "never",
-    say: Say | None = None,
-    tracker: Tracker | None = None,
-    reference: Annotated[str | None, knob(flag="reference")] = None,
-    target: Annotated[float | None, knob(flag="target")] = None,
-    **options: Any,
-) -> Table:
-    """Trains several methods on the same clients with the same seeds. Returns the table, which `table.plot()` draws.
-
-    Args:
-        methods: Methods with their knobs, or what `tune` returned for them; or (title, method) pairs.
-        clients: The clients; or a function split -> clients, which divides the data anew for each split.
-        model: See `Run`.
-        local: See `Run`; tuned methods have their own.
-        rounds: Number of rounds.
-        seeds: Seeds for initial models, cohorts, mini-batches and sampling.
-        splits: Splits, each of which is trained with all seeds, if `clients` is a function; None: each seed is its
-            split's number, too.
-        out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for.
-        replicate: Whether to train all seeds of a method at once, stacked in one kernel: "auto", if their clients' data
-            have the same shapes; "vmap", also if they must be padded; or "no".
-        rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.
-        say: Called with a line whenever a method is done.
-        tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
-        reference: The method that the others are compared with, by paired differences with intervals and tests.
-        target: A score, such as 0.9; with a clock, the table has the simulated seconds until runs reach it.
-        options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
-    """
-    found, seeds, say = titled(methods, reference), list(seeds), say or (lambda line: None)
-    if out:
-        processes.first(functools.partial(files.check_writable, Path(out)))
-    schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
-    check_splits(clients, splits)
-    trials = trials_of(seeds, splits)
-    clients_of = of_each_trial(clients, trials)
-
-    def run_of(entry: Any, trial: Trial) -> Run:
-        """A run of a method, or of what tuning chose for it."""
-        method = method_of(entry)
-        how = entry.local if isinstance(entry, Tuning) else local
-        return Run(method, clients_of[trial], model, how, seed=trial.seed, **options)
-
-    runs = {title: [run_of(entry, trial) for trial in trials] for title, entry in found.items()}
-    folders = {title: [Path(out) / title / trial.folder for trial in trials] if out else [] for title in found}
-    study = Study(rounds, schedule, replicate, rerun, say)
-    for title in found:  # find mistakes before training anything
-        for run, folder in zip(share_programs(runs[title]), folders[title], strict=bool(out)):
-            study.check(run, folder)
-    if out:
-        planned.write(Path(out), [*itertools.chain(*folders.values())], rounds)
-
-    def train(title: str, wait: bool) -> list[Cell | None]:
-        trackers = [tracking.named(tracker, f"{title}/{trial.folder}") for trial in trials]
-        return study.train(runs[title], folders[title], trackers, wait=wait)
-
-    table = table_of(trained(list(found), train, say), reference, trials, target=target, found=found)
-    if out:
-        table.write(Path(out))
-    return table
+def method_of(each: Any) -> Any:
+    """The method that was tuned; anything else as it is."""
+    return each.method if isinstance(each, Tuning) else each
 
 
 def trials_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]:
@@ -406,78 +296,301 @@ def trials_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]
     return [Trial(seed, split) for split in splits for seed in seeds]
 
 
-def trained(titles: Sequence[str], train: Callable[[str, bool], list[Cell | None]], say: Say) -> dict[str, list]:
-    """All methods' cells; trains first what no other process is training, then waits for the rest.
+def entries_of(
+    methods: Mapping[str, Any],
+    local: LocalTraining,
+    learning_rates: Mapping[str, float],
+    tune: Sequence[float],
+    tune_knobs: Mapping[str, Mapping[str, Sequence[Any]]] | bool,
+    tell_groups: bool,
+) -> dict[str, Entry]:
+    """Returns the entries of methods, or of what `tune` returned for them, by title."""
+    for argument, by_title in (("learning_rates", learning_rates), ("tune_knobs", tune_knobs)):
+        if isinstance(by_title, Mapping) and (strange := [title for title in by_title if title not in methods]):
+            raise ArgumentError(argument, f"accepted: titles of methods of the table: {', '.join(methods)}", strange[0])
+    found = {}
+    for title, each in methods.items():
+        if isinstance(each, Tuning):
+            found[title] = Entry(title, each.method, each.local or local, tuning=each)
+            continue
+        own = local
+        if title in learning_rates:
+            own = dataclasses.replace(local, learning_rate=learning_rates[title])
+        knobs: Mapping[str, Sequence[Any]] = {}
+        if isinstance(tune_knobs, Mapping):
+            knobs = tuning.knobs_to_try(each, tune_knobs.get(title, {}), True, tell_groups)
+        elif tune_knobs:
+            knobs = tuning.papers_knobs(each, tell_groups)
+        found[title] = Entry(title, each, own, list(tune), knobs)
+    return found
 
-    Args:
-        titles: The methods.
-        train: (title, whether to wait) -> the method's cells. A cell is None if another process trains it.
-        say: Called with a line whenever a method is done.
+
+def kept_validation(entries: Mapping[str, Entry], clients: Sequence[SplitData], stop: Any, keep: bool) -> bool:
+    """Whether training in the table goes without validation examples although rates or knobs are tuned on them.
+
+    It does if the user wants it, if a method or a stop rule reads them, and if they are other clients' examples.
     """
-    cells: dict[str, list[Cell | None]] = {}
-    for wait, title in itertools.product((False, True), titles):
-        if None in cells.get(title, [None]):
-            cells[title] = train(title, wait)
-            if None not in cells[title]:
-                say(f"{sum(None not in each for each in cells.values())} of {len(titles)} methods done: {title}")
-    return cells
+    read = any(entry.method.info.validates for entry in entries.values())
+    shuffled = any(each.clients.target is not None for each in clients)
+    return keep or read or stop is not None or shuffled
 
 
-def table_of(
-    cells: Mapping[str, Sequence[Cell]],
-    reference: str | None,
-    trials: Sequence[Trial] = (),
-    target: float | None = None,
-    found: Mapping[str, Any] = {},
+def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
+    """Seeds of tuning: those that are given, or as many as the table has, at most three, from 1000 on.
+
+    Raises:
+        ArgumentError: if one is a seed of the table.
+    """
+    if not tune_seeds:
+        free = (seed for seed in itertools.count(tuning.SEEDS[0]) if seed not in seeds)
+        return list(itertools.islice(free, min(len(seeds), len(tuning.SEEDS))))
+    if set(tune_seeds) & set(seeds):
+        text = f"accepted: other seeds than those of the table, {', '.join(map(str, seeds))}"
+        raise ArgumentError("tune_seeds", text, ",".join(map(str, tune_seeds)))
+    return list(tune_seeds)
+
+
+def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], rerun: Rerun) -> None:
+    """Raises `ArgumentError` if a folder has a table of methods or trials that the new one would not have."""
+    files.check_writable(out)
+    lost = [folder.relative_to(out).as_posix() for folder in planned.read(out) if folder not in folders]
+    if not (out / planned.NAME).exists() and (out / "table.json").exists():
+        with contextlib.suppress(Exception):  # a damaged file can make its reader raise anything
+            rows = files.read_json(out / "table.json")
+            lost = [name for row in rows if (name := row.get("method", row.get("algorithm"))) not in titles]
+    if lost and rerun == "never":
+        text = f"has a table with other runs, such as {lost[0]}, which the new one lacks"
+        raise ArgumentError("out", f"{text}; accepted: a new folder, or `rerun=changed` to replace the table", out)
+
+
+@checked(options=[Run, Schedule], without=["method", "seed", "unseen", "config"])
+def compare(
+    methods: Methods,
+    clients: ClientsOfSplit,
+    model: Any,
+    local: LocalTraining | None = None,
+    *,
+    rounds: Rounds,
+    seeds: Seeds = SEEDS,
+    splits: Seeds | None = None,
+    learning_rates: Mapping[str, float] | None = None,
+    tune: Annotated[Sequence[float], knob(above=0, distinct=True, empty=True)] = (),
+    tune_knobs: Knobs = False,
+    tune_seeds: Annotated[Sequence[Seed], knob(distinct=True, empty=True)] = (),
+    tune_widen: Annotated[int, knob(at_least=0, at_most=100)] = tuning.WIDEN,
+    keep_validation: bool = False,
+    unseen: Unseen = None,
+    reference: Annotated[str | None, knob(flag="reference")] = None,
+    target: Annotated[float | None, knob(flag="target")] = None,
+    out: Folder | None = None,
+    leave_out: bool = False,
+    replicate: Replicate = "auto",
+    rerun: Rerun = "never",
+    share: tuple[int, int] = (0, 1),
+    say: Say | None = None,
+    tracker: Tracker | None = None,
+    profile: Folder | None = None,
+    config: Config | None = None,
+    ready: Callable[[], None] | None = None,
+    **options: Any,
 ) -> Table:
-    """Returns the table of methods' cells.
+    """Trains several methods on the same clients, splits and seeds. Returns the table; `table.plot()` draws it.
+
+    A method that fails, such as by a loss that is not finite, has a row that says why. The other rows are complete.
 
     Args:
-        cells: The cells by title.
-        reference: See `compare`.
-        trials: Seeds and splits of the cells; by default their seeds alone.
-        target: See `compare`.
-        found: The methods by title; the table says what was tuned for a `Tuning`.
+        methods: Methods with their knobs, or what `tune` returned for them; or (title, method) pairs. "all": all
+            methods with their default knobs, but those that are not for such data; see `leave_out`.
+        clients: The clients; or a function split -> clients, or -> (clients, unseen clients), which divides the data
+            anew for each split.
+        model: See `Run`.
+        local: See `Run`; what `tune` returned has its own.
+        rounds: Number of rounds.
+        seeds: Seeds for initial models, cohorts, mini-batches and sampling.
+        splits: Splits, each of which is trained with all seeds, if `clients` is a function; None: each seed is its
+            split's number, too.
+        learning_rates: Learning rates by title, for methods with another one than that of `local`.
+        tune: Learning rates to choose from, for each method, by its score on the validation examples of the table's
+            own splits, with seeds of their own. A single one is taken as it is.
+        tune_knobs: Whether to choose knobs, too: the first one together with the rate, each further one at the best
+            values so far. True: of each method, the knobs that its paper tunes and that have their default values.
+        tune_seeds: Seeds to tune with, none of `seeds`; by default as many as `seeds`, at most three, from 1000 on.
+        tune_widen: See `widen` of `tune`.
+        keep_validation: Whether training goes without the validation examples after tuning. By default, it gets them
+            back, unless a method or `stop` reads them. The table's notes say which.
+        unseen: Share of the clients that are held out of training, drawn for each split; or other clients. Trained
+            models are adapted to them; see `Run`.
+        reference: The method that the others are compared with, by paired differences with intervals and tests.
+        target: A score, such as 0.9; with a clock, the table has the simulated seconds until runs reach it.
+        out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for. A
+            table may get further methods, seeds and splits, but lose none.
+        leave_out: Whether to leave out methods that are not for such data or other arguments, and say so. Otherwise,
+            they are a mistake.
+        replicate: Whether to train all trials of a method at once, stacked in one kernel: "auto", if their clients'
+            data have the same shapes; "vmap", also if they must be padded; or "no".
+        rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.
+        share: (i, n): train only every n-th cell from number i on, beside n - 1 other processes that share `out`.
+        say: Called with lines about the progress, such as `print`.
+        tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
+        profile: See `Run.train`.
+        config: (title, trial, chosen values) -> further content of config.json; see `Run`.
+        ready: Called when all arguments and folders have been checked, before the first run.
+        options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
+
+    Raises:
+        ArgumentError: if an argument is not accepted, or `out` has other runs; before anything is trained.
+        RunError: if all methods fail, or some cells are other processes' share and not finished.
     """
-    own = next(iter(cells.values()))
-    trials, about = trials or [Trial(cell.summary["seed"]) for cell in own], own[0].summary
-    scored, num_clients = about.get("scored_clients"), about["num_clients"]
-    sample = "" if scored is None else f"a sample of {scored:,} of {num_clients:,} clients, "
-    title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials)}"
-    chosen = {title: each.entries for title, each in found.items() if isinstance(each, Tuning)}
-    rows = [method_row(title, each, trials, target) | chosen.get(title, {}) for title, each in cells.items()]
-    rows = compared(rows, score_of(about), reference)
-    if reference is not None:
-        rows = [row | effect_of(cells[row["algorithm"]], cells[reference], trials) for row in rows]
-    return Table(title, rows, about["task"], target)
+    say = say or (lambda line: None)
+    folder = None if out is None else Path(out)
+    schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
+    comparison = arranged(
+        methods,
+        clients,
+        model,
+        local,
+        study=Study(rounds, schedule, replicate, rerun, say, profile),
+        seeds=seeds,
+        splits=splits,
+        learning_rates=learning_rates,
+        tune=tune,
+        tune_knobs=tune_knobs,
+        tune_seeds=tune_seeds,
+        tune_widen=tune_widen,
+        keep_validation=keep_validation,
+        unseen=unseen,
+        out=folder,
+        leave_out=leave_out,
+        share=share,
+        tracker=tracker,
+        config=config,
+        **options,
+    )
+    check_reference(reference, comparison.entries)
+    cells = comparison.cells
+    if folder is not None:
+        titles = list(comparison.entries)
+        processes.first(functools.partial(check_folder, folder, cells, titles, rerun))
+    comparison.check()
+    if folder is not None:
+        planned.write(folder, cells, rounds)
+    if ready is not None:
+        ready()
+
+    results = comparison.train()
+    failures = {title: str(each.failure) for title, each in results.items() if each.failure is not None}
+    if len(failures) == len(results):
+        raise RunError("; ".join(f"{title}: {text}" for title, text in failures.items()))
+    missing = sum(each.cells.count(None) for each in results.values())
+    if missing:
+        text = f"unfinished runs of other processes: {missing}; the process that finishes last writes the table"
+        raise Unfinished(text)
+
+    table = table_of(
+        {title: [cell for cell in each.cells if cell] for title, each in results.items()},
+        reference,
+        comparison.trials,
+        target,
+        failures=failures,
+        chosen={title: each.entries for title, each in results.items()},
+        one_split=comparison.one_split,
+    )
+    if folder is not None:
+        table.write(folder)
+    return table
 
 
-def effect_of(own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]) -> dict[str, Any]:
-    """Returns a row's entries on single clients' gains over the reference; {} for the reference itself."""
-    if own is others:
-        return {}
-    score = score_of(own[0].summary)
-    scores = lambda cells: [np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells]
-    before, after = gains.pairs(*(dict(zip(trials, scores(cells), strict=True)) for cells in (own, others))).T
-    gained = np.sort((after - before) * sign_of(score))[::-1]
-    effect = gains.Effect.of(gained)
-    shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
-    return {
-        "clients_helped": effect.helped,
-        "clients_hurt": effect.hurt,
-        "clients_worst": effect.worst,
-        "clients_compared": effect.clients,
-        "client_gains": shown,
-    }
+def arranged(
+    methods: Sequence[Any] | Literal["all"],
+    clients: Federation | Callable[[int], Any],
+    model: Any,
+    local: LocalTraining | None,
+    *,
+    study: Study,
+    seeds: Sequence[int],
+    splits: Sequence[int] | None = None,
+    learning_rates: Mapping[str, float] | None = None,
+    tune: Sequence[float] = (),
+    tune_knobs: Mapping[str, Mapping[str, Sequence[Any]]] | bool = False,
+    tune_seeds: Sequence[int] = (),
+    tune_widen: int = tuning.WIDEN,
+    keep_validation: bool = False,
+    unseen: Federation | float | None = None,
+    out: Path | None = None,
+    leave_out: bool = False,
+    share: tuple[int, int] = (0, 1),
+    tracker: Tracker | None = None,
+    config: Config | None = None,
+    **options: Any,
+) -> Comparison:
+    """Makes the comparison that `compare` describes, whose arguments these are; `study` says how cells are trained."""
+    found = {name: kind() for name, kind in METHODS.items()} if methods == ALL else titled(methods)
+    tell_groups = options.get("tell_groups", False)
+    entries = entries_of(found, local or LocalTraining(), learning_rates or {}, tune, tune_knobs, tell_groups)
+
+    # Each seed has a split of its own, unless splits are given or all have the same clients.
+    check_splits(clients, splits)
+    one_split = isinstance(clients, Federation)
+    trials = trials_of(list(seeds), splits)
+    own_splits = None if one_split else list(seeds)
+    tuning_trials = tuning.trials_on(tuning_seeds(list(seeds), tune_seeds), splits, own_splits)
+
+    # Rates and knobs are chosen on validation examples, which training in the table then has back.
+    searches = any(entry.searches for entry in entries.values())
+    is_tuned = searches or any(entry.tuning for entry in entries.values())
+    data_of = data_of_trials(clients, [*trials, *(tuning_trials if searches else [])], unseen)
+    to_tune_on = data_to_tune_on(data_of, tuning_trials, trials) if searches else {}
+    distinct = {id(each): each for each in data_of.values()}
+    kept = kept_validation(entries, list(distinct.values()), options.get("stop"), keep_validation)
+    if is_tuned and not kept:
+        distinct = {key: each.with_validation_returned() for key, each in distinct.items()}
+    returned = any(each.clients.returned for each in distinct.values())
+
+    def run_of(entry: Entry, point: Point, trial: Trial, for_tuning: bool) -> Run:
+        method, local_training = point.applied(entry.method, entry.local)
+        of_split = to_tune_on[trial] if for_tuning else distinct[id(data_of[trial])]
+        return Run(
+            method,
+            of_split.clients,
+            model,
+            local_training,
+            seed=trial.seed,
+            unseen=of_split.unseen,
+            config=None if config is None else config(entry.title, trial, point.values),
+            **options,
+        )
+
+    if leave_out or methods == ALL:
+
+        def first_run(title: str) -> Run:
+            return run_of(entries[title], entries[title].first_point, trials[0], False)
+
+        entries = {title: entries[title] for title in fitting(list(entries), first_run, study.say)}
+    return Comparison(
+        entries,
+        trials,
+        tuning_trials,
+        run_of,
+        study,
+        out,
+        share,
+        widen=tune_widen,
+        tracker=tracker,
+        one_split=one_split,
+        validation=("returned" if returned else "kept") if is_tuned else "",
+    )
 
 
-def named(trials: Sequence[Trial]) -> str:
-    """Describes the trials, for titles."""
-    seeds, splits = (list(dict.fromkeys(numbers)) for numbers in zip(*trials, strict=True))
-    word = lambda name, numbers: f"{name}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
-    return word("seed", seeds) + (f" on {word('split', splits)}" if splits != [None] else "")
-
-
-def over(trials: Sequence[Trial]) -> str:
-    """Returns the last part of a table's title: the trials that its means and deviations are taken over."""
-    return f"mean ± sample deviation (runs) over {named(trials)}" if len(trials) > 1 else named(trials)
+def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list[str]:
+    """The methods that the data and the other arguments are for; says which are left out, and why."""
+    found = []
+    for title in titles:
+        try:
+            make(title)
+        except ArgumentError as error:
+            if error.argument not in ("algorithm", "method"):
+                raise
+            say(f"left out: {title}: {error.text.split(';')[0]}")
+        else:
+            found.append(title)
+    return found

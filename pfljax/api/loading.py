@@ -14,7 +14,7 @@ from pfljax.api.run import Run
 from pfljax.contract import recorded
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
-from pfljax.data import Federation, datasets
+from pfljax.data import Federation, datasets, return_validation
 from pfljax.folder import files, fingerprint, folders
 from pfljax.local.training import LocalTraining
 from pfljax.stores.experiment import Execution
@@ -94,7 +94,14 @@ def run_again(config: dict, client_store: Any, local: LocalTraining | None, give
     options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
     execution = Execution(client_store=client_store)
     found = local or local_again(parts, client_store)
-    return Run(part("method"), part("clients"), part("model"), found, **options, execution=execution)
+    clients = as_trained(config, part("clients"))
+    return Run(part("method"), clients, part("model"), found, **options, execution=execution)
+
+
+def as_trained(config: Mapping[str, Any], clients: Federation) -> Federation:
+    """The clients as a run was trained on: with their validation examples for training, if these were returned."""
+    returned = config.get("data", {}).get("returned", False)
+    return return_validation(clients) if returned else clients
 
 
 def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:

@@ -7,7 +7,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -51,7 +51,7 @@ Say = Callable[[str], None]
 Folder = str | Path
 Clients = Annotated[Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")]
 ClientsOfSplit = Annotated[
-    Federation | Callable[[int], Federation], knob(accepted="a Federation, or a function split -> Federation")
+    Federation | Callable[[int], Any], knob(accepted="a Federation, or a function split -> Federation")
 ]
 
 
@@ -128,6 +128,7 @@ class Run:
         told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         clients = scaled_as(model, clients)
+        local = with_class_weights(local, clients)
         self.clients = clients
         problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
         problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
@@ -206,23 +207,86 @@ def filled(*stages: Any) -> dict[str, Any]:
     return {name: part or kinds[name]() for name, part in zip(kinds, stages, strict=True)}
 
 
-def of_each_trial(
-    clients: Federation | Callable[[int], Federation], trials: Sequence[Trial]
-) -> dict[Trial, Federation]:
-    """Returns the clients of each trial; see `compare`."""
-    of_split: dict[int, Federation] = {}
-    for split in {trial.of_data: None for trial in trials}:
-        try:
-            of_split[split] = clients if isinstance(clients, Federation) else clients(split)
-        except ArgumentError:
-            raise
-        except Exception as error:  # a user's function
-            line = f"raised {type(error).__name__}: {error}".partition("\n")[0]
-            raise ArgumentError("clients", f"{line}, for {split}; accepted: a function of the split") from error
-    wrong = next((each for each in of_split.values() if not isinstance(each, Federation)), None)
-    if wrong is not None or None in of_split.values():
-        raise ArgumentError("clients", "accepted: a function that returns a Federation", wrong)
+class SplitData(NamedTuple):
+    """The clients of a split of the data.
+
+    Attributes:
+        clients: The training clients.
+        unseen: Clients held out of training; None: none.
+    """
+
+    clients: Federation
+    unseen: Federation | None = None
+
+    def with_validation_returned(self) -> SplitData:
+        """Returns the clients with their validation examples for training; see `pfljax.data.return_validation`."""
+        unseen = None if self.unseen is None else data.return_validation(self.unseen)
+        return SplitData(data.return_validation(self.clients), unseen)
+
+
+def data_of_trials(
+    clients: Federation | Callable[[int], Any], trials: Sequence[Trial], unseen: Federation | float | None = None
+) -> dict[Trial, SplitData]:
+    """Returns the clients of each trial; see `compare`. Trials on the same split share them."""
+    if isinstance(clients, Federation):
+        shared = with_unseen(clients, unseen, 0)
+        return dict.fromkeys(trials, shared)
+    of_split = {split: with_unseen(made_clients(clients, split), unseen, split) for split in splits_of(trials)}
     return {trial: of_split[trial.of_data] for trial in trials}
+
+
+def data_to_tune_on(
+    found: Mapping[Trial, SplitData], trials: Sequence[Trial], table: Sequence[Trial]
+) -> dict[Trial, SplitData]:
+    """Returns the clients of trials to tune on, whose validation examples are no test examples of a table.
+
+    Args:
+        found: The clients of all trials.
+        trials: Trials to tune on.
+        table: Trials of the table.
+
+    Raises:
+        ArgumentError: if clients have no validation examples.
+    """
+    distinct = list({id(found[trial]): found[trial] for trial in trials}.values())
+    if not all(each.clients.validation.size.sum() for each in distinct):
+        raise ArgumentError("clients", "have no validation examples to tune on; set validation_fraction above 0")
+    of_table = {id(found[trial]): found[trial] for trial in table}.values()
+    tested = [clients for each in of_table for clients in each if clients is not None]
+    clients = data.without_tested([each.clients for each in distinct], tested)
+    of_split = {id(each): SplitData(kept) for each, kept in zip(distinct, clients, strict=True)}
+    return {trial: of_split[id(found[trial])] for trial in trials}
+
+
+def splits_of(trials: Sequence[Trial]) -> list[int]:
+    """The different splits of trials."""
+    return list(dict.fromkeys(trial.of_data for trial in trials))
+
+
+def made_clients(make: Callable[[int], Any], split: int) -> Any:
+    """Calls a user's function for the clients of a split. Raises `ArgumentError` if it fails or returns none."""
+    try:
+        found = make(split)
+    except ArgumentError:
+        raise
+    except Exception as error:
+        line = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+        raise ArgumentError("clients", f"{line}, for {split}; accepted: a function of the split") from error
+    parts = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(parts[0], Federation) or not isinstance(parts[1], Federation | None):
+        raise ArgumentError("clients", "accepted: a function that returns a Federation", found)
+    return found
+
+
+def with_unseen(found: Any, unseen: Federation | float | None, split: int) -> SplitData:
+    """The clients of a split, a share of which is held out of training, or beside others."""
+    if isinstance(found, tuple):
+        if unseen is not None:
+            raise ArgumentError("unseen", "accepted only if `clients` does not return unseen clients itself")
+        return SplitData(*found)
+    if unseen is None or isinstance(unseen, Federation):
+        return SplitData(found, unseen)
+    return SplitData(*data.split_unseen(found, unseen, split))
 
 
 def check_splits(clients: Any, splits: Sequence[int] | None) -> None:
@@ -275,6 +339,20 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
     if missing := brought["mean"].keys() - used:
         raise ArgumentError("model", f"standardizes {', '.join(sorted(missing))}, which the clients' x lacks")
     return dataclasses.replace(clients, scaling=scaling)
+
+
+def with_class_weights(local: LocalTraining, clients: Federation) -> LocalTraining:
+    """Local training with the class weights of the clients' labels, if they are to be measured.
+
+    Raises:
+        ArgumentError: if gradients have noise, since the labels of all clients are counted without any.
+    """
+    if local.class_weights != "inverse":
+        return local
+    if local.privacy.noise_multiplier:
+        text = "uses clients' label counts, which are not private; accepted with noise: your own weights, or none"
+        raise ArgumentError("class_weights", text, local.class_weights)
+    return dataclasses.replace(local, class_weights=data.inverse_frequency_weights(clients))
 
 
 def check_memory(model: models.Model) -> None:

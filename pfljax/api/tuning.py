@@ -18,7 +18,8 @@ from pfljax.api.run import (
     Say,
     check_method,
     check_splits,
-    of_each_trial,
+    data_of_trials,
+    data_to_tune_on,
     padded_alike,
     start,
 )
@@ -38,7 +39,7 @@ from pfljax.training.loop import Rounds, Schedule
 T = TypeVar("T")
 DIVERGED = (np.nan, np.nan)
 WIDEN = 3  # further values of a grid whose edge wins
-TUNING_SEED = 1000  # the first seed of tuning, far from those that one reports
+SEEDS = (1000, 1001, 1002)  # of tuning, far from those that one reports
 
 
 class Point(NamedTuple):
@@ -265,10 +266,18 @@ def chosen(folder: Path, further: Sequence[str]) -> tuple[Point, list[str]]:
 
 
 def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[Any]]:
-    """The knobs of a method, or of its class, that its paper tunes, with their values; without those that are told."""
+    """The knobs of a method, or of its class, that its paper tunes, with their values.
+
+    Knobs that the method is told are left out, and those of an instance that have other values than their defaults.
+    """
     known = told(method) if tell_groups else []
-    grid_of = {field.name: field.metadata.get("grid") for field in dataclasses.fields(method)}
-    return {name: values for name, values in grid_of.items() if values and name not in known}
+    found = {}
+    for field in dataclasses.fields(method):
+        values = field.metadata.get("grid")
+        is_set = not isinstance(method, type) and getattr(method, field.name) != field.default
+        if values and field.name not in known and not is_set:
+            found[field.name] = values
+    return found
 
 
 def earlier_scores(path: Path, about: dict, rerun: Rerun, say: Say) -> Tuning | None:
@@ -329,11 +338,11 @@ def tune(
     local: LocalTraining | None = None,
     *,
     rounds: Rounds,
-    rates: Annotated[Sequence[float], knob(above=0, distinct=True)] = (),
+    rates: Annotated[Sequence[float], knob(above=0, distinct=True, empty=True)] = (),
     knobs: Mapping[str, Sequence[Any]] | Literal["paper"] | None = None,
-    in_turn: bool = False,
+    in_turn: bool = True,
     widen: Annotated[int, knob(at_least=0, at_most=100)] = WIDEN,
-    seeds: Seeds = (TUNING_SEED,),
+    seeds: Seeds = SEEDS,
     splits: Seeds | None = None,
     out: Folder | None = None,
     rerun: Rerun = "never",
@@ -377,13 +386,13 @@ def tune(
     if splits is None and not isinstance(clients, Federation):
         text = "validation examples of another split may be test examples of the table; accepted: the table's splits"
         raise ArgumentError("splits", f"required if clients are a function: {text}")
-    trials = in_turn_of(list(seeds), splits and list(splits))
-    clients_of = of_each_trial(clients, trials)
+    trials = trials_on(list(seeds), splits)
+    data_of = data_to_tune_on(data_of_trials(clients, trials), trials, trials)
     default = local or LocalTraining()
 
     def make(point: Point, trial: Trial) -> Run:
         own, how = point.applied(method, default)
-        return Run(own, clients_of[trial], model, how, seed=trial.seed, **options)
+        return Run(own, data_of[trial].clients, model, how, seed=trial.seed, **options)
 
     folder, say = None if out is None else Path(out), say or (lambda line: None)
     if folder:
@@ -393,9 +402,19 @@ def tune(
         return search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
 
 
-def in_turn_of(seeds: Sequence[int], splits: Sequence[int] | None) -> list[Trial]:
-    """Trials in which each seed and each split occurs at least once."""
-    if splits is None:
+def trials_on(
+    seeds: Sequence[int], splits: Sequence[int] | None, split_of_seed: Sequence[int] | None = None
+) -> list[Trial]:
+    """Trials to tune on, in which each seed and each split occurs at least once.
+
+    Args:
+        seeds: Seeds of tuning.
+        splits: The table's splits; None: those are the table's seeds.
+        split_of_seed: The table's seeds, each of which has a split of its own; None: all have the same clients.
+    """
+    if splits is None and split_of_seed is None:
         return [Trial(seed) for seed in seeds]
+    if splits is None:
+        return [Trial(seed, split) for seed, split in zip(seeds, itertools.cycle(split_of_seed or ()), strict=False)]
     num = max(len(seeds), len(splits))
     return [Trial(seeds[number % len(seeds)], splits[number % len(splits)]) for number in range(num)]

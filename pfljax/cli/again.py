@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pfljax import api
+from pfljax.api import loading
 from pfljax.cli import build, train
 from pfljax.cli.settings import parse
 from pfljax.contract import own_files, recorded
@@ -30,4 +31,7 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
         settings = settings.replace({flag: math.inf if infinite else flags[flag]})
     trial = build.Trial(flags["seed"], flags["split"])
     clients = (given["clients"], None) if "clients" in given else build.build_clients(settings, trial.of_data)
-    return build.build_run(settings, settings.algorithm, clients, trial, given)
+    training, unseen = clients
+    training = loading.as_trained(config, training)
+    unseen = None if unseen is None else loading.as_trained(config, unseen)
+    return build.build_run(settings, settings.algorithm, (training, unseen), trial, given)

@@ -6,7 +6,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,12 +14,16 @@ from typing import Any
 import jax
 
 from pfljax import api, data
+from pfljax.api import comparison, tuning
+from pfljax.api.study import Study
 from pfljax.cli.flags import DATA, WHAT, Adapting, Optimizer
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import method, optional, own_files, processes, recorded
-from pfljax.data import Federation, partitions, sources, statistics
+from pfljax.data import Federation, partitions, sources
 from pfljax.evaluation.statistics import Trial
 
+ALL = "all"
+TUNING_FRACTION = 0.25  # of the training examples, to tune on unless --validation_fraction is given
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
 Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
 
@@ -154,14 +158,14 @@ def build_network(settings: Settings, federation: Federation, name: str) -> api.
     return api.models.make(name, shape, task, federation.num_classes, **options, **sizes(settings))
 
 
-def build_local(settings: Settings, federation: Federation) -> api.LocalTraining:
+def build_local(settings: Settings) -> api.LocalTraining:
     how, loss = settings.make(Optimizer), settings.loss
     return settings.make(
         api.LocalTraining,
         loss=own_files.load("loss", loss) if own_files.is_file_and_name(loss) else loss,
         optimizer=how.make,
         schedule=how.schedule(settings.rounds),
-        class_weights=build_class_weights(settings, federation),
+        class_weights=None if settings.class_weights == "none" else settings.class_weights,
         privacy=settings.make(api.Privacy),
     )
 
@@ -173,12 +177,19 @@ def build_metrics(settings: Settings) -> dict[str, Any]:
     return {text.rpartition(":")[2]: own_files.load("metrics", text) if own(text) else text for text in given}
 
 
-def build_class_weights(settings: Settings, federation: Federation) -> tuple[float, ...] | None:
-    if settings.class_weights == "none":
-        return None
-    if settings.dp_noise_multiplier:
-        raise settings.error("class_weights", "uses clients' label counts; accepted with --dp_noise_multiplier: none")
-    return statistics.inverse_frequency_weights(federation)
+def run_options(settings: Settings) -> dict[str, Any]:
+    """Returns the arguments of `Run` that the methods of a command share, besides clients, model and local training."""
+    return {
+        "server": settings.make(api.Server),
+        "attack": settings.make(api.Attack),
+        "compression": settings.make(api.Compression),
+        "faults": settings.make(api.Faults),
+        "clock": settings.make(api.Clock) if settings.clock else None,
+        "client_privacy": settings.make(api.ClientPrivacy),
+        "metrics": build_metrics(settings),
+        "stop": settings.make(api.Patience) if settings.patience else None,
+        "execution": settings.make(api.Execution),
+    }
 
 
 def build_run(
@@ -190,7 +201,7 @@ def build_run(
     make = {
         "method": lambda: build_method(settings, name),
         "model": lambda: build_model(settings, federation),
-        "local": lambda: build_local(settings, federation),
+        "local": lambda: build_local(settings),
     }
     return settings.make(
         api.Run,
@@ -198,23 +209,129 @@ def build_run(
         **{part: given[part] if part in given else build() for part, build in make.items()},
         seed=trial.seed,
         unseen=unseen,
-        server=settings.make(api.Server),
-        attack=settings.make(api.Attack),
-        compression=settings.make(api.Compression),
-        faults=settings.make(api.Faults),
-        clock=settings.make(api.Clock) if settings.clock else None,
-        client_privacy=settings.make(api.ClientPrivacy),
-        metrics=build_metrics(settings),
-        stop=settings.make(api.Patience) if settings.patience else None,
-        execution=settings.make(api.Execution),
         config=config(settings, name, trial),
+        **run_options(settings),
     )
+
+
+def trials_of(settings: Settings) -> list[Trial]:
+    """Returns all pairs of --splits and --seeds. Without --splits, the seed also determines the split."""
+    splits = settings.numbers("splits", int) if settings.splits else None
+    return comparison.trials_of(settings.numbers("seeds", int), splits)
+
+
+def tuned_knobs(settings: Settings, name: str) -> Mapping[str, Sequence[Any]]:
+    """Returns the knobs that --tune_knobs tunes, with their values: the paper's, except any on the command line."""
+    knobs = tuning.papers_knobs(method.get(name), settings.tell_groups) if settings.tune_knobs else {}
+    return {knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")}
+
+
+def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the arguments of `pfljax.compare` that say what is trained, from the values of the flags.
+
+    Args:
+        settings: The flags.
+        names: Names of methods by title.
+    """
+    knobs = {title: tuned_knobs(settings, name) for title, name in names.items()}
+    rates = settings.numbers("tune", float)
+    if len(rates) > 1 or any(knobs.values()):
+        settings = settings.replace(validation_fraction=settings.validation_fraction or TUNING_FRACTION)
+    federation, _ = cached_clients(settings, trials_of(settings)[0].of_data)
+
+    def config_of(title: str, trial: Trial, chosen: Mapping[str, Any]) -> dict:
+        name = names[title]
+        flags = {flag if flag == "learning_rate" else f"{name}.{flag}": value for flag, value in chosen.items()}
+        return config(settings.of_method(name).pinned(**flags), name, trial)
+
+    return {
+        "methods": [(title, build_method(settings, name)) for title, name in names.items()],
+        "clients": functools.partial(cached_clients, settings),
+        "model": build_model(settings, federation),
+        "local": build_local(settings),
+        "learning_rates": {title: settings.of_method(name).learning_rate for title, name in names.items()},
+        "seeds": settings.numbers("seeds", int),
+        "splits": settings.numbers("splits", int) or None,
+        "tune": rates,
+        "tune_knobs": {title: each for title, each in knobs.items() if each},
+        "tune_seeds": settings.numbers("tune_seeds", int),
+        "tune_widen": settings.tune_widen,
+        "keep_validation": settings.keep_validation,
+        "config": config_of,
+        **settings.values_of(api.Run),
+        **run_options(settings),
+    }
+
+
+def build_study(settings: Settings) -> Study:
+    """Returns how the cells of a table are trained."""
+    schedule = api.Schedule(settings.eval_every, settings.checkpoint_every)
+    return Study(settings.rounds, schedule, settings.replicate, settings.rerun, say, settings.profile)
+
+
+def train_cells(settings: Settings, name: str, out: Path) -> comparison.Trained:
+    """Trains a method on all trials, each in a folder of `out`, after tuning if that is asked for.
+
+    Raises:
+        RunError: if a run fails.
+    """
+    found = arranged_cells(settings, name, out).train()[out.name]
+    if found.failure is not None:
+        raise found.failure
+    return found
+
+
+def arranged_cells(settings: Settings, name: str, out: Path) -> comparison.Comparison:
+    """Arranges the cells of a method; those of all methods of a paper's table go without validation examples or none.
+
+    See `train_cells`.
+    """
+    options = table_options(settings, {out.name: name})
+    options["keep_validation"] = settings.keep_validation or settings.validation_fraction > 0
+    tracker = build_tracker_of_table(settings, out.parent)
+    return comparison.arranged(**options, study=build_study(settings), out=out.parent, tracker=tracker)
+
+
+def check_cells(settings: Settings, asked: Sequence[tuple[Settings, str, Path]]) -> None:
+    """Checks that all cells of a table of accuracies can be trained, before any of them is.
+
+    Args:
+        settings: The flags of the command.
+        asked: Settings, method and folder of each group of cells that differ only in their trial.
+
+    Raises:
+        FlagError: for a flag that no cell uses, or data without classes.
+        ArgumentError: for a mistake in a cell, or a folder that contains something else.
+    """
+    settings.check_read([each for each, _, _ in asked])
+    for each, name, out in asked:
+        if cached_clients(each, trials_of(each)[0].of_data)[0].task == "regression":
+            raise settings.error("dataset", "has no classes; accepted: classification data sets")
+        arranged_cells(each, name, out).check()
+
+
+def say(line: str) -> None:
+    """Prints a line of progress."""
+    print(f"  {line}")
 
 
 def build_tracker(settings: Settings, out: Path) -> api.Tracker | None:
     """Returns the tracker of the run in a folder, or None without --tracker."""
     name = settings.tracker
     return None if name == "none" else api.TRACKERS[name](out / name)
+
+
+def build_tracker_of_table(settings: Settings, out: Path) -> api.Tracker | None:
+    """Returns the tracker of all runs of a table, each of which has its files in its own folder."""
+    name = settings.tracker
+    if name == "none":
+        return None
+    tracker = api.TRACKERS[name](out)
+
+    def track(evaluation: api.Evaluation) -> None:
+        tracker(evaluation._replace(run=f"{evaluation.run}/{name}"))
+
+    return track
 
 
 def config(settings: Settings, name: str, trial: Trial) -> dict:

@@ -28,6 +28,7 @@ from pfljax.api import (
     tuning,
     weights,
 )
+from pfljax.api.comparison import SEEDS
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.parsing import Group, Rates
 from pfljax.contract.fields import GIVEN, Seeds, knob, settings
@@ -206,9 +207,11 @@ class Sweep:
         tune_seeds: Seeds that rates and knobs are chosen on, none of --seeds; by default as many as --seeds, at most
             three, from 1000 on.
         tune_widen: Number of values to try, one by one, beyond the edge of a grid that wins.
+        keep_validation: Train without the validation examples after tuning. By default, training gets them back,
+            unless a method or --patience reads them.
     """
 
-    seeds: Seeds = knob((0,), distinct=True, flag="seeds")
+    seeds: Seeds = knob(SEEDS, distinct=True, flag="seeds")
     splits: Seeds = knob((), distinct=True, empty=True, flag="splits")
     replicate: Replicate = knob("auto", flag="replicate")
     rerun: Rerun = knob("never", flag="rerun")
@@ -217,6 +220,7 @@ class Sweep:
     tune_knobs: bool = knob(False, flag="tune_knobs")
     tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED, flag="tune_seeds")
     tune_widen: int = knob(tuning.WIDEN, at_least=0, at_most=100, read_with=TUNED, flag="tune_widen")
+    keep_validation: bool = knob(False, read_with=TUNED, flag="keep_validation")
 
 
 def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:

@@ -17,8 +17,10 @@ from pathlib import Path
 import jax
 from absl import flags
 
+from pfljax import api
+from pfljax.api import comparison
 from pfljax.api.planning import Planned, plan
-from pfljax.cli import build, sweep, train
+from pfljax.cli import build, tables, train
 from pfljax.cli.flags import RUNS, WHAT
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -50,8 +52,14 @@ def run(settings: Settings) -> None:
     settings = settings.with_defaults(names)
     settings.check_read()
     trial = build.Trial(settings.seed, settings.split)
-    names = sweep.able(settings, names, trial)
-    runs = [sweep.make_run(settings, name, trial) for name in names]  # finds mistakes before compiling anything
+    clients = build.cached_clients(settings, trial.of_data)
+
+    def make(name: str) -> api.Run:
+        return build.build_run(settings, name, clients, trial)
+
+    if settings.algorithms == [build.ALL]:
+        names = comparison.fitting(names, make, print)
+    runs = [make(name) for name in names]  # finds mistakes before compiling anything
     plans = []
     for made in runs:
         plans.append(plan(made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print))
@@ -69,7 +77,7 @@ def show(found: Planned) -> None:
     """Prints the table of a method, and what is recommended."""
     head = f"{found.algorithm}, {found.num_clients} clients on {found.target}"
     title = f"{head}; bytes of one device, time: {found.rests_on}"
-    sweep.print_table(title, *found.table(), text=2, note="\n".join(found.notes))
+    tables.show(title, *found.table(), text=2, notes=found.notes)
     if found.hours is not None:
         chosen = " ".join(f"--{flag}={value}" for flag, value in found.recommended.items())
         print(f"recommended: {chosen}; about {_time(found.hours)} for {found.rounds} rounds (an estimate)")

@@ -30,7 +30,7 @@ from pfljax import data, report
 from pfljax.api import STORES, announced, environment
 from pfljax.api.measuring import MEASURES, Experiment, check_fit, like_one, measure
 from pfljax.api.study import taken
-from pfljax.cli import build, sweep
+from pfljax.cli import build, tables
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -212,7 +212,7 @@ def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
     one = build_clients(settings, cell, 1)
     found, model = build.build_method(settings, cell.algorithm), build.build_model(settings, one)
-    local = build.build_local(settings.of_method(cell.algorithm), one)
+    local = build.build_local(settings.of_method(cell.algorithm))
     return like_one(found, one, model, local, plan, settings.client_store, cell.num_clients, cell.clients_per_round)
 
 
@@ -362,7 +362,7 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
         ]
         for row in rows
     ]
-    sweep.print_table(title, heads, body, text=2)
+    tables.show(title, heads, body, text=2)
     total = settings.total_rounds
     for row in rows if total else ():
         updates = total * row["clients_per_round"]

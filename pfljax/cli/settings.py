@@ -138,15 +138,21 @@ class Settings:
                 known = {other: values for other, values in conditions.items() if other in self}
                 self.refuse(flag, f"accepted {with_words(known, '--')}" if known else "it has no effect")
 
-    def make(self, declaring: Callable, prefix: str = "", **given: Any) -> Any:
-        """Calls a dataclass or function with the values of its flags and, as far as it takes them, the `given` ones."""
-        known, values = fields_of(declaring), {}
-        for name, field in known.items():
+    def values_of(self, declaring: Callable, prefix: str = "") -> dict[str, Any]:
+        """Returns the values of the flags of a dataclass's fields or a function's arguments, by name."""
+        values = {}
+        for name, field in fields_of(declaring).items():
             flag = prefix + field.flag
             if field.flag and flag in self and self.reads(flag):
                 kind = plain(item_type(value_type(field.hint)))[0]
                 values[name] = [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
-        return declaring(**values | {name: value for name, value in given.items() if name in known})
+        return values
+
+    def make(self, declaring: Callable, prefix: str = "", **given: Any) -> Any:
+        """Calls a dataclass or function with the values of its flags and, as far as it takes them, the `given` ones."""
+        known = fields_of(declaring)
+        taken = {name: value for name, value in given.items() if name in known}
+        return declaring(**self.values_of(declaring, prefix) | taken)
 
     def check_out(self) -> None:
         """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""

@@ -17,8 +17,8 @@ import numpy as np
 from absl import flags
 
 from pfljax import report
-from pfljax.api.comparison import epsilon_text
-from pfljax.cli import build, sweep
+from pfljax.api.table import epsilon_text
+from pfljax.cli import build, tables
 from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_evaluation, define_training
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
@@ -99,7 +99,7 @@ def show(summary: dict) -> None:
         if "epsilon" in ledger:
             heads.append(f"{kind} at delta {ledger['delta']:g}")
             body = [[*body[0], epsilon_text([ledger["epsilon"]])], *([*row, ""] for row in body[1:])]
-    sweep.print_table(f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", heads, body)
+    tables.show(f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", heads, body)
 
 
 COMMAND = Command(__doc__ or "", define, run)

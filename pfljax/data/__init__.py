@@ -5,7 +5,14 @@ from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
 from pfljax.data.splits import Splits
 from pfljax.data.statistics import describe, digest, heterogeneity, inverse_frequency_weights
-from pfljax.data.variants import match_classes, pad_alike, random_pixels, split_unseen
+from pfljax.data.variants import (
+    match_classes,
+    pad_alike,
+    random_pixels,
+    return_validation,
+    split_unseen,
+    without_tested,
+)
 
 __all__ = [
     "Federation",
@@ -23,6 +30,7 @@ __all__ = [
     "partitions",
     "random_pixels",
     "read",
+    "return_validation",
     "shuffle_targets",
     "sine",
     "sources",
@@ -30,4 +38,5 @@ __all__ = [
     "synthetic",
     "text",
     "tfds",
+    "without_tested",
 ]

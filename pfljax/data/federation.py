@@ -57,6 +57,8 @@ class Federation:
         feature_names: Names of the columns of x if the data set is a table; otherwise empty. `predict` takes tables
             with these columns in any order.
         origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: unknown.
+        whole_scaling: Measures `scaling` on the training and validation examples together; None: unknown.
+        returned: Whether validation examples were returned to the training part; see `return_validation`.
     """
 
     train: Split
@@ -77,6 +79,8 @@ class Federation:
     tokens: bool = False
     feature_names: tuple[str, ...] = ()
     origin: dict[str, dict[str, Any]] | None = None
+    whole_scaling: Callable[[], Scaling | None] | None = None
+    returned: bool = False
 
     def __post_init__(self):
         for part in PARTS:
@@ -368,7 +372,9 @@ def pack(
 
     parts = split_within_clients(assignment, splits or Splits(), seed)
     # All processes measure all clients' training examples, so that they prepare theirs alike.
-    prepare = preparation.fit(source, np.unique(parts["train"][0]))
+    trained_on = np.unique(parts["train"][0])
+    prepare = preparation.fit(source, trained_on)
+    whole = np.union1d(trained_on, parts["validation"][0])
     is_here = lambda owner: (owner >= here.start) & (owner < here.stop)
     ids = np.concatenate([ids[is_here(owner)] for ids, owner in parts.values()])
     pools, place_of = _pools(source, ids, prepare)
@@ -393,6 +399,7 @@ def pack(
         name=source.name,
         client_names=assignment.names,
         scaling=prepare.scaling,
+        whole_scaling=functools.partial(preparation.scaling, source, whole, prepare.fill, prepare.kept),
         tokens=source.tokens,
         feature_names=prepare.names(source.features),
         own=here if own else None,

@@ -69,8 +69,15 @@ def fit(source: Source, rows: np.ndarray) -> Preparation:
     """Measures what a source's examples need on the training examples `rows`, ascending ids."""
     fill = _column_means(source, rows) if source.fill else None
     kept = _occurring(source.x, source.features, rows)
+    return Preparation(fill, kept, scaling(source, rows, fill, kept))
+
+
+def scaling(
+    source: Source, rows: np.ndarray, fill: np.ndarray | None = None, kept: np.ndarray | None = None
+) -> Scaling | None:
+    """Measures how models scale a source's examples on its `rows`; see `Preparation`. None: they do not."""
     if not any(source.standardize):
-        return Preparation(fill, kept, None)
+        return None
     one_hot = None if source.features is None else source.features.one_hot
     if one_hot is not None and kept is not None:
         one_hot = one_hot[kept]
@@ -79,7 +86,7 @@ def fit(source: Source, rows: np.ndarray) -> Preparation:
     for leaf, standardize in zip(leaves, source.standardize, strict=True):
         measured.append(_measure(leaf, rows, fill, kept, one_hot) if standardize else (None, None))
     mean, std = (structure.unflatten(column) for column in zip(*measured, strict=True))
-    return Preparation(fill, kept, Scaling(mean, std))
+    return Scaling(mean, std)
 
 
 def prepared(source: Source) -> Source:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.pooled import Pooled, is_pooled
-from pfljax.contract.types import Examples
+from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import Federation
 from pfljax.data.sources.source import mixed_bits
 
@@ -30,10 +30,12 @@ def digest(federation: Federation) -> str:
 
 
 def _digest(federation: Federation) -> str:
-    here, rows, tables = federation.own or slice(None), [], {}
+    rows, tables = [], {}
+    here = federation.own or slice(None)
     federation = federation.standardized
     for split in (federation.train, federation.validation, federation.test):
-        size, code = np.asarray(split.size[here], np.uint64), np.zeros(len(split.y), np.uint64)
+        size = np.asarray(split.size[here], np.uint64)
+        code = np.zeros(len(split.y), np.uint64)
         for place in range(split.y.shape[1]):  # excludes padding
             real = place < size
             for examples in jax.tree.leaves((split.x, split.y), is_leaf=is_pooled):
@@ -41,6 +43,22 @@ def _digest(federation: Federation) -> str:
         rows += [size, code]
     found = np.stack(rows, axis=1).view(np.uint8)
     return hashlib.sha256(federation.of_all(found).tobytes()).hexdigest()[:12]
+
+
+def input_codes(federation: Federation, part: str) -> np.ndarray:
+    """A code of each example's x, before it is scaled, (K, n_max) uint64 for the clients in this process; 0: padding.
+
+    Examples have the same code if, and up to chance only if, their x are equal.
+    """
+    split: Split = getattr(federation, part)
+    size = np.asarray(split.size[federation.own or slice(None)])
+    found = np.zeros(split.y.shape[:2], np.uint64)
+    tables: dict[int, np.ndarray] = {}
+    for place in range(split.y.shape[1]):
+        real = place < size
+        for examples in jax.tree.leaves(split.x, is_leaf=is_pooled):
+            found[real, place] = mixed_bits(found[real, place] ^ _codes(examples, real, place, tables))
+    return found
 
 
 def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:
@@ -110,7 +128,10 @@ def heterogeneity(federation: Federation) -> float | None:
 
 
 def describe(federation: Federation, unseen: Federation | None = None) -> dict:
-    """Data entries for reports: clients, examples per client and in total, classes per client, digests."""
+    """Data entries for reports: clients, examples per client and in total, classes per client, digests.
+
+    "returned" says that validation examples were returned to the training part.
+    """
 
     def spread(values: np.ndarray) -> dict[str, float]:
         return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
@@ -120,6 +141,8 @@ def describe(federation: Federation, unseen: Federation | None = None) -> dict:
         part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
     }
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
+    if federation.returned:
+        summary["returned"] = True
     if unseen is not None:
         summary["unseen"] = digest(unseen)
     if federation.class_names:

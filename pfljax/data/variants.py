@@ -10,12 +10,13 @@ import jax
 import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.errors import ArgumentError
+from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
+from pfljax.data.statistics import input_codes
 
 Count = Annotated[int, knob(at_least=1)]
 
@@ -48,6 +49,83 @@ def split_unseen(
         return dataclasses.replace(federation, **parts, **rows)
 
     return take(np.sort(order[count:])), take(np.sort(order[:count]))
+
+
+def return_validation(clients: Federation) -> Federation:
+    """Moves each client's validation examples to its training examples, in front of them.
+
+    The clients are those that `validation_fraction=0` would have given, except for what a table's holes are filled
+    with: models scale x by the statistics of all these examples. Clients that have no validation examples are returned
+    as they are.
+    """
+    num_validation = np.asarray(clients.validation.size)
+    if not num_validation.sum():
+        return clients
+    size = (num_validation + np.asarray(clients.train.size)).astype(np.int32)
+    own = clients.own or slice(0, clients.num_clients)
+
+    def join(validation: Examples, train: Examples) -> Examples:
+        return _joined(validation, train, num_validation[own], size[own])
+
+    def none_of(examples: Examples) -> Examples:
+        return tree.map_rows(lambda leaf: leaf[:, :0], examples)
+
+    x = jax.tree.map(join, clients.validation.x, clients.train.x, is_leaf=is_pooled)
+    y = join(clients.validation.y, clients.train.y)
+    empty = Split(none_of(clients.validation.x), none_of(clients.validation.y), np.zeros_like(size))
+    scaling = clients.scaling if clients.whole_scaling is None else clients.whole_scaling()
+    return dataclasses.replace(
+        clients, train=Split(x, y, size), validation=empty, scaling=scaling, whole_scaling=None, returned=True
+    )
+
+
+def _joined(first: Examples, second: Examples, num_first: np.ndarray, size: np.ndarray) -> Examples:
+    """Stacked examples (K, n_max, ...): of client k the `num_first[k]` of `first`, then those of `second`."""
+    if is_pooled(first) and is_pooled(second) and first.pool is second.pool:
+        index = _joined(first.index + 1, second.index + 1, num_first, size) - 1  # padding, which is -1, becomes 0
+        return dataclasses.replace(first, index=index)
+    found = np.zeros((len(size), size.max(), *first.shape[2:]), second.dtype)
+    for client, (num, total) in enumerate(zip(num_first, size, strict=True)):
+        found[client, :num] = first[client, :num]
+        found[client, num:total] = second[client, : total - num]
+    return found
+
+
+def without_tested(clients: Sequence[Federation], tested: Sequence[Federation]) -> list[Federation]:
+    """Leaves out validation examples whose x is also that of a test example of any of the `tested` clients.
+
+    So no test example chooses a rate or knob, even if `clients` were divided otherwise, or an example occurs twice.
+    Where no validation example would be left, as in a table with few different rows, all stay, and a warning says so.
+    """
+    codes = [each.of_all(input_codes(each, "test")).ravel() for each in tested]
+    known = np.unique(np.concatenate([*codes, np.zeros(1, np.uint64)]))  # 0 is padding
+    keeps = [np.isin(input_codes(each, "validation"), known, invert=True) for each in clients]
+    left = [each.of_all(keep.sum(axis=1)).sum() for each, keep in zip(clients, keeps, strict=True)]
+    if not all(left):
+        text = "all validation examples also occur among the test examples, which so take part in tuning"
+        warn("clients", f"{text}; pass is_test, or fewer splits")
+        return list(clients)
+    return [_with_validation(each, keep) for each, keep in zip(clients, keeps, strict=True)]
+
+
+def _with_validation(clients: Federation, keep: np.ndarray) -> Federation:
+    """The clients with only those validation examples that `keep` (K, n_max) marks, none of them padding."""
+    split = clients.validation
+    order = np.argsort(~keep, axis=1, kind="stable")  # those that are kept come first
+    kept = keep.sum(axis=1)
+    padding = np.arange(keep.shape[1]) >= kept[:, None]
+
+    def compact(examples: Examples) -> Examples:
+        if is_pooled(examples):
+            index = np.where(padding, -1, np.take_along_axis(examples.index, order, axis=1))
+            return dataclasses.replace(examples, index=index.astype(np.int32))
+        moved = np.asarray(examples)[np.arange(len(order))[:, None], order]
+        moved[padding] = 0
+        return moved
+
+    x = jax.tree.map(compact, split.x, is_leaf=is_pooled)
+    size = clients.of_all(kept.astype(np.int32))
+    return dataclasses.replace(clients, validation=Split(x, compact(split.y), size))
 
 
 def match_classes(unseen: Federation | None, clients: Federation) -> Federation | None:

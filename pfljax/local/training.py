@@ -49,9 +49,10 @@ class LocalTraining:
         label_smoothing: Share of the target of the training cross entropy that is spread evenly over the classes. It
             also applies to the losses that methods use to weight models (except to FedeRiCo's `rule=friends`), but not
             to evaluation.
-        class_weights: (C,) per-class factors of the training cross entropy; None: 1. They also apply to the losses that
-            methods use to weight models (except to FedeRiCo's `rule=friends`), as in the code of FedEM's authors, but
-            not to evaluation.
+        class_weights: (C,) per-class factors of the training cross entropy; "inverse": by the inverse of the classes'
+            shares of all training labels, capped at the weight of an average class; None: 1. They also apply to the
+            losses that methods use to weight models (except to FedeRiCo's `rule=friends`), as in the code of FedEM's
+            authors, but not to evaluation.
         augment: Augmentation of mini-batch images: "crop_flip", random crops with a margin of 4 pixels and random
             mirroring, or "none". Evaluation and validation use the original images.
         dtype: What networks compute in, forward and backward, in evaluation too: float32, in their own types; or
@@ -80,7 +81,9 @@ class LocalTraining:
     label_smoothing: float = knob(
         0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")}, flag="label_smoothing"
     )
-    class_weights: Sequence[float] | None = knob(None, accepted="positive numbers, one per class")
+    class_weights: Sequence[float] | Literal["inverse"] | None = knob(
+        None, accepted="positive numbers, one per class, or inverse"
+    )
     augment: augmentation.Augment = knob("none", flag="augment")
     dtype: DTypeLike = knob("float32", choices=("float32", "bfloat16"), flag="dtype")
     matmul_precision: Precision | None = knob(None, flag="matmul_precision")
@@ -128,8 +131,8 @@ class LocalTraining:
         )
 
 
-def checked_weights(weights: Sequence[float], model: Model) -> np.ndarray:
-    """Class weights (C,) as an array.
+def checked_weights(weights: Sequence[float] | str, model: Model) -> np.ndarray:
+    """Class weights (C,) as an array, which `Run` has measured if they are "inverse".
 
     Raises:
         ArgumentError: if they are not positive numbers, one per class.

@@ -25,7 +25,10 @@ RISING = (
     "Still improving in the last quarter of the rounds: {names} (lines are fitted to each run's scores, and the 95 % "
     "interval of their mean change excludes 0). More rounds may change the order."
 )
+EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
 EDGE = " (edge)"
+RETURNED = "Tuned on validation examples, which training then had back."
+KEPT = "Tuned on validation examples, which training did not have."
 AT_EDGE = f"{EDGE.strip()}: the best value is the least or largest of those tried; others beyond it may do better."
 
 
@@ -65,8 +68,15 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [statistics.told(rows)]
     reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
     found += [HELPED.format(reference=reference)] * bool(reference)
-    rising = [f"{row['algorithm']}" for row in rows if row.get("trend") == gains.IMPROVING]
+    rising = [f"{row['method']}" for row in rows if row.get("trend") == gains.IMPROVING]
     found += [RISING.format(names=", ".join(rising))] * bool(rising)
     found += [BUDGET] * any("gradients_per_round" in row for row in rows)
+    found += [RETURNED] * any(row.get("validation") == "returned" for row in rows)
+    found += [KEPT] * any(row.get("validation") == "kept" for row in rows)
     found += [AT_EDGE] * any(row.get("at_edge") for row in rows)
+    for row in rows:
+        for name, omitted in EPSILONS.items():
+            if row.get(omitted):
+                found.append(f"* {row['method']}: {name.replace('_', ' ')} does not include {row[omitted]}.")
+    found += [f"{row['method']} failed: {row['failed']}." for row in rows if row.get("failed")]
     return [note for note in found if note]

@@ -1,0 +1,414 @@
+"""The table of a comparison: a row per method, its columns, and the files that it is written to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from pfljax import report
+from pfljax.api.run import Folder
+from pfljax.api.study import Cell
+from pfljax.contract import optional
+from pfljax.contract.errors import ArgumentError
+from pfljax.contract.fields import checked, knob, nearest
+from pfljax.evaluation import gains
+from pfljax.evaluation.metrics import sign_of
+from pfljax.evaluation.statistics import OfRuns, Trial, columns, compared, deviation
+from pfljax.folder import files
+from pfljax.report import escaping, terms
+from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
+
+# Files of a comparison, whose folder also has one of each method.
+FILES = ("planned.json", "report.html", "table.csv", "table.json", "table.md", "table.png", "table.tex", "workers")
+MAX_GAINS = 500  # of single clients, kept in a row
+SECONDS = "s per round"  # heading of the only column that is measured, and differs when a study is repeated
+FAILED = "failed"  # in place of a failed method's score
+
+
+def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], target: float | None = None) -> dict:
+    """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds.
+
+    With a `target`, also the simulated seconds after which each run has reached this score; None if it never does.
+    """
+    summaries = [cell.summary for cell in cells]
+    score = score_of(summaries[0])
+    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
+    rounds, curves = over_rounds([cell.rows for cell in cells], score)
+    timed = np.isfinite(of["simulated"].mean)
+    entry = lambda name: over_rounds([cell.rows for cell in cells], name)[1]
+    clock = entry("simulated_seconds") if timed else None
+    traffic = np.sum([np.nan_to_num(entry(name)) for name in BYTES], axis=0) / 1e6
+    sign = sign_of(score)
+    late = gains.trend(rounds, curves)
+    splits = [{} if split is None else {"split": split} for _, split in trials]
+    return {
+        "method": title,
+        "score": score,
+        "score_mean": of["score"].mean,
+        "score_std": of["score"].std,
+        "runs": of["score"].runs,
+        "seeds": [{"seed": each["seed"], **own, **each["last"]} for each, own in zip(summaries, splits, strict=True)],
+        "best_mean": of["best"].mean,
+        "bottom_decile_mean": of["decile"].mean,
+        "metrics": {name: of[name]._asdict() for name in summaries[0].get("metrics", [])},
+        "unseen_mean": of["unseen"].mean,
+        **terms.entries(summaries),
+        "megabytes_per_round": of["megabytes"].mean,
+        "seconds_per_round": of["seconds"].mean,
+        "simulated_mean": of["simulated"].mean,
+        "seconds_to_target": None if clock is None or target is None else times_to(target, curves, clock, sign),
+        **epsilons([summary["privacy"] or {} for summary in summaries]),
+        "trend": late.verdict(sign),
+        "late_change": late.change,
+        "rounds": rounds,
+        "megabytes_curve": traffic.mean(axis=0).tolist(),
+        "clock_mean": None if clock is None else clock.mean(axis=0).tolist(),
+        "curve_mean": curves.mean(axis=0).tolist(),
+        "curve_std": deviation(curves).tolist(),
+    }
+
+
+def failed_row(title: str, reason: str, score: str) -> dict:
+    """Returns the row of a method that failed, which says why and has no scores."""
+    unknown = OfRuns.of([])
+    numbers = ("best_mean", "bottom_decile_mean", "unseen_mean", "gradients_per_round", "megabytes_per_round")
+    numbers += ("seconds_per_round", "simulated_mean", "late_change")
+    return {
+        "method": title,
+        "failed": reason,
+        "score": score,
+        "score_mean": unknown.mean,
+        "score_std": unknown.std,
+        "runs": unknown.runs,
+        "seeds": [],
+        "metrics": {},
+        "knows": "",
+        "trend": "",
+        "rounds": [],
+        "curve_mean": [],
+        "curve_std": [],
+        **dict.fromkeys(numbers, np.nan),
+        **dict.fromkeys([*terms.EPSILONS, *terms.EPSILONS.values()]),
+    }
+
+
+def times_to(target: float, curves: np.ndarray, clock: np.ndarray, sign: int) -> list[float | None]:
+    """Returns when each run was first evaluated at or beyond a score; None if it never was.
+
+    Args:
+        target: The score.
+        curves: (n, T) scores.
+        clock: (n, T) times of the evaluations.
+        sign: 1 if high scores are good, -1 if low ones are.
+    """
+    reached = sign * curves >= sign * target
+    return [float(time[np.argmax(row)]) if row.any() else None for row, time in zip(reached, clock, strict=True)]
+
+
+def times_text(times: Sequence[float | None]) -> str:
+    """Formats the times of runs that reached a score, and how many did not."""
+    never = sum(time is None for time in times)
+    found = OfRuns.of([time for time in times if time is not None]).text("{:.4g}".format)
+    return found + (f", never in {never}" if never else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of methods: one row per method, with means and sample deviations over runs.
+
+    Attributes:
+        title: Data set, rounds and seeds.
+        rows: One dict per method, made by `method_row`; "seeds" contains the last row of each run's history. With
+            several runs, also intervals, ranks and differences (`pfljax.evaluation.statistics.standings`).
+        task: "classification" or "regression".
+        target: The score of the column of simulated seconds until it is reached; None: there is no such column.
+    """
+
+    title: str
+    rows: list[dict]
+    task: str
+    target: float | None = None
+
+    def columns(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the column headings and the cells as text."""
+        classification = self.task == "classification"
+        number = number_of(classification)
+        unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
+        private = {name: kind for name, kind in terms.EPSILONS.items() if any(row.get(name) for row in self.rows)}
+        percent = ", %" * classification
+        validated = any(np.isfinite(row["best_mean"]) for row in self.rows)
+        more, standings = columns(self.rows, number)
+        heads = ["method", "test accuracy, %" if classification else "test loss", *more]
+        helped = any(row.get("clients_compared") for row in self.rows)
+        heads += list(terms.EFFECTS) * helped + [f"best round by validation{percent}"] * validated
+        own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
+        heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
+        heads += ["unseen clients"] * unseen + [name.replace("_", " ") for name in private]
+        tuned = any(row.get("tuned") for row in self.rows)
+        timed = any(np.isfinite(np.array(row.get("simulated_mean", np.nan), float)) for row in self.rows)
+        target = self.target if timed else None
+        heads += ["simulated s"] * timed
+        if target is not None:
+            heads.append(f"simulated s to {number(target)}{percent[1:]}")
+        heads += ["tuned"] * tuned + [*terms.HEADS, SECONDS]
+        body = []
+        for row, standing in zip(self.rows, standings, strict=True):
+            if row.get("failed"):
+                body.append([row["method"], FAILED, *["-"] * (len(heads) - 2)])
+                continue
+            score = OfRuns(row["score_mean"], row["score_std"], row["runs"])
+            cells = [row["method"], score.text(number), *standing]
+            cells += terms.effects(row, number) * helped + [number(row["best_mean"])] * validated
+            cells += [number(row["bottom_decile_mean"])] * classification
+            found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
+            cells += [each.text("{:.3f}".format) for each in found]
+            cells += [number(row["unseen_mean"])] * unseen
+            cells += [epsilon_text(row.get(n) or [0.0]) + "*" * bool(row.get(kind)) for n, kind in private.items()]
+            cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
+            if target is not None:
+                cells.append(times_text(row["seconds_to_target"]))
+            cells += [row.get("tuned", "") or "-"] * tuned
+            body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
+        return heads, body
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Why methods failed, by title; {} if none did."""
+        return {row["method"]: row["failed"] for row in self.rows if row.get("failed")}
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that explain the table."""
+        return terms.notes(self.rows)
+
+    def __str__(self) -> str:
+        heads, body = self.columns()
+        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+        line = lambda cells: "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
+        return "\n".join([self.title, line(heads), *map(line, body), *self.notes])
+
+    __repr__ = __str__
+
+    def to_markdown(self) -> str:
+        """Returns the table as Markdown."""
+        return markdown(*self.columns())
+
+    def _repr_markdown_(self) -> str:
+        notes = map(escaping.markdown, self.notes)
+        return "\n\n".join([f"**{escaping.markdown(self.title)}**", self.to_markdown(), *notes])
+
+    @checked()
+    def to_pandas(self, by: Literal["run", "method"] = "run") -> Any:
+        """Returns the scores as a pandas DataFrame.
+
+        By run, the columns are "method", "seed" (and "split", if the runs have splits besides their seeds) and the last
+        round's entries of metrics.jsonl: "accuracy", "accuracy_bottom_decile", "loss", "bytes_down" and "bytes_up"
+        (bytes per client, summed over the rounds), "seconds" (time in rounds, without compiling and evaluating) and so
+        on. For example, `frame.groupby("method").accuracy.mean()` returns the means in the table's first column, and
+        `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
+
+        By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is "accuracy" or
+        "loss", "interval_low" and
+        "interval_high" over "units" and so on, as `pfljax.evaluation.statistics.standings` describes them.
+
+        Raises:
+            ArgumentError: if pandas is not installed.
+        """
+        cells = [{"method": row["method"], **cell} for row in self.rows for cell in row["seeds"]]
+        if by == "method":
+            cells = [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in self.rows]
+        return optional.load("pandas", "to_pandas").DataFrame(cells)
+
+    def plot(self) -> Any:
+        """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
+        return report.comparison_figure(self.rows)
+
+    @checked()
+    def to_latex(self, columns: Sequence[str] | None = None) -> str:
+        """Returns the table as LaTeX, for the package booktabs.
+
+        Args:
+            columns: Headings of the columns to keep, in this order, such as ["method", "test accuracy, %", "rank"];
+                None: those of a paper's table, which are the method, its score, the interval, the difference to the
+                reference, clients helped and hurt, metrics, and scores of unseen clients and epsilons if there are any.
+                `table.columns()[0]` are all.
+
+        Raises:
+            ArgumentError: for a heading that the table does not have.
+        """
+        heads, body = self.columns()
+        if columns is not None and not len(columns):
+            raise ArgumentError("columns", f"has none; accepted: some of {', '.join(heads)}")
+        for name in columns or ():
+            if name not in heads:
+                raise ArgumentError("columns", f"unknown; {nearest(name, heads)}", name)
+        return latex(self.title, heads, body, columns)
+
+    @checked()
+    def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
+        """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
+
+        The figures are scores.pdf, and scores over rounds, megabytes and, with a clock, simulated seconds. With a
+        reference, also differences.pdf and, for each other method, clients-METHOD.pdf: what single clients gain.
+
+        Args:
+            folder: The folder.
+            width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
+        """
+        files.check_writable(Path(folder))
+        return report.paper_figures(self.rows, Path(folder), width)
+
+    def write(self, out: Path) -> None:
+        """Writes table.md, .csv, .json, .tex and .png to a folder, and report.html, which links to each run's page.
+
+        table.csv has the columns that are the same whenever the study is repeated: all but the measured seconds.
+        """
+        report.save(self.plot(), out / "table.png")
+        write_table(self.title, *self.columns(), self.rows, out)
+
+
+def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, its numbers right-aligned."""
+    head, *lines = [[escaping.markdown(cell) for cell in cells] for cells in (heads, *body)]
+    lines = [head, ["---", *["---:"] * (len(heads) - 1)], *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], columns: Sequence[str] | None = None) -> str:
+    """A table in LaTeX, of these columns; by default, of those of a paper's table."""
+    columns = columns or terms.for_paper(heads)
+    kept = [heads.index(name) for name in columns]
+    head, *lines = [" & ".join(escaping.latex(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
+    start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
+    return "\n".join(
+        [
+            f"% {escaping.one_line(title)}",
+            start,
+            r"\toprule",
+            head,
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
+    """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
+    texts = [title, *terms.notes(rows)]
+    files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), *map(escaping.markdown, texts)]) + "\n")
+    repeatable = [place for place, head in enumerate(heads) if head != SECONDS]
+    files.write_csv(out / "table.csv", [[line[place] for place in repeatable] for line in (heads, *body)])
+    files.write_text(out / "table.tex", latex(title, heads, body))
+    files.write_json(out / "table.json", files.plain(rows))
+    reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
+    return report.write_comparison(out / "report.html", [out], title, reference)
+
+
+def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
+    """Returns a row's epsilons of the runs, by example and by client, and what these do not cover; None: no privacy."""
+    entries: dict[str, Any] = {}
+    of_both = (ledgers, [each.get("of_clients", {}) for each in ledgers])
+    for (name, omitted), of in zip(terms.EPSILONS.items(), of_both, strict=True):
+        entries[name] = [each["epsilon"] for each in of] if "epsilon" in of[0] else None
+        entries[omitted] = of[0].get("unaccounted")
+    return entries
+
+
+def epsilon_text(values: Sequence[float | None]) -> str:
+    """Formats the mean of several epsilons; None means no bound."""
+    finite = [value for value in values if value is not None]
+    return f"{sum(finite) / len(finite):.2f}" if len(finite) == len(values) else "∞"
+
+
+def table_of(
+    cells: Mapping[str, Sequence[Cell]],
+    reference: str | None = None,
+    trials: Sequence[Trial] = (),
+    target: float | None = None,
+    *,
+    failures: Mapping[str, str] | None = None,
+    chosen: Mapping[str, Mapping[str, Any]] | None = None,
+    one_split: bool = False,
+) -> Table:
+    """Returns the table of methods' cells.
+
+    Args:
+        cells: The cells by title, those of at least one method; none for a method that failed.
+        reference: See `compare`.
+        trials: Seeds and splits of the cells; by default their seeds alone.
+        target: See `compare`.
+        failures: Why methods failed, by title.
+        chosen: Entries of rows on what was chosen by tuning, by title.
+        one_split: Whether all trials share a split of the data.
+    """
+    finished = {title: each for title, each in cells.items() if each}
+    first = next(iter(finished.values()))
+    trials = trials or [Trial(cell.summary["seed"]) for cell in first]
+    about = first[0].summary
+
+    scored = about.get("scored_clients")
+    sample = "" if scored is None else f"a sample of {scored:,} of {about['num_clients']:,} clients, "
+    title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials, one_split)}"
+
+    rows = []
+    for name, each in cells.items():
+        reason = (failures or {}).get(name, "")
+        row = failed_row(name, reason, score_of(about)) if reason else method_row(name, each, trials, target)
+        rows.append(row | dict((chosen or {}).get(name, {})))
+    rows = compared(rows, score_of(about), reference)
+    if reference in finished:
+        for row in rows:
+            if row["method"] in finished:
+                row |= effect_of(finished[row["method"]], finished[reference], trials)
+    return Table(title, rows, about["task"], target)
+
+
+def effect_of(own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]) -> dict[str, Any]:
+    """Returns a row's entries on single clients' gains over the reference; {} for the reference itself."""
+    if own is others:
+        return {}
+    score = score_of(own[0].summary)
+
+    def by_trial(cells: Sequence[Cell]) -> dict[Trial, np.ndarray]:
+        scores = [np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells]
+        return dict(zip(trials, scores, strict=True))
+
+    before, after = gains.pairs(by_trial(own), by_trial(others)).T
+    gained = np.sort((after - before) * sign_of(score))[::-1]
+    effect = gains.Effect.of(gained)
+    shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
+    return {
+        "clients_helped": effect.helped,
+        "clients_hurt": effect.hurt,
+        "clients_worst": effect.worst,
+        "clients_compared": effect.clients,
+        "client_gains": shown,
+    }
+
+
+def named(trials: Sequence[Trial], one_split: bool = False) -> str:
+    """Describes the trials, for titles; `one_split` says that seeds share a split of the data."""
+
+    def listed(word: str, numbers: Sequence[int | None]) -> str:
+        return f"{word}{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+    seeds = list(dict.fromkeys(trial.seed for trial in trials))
+    splits = list(dict.fromkeys(trial.split for trial in trials))
+    if splits != [None]:
+        return f"{listed('seed', seeds)} on {listed('split', splits)}"
+    if len(seeds) == 1:
+        return listed("seed", seeds)
+    return listed("seed", seeds) + (" on one split" if one_split else ", each on a split of its own")
+
+
+def over(trials: Sequence[Trial], one_split: bool = False) -> str:
+    """Returns the last part of a table's title: the trials that its means and deviations are taken over."""
+    text = named(trials, one_split)
+    return f"mean ± sample deviation (runs) over {text}" if len(trials) > 1 else text
