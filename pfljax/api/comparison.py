@@ -478,9 +478,9 @@ def compare(
         ready()
 
     results = comparison.train()
-    failures = {title: str(each.failure) for title, each in results.items() if each.failure is not None}
+    failures = {title: each.failure.reason for title, each in results.items() if each.failure is not None}
     if len(failures) == len(results):
-        raise RunError("; ".join(f"{title}: {text}" for title, text in failures.items()))
+        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in failures.items()))
     missing = sum(each.cells.count(None) for each in results.values())
     if missing:
         text = f"unfinished runs of other processes: {missing}; the process that finishes last writes the table"

@@ -11,6 +11,7 @@ that fails has a row that says why, and the exit code is 1.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -34,44 +35,49 @@ def define(registry: flags.FlagValues) -> None:
     define_evaluation(registry)
 
 
-def run(settings: Settings) -> None:
+def arguments(settings: Settings) -> dict[str, Any]:
+    """Returns the arguments of `pfljax.compare` that the flags stand for."""
     names = build.read_methods(settings)
     settings = settings.with_defaults(names)
     settings.check_read()
-    share = workers.share(settings)
-    several = workers.several(settings)
     out = Path(settings.out)
+    return {
+        **build.table_options(settings, {name: name for name in names}),
+        "leave_out": settings.algorithms == [build.ALL],
+        "rounds": settings.rounds,
+        "eval_every": settings.eval_every,
+        "checkpoint_every": settings.checkpoint_every,
+        "reference": settings.reference,
+        "target": settings.target,
+        "out": out,
+        "replicate": settings.replicate,
+        "rerun": settings.rerun,
+        "share": workers.share(settings),
+        "say": build.say,
+        "tracker": build.build_tracker_of_table(settings, out),
+        "profile": settings.profile,
+    }
+
+
+def run(settings: Settings) -> None:
+    several = workers.several(settings)
+    given = arguments(settings)
 
     def ready() -> None:
-        build.print_defaults(settings)
+        build.print_defaults(settings.with_defaults(build.read_methods(settings)))
         if several:
             workers.run(settings)
 
+    out = given["out"]
     try:
-        table = api.compare(
-            **build.table_options(settings, {name: name for name in names}),
-            leave_out=settings.algorithms == [build.ALL],
-            rounds=settings.rounds,
-            eval_every=settings.eval_every,
-            checkpoint_every=settings.checkpoint_every,
-            reference=settings.reference,
-            target=settings.target,
-            out=out,
-            replicate=settings.replicate,
-            rerun=settings.rerun,
-            share=share,
-            say=build.say,
-            tracker=build.build_tracker_of_table(settings, out),
-            profile=settings.profile,
-            ready=ready,
-        )
+        table = api.compare(**given, ready=ready)
     except Unfinished as unfinished:  # with --cells
         print(unfinished)
         return
     tables.show(table.title, *table.columns(), notes=table.notes)
     tables.print_paths(out, figure="table.png")
     if table.failures:
-        raise RunError("; ".join(f"{title} failed: {text}" for title, text in table.failures.items()))
+        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in table.failures.items()))
 
 
 COMMAND = Command(__doc__ or "", define, run)

@@ -64,7 +64,16 @@ def raised(error: BaseException, file: str) -> str:
 
 
 class RunError(RuntimeError):
-    """A run that failed, in one line."""
+    """A run that failed, in one line.
+
+    Attributes:
+        reason: Why it failed.
+    """
+
+    def __init__(self, reason: str, further: str = ""):
+        """Sets the message: the reason, and what is `further` to say, such as where files are."""
+        super().__init__(f"{reason}. {further}" if further else reason)
+        self.reason = reason
 
 
 class OutOfMemory(RunError):

@@ -362,9 +362,10 @@ class Trainer:
             if history.rows:
                 history.write()
         said = "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
-        kept = f" {said} in {self.folders.outs[number]}" if self.folders.outs else ""
+        kept = f"{said} in {self.folders.outs[number]}" if self.folders.outs else ""
         cause = FROM_THE_START if number in self.lost else "a smaller learning rate may help"
-        raise Diverged(f"{why}; {cause}.{kept}")
+        run = f"seed {self.experiments[number].seed}, " if self.replicates.num > 1 else ""
+        raise Diverged(f"{run}{why}; {cause}", kept)
 
     def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
         """Adds a row to every run's history, with the runs' `newest` records.

@@ -93,16 +93,16 @@ def test_numbers_that_decide_shapes_are_not_traced():
 @pytest.mark.slow
 def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     """A search over all combinations has the same scores at the points that both try."""
-    common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0}
+    common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0, "seeds": [7]}
     tuned = lambda **options: pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common, **options)
-    tuning, whole, lines = tuned(in_turn=True, out=tmp_path), tuned(), []
+    tuning, whole, lines = tuned(out=tmp_path), tuned(in_turn=False), []
     (first,) = tuning.before
     assert first.points == grid([0.01, 0.3], {"rate": [0.01, 0.1]})
     assert tuning.points == [first.best._replace(knobs=first.best.knobs | {"tau": tau}) for tau in (1e-3, 0.1, 1.0)]
     score = dict(zip(map(str, whole.points), whole.scores, strict=True))
     assert tuning.scores == pytest.approx([score[str(point)] for point in tuning.points])
     assert {path.name for path in tmp_path.glob("*.json")} == {"tuning.json", "tuning-tau.json"}
-    assert tuned(in_turn=True, out=tmp_path, say=lines.append) == tuning
+    assert tuned(out=tmp_path, say=lines.append) == tuning
     assert sum("already tuned" in line for line in lines) == 2
 
 
@@ -110,7 +110,7 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
 def test_a_comparison_takes_tuned_methods(monkeypatch):
     """Scores decide: the larger rate and the smaller mu. Local is compared as it is."""
     rated(monkeypatch, lambda rate, method: rate - method.mu)
-    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": {"mu": [0.5, 1.0]}, "widen": 0}
+    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": {"mu": [0.5, 1.0]}, "widen": 0, "seeds": [7]}
     tuning = pfl.tune(pfl.FedProx(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert (tuning.method, tuning.local.learning_rate) == (pfl.FedProx(mu=0.5), 0.3)
     assert repr(tuning).startswith("Tuning(rate 0.3 (edge), mu 0.5 (edge) of rate 0.1, mu 0.5 (-0.4000); ")
@@ -131,8 +131,9 @@ def test_a_comparison_takes_tuned_methods(monkeypatch):
 def test_knobs_are_tuned_in_turn(monkeypatch):
     """Scores decide: the larger rate with the smaller rate of the server, and then the middle tau."""
     rated(monkeypatch, lambda rate, method: rate - method.rate - abs(np.log10(method.tau) + 1))
-    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0}
-    tuning = pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, in_turn=True, **common)
+    knobs = {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}
+    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": knobs, "widen": 0, "seeds": [7]}
+    tuning = pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common)
     (first,) = tuning.before
     assert first.points == grid([0.1, 0.3], {"rate": [0.01, 0.1]}) and first.best == Point(0.3, {"rate": 0.01})
     assert tuning.points == [Point(0.3, {"rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
@@ -142,7 +143,7 @@ def test_knobs_are_tuned_in_turn(monkeypatch):
 def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):
     knobs = {"rate": [0.01], "tau": [-1.0]}
     with pytest.raises(pfl.ArgumentError, match=r"^fedadam.tau"):
-        pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, rounds=1, knobs=knobs, in_turn=True, out=tmp_path / "new")
+        pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, rounds=1, knobs=knobs, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

@@ -8,8 +8,8 @@ import pytest
 from commands import call, flags_of, one_line, refused, rows_of
 
 from pfljax.api import study
-from pfljax.cli import compare, sweep
-from pfljax.cli.build import Trial
+from pfljax.api import comparison, tuning
+from pfljax.cli import build, compare
 from pfljax.cli.settings import parse
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
@@ -17,12 +17,16 @@ from pfljax.folder import files, planned
 from pfljax.report import terms, watching
 
 
-def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(capsys):
-    read = lambda names: parse(compare.define, ["--dataset=sine", f"--algorithms={names}"]).with_defaults([])
-    assert sweep.able(read("all"), ["local", "fedrod", "fedavg"], Trial(0)) == ["local", "fedavg"]
-    assert capsys.readouterr().out == "left out: fedrod: needs classes\n"
-    with pytest.raises(ArgumentError, match="algorithm=fedrod: needs classes"):
-        sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
+def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(tmp_path):
+    settings = parse(compare.define, ["--dataset=sine"]).with_defaults([])
+    said = []
+    options = build.table_options(settings, {name: name for name in ("local", "fedrod", "fedavg")})
+    one_round = study.Study(1, say=said.append)
+    arranged = comparison.arranged(**options, study=one_round, leave_out=True)
+    assert list(arranged.entries) == ["local", "fedavg"]
+    assert said == ["left out: fedrod: needs classes"]
+    with pytest.raises(ArgumentError, match="=fedrod: needs classes"):
+        comparison.arranged(**options, study=one_round).check()
 
 
 @pytest.mark.long
@@ -33,7 +37,7 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
         if path.is_file():
             path.write_bytes(b"")
     assert "no intact checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
-    assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
+    assert rows_of(tmp_path)[0]["method"] == "fedavg"
 
 
 @pytest.mark.slow
@@ -71,7 +75,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     best = kept["grid"][int(np.argmax(kept["scores"]))]
     assert best["learning_rate"] == 0.3 and kept["trials"] == [[1000, 3], [1001, 4]]  # on the table's splits
     used = flags_of(tmp_path / "fedprox", seed=4)
-    assert (used["validation_fraction"], used["learning_rate"]) == (0.0, 0.3)
+    assert (used["validation_fraction"], used["learning_rate"]) == (0.25, 0.3)
     assert used["fedprox.mu"] == best["knobs"]["mu"]
     (row,) = rows_of(tmp_path)
     mu, table = best["knobs"]["mu"], (tmp_path / "table.md").read_text()
@@ -83,7 +87,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", "--tune_widen=0", code=2))
     assert line.startswith("--rerun: ") and "tuning.json has scores of something else (settings, grid changed)" in line
     # A knob on the command line is not tuned.
-    knobs_of = lambda *given: sweep.tuned_knobs(parse(compare.define, [*flags, *tuning, *given]), "fedprox")
+    knobs_of = lambda *given: build.tuned_knobs(parse(compare.define, [*flags, *tuning, *given]), "fedprox")
     assert (knobs_of("--fedprox.mu=1"), knobs_of()) == ({}, {"mu": grid})
 
 
@@ -94,15 +98,18 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
         ("--seeds=0,1,2,3,4", [(1000, 0), (1001, 1), (1002, 2)]),
         ("--seeds=1000,5", [(1001, 1000), (1002, 5)]),  # the default never overlaps
         ("--seeds=0,1 --tune_seeds=7,8,9", [(7, 0), (8, 1), (9, 0)]),
-        ("--seeds=0 --splits=3,4 --tune_seeds=7,8", [(7, 3), (8, 3), (7, 4), (8, 4)]),
+        ("--seeds=0 --splits=3,4 --tune_seeds=7,8", [(7, 3), (8, 4)]),
+        ("--seeds=0 --splits=3,4,5", [(1000, 3), (1000, 4), (1000, 5)]),
     ],
 )
 def test_rates_are_chosen_on_other_seeds_than_those_of_the_table(flags, expected):
-    assert sweep.tuning_trials(parse(compare.define, ["--tune", *flags.split()])) == expected
+    settings = parse(compare.define, ["--tune", *flags.split()])
+    seeds, splits, given = (settings.numbers(name, int) for name in ("seeds", "splits", "tune_seeds"))
+    assert tuning.trials_on(comparison.tuning_seeds(seeds, given), splits or None, seeds) == expected
 
 
 def test_groups_that_are_told_are_not_tuned():
-    knobs_of = lambda *flags: sweep.tuned_knobs(parse(compare.define, ["--tune_knobs", *flags]), "ifca")
+    knobs_of = lambda *flags: build.tuned_knobs(parse(compare.define, ["--tune_knobs", *flags]), "ifca")
     assert knobs_of("--tell_groups") == {} and list(knobs_of()) == ["clusters"]
 
 
@@ -111,8 +118,12 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
     names = "--algorithms=fedavg,fedavgm,local"
     line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
-    assert "fedavgm: " in line and "is not finite" in line and "local" not in line
-    assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
+    assert "fedavgm failed: " in line and "is not finite" in line and "local" not in line
+    rows = rows_of(tmp_path)
+    assert [row["method"] for row in rows] == ["fedavg", "fedavgm", "local"]
+    assert [("failed" in row, row["runs"]) for row in rows] == [(False, 1), (True, 0), (False, 1)]
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    assert lines[2].startswith("fedavgm,failed,-") and rows[1]["failed"] in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.long
@@ -207,7 +218,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
         ("--algorithms=local,fedsgd9", "unknown algorithm"),
         ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
-        ("--tune_seeds=1,7", "accepted: seeds other than --seeds=0,1,2"),
+        ("--tune_seeds=1,7", "accepted: other seeds than those of the table, 0, 1, 2"),
         ("--tune_widen=2", "--tune above 0"),
         ("--tell_groups", "accepted for clients in known groups of two or more"),
         ("--learning_rates=ditto:0.1", "for this run's methods"),

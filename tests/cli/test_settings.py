@@ -11,7 +11,9 @@ import pytest
 from pfljax import data
 from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import METHODS
+from pfljax.evaluation.statistics import Trial
 
 
 def of(*words, define=train.define):
@@ -204,13 +206,16 @@ def test_options_of_other_data_sets_are_mistakes():
 
 def test_class_weights_are_those_of_the_clients_labels():
     words = ["--partition=pathological", "--num_clients=3"]
-    clients, _ = build.build_clients(of(*words), 0)
-    assert build.build_local(of(*words), clients).class_weights is None
-    words.append("--class_weights=inverse")
-    weights = build.build_local(of(*words), clients).class_weights
-    assert weights == data.inverse_frequency_weights(clients) and len(set(weights)) > 1
-    with pytest.raises(FlagError, match=r"--class_weights=inverse: uses clients' label counts; accepted with --dp"):
-        build.build_local(of(*words, "--dp_noise_multiplier=1", "--dp_clip_norm=1"), clients)
+    clients = build.build_clients(of(*words), 0)
+
+    def weights_of(*more):
+        return build.build_run(of(*words, *more), "local", clients, Trial(0)).experiment.local.class_weights
+
+    assert weights_of() is None
+    weights = weights_of("--class_weights=inverse")
+    assert weights == data.inverse_frequency_weights(clients[0]) and len(set(weights)) > 1
+    with pytest.raises(ArgumentError, match="class_weights=inverse: uses clients' label counts, which are not private"):
+        weights_of("--class_weights=inverse", "--dp_noise_multiplier=1", "--dp_clip_norm=1")
 
 
 def test_numbers_of_a_list():

@@ -8,7 +8,7 @@ from commands import flags_of, rows_of
 from experiments.fedfomo import figure1, figure3, figure5, figure9, paper, table1, table2, table3, table4
 from experiments.figures import knob_curves
 from experiments.papers import Study, of_accuracies
-from pfljax.cli import build, compare, sweep
+from pfljax.cli import build, compare, tables
 from pfljax.cli.settings import parse
 from pfljax.contract.method import METHODS
 from pfljax.data.sources import Source
@@ -144,7 +144,7 @@ def test_the_paper_s_values_stand_beside_its_setting_only(monkeypatch, module, f
     cell = {"epsilon": [None], "unaccounted": None, "earth_movers_distance": 1.0}
     monkeypatch.setattr(Study, "accuracies", lambda study, *_: cell | of_accuracies([0.5] * len(study.trials)))
     monkeypatch.setattr(Study, "print_differences", lambda *arguments: None)
-    monkeypatch.setattr(sweep, "write_table", lambda title, heads, body, *rest: shown.extend(map(str, body)))
+    monkeypatch.setattr(tables, "write", lambda title, heads, body, *rest: shown.extend(map(str, body)))
     call(module, "--algorithms=fedavg", *flags)
     assert (shown[0].count("'-'") == 0) == stands
 
