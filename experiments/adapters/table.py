@@ -17,7 +17,6 @@ rate of each cell is the best of three on the validation examples of another dra
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -108,28 +107,22 @@ def main() -> None:
     of_seed = {seed: task.clients(args.data_file, seed) for seed in seeds}
     local = pfl.LocalTraining(optax.adam, learning_rate=RATES[0], batch_size=task.batch_size)
     for column in columns:
-        model = model_of(column, task, args.backbone)
-        for name in methods:
-            if name in NEED_LORA and not column.startswith("lora"):
-                continue
-            method, out = METHODS[name], args.out / column
-            tuned = pfl.tune(
-                method,
-                of_seed.__getitem__,
-                model,
-                local,
-                rounds=args.rounds,
-                rates=RATES,
-                widen=1,
-                seeds=[OTHERS],
-                splits=seeds,
-                out=out / name / "tuning",
-                say=print,
-            )
-            rated = dataclasses.replace(local, learning_rate=tuned.best.learning_rate)
-            options = {"rounds": args.rounds, "seeds": seeds, "eval_every": args.rounds}
-            table = pfl.compare([(name, method)], of_seed.__getitem__, model, rated, out=out, say=print, **options)
-            print(column, table)
+        fitting = [name for name in methods if name not in NEED_LORA or column.startswith("lora")]
+        table = pfl.compare(
+            [(name, METHODS[name]) for name in fitting],
+            of_seed.__getitem__,
+            model_of(column, task, args.backbone),
+            local,
+            rounds=args.rounds,
+            seeds=seeds,
+            tune=RATES,
+            tune_widen=1,
+            tune_seeds=[OTHERS],
+            eval_every=args.rounds,
+            out=args.out / column,
+            say=print,
+        )
+        print(column, table)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,11 @@ LONGEST_NAME = 200  # bytes of a folder's name; file systems accept 255, and tem
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Calls write(file) on a temporary file beside `path` and renames it to `path`."""
+    """Calls write(file) on a temporary file beside `path` and renames it to `path`.
+
+    Raises:
+        OSError: if that fails, such as on a full disk; it names `path`.
+    """
     if not processes.is_first():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -39,6 +43,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(file.fileno())  # otherwise a crash of the machine could leave an empty file
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # A write to a full disk names no file, and other errors name the temporary one.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

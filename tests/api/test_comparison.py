@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pfljax.api.table import latex, method_row, times_text, times_to
 from pfljax.api.study import Cell
+from pfljax.api.table import latex, method_row, times_text, times_to
 from pfljax.contract.errors import ArgumentError
 from pfljax.folder import files
 from pfljax.report import comparisons

@@ -93,7 +93,13 @@ def test_numbers_that_decide_shapes_are_not_traced():
 @pytest.mark.slow
 def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     """A search over all combinations has the same scores at the points that both try."""
-    common = {"rounds": 2, "rates": [0.01, 0.3], "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]}, "widen": 0, "seeds": [7]}
+    common = {
+        "rounds": 2,
+        "rates": [0.01, 0.3],
+        "knobs": {"rate": [0.01, 0.1], "tau": [1e-3, 0.1, 1.0]},
+        "widen": 0,
+        "seeds": [7],
+    }
     tuned = lambda **options: pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common, **options)
     tuning, whole, lines = tuned(out=tmp_path), tuned(in_turn=False), []
     (first,) = tuning.before

@@ -1,5 +1,6 @@
 """The command compare: cells that are kept, replicates in one kernel, tuning."""
 
+import errno
 import shutil
 
 import html_pages
@@ -228,3 +229,50 @@ def test_mistakes_are_one_line(tmp_path, flag, word):
     also = ["--tune"] * flag.startswith("--tune_seeds") + ["--partition=dirichlet"] * (flag == "--tell_groups")
     line = refused(compare.COMMAND, tmp_path / "out", *also, flag)
     assert line.startswith(flag.split("=")[0]) and word in line
+
+
+def test_a_table_keeps_its_runs_and_is_replaced_only_on_demand(finished, tmp_path):
+    """Methods and seeds may be added to a study's folder; another study is refused, before anything is written."""
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+    before = (out / "table.json").read_bytes()
+    flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--rounds=4", f"--out={out}"]
+    for other in (["--algorithms=fedavg", "--seeds=0"], ["--algorithms=local", "--seeds=1"]):
+        line = one_line(call(compare.COMMAND, *flags, *other, code=2))
+        assert line.startswith(f"--out={out}: has a table with other runs, such as local/seed-0")
+        assert line.endswith("accepted: a new folder, or --rerun=changed to replace the table")
+    assert (out / "table.json").read_bytes() == before and not (out / "fedavg").exists()
+    assert planned.read(out) == {out / "local" / "seed-0": 4}
+
+    printed = call(compare.COMMAND, *flags, "--algorithms=fedavg,local", "--seeds=0")
+    assert "local/seed-0: already finished" in printed
+    assert [row["method"] for row in rows_of(out)] == ["fedavg", "local"]
+    call(compare.COMMAND, *flags, "--algorithms=local", "--seeds=0", "--rerun=changed")
+    assert [row["method"] for row in rows_of(out)] == ["local"]
+
+
+def test_a_full_disk_is_named_with_the_file(finished, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    shutil.copytree(finished[0], out)
+
+    def full(path, rows):
+        files.write_atomically(path, no_space)
+
+    def no_space(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_csv", full)
+    line = one_line(call(compare.COMMAND, *finished[1], "--rounds=4", f"--out={out}", code=1))
+    assert line == f"{out / 'table.csv'}: No space left on device"
+    assert not list(out.glob("*.tmp"))
+
+
+def test_the_arguments_of_a_command_are_those_of_python(tmp_path):
+    """With the preset's values, which flags override."""
+    words = ["--algorithms=local,fedavg", "--local_epochs=2", "--seeds=4,5", "--rounds=7", f"--out={tmp_path}"]
+    given = compare.arguments(parse(compare.define, words))
+    assert [title for title, _ in given["methods"]] == ["local", "fedavg"]
+    assert given["local"].epochs == 2 and given["local"].keep_optimizer
+    assert given["learning_rates"] == {"local": 0.1, "fedavg": 1.0}
+    assert (given["seeds"], given["rounds"], given["splits"]) == ([4, 5], 7, None)
+    assert given["clients"](4)[0].num_clients == 16
