@@ -341,8 +341,8 @@ def compare(
     rerun: Rerun = "never",
     say: Say | None = None,
     tracker: Tracker | None = None,
-    reference: Annotated[str | None, knob(flag="reference")] = None,
-    target: Annotated[float | None, knob(flag="target")] = None,
+    reference: str | None = None,
+    target: Annotated[float | None, knob()] = None,
     **options: Any,
 ) -> Table:
     """Trains several methods on the same clients with the same seeds. Returns the table, which `table.plot()` draws.

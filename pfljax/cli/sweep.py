@@ -78,13 +78,13 @@ def check(
 
 
 def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
-    """Returns the methods that support the data. With --algorithms=all, the others are skipped and printed."""
+    """Returns the methods that support the data. With --methods=all, the others are skipped and printed."""
     found = []
     for name in names:
         try:
             make_run(settings, name, trial)
         except ArgumentError as error:
-            if settings.algorithms != ["all"] or error.argument != "algorithm":
+            if settings.methods != ["all"] or error.argument != "algorithm":
                 raise
             print(f"left out: {name}: {error.text.split(';')[0]}")
         else:

@@ -18,7 +18,7 @@ from pfljax.report import terms, watching
 
 
 def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(capsys):
-    read = lambda names: parse(compare.define, ["--dataset=sine", f"--algorithms={names}"]).with_defaults([])
+    read = lambda names: parse(compare.define, ["--dataset=sine", f"--methods={names}"]).with_defaults([])
     assert sweep.able(read("all"), ["local", "fedrod", "fedavg"], Trial(0)) == ["local", "fedavg"]
     assert capsys.readouterr().out == "left out: fedrod: needs classes\n"
     with pytest.raises(ArgumentError, match="algorithm=fedrod: needs classes"):
@@ -27,7 +27,7 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(cap
 
 @pytest.mark.long
 def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
-    flags = ["--algorithms=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
+    flags = ["--methods=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
     call(compare.COMMAND, *flags, "--rounds=2")
     for path in (tmp_path / "fedavg" / "seed-3" / "checkpoints" / "2").rglob("*"):
         if path.is_file():
@@ -39,7 +39,7 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
 @pytest.mark.slow
 @pytest.mark.pages
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
-    flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
+    flags = ["--methods=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen=0.25"]
     flags.append("--eval_clients=5")
     printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
     (row,) = rows_of(tmp_path)
@@ -62,7 +62,7 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
 
 @pytest.mark.slow
 def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
-    flags = ["--algorithms=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
+    flags = ["--methods=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
     tuning = ["--tune=0.000001,0.00001,0.3", "--tune_knobs", "--tune_widen=0", "--replicate=vmap"]
     printed = call(compare.COMMAND, *flags, *tuning)
     grid = METHODS["fedprox"].__dataclass_fields__["mu"].metadata["grid"]
@@ -109,7 +109,7 @@ def test_groups_that_are_told_are_not_tuned():
 @pytest.mark.long
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
-    names = "--algorithms=fedavg,fedavgm,local"
+    names = "--methods=fedavg,fedavgm,local"
     line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
     assert "fedavgm: " in line and "is not finite" in line and "local" not in line
     assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
@@ -118,7 +118,7 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
 @pytest.mark.long
 @pytest.mark.pages
 def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
-    flags = ["--algorithms=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]
+    flags = ["--methods=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]
     printed = call(compare.COMMAND, *flags, "--reference=local", f"--out={tmp_path}")
     local, fedavg = rows_of(tmp_path)
     assert [(seed["split"], seed["seed"]) for seed in local["seeds"]] == [(0, 3), (0, 4), (1, 3), (1, 4)]
@@ -141,7 +141,7 @@ def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
 def finished(tmp_path_factory):
     """A comparison of one cell after 4 rounds, and its flags."""
     out = tmp_path_factory.mktemp("finished")
-    flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--seeds=0", "--algorithms=local"]
+    flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--seeds=0", "--methods=local"]
     call(compare.COMMAND, *flags, "--rounds=4", f"--out={out}")
     return out, flags
 
@@ -204,7 +204,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
-        ("--algorithms=local,fedsgd9", "unknown algorithm"),
+        ("--methods=local,fedsgd9", "unknown algorithm"),
         ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: seeds other than --seeds=0,1,2"),
