@@ -239,9 +239,10 @@ def _hint(unknown: str, known: Sequence[str]) -> str:
         near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.8)
         way = f"did you mean {near[0]}?" if near else "--method=FILE.py:NAME loads a method of your own"
         return f"no method {shown(method)} is known; {way}"
-    if near := difflib.get_close_matches(unknown, knobs if dot else [*known, *FORMER], n=3):
+    former = [name for name, new in FORMER.items() if new in known]
+    if near := difflib.get_close_matches(unknown, knobs if dot else [*known, *former], n=3):
         names = dict.fromkeys(FORMER.get(name, name) for name in near)
-        return f"did you mean {' or '.join(f'--{name}' for name in names if name in known)}?"
+        return f"did you mean {' or '.join(f'--{name}' for name in names)}?"
     if dot:
         return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
     return "--help lists all flags"

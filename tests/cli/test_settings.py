@@ -209,7 +209,8 @@ def test_class_weights_are_those_of_the_clients_labels():
     words.append("--class_weights=inverse")
     weights = build.build_local(of(*words), clients).class_weights
     assert weights == data.inverse_frequency_weights(clients) and len(set(weights)) > 1
-    with pytest.raises(FlagError, match=r"--class_weights=inverse: uses clients' label counts; accepted with --privacy"):
+    refused = r"--class_weights=inverse: uses clients' label counts; accepted with --privacy_noise_multiplier: none"
+    with pytest.raises(FlagError, match=refused):
         build.build_local(of(*words, "--privacy_noise_multiplier=1", "--privacy_clip_norm=1"), clients)
 
 
