@@ -319,7 +319,7 @@ def calls() -> dict[str, Called]:
         "data.load": Called(data.load, {"source": source}),
         "data.pack": Called(federation.pack, {"source": source, "assignment": assigned}),
         "data.random_pixels": Called(variants.random_pixels, pixels),
-        "data.split_unseen": Called(data.split_unseen, {"federation": clients, "share": 0.5, "seed": 0}),
+        "data.split_unseen": Called(data.split_unseen, {"federation": clients, "unseen": 0.5, "seed": 0}),
         **of_sources,
         **{name: Called(method) for name, method in METHODS.items()},
         "partitions.assign": Called(partitions.assign, {"source": source, "partition": partitions.IID()}),

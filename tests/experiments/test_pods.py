@@ -5,9 +5,9 @@ import json
 import jax
 import pytest
 from commands import call
-from pfljax.cli.plan import on_cpu
 
 from experiments import pods
+from pfljax.cli.estimate import on_cpu
 from pfljax.exchange import targets
 from pfljax.exchange.targets import Chip, Target
 
