@@ -115,20 +115,20 @@ def test_no_name_is_both_former_and_present():
 
 
 def test_a_former_name_is_noted_once_wherever_it_is(tmp_path, capsys):
-    (tmp_path / "my.flags").write_text("--epochs=4\n--nobalanced_groups\n")
-    words = ["--epochs=2", f"--flagfile={tmp_path / 'my.flags'}", "-num_distributions", "3", "--epochs=5"]
+    (tmp_path / "my.flags").write_text("--local_epochs=4\n--nobalanced_groups\n")
+    words = ["--local_epochs=2", f"--flagfile={tmp_path / 'my.flags'}", "-num_distributions", "3", "--epochs=5"]
     settings = parse(train.define, words)
-    notes = "note: --epochs is now --epochs\n"
-    notes += "note: --partition_balanced is now --partition_balanced\n"
-    notes += "note: --partition_groups is now --partition_groups\n"
+    notes = "note: --local_epochs is now --epochs\n"
+    notes += "note: --balanced_groups is now --partition_balanced\n"
+    notes += "note: --num_distributions is now --partition_groups\n"
     assert capsys.readouterr().err == notes
     assert (settings.epochs, settings.partition_balanced, settings.partition_groups) == (5, False, 3)
-    assert parse(train.define, ["--epochs=5", "--epochs=2"]).epochs == 2  # the last one, as of any flag
+    assert parse(train.define, ["--epochs=5", "--local_epochs=2"]).epochs == 2  # the last one, as of any flag
 
 
 def test_mistakes_name_the_present_flag():
     for word, line in (
-        ("--partition_groups=0", "--partition_groups=0: accepted: whole numbers of 1 or more"),
+        ("--num_distributions=0", "--partition_groups=0: accepted: whole numbers of 1 or more"),
         ("--num_distribution=2", "--num_distribution: unknown flag; did you mean --partition_groups?"),
         ("--partition_group=2", "--partition_group: unknown flag; did you mean --partition_groups or "),
     ):
@@ -181,7 +181,7 @@ def run_of_before(tmp_path, monkeypatch):
         patched.setattr(build, "config", old_config)
         call(train.COMMAND, *words)
     recorded = files.read_json(tmp_path / "run" / "config.json")
-    assert recorded["flags"]["num_distributions"] == 2 and recorded["settings"]["--method"] == "local"
+    assert recorded["flags"]["num_distributions"] == 2 and recorded["settings"]["--algorithm"] == "local"
     return tmp_path / "run", words
 
 
