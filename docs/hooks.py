@@ -151,7 +151,7 @@ def usage(method: type) -> list[str]:
     info, fields = method.info, dataclasses.fields(method)
     call = f"pfl.{method.__name__}()"
     lines = [f"### {info.title}", "", "```python", call, "```", "", "```bash"]
-    lines += [f"pfljax train --algorithm={info.name}", "```", ""]
+    lines += [f"pfljax train --method={info.name}", "```", ""]
     lines += [f"- A client keeps: {info.keeps}.", f"- What travels in a round: {info.travels}."]
     lines += ["- It needs validation examples."] if info.validates else []
     lines += [f"- It is told {info.knows}."] if info.knows else []

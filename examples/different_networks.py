@@ -1,7 +1,7 @@
 """Let clients have different networks, which share class prototypes, heads or a small model of their own.
 
     python examples/different_networks.py
-    pfljax train --model=examples/different_networks.py:NETWORKS --algorithm=fedproto
+    pfljax train --model=examples/different_networks.py:NETWORKS --method=fedproto
 
 Clients take the networks in turns. `pfl.Networks(NETWORKS, clients=[...])` gives each client's network by name.
 """

@@ -1,7 +1,7 @@
 """Use your own Linen module, with batch normalization and dropout.
 
     python examples/own_linen_model.py
-    pfljax train --model=examples/own_linen_model.py:Network --algorithm=fedavg
+    pfljax train --model=examples/own_linen_model.py:Network --method=fedavg
 
 The running statistics are part of a model: they travel and are averaged like its parameters. Dropout is active only
 in local training.

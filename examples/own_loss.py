@@ -1,7 +1,7 @@
 """Train on your own loss: the focal loss, which gives examples that a model is sure of less weight.
 
     python examples/own_loss.py
-    pfljax train --algorithm=fedavg --loss=examples/own_loss.py:focal
+    pfljax train --method=fedavg --loss=examples/own_loss.py:focal
 
 Lin, Goyal, Girshick, He, Dollar, "Focal loss for dense object detection" (2017): -(1 - p_y)^gamma log p_y.
 """

@@ -1,7 +1,7 @@
 """Write your own method in its own file: FedAvg with clipped client updates, so that no client dominates.
 
     python examples/own_method.py
-    pfljax compare --algorithms=fedavg,examples/own_method.py:FedClip --seeds=0,1 --fedclip.norm=0.3
+    pfljax compare --methods=fedavg,examples/own_method.py:FedClip --seeds=0,1 --fedclip.norm=0.3
 
 Sun, Kairouz, Suresh, McMahan, "Can you really backdoor federated learning?" (2019):
 

@@ -1,7 +1,7 @@
 """Score clients by your own metric, beside one that is known by name, and stop when the validation score is best.
 
     python examples/own_metric.py
-    pfljax compare --algorithms=local,fedavg --metrics=f1,examples/own_metric.py:worst_recall --patience=20
+    pfljax compare --methods=local,fedavg --metrics=f1,examples/own_metric.py:worst_recall --patience=20
 
 A metric is computed for each client, from its own examples; tables have the mean over the clients. If low values are
 good, pass `pfl.metric(function, higher_is_better=False)`.

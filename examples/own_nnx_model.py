@@ -1,7 +1,7 @@
 """Use your own NNX module, passed as a function of its random streams so that initial models can differ.
 
 python examples/own_nnx_model.py
-pfljax train --model=examples/own_nnx_model.py:Network --algorithm=fedem
+pfljax train --model=examples/own_nnx_model.py:Network --method=fedem
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A method of two known parts: FedAvg with server momentum, and a personal head that changes slowly.
 
 python examples/own_personal_head.py
-pfljax compare --algorithms=fedrep,examples/own_personal_head.py:PersonalHead --seeds=0,1
+pfljax compare --methods=fedrep,examples/own_personal_head.py:PersonalHead --seeds=0,1
 
 A round: client k receives the body theta and trains its head phi_k, theta fixed, on
     l_k(theta, phi_k) + strength / 2 |phi_k - start|^2, where start is phi_k before the round;

@@ -1,7 +1,7 @@
 """A method that trains parts of a model in phases: a shared body first, then personal heads on it.
 
     python examples/own_phases.py
-    pfljax compare --algorithms=fedrep,examples/own_phases.py:BodyFirst --seeds=0,1
+    pfljax compare --methods=fedrep,examples/own_phases.py:BodyFirst --seeds=0,1
 
 FedRep trains the head first. Here a client's head trains on the body that the client has just trained:
 

@@ -9,7 +9,7 @@ continues where it stopped. After --seconds no further measurement starts. It ne
 orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this order:
     matmul   the rate of a large matrix product
     rounds   seconds of a round of Local by model, K and plan, compile time, the share of the rate of `matmul`, and on a
-             device of a known kind what `pfljax plan` estimates of the same round
+             device of a known kind what `pfljax estimate` estimates of the same round
     forms    the same rounds with XLA's own convolutions, and with stacked clients' patches as on a GPU
     methods  FedeRiCo's round over Local's
     profile  where the time of FedeRiCo's round goes
@@ -50,7 +50,7 @@ from pfljax.exchange.pools import place
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model, rewriting
-from pfljax.stores import planning
+from pfljax.stores import estimating
 from pfljax.stores.compiled import Compiled
 from pfljax.stores.experiment import Experiment
 from pfljax.training import choosing, compiling
@@ -217,11 +217,11 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
 
 
 def estimate(built: Experiment, compiled: Compiled) -> dict:
-    """What `pfljax plan` says of the round that was timed: seconds and bytes; nothing on a device of unknown kind."""
+    """What `pfljax estimate` says of the timed round: seconds and bytes; nothing on a device of unknown kind."""
     target = choosing.target_of(compiled.plan)
     if target is None:
         return {}
-    (row,), _ = planning.compiled_rows(built, target, [(compiled.plan.chunk, "")], math.inf)
+    (row,), _ = estimating.compiled_rows(built, target, [(compiled.plan.chunk, "")], math.inf)
     if row.milliseconds is None:
         return {}
     return {"estimated_seconds": row.milliseconds / 1e3, "estimated_temporaries_bytes": row.temporaries_bytes}
@@ -317,8 +317,8 @@ def cifar10(settings: Settings, book: Book) -> None:
             words = {
                 "data_file": settings.data_file,
                 "size": "paper",
-                "algorithms": ",".join(names[:number]),  # earlier results are kept
-                "num_distributions": 4,
+                "methods": ",".join(names[:number]),  # earlier results are kept
+                "partition_groups": 4,
                 "replicate": "vmap",
                 "rounds": settings.table_rounds,
                 "splits": ",".join(settings.table_splits),

@@ -81,7 +81,7 @@ def define(registry: flags.FlagValues) -> None:
     add.add("out", str, "runs/inversion", "folder for table and picture")
     add.add("victims", int, 4, "clients whose upload is inverted", at_least=1)
     add.several("noises", ["0.01", "0.1"], "noise multipliers of private steps", float, above=0, empty=True)
-    add.several("compressions", ["topk:0.1", "quantize:8", "sign"], "as --compress", empty=True)
+    add.several("compressions", ["topk:0.1", "quantize:8", "sign"], "as --compression_upload", empty=True)
     add.add("guesses", int, 1000, "steps of Adam on a reconstruction", at_least=1)
     add.add("guess_rate", float, 0.1, "learning rate of these steps", above=0)
     add.add("tries", int, 3, "first guesses for each reconstruction, of which the best end counts", at_least=1)

@@ -15,7 +15,7 @@ from pfljax.contract.method import METHODS
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 OPENING = f"""# Methods
 
-All {len(METHODS)} methods, by the name that `--algorithm` and `--algorithms` take. Each links to its algorithm, the
+All {len(METHODS)} methods, by the name that `--method` and `--methods` take. Each links to its algorithm, the
 hyperparameters and the departures from its paper. Their accuracies side by side: [results](results/methods.md).
 """
 
@@ -23,7 +23,7 @@ hyperparameters and the departures from its paper. Their accuracies side by side
 def table() -> str:
     """The methods as a markdown table, one line each."""
     lines = [
-        "| `--algorithm` | method | a client keeps | what travels in a round |",
+        "| `--method` | method | a client keeps | what travels in a round |",
         "| --- | --- | --- | --- |",
     ]
     for name, method in METHODS.items():

@@ -137,7 +137,7 @@ class Study:
     Attributes:
         paper: The paper.
         settings: Settings, with defaults for the data set.
-        methods: The methods in --algorithms.
+        methods: The methods in --methods.
         trials: The seeds, or splits and seeds.
         out: The output folder.
     """
@@ -249,7 +249,7 @@ class Study:
         cell = self.accuracies(row, out)
         read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in self.trials]
         rounds, curves = over_rounds(read, "accuracy_mean")
-        epochs = [number * self.settings_of(row).local_epochs for number in rounds]
+        epochs = [number * self.settings_of(row).epochs for number in rounds]
         return {"title": row.title, "rounds": rounds, "epochs": epochs, "curve": curves.mean(axis=0).tolist(), **cell}
 
     def write_figure(
@@ -279,7 +279,7 @@ class Study:
             print(f"{row.title}, {knob}={value:g} done")
         labels = {knob: label for knob, (label, _) in panels.items()}
         report.save(sweep_figure(points, labels), self.out / name)
-        title = title or f"{settings.dataset}, {settings.num_distributions} distributions"
+        title = title or f"{settings.dataset}, {settings.partition_groups} distributions"
         title += ", test accuracy after the last round"
         tables.write(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
         self.print_differences(rows[0], points[0])

@@ -3,8 +3,8 @@
     python -m experiments.pods
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64,1024 --networks=mlp
     python -m experiments.pods --targets=tpu:v5e:2x2 --num_clients=64 --networks=cnn --examples=60 \
-        --algorithms=local,federico --exchanges=gather --dtypes=float32,bfloat16
-    python -m experiments.pods --targets=cuda:h100:4 --num_clients=16 --networks=small --algorithms=all \
+        --methods=local,federico --exchanges=gather --dtypes=float32,bfloat16
+    python -m experiments.pods --targets=cuda:h100:4 --num_clients=16 --networks=small --methods=all \
         --plans=vmap,map,chunk --client_stores=device,host --table=methods
 
 Clients train for one epoch of their part of the examples in batches of 10; FedeRiCo in lockstep with its neighbors.
@@ -39,8 +39,8 @@ from flax import nnx
 from experiments.ledger.entries import Column, Entry, Row, text
 from pfljax import Execution, Run, models
 from pfljax.cli import launch
+from pfljax.cli.estimate import on_cpu
 from pfljax.cli.parsing import Group
-from pfljax.cli.plan import on_cpu
 from pfljax.cli.settings import Settings
 from pfljax.contract import method
 from pfljax.contract.errors import ArgumentError
@@ -49,7 +49,7 @@ from pfljax.data import Federation
 from pfljax.exchange import targets
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.stores.planning import choices, prepare
+from pfljax.stores.estimating import choices, prepare
 
 BATCH, CHUNK = 10, 2
 PLANS = {"vmap": 0, "map": 1, "chunk": CHUNK}
@@ -161,7 +161,7 @@ HEADS += ["ms a round", "of it collectives"]
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     add = Group("Training", registry)
-    add.several("algorithms", ["local", "fedavg", "fedem", "federico"], "methods, or all")
+    add.several("methods", ["local", "fedavg", "fedem", "federico"], "methods, or all")
     add.several("networks", ["mlp", "cnn"], "networks", list(NETWORKS))
     add.several("targets", ["tpu:v5e:2x2", "tpu:v5e:8x8", "tpu:v5e:16x16"], "devices")
     add.several(
@@ -220,7 +220,7 @@ def run(settings: Settings) -> None:
     path = Path(settings.out) / "pods.json"
     kept = files.read_json(path) if path.exists() else {}
     numbers = settings.numbers("num_clients", int)
-    methods = list(method.METHODS) if settings.algorithms == ["all"] else settings.algorithms
+    methods = list(method.METHODS) if settings.methods == ["all"] else settings.methods
     for network, place, num in itertools.product(settings.networks, settings.targets, numbers):
         target = targets.find(place)
         if num < len(target.devices) or num % len(target.devices):

@@ -89,7 +89,7 @@ def aggregators_of(settings: Settings, name: str) -> Sequence[str]:
 
 def cell_of(settings: Settings, line: Line, attack: str, share: float, out: Path) -> tuple[Settings, Path]:
     """Settings and folder for a line and a share of attackers."""
-    values = {"attack": attack if share else "none", "attackers": share, "aggregator": line.aggregator}
+    values = {"attack_kind": attack if share else "none", "attackers": share, "aggregator": line.aggregator}
     folder = out / line.title.replace(", ", "-") / (f"{attack}-{share:g}" if share else "clean")
     return settings.pinned(**values), folder
 
@@ -136,7 +136,7 @@ def weight_of_attackers(folder: Path, num_clients: int, share: float, seed: int)
 def run(settings: Settings) -> None:
     """The command."""
     names = build.read_methods(settings)
-    for flag, why in {"attack": "--attacks", "attackers": "--shares", "aggregator": "--aggregators"}.items():
+    for flag, why in {"attack_kind": "--attacks", "attackers": "--shares", "aggregator": "--aggregators"}.items():
         settings.refuse(flag, f"{why} sets its values")
     shares = settings.numbers("shares", float)
     settings = settings.with_defaults(names)

@@ -28,7 +28,7 @@ from experiments.fedfomo import table1 as fedfomo_table1
 from experiments.fedfomo import table4 as fedfomo_table4
 from experiments.pfedmb import table1 as pfedmb_table1
 from pfljax import api, data
-from pfljax.cli import compare, scaling, train
+from pfljax.cli import compare, names, scaling, train
 from pfljax.cli import flags as fl
 from pfljax.cli.parsing import Several, Value
 from pfljax.contract.fields import (
@@ -319,7 +319,7 @@ def calls() -> dict[str, Called]:
         "data.load": Called(data.load, {"source": source}),
         "data.pack": Called(federation.pack, {"source": source, "assignment": assigned}),
         "data.random_pixels": Called(variants.random_pixels, pixels),
-        "data.split_unseen": Called(data.split_unseen, {"federation": clients, "share": 0.5, "seed": 0}),
+        "data.split_unseen": Called(data.split_unseen, {"federation": clients, "unseen": 0.5, "seed": 0}),
         **of_sources,
         **{name: Called(method) for name, method in METHODS.items()},
         "partitions.assign": Called(partitions.assign, {"source": source, "partition": partitions.IID()}),
@@ -329,7 +329,7 @@ def calls() -> dict[str, Called]:
         "Simulation": Called(pfl.Simulation, parts, [pfl.Run], simulated),
         "compare": Called(pfl.compare, several, [pfl.Run, Schedule], ["method", "seed"]),
         "tune": Called(pfl.tune, parts | {"rounds": 1}, [pfl.Run], ["seed"]),
-        "plan": Called(pfl.plan, {"run": run}),
+        "estimate": Called(pfl.estimate, {"run": run}),
         "load": Called(pfl.load, {"path": "runs"}),
         "train_replicates": Called(pfl.train_replicates, {"runs": [run, again], "rounds": 1}),
         "Federation.examples": Called(clients.examples, {"client": 0}),
@@ -416,8 +416,8 @@ FULL = "train"  # the command that gets all texts of all its flags
 FEW = ("compare", "scaling")  # those that get texts that may be accepted, too
 COMMANDS = {
     "train": Command(train),
-    "compare": Command(compare, ("--algorithms=local,fedavg", "--seeds=0")),
-    "scaling": Command(scaling, ("--algorithms=fedavg", "--num_clients=10", "--devices=1")),
+    "compare": Command(compare, ("--methods=local,fedavg", "--seeds=0")),
+    "scaling": Command(scaling, ("--methods=fedavg", "--num_clients=10", "--devices=1")),
     "fedem.table2": Command(fedem_table2),
     "fedem.table3": Command(fedem_table3),
     "fedem.figure1": Command(fedem_figure1),
@@ -441,7 +441,7 @@ EDGES = {  # texts of the right type
 }
 # Flags that start other processes or say where files go: no text of theirs that may be accepted is played.
 STARTING = ("coordinator", "num_processes", "process_id", "out", "profile")
-NEEDED = {"sampler": ["--participation=0.5"], "dp_noise_multiplier": ["--dp_clip_norm=1"]}
+NEEDED = {"sampler": ["--participation=0.5"], "privacy_noise_multiplier": ["--privacy_clip_norm=1"]}
 
 
 class WrongCommand(NamedTuple):
@@ -544,10 +544,11 @@ def declared() -> dict[str, Field]:
     of_data = (*partitions.PARTITIONS.values(), *sources.SOURCES.values())
     known: dict[str, Field] = {}
     for declaring in (*SETTINGS, *around, *of_commands, *of_data):
-        for field in fields_of(declaring).values():
-            known.setdefault(field.flag, field)
+        fields = fields_of(declaring)
+        for field, flag in names.flags_of(declaring).items():
+            known.setdefault(flag, fields[field])
     for name, method in METHODS.items():
-        known |= {f"{name}.{field.flag}": field for field in fields_of(method).values()}
+        known |= {f"{name}.{field.name}": field for field in fields_of(method).values()}
     return known
 
 
@@ -620,7 +621,7 @@ def texts_played(name: str, flag: flags.Flag) -> Texts:
 
 def read_with(flag: flags.Flag, group: str, registry: flags.FlagValues) -> list[str]:
     """Flags under which another one is read."""
-    method = [f"--algorithm={group}"] if group in METHODS else []
+    method = [f"--method={group}"] if group in METHODS else []
     for other, needed in conditions_of(flag, group).items():
         if other not in registry or needed == ("...",):
             continue
@@ -649,8 +650,8 @@ def unread_commands(flag: flags.Flag, group: str, registry: flags.FlagValues) ->
     if group in METHODS:
         other = "local" if group != "local" else "fedavg"
         words = "not a knob of this run's methods"
-        yield WrongCommand(FULL, "of another method", (f"--algorithm={other}", text), flag.name, words)
-    others = [f"--algorithm={group}"] if group in METHODS else []
+        yield WrongCommand(FULL, "of another method", (f"--method={other}", text), flag.name, words)
+    others = [f"--method={group}"] if group in METHODS else []
     conditions = conditions_of(flag, group)
     for name, needed in conditions.items():
         if name not in registry:

@@ -66,7 +66,7 @@ def start(settings: Settings) -> Study:
 
     Published labels come with the authors' model, of one logit, unless another is given.
     """
-    if settings["synthetic.labels"] == "published" and not settings.present("model"):
+    if settings.synthetic_labels == "published" and not settings.present("model"):
         settings = settings.pinned(model="logistic")
     study = Study.start(PAPER, settings)
     study.check()
@@ -124,7 +124,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
 
 def data_and_model(study: Study, parameters: int) -> str:
     """For titles: the data set, its labels, and the size of a model."""
-    labels = f", {study.settings['synthetic.labels']} labels" if study.settings.dataset == "synthetic" else ""
+    labels = f", {study.settings.synthetic_labels} labels" if study.settings.dataset == "synthetic" else ""
     return f"{study.data}{labels}, {parameters:,} parameters per model"
 
 

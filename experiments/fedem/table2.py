@@ -2,7 +2,7 @@
 
     python -m experiments.fedem.table2 --dataset=synthetic
 
-Averages are weighted by the clients' test examples. --synthetic.labels=published is the data that the authors
+Averages are weighted by the clients' test examples. --synthetic_labels=published is the data that the authors
 published, with their model; the title states the labels and the number of parameters. --tune=0.01,0.03,0.1 finds each
 method's rate on a validation split first; without it, rates come from experiments/fedem/presets.
 """

@@ -2,7 +2,7 @@
 
     python -m experiments.fedem.table3 --dataset=synthetic
 
-A fifth of the clients (--unseen_clients) is held out; afterwards each computes its predictor from only its training
+A fifth of the clients (--unseen) is held out; afterwards each computes its predictor from only its training
 part. In FedEM it takes one E-step, as in the paper. The authors' code takes one at every evaluation, which is
 --fedem.newcomer_steps=40 in total.
 """
@@ -25,7 +25,7 @@ from pfljax.folder import files
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     methods = ["fedavg", "fedavg_plus", "fedem"]
-    options = {"rounds": 200, "dataset": "synthetic", "unseen_clients": 0.2}
+    options = {"rounds": 200, "dataset": "synthetic", "unseen": 0.2}
     PAPER.define(registry, methods, SEEDS, "runs/fedem-table3", **options)
 
 
@@ -52,8 +52,8 @@ def row_of(study: Study, method: str, out: Path) -> dict:
 
 def run(settings: Settings) -> None:
     """The command."""
-    if not settings.unseen_clients:
-        raise settings.error("unseen_clients", "this table is about clients kept out of training; accepted: above 0")
+    if not settings.unseen:
+        raise settings.error("unseen", "this table is about clients kept out of training; accepted: above 0")
     study = start(settings)
     rows = [row_of(study, name, study.out / name) for name in study.methods]
     heads = ["method", "unseen, % (train)", "bottom decile", "paper", "of the training, % (train)", "rate"]
@@ -68,7 +68,7 @@ def run(settings: Settings) -> None:
         ]
         for row in rows
     ]
-    share = f"{settings.unseen_clients:.0%}"
+    share = f"{settings.unseen:.0%}"
     about = data_and_model(study, rows[0]["parameters"])
     title = f"{about}, average test accuracy of {share} of the clients, unseen in training"
     title += f", {table.named(study.trials)}"

@@ -23,7 +23,7 @@ def run(settings: Settings) -> None:
     """The command."""
     study = start(settings)
     if "fedem" not in study.methods:
-        raise settings.error("algorithms", "accepted: fedem and the methods to compare it with")
+        raise settings.error("methods", "accepted: fedem and the methods to compare it with")
     fedem = PAPER.settings_of(study.settings, "fedem")
     rounds = max(1, fedem.rounds // fedem["fedem.components"])
     rows = [row_of(study, name) for name in study.methods]

@@ -19,7 +19,7 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
 
     For methods other than FedAvg, trains FedAvg on the same data in out/fedavg-RATE for comparison.
     """
-    federation, name = clients[0], settings.algorithm
+    federation, name = clients[0], settings.method
     train, own_interval = federation.train, np.asarray(federation.distribution)
     real = np.arange(train.y.shape[1]) < train.size[:, None]
     grid = np.linspace(-1, 1, GRID, dtype=np.float32)

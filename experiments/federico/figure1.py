@@ -31,8 +31,8 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    if settings.algorithm != "federico":
-        raise settings.error("algorithm", "accepted: federico")
+    if settings.method != "federico":
+        raise settings.error("method", "accepted: federico")
     for knob in ("faithful", "effective_examples"):
         settings.refuse(f"federico.{knob}", "the two runs differ in it")
     for flag in ("resume", "profile"):

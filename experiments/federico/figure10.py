@@ -25,8 +25,8 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_methods(settings, "federico")
-    settings.refuse("local_epochs", "the figure varies it")
-    paper.start(settings).write_figure("figure10.png", {"local_epochs": ("local epochs", list(EPOCHS))})
+    settings.refuse("epochs", "the figure varies it")
+    paper.start(settings).write_figure("figure10.png", {"epochs": ("local epochs", list(EPOCHS))})
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -22,7 +22,7 @@ COMMAND = weights_command(
     LINES,
     "accumulated losses and their moving average",
     varied=["federico.tracking", "federico.epsilon", *POSTERIOR],
-    num_distributions=2,
+    partition_groups=2,
 )
 
 if __name__ == "__main__":

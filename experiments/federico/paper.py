@@ -100,14 +100,14 @@ def define(registry: flags.FlagValues, methods: Sequence[str], out: str, **defau
 
 
 def refuse_methods(settings: Settings, method: str) -> None:
-    """Raises an error for --algorithms in figures of one method."""
-    if settings.algorithms != [method]:
-        raise settings.error("algorithms", f"accepted: {method}")
+    """Raises an error for --methods in figures of one method."""
+    if settings.methods != [method]:
+        raise settings.error("methods", f"accepted: {method}")
 
 
 def start(settings: Settings, **usual: Any) -> Study:
     """The study from the command line, with the settings of its size; `usual` overrides them."""
-    usual = {"num_distributions": 4} | usual
+    usual = {"partition_groups": 4} | usual
     settings = settings.pinned(**{name: value for name, value in usual.items() if not settings.present(name)})
     if settings.data_file and not settings.present("dataset"):
         settings = settings.replace(dataset="npz")
@@ -168,7 +168,7 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
         rows.append({"line": line.title, **cell, **found._asdict(), "paper": None})
         body.append([line.title, study.shown(cell), f"{found.within:.2f}", f"{found.across:.2f}"])
     heads = ["", "test accuracy, %", "cosine of weights within a distribution", "across distributions"]
-    title = f"{study.data}, {study.settings.num_distributions} distributions: {about}"
+    title = f"{study.data}, {study.settings.partition_groups} distributions: {about}"
     tables.write(title, heads, body, rows, study.out, f"{name}-*.png")
     study.print_differences(row_of(lines[-1]), cell)
 
@@ -180,7 +180,7 @@ def weights_command(
     about: str,
     *,
     varied: Sequence[str] = (),
-    num_distributions: int = 4,
+    partition_groups: int = 4,
 ) -> launch.Command:
     """A command that draws the weights of one method's runs, by default for a single split and seed.
 
@@ -190,7 +190,7 @@ def weights_command(
         lines: The runs.
         about: The comparison, for the table's title.
         varied: Flags that the lines set.
-        num_distributions: Default number of label groups.
+        partition_groups: Default number of label groups.
     """
     method = lines[0].method
 
@@ -198,7 +198,7 @@ def weights_command(
         refuse_methods(settings, method)
         for flag in varied:
             settings.refuse(flag, "the figure varies it")
-        study = start(settings, splits=["0"], seeds=["0"], num_distributions=num_distributions)
+        study = start(settings, splits=["0"], seeds=["0"], partition_groups=partition_groups)
         write_weights(study, name, lines, about)
 
     return launch.Command(doc, lambda registry: define(registry, [method], f"runs/federico-{name}"), run)

@@ -45,12 +45,12 @@ def define(registry: flags.FlagValues) -> None:
 def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_methods(settings, "federico")
-    settings.refuse("num_distributions", "they are 2, 3 and 4")
+    settings.refuse("partition_groups", "they are 2, 3 and 4")
     study = paper.start(settings, splits=SPLITS)
     study.check()
     rows, body = [], []
     for groups in GROUPS:
-        varied = {"num_distributions": groups}
+        varied = {"partition_groups": groups}
         local = paper.accuracies(study, Row("local", "local", varied), study.out / f"D{groups}" / "local")
         for title, knobs in READINGS.items():
             out = study.out / f"D{groups}" / title

@@ -36,7 +36,7 @@ def lead(study: Study, cell: dict, best: dict) -> str:
 
 def groups_of(settings: Settings) -> tuple[int, ...]:
     """The numbers of label groups: the paper's, or the number on the command line."""
-    return (settings.num_distributions,) if settings.present("num_distributions") else paper.DISTRIBUTIONS
+    return (settings.partition_groups,) if settings.present("partition_groups") else paper.DISTRIBUTIONS
 
 
 def run(settings: Settings) -> None:
@@ -45,7 +45,7 @@ def run(settings: Settings) -> None:
     values = study.paper.values(study.settings, paper.TABLE1)
     cells: dict[int, dict[str, dict]] = {}
     failed: dict[str, RunError] = {}
-    rows = {groups: paper.rows_of(study, num_distributions=groups) for groups in groups_of(settings)}
+    rows = {groups: paper.rows_of(study, partition_groups=groups) for groups in groups_of(settings)}
     folder = lambda groups, row: study.out / f"D{groups}" / row.folder
     study.check((row, {}, folder(groups, row)) for groups, of_groups in rows.items() for row in of_groups)
     for groups, of_groups in rows.items():

@@ -40,7 +40,7 @@ def run(settings: Settings) -> None:
         body.append([name, *ours, *([f"{value:.1f}" for value in published] if published else ["-", "-"])])
         print(f"{name} done")
     own = study.settings
-    title = f"{study.data}, {own.num_distributions} groups of labels, Dirichlet {own.dirichlet_alpha:g}, after "
+    title = f"{study.data}, {own.partition_groups} groups of labels, Dirichlet {own.partition_alpha:g}, after "
     title += f"{own.rounds} rounds, {table.named(study.trials)}"
     heads = ["method", "test accuracy, %", "deviation over clients", values.head, "deviation over clients"]
     tables.write(title, heads, body, rows, study.out)

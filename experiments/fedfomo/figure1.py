@@ -1,7 +1,7 @@
 """FedFomo's Figure 1: accuracy of 100 clients against the number of latent distributions, one line per method.
 
     python -m experiments.fedfomo.figure1
-    python -m experiments.fedfomo.figure1 --data_file=CIFAR10.npz --algorithms=all --seeds=0,1,2
+    python -m experiments.fedfomo.figure1 --data_file=CIFAR10.npz --methods=all --seeds=0,1,2
 
 A tenth of the clients takes part in each round, for five times as many rounds as with 15 clients. Writes figure1.png,
 and the points as table.md, .csv and .json. The paper draws its lines without numbers.
@@ -31,7 +31,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    numbers = settings.numbers("distributions", int, sets="num_distributions")
+    numbers = settings.numbers("distributions", int, sets="partition_groups")
     study = Study.start(paper.PAPER, settings)
     rows = paper.rows_of(study)
     if not settings.present("rounds"):
@@ -39,7 +39,7 @@ def run(settings: Settings) -> None:
         rows = [row._replace(flags={**row.flags, **more}) for row in rows]
     own = study.settings
     title = f"{own.dataset}, {own.num_clients} clients, {own.participation:.0%} of them a round"
-    panels = {"num_distributions": ("number of latent distributions D", numbers)}
+    panels = {"partition_groups": ("number of latent distributions D", numbers)}
     study.write_figure("figure1.png", panels, rows, title)
 
 

@@ -31,7 +31,7 @@ from pfljax.report.picture import GRAY, Axis, Panel, colors
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     table4.define(registry)
-    for name, value in {"algorithms": ["fedavg", "fedfomo"], "out": "runs/fedfomo-figure5"}.items():
+    for name, value in {"methods": ["fedavg", "fedfomo"], "out": "runs/fedfomo-figure5"}.items():
         registry.set_default(name, value)
 
 
@@ -60,8 +60,8 @@ def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], poin
 
 def run(settings: Settings) -> None:
     """The command."""
-    if "fedfomo" not in settings.algorithms:
-        raise settings.error("algorithms", "accepted: lists with fedfomo, since its affinities are drawn")
+    if "fedfomo" not in settings.methods:
+        raise settings.error("methods", "accepted: lists with fedfomo, since its affinities are drawn")
     study, entries = table4.measured(settings)
     affinities = {}
     for entry in entries:

@@ -141,7 +141,7 @@ TABLE4 = {
 
 def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str, **defaults: Any) -> None:
     """Registers the flags of these experiments, with the paper's defaults."""
-    defaults = {"num_clients": 15, "num_distributions": 5, "partition": "latent"} | defaults
+    defaults = {"num_clients": 15, "partition_groups": 5, "partition": "latent"} | defaults
     PAPER.define(registry, methods, seeds, out, rounds=20, **defaults)
 
 
@@ -156,18 +156,18 @@ def values(settings: Settings, table: Mapping[str, Mapping], standing: str = "ci
 
 def refuse_others(settings: Settings) -> None:
     """Raises `FlagError` for methods other than FedFomo, since the figure varies its knobs."""
-    if settings.algorithms != ["fedfomo"]:
-        raise settings.error("algorithms", "accepted: fedfomo")
+    if settings.methods != ["fedfomo"]:
+        raise settings.error("methods", "accepted: fedfomo")
 
 
 def last_round(study: Study) -> str:
     """Title of a table with the last points."""
     own = study.settings
-    return f"{own.dataset}, {own.num_distributions} distributions, test accuracy after the last round"
+    return f"{own.dataset}, {own.partition_groups} distributions, test accuracy after the last round"
 
 
 def rows_of(study: Study, downloads: Sequence[int] = DOWNLOADS) -> list[Row]:
-    """A row for each method in --algorithms; for FedFomo, one for each n in `downloads`, with M = n - 1."""
+    """A row for each method in --methods; for FedFomo, one for each n in `downloads`, with M = n - 1."""
     rows = []
     for name in study.methods:
         if name == "fedfomo" and not study.settings.present("fedfomo.neighbors") and downloads:

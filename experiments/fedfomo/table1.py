@@ -34,7 +34,7 @@ def run(settings: Settings) -> None:
     numbers = settings.numbers("clients", int, sets="num_clients")
     study = Study.start(paper.PAPER, settings)
     rows = paper.rows_of(study)
-    setting = {"partition": "pathological", "classes_per_client": 2, "targets": "own"}
+    setting = {"partition": "pathological", "partition_classes": 2, "targets": "own"}
     theirs = paper.values(study.settings, paper.TABLE1, "mnist", **setting)
     rounds = study.settings_of(rows[0]).rounds
     columns = []

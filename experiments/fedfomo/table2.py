@@ -33,7 +33,7 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    numbers = settings.numbers("distributions", int, sets="num_distributions")
+    numbers = settings.numbers("distributions", int, sets="partition_groups")
     study = Study.start(paper.PAPER, settings)
     theirs = paper.values(study.settings, paper.TABLE2, targets="own")
     of_column = lambda number: {title: row[number] for title, row in theirs.by_row.items() if number in row}
@@ -41,7 +41,7 @@ def run(settings: Settings) -> None:
         Column(
             f"D={number}, %",
             f"distributions-{number}",
-            {"num_distributions": number},
+            {"partition_groups": number},
             theirs._replace(by_row=of_column(number)),
         )
         for number in numbers

@@ -4,7 +4,7 @@
     python -m experiments.fedfomo.table4
     python -m experiments.fedfomo.table4 --data_file=CIFAR10.npz --seeds=0,1,2
 
-epsilon is the clients' largest epsilon in the ledger, at --dp_delta. fedfomo_average is the paper's "Ours (MA)".
+epsilon is the clients' largest epsilon in the ledger, at --privacy_delta. fedfomo_average is the paper's "Ours (MA)".
 Without noise, nothing is clipped either.
 """
 
@@ -27,7 +27,7 @@ from pfljax.local.privacy import Privacy
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     methods = ["fedavg", "fedfomo", "fedfomo_average"]
-    paper.define(registry, methods, ["0", "1", "2"], "runs/fedfomo-table4", dp_clip_norm=1.0)
+    paper.define(registry, methods, ["0", "1", "2"], "runs/fedfomo-table4", privacy_clip_norm=1.0)
     Group(RUNS, registry).several(
         "sigmas", ["0", "1", "2"], "noise multipliers, one row each for every method", float, at_least=0
     )
@@ -41,22 +41,23 @@ def run(settings: Settings) -> None:
 
 def measured(settings: Settings) -> tuple[Study, list[dict]]:
     """Every method with every sigma, with its epsilon and the paper's (epsilon, accuracy in percent)."""
-    sigmas = settings.numbers("sigmas", float, sets="dp_noise_multiplier")
-    clips = {sigma: settings.dp_clip_norm if sigma else math.inf for sigma in sigmas}
+    sigmas = settings.numbers("sigmas", float, sets="privacy_noise_multiplier")
+    clips = {sigma: settings.privacy_clip_norm if sigma else math.inf for sigma in sigmas}
     for sigma, clip in clips.items():
         Privacy(sigma, clip)
     study, entries = Study.start(paper.PAPER, settings), []
+    private = {sigma: {"privacy_noise_multiplier": sigma, "privacy_clip_norm": clip} for sigma, clip in clips.items()}
     rows = [
-        (row, {"dp_noise_multiplier": sigma, "dp_clip_norm": clip}, study.out / f"sigma-{sigma:g}" / row.folder)
+        (row, values, study.out / f"sigma-{sigma:g}" / row.folder)
         for row in paper.rows_of(study, downloads=())
-        for sigma, clip in clips.items()
+        for sigma, values in private.items()
     ]
     study.check(rows)
-    theirs = paper.values(study.settings, paper.TABLE4, num_distributions=5, targets="own").by_row
+    theirs = paper.values(study.settings, paper.TABLE4, partition_groups=5, targets="own").by_row
     for row, values, folder in rows:
-        sigma, cell = values["dp_noise_multiplier"], study.accuracies(row, folder, values)
+        sigma, cell = values["privacy_noise_multiplier"], study.accuracies(row, folder, values)
         value = theirs.get(row.method, {}).get(sigma)
-        fixed = {"algorithm": row.title, "sigma": sigma, "delta": settings.dp_delta, "folder": str(folder)}
+        fixed = {"algorithm": row.title, "sigma": sigma, "delta": settings.privacy_delta, "folder": str(folder)}
         entries.append(fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value})
         print(f"{row.title}, sigma {sigma:g} done")
     return study, entries
@@ -71,7 +72,7 @@ def write(study: Study, entries: list[dict], figure: str = "") -> None:
     own = study.settings
     head = paper.PAPER.values(own, paper.TABLE4).head if any(entry["paper"] for entry in entries) else "paper"
     heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", head]
-    title = f"{own.dataset}, {own.num_distributions} distributions, private local training, after the last round"
+    title = f"{own.dataset}, {own.partition_groups} distributions, private local training, after the last round"
     tables.write(title, heads, body, entries, study.out, figure)
     study.print_differences(paper.rows_of(study, downloads=())[0], entries[0])
     for entry in {entry["algorithm"]: entry for entry in entries if entry["unaccounted"]}.values():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger.entries import Column, Entry, Row, made, text
+from pfljax.cli.names import current
 from pfljax.contract.method import METHODS
 from pfljax.folder import files
 
@@ -74,7 +75,7 @@ def entry_of(
         date=datetime.date.fromtimestamp(paths[-1].stat().st_mtime).isoformat(),
         machine=machine or this_machine(),
         versions={"Python": configs[0]["versions"]["python"], "jax": configs[0]["versions"]["jax"]},
-        methods=list(dict.fromkeys(settings_of(config)["algorithm"] for config in configs)),
+        methods=list(dict.fromkeys(settings_of(config)["method"] for config in configs)),
         columns=columns,
         rows=rows,
         runs=runs,
@@ -83,8 +84,8 @@ def entry_of(
 
 
 def settings_of(config: dict) -> dict[str, Any]:
-    """A run's settings, whether a command or Python made it."""
-    return config.get("flags") or config["settings"]
+    """A run's settings by their present names, whether a command or Python made it."""
+    return current(config.get("flags") or config["settings"])
 
 
 def names_of(path: Path, folders: Iterable[Path], row_first: bool) -> tuple[str, str]:

@@ -63,8 +63,8 @@ def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 def run(settings: Settings) -> None:
     """The command."""
-    if settings.algorithms != ["pfedmb"]:
-        raise settings.error("algorithms", "accepted: pfedmb")
+    if settings.methods != ["pfedmb"]:
+        raise settings.error("methods", "accepted: pfedmb")
     if settings.partition != "pairs":
         raise settings.error("partition", "accepted: pairs")
     settings.refuse("pfedmb.averaging", "both are compared")

@@ -39,7 +39,7 @@ TABLE2 = {
 
 def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str, **defaults: Any) -> None:
     """Registers the flags of these experiments, with the paper's defaults."""
-    common = {"num_clients": 10, "partition": "pairs", "dirichlet_alpha": 0.5, "fine_tune_epochs": 5}
+    common = {"num_clients": 10, "partition": "pairs", "partition_alpha": 0.5, "fine_tune_epochs": 5}
     PAPER.define(registry, methods, seeds, out, rounds=100, **common, **defaults)
 
 

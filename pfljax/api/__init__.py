@@ -2,8 +2,8 @@
 
 from pfljax import models as models
 from pfljax.api.comparison import compare as compare
+from pfljax.api.estimating import estimate as estimate
 from pfljax.api.loading import load as load
-from pfljax.api.planning import plan as plan
 from pfljax.api.result import Collaboration as Collaboration
 from pfljax.api.result import Result as Result
 from pfljax.api.run import Run as Run

@@ -20,7 +20,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.stores.experiment import Execution
 from pfljax.training.outcome import saved_outcome
 
-OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command, whose flags it reads
+OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
 OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients")
 OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock")
 

@@ -13,10 +13,11 @@ COMMANDS = {
     "train": "train one method on one data set",
     "compare": "compare methods on the same splits and seeds",
     "scaling": "measure time, memory and traffic against the number of clients",
-    "plan": "estimate memory and time on TPUs and GPUs that are not here",
+    "estimate": "estimate memory and time on TPUs and GPUs that you do not have",
     "report": "write the report page of a run, or of several runs",
     "watch": "serve a page that follows runs while they are trained",
 }
+FORMER = {"plan": "estimate"}  # former name of a command -> its name
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -34,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         except BrokenPipeError:
             end_unread()
         sys.exit(0)
+    if name in FORMER:
+        print(f"note: pfljax {name} is now pfljax {FORMER[name]}", file=sys.stderr)
+        name = FORMER[name]
     if name not in COMMANDS:
         print(f"error: {name}: unknown command; accepted: {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)

@@ -10,6 +10,7 @@ from typing import Any
 from pfljax import api
 from pfljax.api import loading
 from pfljax.cli import build, train
+from pfljax.cli.names import current
 from pfljax.cli.settings import parse
 from pfljax.contract import own_files, recorded
 
@@ -21,7 +22,7 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     """
     if "method" not in given:
         recorded.found(config.get("method"), "method")  # registers a method of one's own
-    flags, there = dict(config["flags"]), Path(config.get("directory", "."))
+    flags, there = current(config["flags"]), Path(config.get("directory", "."))
     for flag in ("data_file", "data_dir", *(["model"] if own_files.is_file_and_name(flags["model"]) else [])):
         flags[flag] = flags[flag] and str(there / flags[flag])
     flags |= {"plan": "auto", "devices": 0, "model_devices": 1, "exchange": "auto", "client_store": client_store}
@@ -34,4 +35,4 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     training, unseen = clients
     training = loading.as_trained(config, training)
     unseen = None if unseen is None else loading.as_trained(config, unseen)
-    return build.build_run(settings, settings.algorithm, (training, unseen), trial, given)
+    return build.build_run(settings, settings.method, (training, unseen), trial, given)

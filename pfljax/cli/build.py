@@ -29,11 +29,11 @@ Clients = tuple[Federation, Federation | None]  # training clients, and clients 
 
 
 def read_methods(settings: Settings) -> list[str]:
-    """Returns the methods in --algorithm or --algorithms. Checks them, their knobs, --out and --tracker."""
-    if "algorithm" in settings and not ("algorithms" in settings and settings.algorithms):
-        names = [settings.algorithm]
+    """Returns the methods in --method or --methods. Checks them, their knobs, --out and --tracker."""
+    if "method" in settings and not ("methods" in settings and settings.methods):
+        names = [settings.method]
     else:
-        names = list(method.METHODS) if settings.algorithms == ["all"] else settings.algorithms
+        names = list(method.METHODS) if settings.methods == ["all"] else settings.methods
     for name in names:
         method.get(name)
     settings.check_knobs(names)
@@ -62,21 +62,21 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
     name = settings.partition
     if name == "auto":
         if source.client is not None or source.task == "regression":
-            for flag in ("balanced_groups", *(["num_distributions"] if settings.dataset != "synthetic" else [])):
+            for flag in ("partition_balanced", *(["partition_groups"] if settings.dataset != "synthetic" else [])):
                 settings.refuse(flag, f"the partition is {partitions.default(source).name}")
             return None
         name = "label_groups"
     kind, given = partitions.PARTITIONS[name], {}
     if kind is partitions.Latent:
         named = settings.embedding != "auto"
-        by = settings.embedding if named else api.embedding.automatic(source, settings.num_distributions)
+        by = settings.embedding if named else api.embedding.automatic(source, settings.partition_groups)
         given["embedding"] = api.embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
     return settings.make(kind, **given)
 
 
 def build_clients(settings: Settings, seed: int) -> Clients:
     """Returns the training clients, and the clients held out of training (or None)."""
-    share = settings.unseen_clients
+    share = settings.unseen
     with api.announced(f"reading {settings.dataset}", print):
         source = build_source(settings, seed)
     splits = settings.make(data.Splits)
@@ -339,10 +339,10 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
 
     Its "settings" must agree when a run is resumed: the training and data flags and the method's own knobs.
     """
-    values = {**settings.values, "algorithm": name, "seed": trial.seed, "split": trial.split}
+    values = {**settings.values, "method": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("algorithms", "rounds", "learning_rates")]
-    same += ["algorithm", "seed", "split"]
+    same = [flag for flag in same if flag not in ("methods", "rounds", "learning_rates")]
+    same += ["method", "seed", "split"]
     if settings.lr_schedule == "multistep":
         same.append("rounds")  # the schedule depends on it
     return {

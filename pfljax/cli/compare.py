@@ -1,6 +1,6 @@
 """Compares methods on the same splits, seeds and cohorts: a table (Markdown, CSV, JSON, LaTeX) and a figure.
 
-    pfljax compare --algorithms=local,fedavg,fedavg_plus,federico --seeds=0,1,2
+    pfljax compare --methods=local,fedavg,fedavg_plus,federico --seeds=0,1,2
 
 Each pair of method and seed is a run in OUT/METHOD/seed-N. Finished runs are not repeated. Several processes may share
 OUT: each trains runs that no other is training, and all write the same table. With --splits=0,1,2, every seed is run on
@@ -43,7 +43,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
     out = Path(settings.out)
     return {
         **build.table_options(settings, {name: name for name in names}),
-        "leave_out": settings.algorithms == [build.ALL],
+        "leave_out": settings.methods == [build.ALL],
         "rounds": settings.rounds,
         "eval_every": settings.eval_every,
         "checkpoint_every": settings.checkpoint_every,

@@ -38,7 +38,7 @@ from pfljax.data import Splits, partitions, sources, split_unseen
 WHAT, DATA, HOW, RUNS = "Training", "Data", "Execution", "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)
 IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags given without a value
-METHOD_FLAGS = ("algorithm", "algorithms")
+METHOD_FLAGS = ("method", "methods")
 TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
 BLOCKS = ("vit", "transformer")
@@ -58,15 +58,15 @@ class Data:
             (iid for regression).
         num_clients: Number of clients K; 0: all clients of a natural partition, otherwise 16.
         embedding: Features to cluster: pixels, classes, or those of a --model trained for it; auto: pixels below
-            32 x 32, otherwise classes if there are as many distributions, otherwise vgg11.
+            32 x 32, otherwise classes if there are as many groups, otherwise vgg11.
         embedding_epochs: Number of epochs to train the embedding.
     """
 
-    dataset: str = knob("digits", flag="dataset")
-    partition: str = knob("auto", choices=PARTITIONS, flag="partition")
-    num_clients: int = knob(0, at_least=0, flag="num_clients")
-    embedding: str = knob("auto", read_with=LATENT, flag="embedding")
-    embedding_epochs: int = knob(5, at_least=1, read_with=LATENT, flag="embedding_epochs")
+    dataset: str = "digits"
+    partition: str = knob("auto", choices=PARTITIONS)
+    num_clients: int = knob(0, at_least=0)
+    embedding: str = knob("auto", read_with=LATENT)
+    embedding_epochs: int = knob(5, at_least=1, read_with=LATENT)
 
 
 @settings
@@ -86,16 +86,14 @@ class Network:
         style: Whose blocks the vit or transformer has; auto: vit for images, gpt2 for text.
     """
 
-    model: str = knob("auto", flag="model")
-    hidden: Sequence[int] = knob(
-        (64,), at_least=1, empty=True, read_with={"model": ("auto", "mlp"), **LATENT}, flag="hidden"
-    )
-    channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT}, flag="channels")
-    patch: int = knob(4, at_least=1, read_with={"model": ("vit",)}, flag="patch")
-    width: int = knob(128, at_least=1, read_with={"model": BLOCKS}, flag="width")
-    depth: int = knob(4, at_least=1, at_most=1000, read_with={"model": BLOCKS}, flag="depth")
-    heads: int = knob(4, at_least=1, read_with={"model": BLOCKS}, flag="heads")
-    style: str = knob("auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS}, flag="style")
+    model: str = "auto"
+    hidden: Sequence[int] = knob((64,), at_least=1, empty=True, read_with={"model": ("auto", "mlp"), **LATENT})
+    channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT})
+    patch: int = knob(4, at_least=1, read_with={"model": ("vit",)})
+    width: int = knob(128, at_least=1, read_with={"model": BLOCKS})
+    depth: int = knob(4, at_least=1, at_most=1000, read_with={"model": BLOCKS})
+    heads: int = knob(4, at_least=1, read_with={"model": BLOCKS})
+    style: str = knob("auto", choices=("auto", *models.STYLES), read_with={"model": BLOCKS})
 
 
 @settings
@@ -113,13 +111,13 @@ class Adapting:
         trainable: Regular expression; parameters whose paths contain it are trained themselves. Empty: none are.
     """
 
-    frozen: str | Path = knob("", flag="frozen")
-    frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN, flag="frozen_layout")
-    frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN, flag="frozen_dtype")
-    adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN, flag="adapter")
-    adapter_rank: int = knob(8, at_least=1, read_with={"adapter": ("lora", "prompt")}, flag="adapter_rank")
-    adapter_where: str = knob("", read_with={"adapter": ("lora", "ia3", "bias")}, flag="adapter_where")
-    trainable: str = knob("head", read_with=FROZEN, flag="trainable")
+    frozen: str | Path = ""
+    frozen_layout: str = knob("paths", choices=("paths", *weights.LAYOUTS), read_with=FROZEN)
+    frozen_dtype: Literal["bfloat16", "float32"] = knob("bfloat16", read_with=FROZEN)
+    adapter: Literal["none", "lora", "ia3", "prompt", "bias"] = knob("none", read_with=FROZEN)
+    adapter_rank: int = knob(8, at_least=1, read_with={"adapter": ("lora", "prompt")})
+    adapter_where: str = knob("", read_with={"adapter": ("lora", "ia3", "bias")})
+    trainable: str = knob("head", read_with=FROZEN)
 
     def options(self) -> dict[str, Any]:
         """Returns the fields of `Model`; {} if nothing is frozen."""
@@ -152,12 +150,12 @@ class Optimizer:
             average class.
     """
 
-    optimizer: Literal["adam", "sgd"] = knob("adam", flag="optimizer")
-    momentum: float = knob(0.0, at_least=0, below=1, read_with=("optimizer", "sgd"), flag="momentum")
-    weight_decay: float = knob(0.0, at_least=0, flag="weight_decay")
-    lr_schedule: Literal["constant", "multistep", "exponential"] = knob("constant", flag="lr_schedule")
-    lr_decay: float = knob(0.99, above=0, at_most=1, read_with=("lr_schedule", "exponential"), flag="lr_decay")
-    class_weights: Literal["none", "inverse"] = knob("none", flag="class_weights")
+    optimizer: Literal["adam", "sgd"] = "adam"
+    momentum: float = knob(0.0, at_least=0, below=1, read_with=("optimizer", "sgd"))
+    weight_decay: float = knob(0.0, at_least=0)
+    lr_schedule: Literal["constant", "multistep", "exponential"] = "constant"
+    lr_decay: float = knob(0.99, above=0, at_most=1, read_with=("lr_schedule", "exponential"))
+    class_weights: Literal["none", "inverse"] = "none"
 
     def make(self, learning_rate: Any) -> optax.GradientTransformation:
         """Returns the optimizer with a learning rate."""
@@ -185,9 +183,9 @@ class Processes:
         process_id: Index of this process, from 0.
     """
 
-    coordinator: str | None = knob(None, flag="coordinator")
-    num_processes: int | None = knob(None, at_least=1, flag="num_processes")
-    process_id: int | None = knob(None, at_least=0, flag="process_id")
+    coordinator: str | None = None
+    num_processes: int | None = knob(None, at_least=1)
+    process_id: int | None = knob(None, at_least=0)
 
 
 @settings
@@ -211,16 +209,16 @@ class Sweep:
             unless a method or --patience reads them.
     """
 
-    seeds: Seeds = knob(SEEDS, distinct=True, flag="seeds")
-    splits: Seeds = knob((), distinct=True, empty=True, flag="splits")
-    replicate: Replicate = knob("auto", flag="replicate")
-    rerun: Rerun = knob("never", flag="rerun")
-    out: str | Path = knob("runs", flag="out")
-    tune: Sequence[float] = knob((), above=0, distinct=True, empty=True, flag="tune")
-    tune_knobs: bool = knob(False, flag="tune_knobs")
-    tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED, flag="tune_seeds")
-    tune_widen: int = knob(tuning.WIDEN, at_least=0, at_most=100, read_with=TUNED, flag="tune_widen")
-    keep_validation: bool = knob(False, read_with=TUNED, flag="keep_validation")
+    seeds: Seeds = knob(SEEDS, distinct=True)
+    splits: Seeds = knob((), distinct=True, empty=True)
+    replicate: Replicate = "auto"
+    rerun: Rerun = "never"
+    out: str | Path = "runs"
+    tune: Sequence[float] = knob((), above=0, distinct=True, empty=True)
+    tune_knobs: bool = False
+    tune_seeds: Seeds = knob((), distinct=True, empty=True, read_with=TUNED)
+    tune_widen: int = knob(tuning.WIDEN, at_least=0, at_most=100, read_with=TUNED)
+    keep_validation: bool = knob(False, read_with=TUNED)
 
 
 def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
@@ -234,7 +232,7 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
         add.declare(source, where={"dataset": (name,)})
     fraction: Any = registry["data_fraction"]
     fraction.read_with = {}  # by all sources
-    add.declare(split_unseen, share=0.0)
+    add.declare(split_unseen, unseen=0.0)
 
 
 def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool = True) -> None:
@@ -280,5 +278,5 @@ def define_evaluation(registry: flags.FlagValues) -> None:
 
 def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
     """Registers methods, seeds, the folder and tuning."""
-    Group(WHAT, registry).several("algorithms", methods, "methods to compare, or all; FILE.py:NAME for your own")
+    Group(WHAT, registry).several("methods", methods, "methods to compare, or all; FILE.py:NAME for your own")
     Group(RUNS, registry).declare(Sweep, seeds=seeds, out=out)

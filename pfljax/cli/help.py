@@ -34,7 +34,7 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
             lines += _entry(flag, settings)
         lines.append("")
     if any(name in groups for name in METHODS):
-        name = "algorithm" if "algorithm" in settings else "algorithms"
+        name = "method" if "method" in settings else "methods"
         others = [name for name in METHODS if name not in methods]
         lines += textwrap.wrap(f"--{name}=NAME --help shows the knobs of another method: {', '.join(others)}.", WIDTH)
     if settings.defaults:

@@ -21,6 +21,7 @@ from typing import NamedTuple, NoReturn
 import jax
 
 from pfljax.cli import end_unread, help, supervision
+from pfljax.cli.names import FORMER
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.contract import cores, processes
 from pfljax.contract.errors import ArgumentError, RunError
@@ -104,7 +105,7 @@ def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoRe
 
 def help_of(command: Command, settings: Settings) -> str:
     """Returns the command's --help, for the methods and data set named on the command line."""
-    named = settings.values.get("algorithms") or [settings.values.get("algorithm")]
+    named = settings.values.get("methods") or [settings.values.get("method")]
     methods = [name for name in named if name in METHODS]
     trains = "dataset" in settings and "learning_rates" in settings  # as the data sets' defaults are for
     return help.text(command.doc or "", settings.with_defaults(methods) if trains else settings, methods)
@@ -138,8 +139,11 @@ def line_of(error: ArgumentError, settings: Settings | None) -> str:
     """Returns the library's message, with the argument's name, and those in backticks, replaced by their flags."""
 
     def flag_of(name: str) -> str:
-        named = [settings.flag_of.get(name), name, f"{name}s"] if settings else []
-        return next((f"--{flag}" for flag in named if settings and flag in settings), "")
+        if settings is None:
+            return ""
+        named = [name, settings.flag_of.get(name, ""), f"{name}s"]
+        named += [FORMER.get(each, "") for each in named]  # of arguments that are still called as their flags were
+        return next((f"--{flag}" for flag in named if flag in settings), "")
 
     def flagged(found: re.Match) -> str:
         return flag_of(found[1]) + found[2] if flag_of(found[1]) else found[0]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from pfljax.cli.names import flags_of, owners_of
 from pfljax.contract.fields import (
     REQUIRED,
     Conditions,
@@ -144,28 +145,32 @@ class Group(NamedTuple):
         where: Conditions = types.MappingProxyType({}),
         **defaults: Any,
     ) -> None:
-        """Registers the flags of a dataclass's fields or a function's arguments, all or `only` some, with a prefix.
+        """Registers the flags of a dataclass's fields or a function's arguments, all or `only` some.
 
-        A flag that another declaration has registered gets this one's help and conditions, too. The flags of fields in
-        `lists` take several values. `where` has conditions under which the fields are read, besides their own;
-        `defaults` replace the declaration's.
+        See `names`; `prefix` is that of a method. A flag that another declaration has registered gets this one's help
+        and conditions, too. The flags of fields in `lists` take several values. `where` has conditions under which the
+        fields are read, besides their own; `defaults` replace the declaration's.
         """
         known = fields_of(declaring)
+        owners = owners_of(declaring, prefix)
+        names = flags_of(declaring, prefix)
         for field in known.values():
-            if not field.flag or (only and field.name not in only):
+            if field.name not in names or (only and field.name not in only):
                 continue
-            own = {} if prefix else {known[o].flag if o in known else o: v for o, v in field.conditions.items()}
-            name, default = prefix + field.flag, defaults.get(field.name, field.default)
+            own = {} if prefix else {names.get(other, other): values for other, values in field.conditions.items()}
+            name, default = names[field.name], defaults.get(field.name, field.default)
             made: Any = self.registry[name] if name in self.registry else None  # noqa: SIM401
             if made is None:
                 made = self._define(field._replace(name=name, default=default), field.name in lists)
                 made.read_with = {**own, **where}
             else:
-                help = field.limits["help"]
+                help = field.limits.get("help", "")
                 made.help += f"; {help}" if help not in made.help else ""
                 merged = {other: (*made.read_with.get(other, ()), *values) for other, values in where.items()}
                 made.read_with = {**made.read_with, **merged} if where and made.read_with else {}
             made.arguments.add(field.name)
+            if owners[field.name]:
+                made.arguments.add(f"{owners[field.name]}.{field.name}")
 
     def _define(self, field: Field, listed: bool = False) -> Declared:
         hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}

@@ -1,6 +1,6 @@
 """Measures how time, memory and traffic grow with the number of clients: a table (JSON, CSV) and a figure.
 
-    pfljax scaling --algorithms=local,fedavg,federico --num_clients=10,100,1000
+    pfljax scaling --methods=local,fedavg,federico --num_clients=10,100,1000
 
 Measures a grid of methods, numbers of clients K, clients per round S, plans and devices, on random pixels of a given
 shape (so that no data set limits K) or on --data_file. For each cell, the table contains the compile time, seconds per
@@ -33,6 +33,7 @@ from pfljax.api.study import taken
 from pfljax.cli import build, tables
 from pfljax.cli.flags import DATA, RUNS, WHAT, Sweep, define_devices, define_training
 from pfljax.cli.launch import Command
+from pfljax.cli.names import current
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import PRESETS, VALIDATION_FRACTION, FlagError, Settings
 from pfljax.contract import method, processes
@@ -50,7 +51,7 @@ WORKLOADS = PRESETS / "scaling"
 CELL = "cell.json"
 # Flags that may differ between studies that share a folder: those that span the grid, and those that change no cell.
 FREE = (
-    *("algorithms", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds", "rerun"),
+    *("methods", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds", "rerun"),
     *("participation", "fine_tune_epochs", "coordinator", "process_id", "profile"),
 )
 say = functools.partial(print, flush=True)
@@ -79,7 +80,7 @@ class GridCell(NamedTuple):
 
 
 def define(registry: flags.FlagValues) -> None:
-    Group(WHAT, registry).several("algorithms", ["federico"], "methods, or all; also FILE.py:NAME")
+    Group(WHAT, registry).several("methods", ["federico"], "methods, or all; also FILE.py:NAME")
     define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
     add.several("num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS)
@@ -228,7 +229,7 @@ def read(folder: Path) -> dict:
         found = files.read_json(folder / CELL)
         whole = {"status", *GridCell._fields, *MEASURES} <= found["row"].keys()
         if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
-            return found
+            return found | {"settings": current(found["settings"])}
     return {}
 
 

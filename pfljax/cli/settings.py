@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +15,9 @@ from typing import Any, NoReturn
 
 from absl import flags
 
+from pfljax.cli import supervision
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
+from pfljax.cli.names import FORMER, flags_of, owners_of, renamed
 from pfljax.cli.parsing import Declared
 from pfljax.contract import own_files, reading
 from pfljax.contract.errors import ArgumentError, shown
@@ -109,7 +113,7 @@ class Settings:
         if validated:
             found = found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given())
         if self.dataset in KINDS and self.data_file and not self.present("test_fraction"):
-            test = self.test_column if self.reads("test_column") else ""
+            test = self.data_test if self.reads("data_test") else ""
             found = found.replace({"official_test": has_tests(self.dataset, self.data_file, test)} | found._given())
         return found
 
@@ -140,11 +144,11 @@ class Settings:
 
     def values_of(self, declaring: Callable, prefix: str = "") -> dict[str, Any]:
         """Returns the values of the flags of a dataclass's fields or a function's arguments, by name."""
+        known = fields_of(declaring)
         values = {}
-        for name, field in fields_of(declaring).items():
-            flag = prefix + field.flag
-            if field.flag and flag in self and self.reads(flag):
-                kind = plain(item_type(value_type(field.hint)))[0]
+        for name, flag in flags_of(declaring, prefix).items():
+            if flag in self and self.reads(flag):
+                kind = plain(item_type(value_type(known[name].hint)))[0]
                 values[name] = [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
         return values
 
@@ -152,7 +156,13 @@ class Settings:
         """Calls a dataclass or function with the values of its flags and, as far as it takes them, the `given` ones."""
         known = fields_of(declaring)
         taken = {name: value for name, value in given.items() if name in known}
-        return declaring(**self.values_of(declaring, prefix) | taken)
+        try:
+            return declaring(**self.values_of(declaring, prefix) | taken)
+        except ArgumentError as error:
+            owner = owners_of(declaring, prefix).get(error.argument)
+            if not owner or error.owner:
+                raise
+            raise error.of(owner) from error.__cause__  # other classes have a field of this name, too
 
     def check_out(self) -> None:
         """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""
@@ -181,19 +191,23 @@ class Settings:
 def parse(define: Define, words: Sequence[str]) -> Settings:
     """Parses a command line, without the command.
 
-    Loads users' own method files first. Raises `FlagError` for a mistake.
+    Loads users' own method files first. Former names of flags are accepted, and noted on standard error. Raises
+    `FlagError` for a mistake.
     """
-    words = _expand(words)
+    words, notes = _expand(words)
+    if supervision.WATCHED not in os.environ:  # otherwise the watcher has printed them
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
     own = _own_methods(words)
     registry = read(define, words)
     values: dict[str, Any] = {name: registry[name].value for name in registry}
     if values.get("dataset") == "file":
         values["dataset"] = _kind_of(values["data_file"])
     registered = lambda name: own.get(name, name)
-    if "algorithm" in values:
-        values["algorithm"] = registered(values["algorithm"])
-    if "algorithms" in values:
-        values["algorithms"] = list(map(registered, values["algorithms"]))
+    if "method" in values:
+        values["method"] = registered(values["method"])
+    if "methods" in values:
+        values["methods"] = list(map(registered, values["methods"]))
     given = frozenset(name for name in registry if registry[name].present)
     headings = {flag.name: group for group, found in registry.flags_by_module_dict().items() for flag in found}
     declared = [flag for flag in map(registry.__getitem__, registry) if isinstance(flag, Declared)]
@@ -230,10 +244,12 @@ def _hint(unknown: str, known: Sequence[str]) -> str:
     knobs = [name for name in known if name.startswith(f"{method}.")]
     if dot and method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.8)
-        way = f"did you mean {near[0]}?" if near else "--algorithm=FILE.py:NAME loads a method of your own"
+        way = f"did you mean {near[0]}?" if near else "--method=FILE.py:NAME loads a method of your own"
         return f"no method {shown(method)} is known; {way}"
-    if near := difflib.get_close_matches(unknown, knobs if dot else known, n=3):
-        return f"did you mean {' or '.join(f'--{name}' for name in near)}?"
+    former = [name for name, new in FORMER.items() if new in known]
+    if near := difflib.get_close_matches(unknown, knobs if dot else [*known, *former], n=3):
+        names = dict.fromkeys(FORMER.get(name, name) for name in near)
+        return f"did you mean {' or '.join(f'--{name}' for name in names)}?"
     if dot:
         return f"accepted: {', '.join(f'--{name}' for name in knobs) or f'no knob of {method}'}"
     return "--help lists all flags"
@@ -277,14 +293,20 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
     raise FlagError.of(found[1], f"accepted: {accepted(registry[found[1]])}", found[2]) from error
 
 
-def _expand(words: Sequence[str]) -> list[str]:
-    """Replaces flag files by their words, and adds the default values of flags given without a value."""
-    words = _with_files(list(words), ())
+def _expand(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Replaces flag files by their words, and adds the default values of flags given without a value.
+
+    Returns the words with flags under their present names, and a note on each that was given under its former name.
+    """
+    found = [renamed(word) for word in _with_files(list(words), ())]
+    words = [word for word, _ in found]
+    notes = dict.fromkeys(note for _, note in found if note)
     alone = lambda word, after: word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
-    return [
+    expanded_words = [
         f"{word}={IMPLIED[word.lstrip('-')]}" if alone(word, after) else word
         for word, after in itertools.pairwise([*words, "-"])
     ]
+    return expanded_words, list(notes)
 
 
 def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:

@@ -29,7 +29,7 @@ from pfljax.contract.method import METHODS
 
 def define(registry: flags.FlagValues) -> None:
     names = f"{', '.join(METHODS)}, or FILE.py:NAME, a method of your own"
-    Group(WHAT, registry).add("algorithm", str, "federico", names)
+    Group(WHAT, registry).add("method", str, "federico", names)
     define_training(registry)
     define_data(registry)
     define_devices(registry)
@@ -37,7 +37,7 @@ def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
     add.add("seed", int, 0, "seed for splits, initial models, cohorts, batches and sampling", at_least=0)
     add.add("split", int, None, "seed for the split of the data, instead of --seed", at_least=0)
-    add.add("out", Path, None, "folder for the run; default: runs/ALGORITHM-DATASET-TIME")
+    add.add("out", Path, None, "folder for the run; default: runs/METHOD-DATASET-TIME")
     text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
     add.add("resume", bool | Literal["from_scratch"], False, text)
 
@@ -76,7 +76,7 @@ def folder(settings: Settings) -> Path:
         return Path(settings.out)
     now = int(processes.from_first(np.array(time.time(), np.int32)))  # hosts' clocks may differ
     when = f"{datetime.datetime.fromtimestamp(now, datetime.UTC):%Y%m%d-%H%M%S}"
-    return Path(f"runs/{settings.algorithm}-{settings.dataset.replace(':', '-')}-{when}")
+    return Path(f"runs/{settings.method}-{settings.dataset.replace(':', '-')}-{when}")
 
 
 def show(summary: dict) -> None:

@@ -27,13 +27,14 @@ def few(names: Iterable[object], most: int = 20) -> str:
 class ArgumentError(ValueError):
     """An invalid argument, in one line: which argument, its value, and what is accepted.
 
-    The command line prints the same line with the flag's name instead of the argument's.
+    The command line prints the same line under its own name for the argument.
 
     Attributes:
         argument: Name of the argument.
         text: What is wrong and what is accepted.
         value: The value, or None if it is not informative.
-        owner: Registered name of the method if the argument is its knob; otherwise empty.
+        owner: Registered name of the method if the argument is its knob, or what it is a field of, such as
+            "privacy"; may be empty.
     """
 
     def __init__(self, argument: str, text: str, value: object = None, *, owner: str = ""):

@@ -2,12 +2,12 @@
 
     @settings
     class Server:
-        trim: float = knob(0.2, at_least=0, below=0.5, flag="aggregator_trim", help="share of attackers")
+        trim: float = knob(0.2, at_least=0, below=0.5, help="share of attackers")
 
     @checked()
     def train(rounds: Annotated[int, knob(at_least=1, help="number of rounds")]): ...
 
-Python calls are checked against the declarations, and the command line makes its flags from them.
+Python calls are checked against the declarations; the command line is made from the same ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def knob(
     static: bool = False,
     read_with: tuple[str, Any] | Conditions = NOTHING,
     accepted: str = "",
-    flag: str = "",
 ) -> Any:
     """A field of a method's dataclass, with a range that is checked when the method is created.
 
@@ -90,9 +89,8 @@ def knob(
         read_with: Another knob and the value it must have for this knob to be read; otherwise this knob must keep its
             default. Or a mapping from other knobs to their values, one of which is enough.
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
-        flag: Name of the command line's flag. Without it, a field with `help` has a flag of its own name, others none.
     """
-    found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below, "flag": flag}
+    found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
     found |= {"infinite": infinite, "choices": tuple(choices), "distinct": distinct, "empty": empty, "static": static}
     conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) and read_with else dict(read_with)
     found |= {"grid": tuple(grid), "groups": groups, "read_with": conditions, "accepted": accepted}
@@ -120,11 +118,6 @@ class Field(NamedTuple):
     default: Any
     limits: Mapping[str, Any]
     text: str = ""
-
-    @property
-    def flag(self) -> str:
-        """Name of its flag; "" if it has none."""
-        return self.limits.get("flag") or (self.name if self.limits.get("help") else "")
 
     @property
     def conditions(self) -> Conditions:

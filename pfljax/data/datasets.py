@@ -101,7 +101,7 @@ def synthetic(
     num_clients: NumClients = 300,
     partition: Choice | None = None,
     *,
-    components: Annotated[int, knob(at_least=1)] = 3,
+    groups: Annotated[int, knob(at_least=1)] = 3,
     alpha: Annotated[float, knob(above=0)] = 0.4,
     labels: SyntheticLabels = "mixture",
     fraction: Fraction = 1.0,
@@ -114,7 +114,7 @@ def synthetic(
     Args:
         num_clients: K.
         partition: Partition of the examples among clients; None: each client gets the examples drawn for it.
-        components: M, number of rules.
+        groups: M, number of components, each a linear rule.
         alpha: Concentration of the clients' shares in the rules.
         labels: "published" is the data that the paper's authors published (see `sources.synthetic`).
         fraction: Share of the examples to use.
@@ -126,7 +126,7 @@ def synthetic(
     splits = make_splits(splits, options, official_test=True)
     source = sources.synthetic(
         num_clients,
-        components=components,
+        groups=groups,
         alpha=alpha,
         labels=labels,
         test_examples=splits.test_examples,

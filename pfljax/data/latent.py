@@ -34,7 +34,7 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         text = "latent needs x to be one array; accepted for several: another partition, or embedding=function"
         raise ArgumentError("partition", text)
     if not 1 <= number <= len(source.y):
-        raise ArgumentError("clusters", f"accepted: 1 to {len(source.y)}, the number of examples", number)
+        raise ArgumentError("groups", f"accepted: 1 to {len(source.y)}, the number of examples", number)
     source = prepared(source)
 
     def reduced() -> np.ndarray:

@@ -94,8 +94,8 @@ class LabelGroups(Partition):
     """
 
     name = "label_groups"
-    groups: int = knob(2, at_least=1, help="number of label groups", flag="num_distributions")
-    balanced: bool = knob(True, flag="balanced_groups")
+    groups: int = knob(2, at_least=1, help="number of label groups")
+    balanced: bool = True
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if self.balanced:
@@ -111,8 +111,8 @@ class LabelDirichlet(Partition):
     """Label groups; a Dirichlet draw spreads each group over all clients (FedeRiCo, Table 4; FedEM)."""
 
     name = "label_dirichlet"
-    groups: int = knob(2, at_least=1, help="number of label groups", flag="num_distributions")
-    alpha: float = knob(0.4, above=0, help=ALPHA, flag="dirichlet_alpha")
+    groups: int = knob(2, at_least=1, help="number of label groups")
+    alpha: float = knob(0.4, above=0, help=ALPHA)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         pool = _label_groups(rng, source.y, self.groups)
@@ -124,7 +124,7 @@ class Dirichlet(Partition):
     """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM)."""
 
     name = "dirichlet"
-    alpha: float = knob(0.4, above=0, help=ALPHA, flag="dirichlet_alpha")
+    alpha: float = knob(0.4, above=0, help=ALPHA)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         return Pools(source.y, dirichlet_draws(rng, source.y.max() + 1, num_clients, self.alpha).T)
@@ -139,7 +139,7 @@ class Pathological(Partition):
     """
 
     name = "pathological"
-    classes: int = knob(2, at_least=1, help="number of classes per client", flag="classes_per_client")
+    classes: int = knob(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         held = _class_sets(rng, source.y, num_clients, self.classes)
@@ -151,7 +151,7 @@ class Pairs(Partition):
     """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4)."""
 
     name = "pairs"
-    classes: int = knob(2, at_least=1, help="number of classes per client", flag="classes_per_client")
+    classes: int = knob(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if num_clients % 2:
@@ -171,16 +171,16 @@ class Latent(Partition):
     """
 
     name = "latent"
-    clusters: int = knob(2, at_least=1, help="number of clusters of similar examples", flag="num_distributions")
+    groups: int = knob(2, at_least=1, help="number of clusters of similar examples")
     embedding: latent.Embed | None = knob(
         None, accepted="None, or a function of the source that returns (n, F), such as an Embedding"
     )
     cache: str | None = None
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        _at_most("clusters", self.clusters, num_clients)
-        pool = latent.clusters(source, self.embedding, self.clusters, seed, self.cache)
-        return _one_pool_a_client(rng, num_clients, self.clusters, pool)
+        _at_most("groups", self.groups, num_clients)
+        pool = latent.clusters(source, self.embedding, self.groups, seed, self.cache)
+        return _one_pool_a_client(rng, num_clients, self.groups, pool)
 
 
 @settings
@@ -192,7 +192,7 @@ class Pachinko(Partition):
     """
 
     name = "pachinko"
-    alpha: float = knob(0.4, above=0, help=ALPHA, flag="dirichlet_alpha")
+    alpha: float = knob(0.4, above=0, help=ALPHA)
 
     def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
         _refuse_replacement(splits)

@@ -32,15 +32,13 @@ class Splits:
         targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.
     """
 
-    test_fraction: float = knob(
-        0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)}, flag="test_fraction"
-    )
-    validation_fraction: float = knob(0.0, at_least=0, below=1, flag="validation_fraction")
-    train_examples: int = knob(0, at_least=0, flag="train_examples")
-    test_examples: int = knob(0, at_least=0, flag="test_examples")
-    official_test: bool = knob(False, flag="official_test")
-    replacement: bool = knob(False, flag="replacement")
-    targets: Literal["own", "shuffled"] = knob("own", flag="targets")
+    test_fraction: float = knob(0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)})
+    validation_fraction: float = knob(0.0, at_least=0, below=1)
+    train_examples: int = knob(0, at_least=0)
+    test_examples: int = knob(0, at_least=0)
+    official_test: bool = False
+    replacement: bool = False
+    targets: Literal["own", "shuffled"] = "own"
 
     def __post_init__(self):
         if self.replacement and not self.train_examples:

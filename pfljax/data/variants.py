@@ -23,23 +23,23 @@ Count = Annotated[int, knob(at_least=1)]
 
 @checked()
 def split_unseen(
-    federation: Federation, share: Annotated[float, knob(at_least=0, below=1, flag="unseen_clients")], seed: Seed
+    federation: Federation, unseen: Annotated[float, knob(at_least=0, below=1)], seed: Seed
 ) -> tuple[Federation, Federation]:
     """Holds a share of the clients out of training; returns the federations of seen and unseen clients.
 
     Args:
         federation: All clients.
-        share: Share of the clients held out of training; they adapt and are scored afterwards.
+        unseen: Share of the clients held out of training; they adapt and are scored afterwards.
         seed: Seed that draws them.
 
     Raises:
         ArgumentError: if either side would have no clients.
     """
     num_clients = federation.num_clients
-    count = round(share * num_clients)
+    count = round(unseen * num_clients)
     if not 0 < count < num_clients:
         text = f"holds out {count} of {num_clients} clients; accepted: shares that leave at least one on each side"
-        raise ArgumentError("share", text, share)
+        raise ArgumentError("unseen", text, unseen)
     order = generator(seed, "unseen").permutation(num_clients)
 
     def take(clients: np.ndarray) -> Federation:

@@ -138,7 +138,7 @@ class Target:
         return PlanElsewhere(make_mesh(self.devices, model_devices), chunk, peers)
 
 
-class Estimate(NamedTuple):
+class ProgramEstimate(NamedTuple):
     """What a compiler says of a program of one round, per device.
 
     Attributes:
@@ -241,7 +241,7 @@ def _gpu(name: str, kind: str, number: int) -> Target:
     return Target(name, topology.devices, chip, UNTUNED)
 
 
-def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -> Estimate | TooLarge:
+def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -> ProgramEstimate | TooLarge:
     """Compiles a program of a round for a target and estimates what it needs.
 
     Args:
@@ -259,7 +259,7 @@ def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -
     seconds = time.perf_counter() - begin
     reading = compiled_text.read(compiled.as_text() or "", len(target.devices), lengths)
     memory: Any = compiled.memory_analysis()
-    return Estimate(
+    return ProgramEstimate(
         memory.argument_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,

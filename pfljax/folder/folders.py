@@ -256,7 +256,9 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
     parts = fingerprint.differences(before["program"], experiment.program())
     if not parts:  # the same method, model or loss under another name
         different -= {
-            name for name in different if name.removeprefix("--") in ("algorithm", "model", "loss", "local.loss")
+            name
+            for name in different
+            if name.removeprefix("--") in ("method", "algorithm", "model", "loss", "local.loss")
         }
     if different:
         told = (f"{name} was {said(was[name])} and is {said(now[name])}" for name in now if name in different)

@@ -57,15 +57,15 @@ class Clock:
         seed: Seed for the devices; the same for all runs of a comparison.
     """
 
-    compute: str = knob("lognormal:0.1:1", flag="clock_compute", accepted=DRAWN)
-    bandwidth: str = knob("lognormal:10:1", flag="clock_bandwidth", accepted=DRAWN)
-    devices: str = knob("", flag="clock_devices")
-    availability: str = knob("always", flag="clock_availability", accepted=TIMES)
-    deadline: float = knob(math.inf, above=0, infinite=True, flag="clock_deadline")
-    over_selection: float = knob(0.0, at_least=0, at_most=10, flag="clock_over_selection")
-    turns: int = knob(0, at_least=0, flag="clock_turns")
-    concurrency: int = knob(0, at_least=0, flag="clock_concurrency")
-    seed: int = knob(0, at_least=0, flag="clock_seed")
+    compute: str = knob("lognormal:0.1:1", accepted=DRAWN)
+    bandwidth: str = knob("lognormal:10:1", accepted=DRAWN)
+    devices: str = ""
+    availability: str = knob("always", accepted=TIMES)
+    deadline: float = knob(math.inf, above=0, infinite=True)
+    over_selection: float = knob(0.0, at_least=0, at_most=10)
+    turns: int = knob(0, at_least=0)
+    concurrency: int = knob(0, at_least=0)
+    seed: int = knob(0, at_least=0)
 
     def __post_init__(self):
         for name in ("compute", "bandwidth"):

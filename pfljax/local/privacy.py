@@ -36,10 +36,10 @@ class Privacy:
             a secret that is drawn whenever training starts and never written.
     """
 
-    noise_multiplier: float = knob(0.0, at_least=0, flag="dp_noise_multiplier")
-    clip_norm: float = knob(math.inf, above=0, infinite=True, flag="dp_clip_norm")
-    delta: float = knob(1e-5, above=0, below=1, read_with={"noise_multiplier": ()}, flag="dp_delta")
-    noise_seed: int | None = knob(None, at_least=0, read_with={"noise_multiplier": ()}, flag="noise_seed")
+    noise_multiplier: float = knob(0.0, at_least=0)
+    clip_norm: float = knob(math.inf, above=0, infinite=True)
+    delta: float = knob(1e-5, above=0, below=1, read_with={"noise_multiplier": ()})
+    noise_seed: int | None = knob(None, at_least=0, read_with={"noise_multiplier": ()})
 
     def __post_init__(self):
         if self.noise_multiplier and not math.isfinite(self.clip_norm):

@@ -66,27 +66,23 @@ class LocalTraining:
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = knob(
         optax.adam, accepted="a function of the learning rate, such as optax.sgd, or an optax transformation"
     )
-    learning_rate: float | None = knob(None, above=0, flag="learning_rate")  # traced if runs share a kernel
+    learning_rate: float | None = knob(None, above=0)  # traced if runs share a kernel
     _: dataclasses.KW_ONLY
-    batch_size: int = knob(0, at_least=0, flag="batch_size")
-    epochs: int = knob(1, at_least=1, flag="local_epochs")
-    steps: int = knob(0, at_least=0, flag="local_steps")
+    batch_size: int = knob(0, at_least=0)
+    epochs: int = knob(1, at_least=1)
+    steps: int = knob(0, at_least=0)
     schedule: optax.Schedule | None = knob(None, accepted="a function of the round's number, or None")
-    keep_optimizer: bool = knob(False, flag="keep_optimizer")
-    common_init: bool | None = knob(None, flag="common_init")
+    keep_optimizer: bool = False
+    common_init: bool | None = None
     privacy: Privacy = knob(Privacy(), accepted="a pfljax.Privacy")
-    loss: str | Callable[[Any, Any], Any] = knob(
-        "auto", accepted=f"auto, {', '.join(losses.LOSSES)}, or a function", flag="loss"
-    )
-    label_smoothing: float = knob(
-        0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")}, flag="label_smoothing"
-    )
+    loss: str | Callable[[Any, Any], Any] = knob("auto", accepted=f"auto, {', '.join(losses.LOSSES)}, or a function")
+    label_smoothing: float = knob(0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")})
     class_weights: Sequence[float] | Literal["inverse"] | None = knob(
         None, accepted="positive numbers, one per class, or inverse"
     )
-    augment: augmentation.Augment = knob("none", flag="augment")
-    dtype: DTypeLike = knob("float32", choices=("float32", "bfloat16"), flag="dtype")
-    matmul_precision: Precision | None = knob(None, flag="matmul_precision")
+    augment: augmentation.Augment = "none"
+    dtype: DTypeLike = knob("float32", choices=("float32", "bfloat16"))
+    matmul_precision: Precision | None = None
 
     def __post_init__(self):
         made = isinstance(self.optimizer, optax.GradientTransformation)

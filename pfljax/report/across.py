@@ -207,7 +207,11 @@ def _listed(folder: Path) -> tuple[int, str]:
     """Returns the place of a folder's method in its comparison's table.json, and what tuning chose; 0, "" if absent."""
     try:
         rows = enumerate(files.read_json(folder.parent / "table.json"))
-        found = ((place, str(row.get("tuned") or "")) for place, row in rows if row.get("method", row.get("algorithm")) == folder.name)
+        found = (
+            (place, str(row.get("tuned") or ""))
+            for place, row in rows
+            if row.get("method", row.get("algorithm")) == folder.name
+        )
         return next(found, (0, ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return 0, ""

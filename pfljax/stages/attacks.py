@@ -75,13 +75,13 @@ class Attack:
             are between 0 and 1, and one standard deviation where inputs are standardized. Integers get 255.
     """
 
-    kind: Kind = knob("none", flag="attack")
-    attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]}, flag="attackers")
-    strength: float = knob(4.0, above=0, read_with={"kind": SCALED}, flag="attack_strength")
-    z: float = knob(1.5, at_least=0, read_with=("kind", "alie"), flag="attack_z")
-    target: int = knob(0, at_least=0, read_with={"kind": STAMPED}, flag="attack_target")
-    poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED}, flag="attack_poisoned")
-    trigger: float = knob(1.0, read_with={"kind": STAMPED}, flag="attack_trigger")
+    kind: Kind = "none"
+    attackers: float = knob(0.2, at_least=0, below=1, read_with={"kind": get_args(Kind)[1:]})
+    strength: float = knob(4.0, above=0, read_with={"kind": SCALED})
+    z: float = knob(1.5, at_least=0, read_with=("kind", "alie"))
+    target: int = knob(0, at_least=0, read_with={"kind": STAMPED})
+    poisoned: float = knob(0.5, above=0, at_most=1, read_with={"kind": STAMPED})
+    trigger: float = knob(1.0, read_with={"kind": STAMPED})
 
     @property
     def backdoor(self) -> Trigger | None:
@@ -159,7 +159,8 @@ class Attack:
             text = "accepted for inputs that are tokens, or several arrays: no backdoors"
             raise ArgumentError("attack", text, self.kind)
         if self.target >= model.output_shape[-1]:
-            raise ArgumentError("target", f"accepted: a class, 0 to {model.output_shape[-1] - 1}", self.target)
+            text = f"accepted: a class, 0 to {model.output_shape[-1] - 1}"
+            raise ArgumentError("target", text, self.target, owner="attack")
 
     def _report(self, algorithm: Algorithm) -> Report:
         return dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")

@@ -68,14 +68,14 @@ class ClientPrivacy:
         noise_seed: For tests only: a seed for the noise and for who takes part; see `Privacy`.
     """
 
-    noise_multiplier: float = knob(0.0, at_least=0, flag="client_dp_noise_multiplier")
-    clip_norm: float = knob(math.inf, above=0, infinite=True, flag="client_dp_clip_norm")
-    mechanism: Literal["gaussian", "tree"] = knob("gaussian", read_with=NOISY, flag="client_dp_mechanism")
-    adaptive_quantile: float = knob(0.0, at_least=0, below=1, flag="client_dp_adaptive_quantile")
-    clip_rate: float = knob(0.2, above=0, read_with=ADAPTIVE, flag="client_dp_clip_rate")
-    count_noise: float = knob(0.0, at_least=0, read_with=ADAPTIVE, flag="client_dp_count_noise")
-    delta: float = knob(1e-5, above=0, below=1, read_with=NOISY, flag="client_dp_delta")
-    noise_seed: int | None = knob(None, at_least=0, read_with=NOISY, flag="client_dp_noise_seed")
+    noise_multiplier: float = knob(0.0, at_least=0)
+    clip_norm: float = knob(math.inf, above=0, infinite=True)
+    mechanism: Literal["gaussian", "tree"] = knob("gaussian", read_with=NOISY)
+    adaptive_quantile: float = knob(0.0, at_least=0, below=1)
+    clip_rate: float = knob(0.2, above=0, read_with=ADAPTIVE)
+    count_noise: float = knob(0.0, at_least=0, read_with=ADAPTIVE)
+    delta: float = knob(1e-5, above=0, below=1, read_with=NOISY)
+    noise_seed: int | None = knob(None, at_least=0, read_with=NOISY)
 
     def __post_init__(self):
         if not math.isfinite(self.clip_norm):

@@ -59,9 +59,9 @@ class Compression:
         error_feedback: Whether clients add to an update what compression left out of earlier ones.
     """
 
-    upload: str = knob("none", flag="compress", accepted=f"none, {FORMS}")
-    download: str = knob("none", flag="compress_download", accepted="none, quantize:BITS (1 to 8)")
-    error_feedback: bool = knob(True, flag="error_feedback", read_with={"upload": BIASED})
+    upload: str = knob("none", accepted=f"none, {FORMS}")
+    download: str = knob("none", accepted="none, quantize:BITS (1 to 8)")
+    error_feedback: bool = knob(True, read_with={"upload": BIASED})
 
     def __post_init__(self):
         parsed("upload", self.upload, FORMS)

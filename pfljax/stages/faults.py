@@ -45,10 +45,10 @@ class Faults:
             clients would be dropped, if its method's clients mix what all neighbors send, or if its noise is private.
     """
 
-    dropout: float = knob(0.0, at_least=0, below=1, flag="dropout_clients")
-    lost: float = knob(0.0, at_least=0, below=1, flag="lost_uploads")
-    broken: float = knob(0.0, at_least=0, below=1, flag="broken_uploads")
-    on_divergence: Literal["drop", "stop"] = knob("drop", flag="on_divergence")
+    dropout: float = knob(0.0, at_least=0, below=1)
+    lost: float = knob(0.0, at_least=0, below=1)
+    broken: float = knob(0.0, at_least=0, below=1)
+    on_divergence: Literal["drop", "stop"] = "drop"
 
     @property
     def active(self) -> bool:

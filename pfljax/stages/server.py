@@ -36,12 +36,12 @@ class Server:
             2017). Nothing is encrypted; what needs single messages is refused.
     """
 
-    sampler: Sampler = knob("uniform", flag="sampler")
-    candidates: int = knob(0, at_least=0, read_with=("sampler", "power_of_choice"), flag="sampler_candidates")
-    aggregator: Aggregator = knob("mean", flag="aggregator")
-    trim: float = knob(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING}, flag="aggregator_trim")
-    root_examples: int = knob(100, at_least=1, read_with=("aggregator", "fltrust"), flag="root_examples")
-    secure_aggregation: bool = knob(False, flag="secure_aggregation")
+    sampler: Sampler = "uniform"
+    candidates: int = knob(0, at_least=0, read_with=("sampler", "power_of_choice"))
+    aggregator: Aggregator = "mean"
+    trim: float = knob(0.2, at_least=0, below=0.5, read_with={"aggregator": TRIMMING})
+    root_examples: int = knob(100, at_least=1, read_with=("aggregator", "fltrust"))
+    secure_aggregation: bool = False
 
     def described(self, num: int) -> str:
         """The aggregator in words, for n clients in a round."""

@@ -56,13 +56,13 @@ class Execution:
             instead of in every step, where that is possible and saves enough.
     """
 
-    plan: Plan = knob("auto", flag="plan")
-    chunk: int = knob(8, at_least=1, read_with=("plan", "chunk"), flag="chunk")
-    devices: int = knob(0, at_least=0, at_most=1024, flag="devices")
-    model_devices: int = knob(1, at_least=1, at_most=1024, flag="model_devices")
-    exchange: Peers = knob("auto", flag="exchange")
-    client_store: Literal["device", "host", "disk"] = knob("device", flag="client_store")
-    cache_features: bool = knob(True, flag="cache_features")
+    plan: Plan = "auto"
+    chunk: int = knob(8, at_least=1, read_with=("plan", "chunk"))
+    devices: int = knob(0, at_least=0, at_most=1024)
+    model_devices: int = knob(1, at_least=1, at_most=1024)
+    exchange: Peers = "auto"
+    client_store: Literal["device", "host", "disk"] = "device"
+    cache_features: bool = True
 
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""

@@ -19,7 +19,7 @@ from pfljax.exchange import targets
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.targets import Target
 from pfljax.folder import files
-from pfljax.stores import memory, planning
+from pfljax.stores import estimating, memory
 from pfljax.stores.experiment import Experiment
 
 SECONDS = 60.0  # after which no further program is compiled
@@ -34,7 +34,7 @@ def chosen(experiment: Experiment) -> ExecutionPlan:
     target = target_of(plan) if plan.auto or plan.peers == "auto" else None
     if target is None:
         return plan
-    wanted = [choice for choice in planning.choices(experiment, target) if _allowed(plan, *choice)]
+    wanted = [choice for choice in estimating.choices(experiment, target) if _allowed(plan, *choice)]
     if not plan.auto:  # the user's chunk need not be among those that are tried
         wanted = [(plan.chunk, exchange) for exchange in dict.fromkeys(exchange for _, exchange in wanted)]
     if len(wanted) < 2:
@@ -72,7 +72,7 @@ def _allowed(plan: ExecutionPlan, chunk: int, exchange: str) -> bool:
 def _fastest(experiment: Experiment, target: Target, wanted: list[tuple[int, str]]) -> tuple[int, str] | None:
     """The chunk and exchange with the least estimated time that fit; None: nothing does, or none can be compiled."""
     try:
-        rows, _ = planning.compiled_rows(experiment, target, wanted, SECONDS)
+        rows, _ = estimating.compiled_rows(experiment, target, wanted, SECONDS)
     except jax.errors.JaxRuntimeError:  # the run compiles its own programs, and says what is wrong
         return None
     best = min((row for row in rows if row.fits), key=lambda row: row.milliseconds or math.inf, default=None)

@@ -18,7 +18,7 @@ class Patience:
         patience: Stop after this many rounds without a better validation score, or training loss without validation.
     """
 
-    patience: int = knob(at_least=1, flag="patience")
+    patience: int = knob(at_least=1)
 
     def __call__(self, rows: Sequence[dict]) -> str:
         """Returns why to stop after the last row; "" to go on."""

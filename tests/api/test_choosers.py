@@ -104,13 +104,13 @@ def test_comparisons(name, runs):
         "--seeds=0,1,2 --tune=0.1,1",
         "--splits=0,1,2 --seeds=3 --tune=0.1,1",
         "--seeds=0,1 --tune_knobs --validation_fraction=0.4",
-        "--seeds=0,1 --tune=0.1,1 --unseen_clients=0.25",
+        "--seeds=0,1 --tune=0.1,1 --unseen=0.25",
         "--seeds=0,1 --tune=0.1,1 --partition=dirichlet --replacement --train_examples=12",
         "--seeds=0,1 --tune=0.1,1 --dataset=sine",
     ],
 )
 def test_the_command(flags, runs, tmp_path):
-    also = "--algorithms=local,fedprox --num_clients=8 --rounds=1 --hidden=4 --tune_widen=1"
+    also = "--methods=local,fedprox --num_clients=8 --rounds=1 --hidden=4 --tune_widen=1"
     also = also.replace(" --hidden=4", "") if "sine" in flags else also
     call(compare.COMMAND, *also.split(), *flags.split(), f"--out={tmp_path}")
     check(*runs)

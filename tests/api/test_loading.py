@@ -157,7 +157,13 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "own.py").write_text(OWN)
-    flags = ["--algorithm=own.py:Loaded", "--model=own.py:Net", "--loaded.rate=0.5", "--dp_clip_norm=inf", "--rounds=4"]
+    flags = [
+        "--method=own.py:Loaded",
+        "--model=own.py:Net",
+        "--loaded.rate=0.5",
+        "--privacy_clip_norm=inf",
+        "--rounds=4",
+    ]
     call(train.COMMAND, *flags, "--num_clients=4", "--optimizer=sgd", "--out=run", "--split=2", "--eval_every=2")
     del pfl.METHODS["loaded"]
     (tmp_path / "elsewhere").mkdir()

@@ -17,7 +17,7 @@ from pfljax.folder import planned
 
 MODEL = pfl.models.MLP(hidden=())
 LOCAL = pfl.LocalTraining(optax.sgd, 0.1)
-FLAGS = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--rounds=4", "--algorithms=local,fedavg"]
+FLAGS = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--rounds=4", "--methods=local,fedavg"]
 HOLD = """
 import pathlib, sys
 from pfljax.folder import locks

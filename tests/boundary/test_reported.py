@@ -23,7 +23,7 @@ from pfljax.contract.cores import check_settings
 from pfljax.data import sources
 
 ROOT = pathlib.Path(__file__).parents[2]
-FEW = ("--algorithm=fedavg", "--rounds=1", "--hidden=4")
+FEW = ("--method=fedavg", "--rounds=1", "--hidden=4")
 TRAIN = ("-m", "pfljax.cli", "train", *FEW)
 TABLE = "a,label,who\n" + "".join(f"{k % 7},{k % 2},{['Zoë', 'Łukasz', '北'][k % 3]}\n" for k in range(60))
 
@@ -85,8 +85,8 @@ def test_a_platform_that_is_not_there_is_named(value, tmp_path):
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("cp1252", marks=pytest.mark.long)])
 def test_a_terminal_that_cannot_show_a_name_shows_a_replacement(encoding, tmp_path):
     (tmp_path / "d.csv").write_text(TABLE, encoding="utf-8")
-    words = ["compare", "--algorithms=local", "--seeds=0", "--rounds=1", "--hidden=4", "--dataset=csv"]
-    words += [f"--data_file={tmp_path}/d.csv", "--client_column=who", f"--out={tmp_path}/out"]
+    words = ["compare", "--methods=local", "--seeds=0", "--rounds=1", "--hidden=4", "--dataset=csv"]
+    words += [f"--data_file={tmp_path}/d.csv", "--data_client=who", f"--out={tmp_path}/out"]
     done = play("-m", "pfljax.cli", *words, PYTHONIOENCODING=encoding)
     assert done.returncode == 0 and "Unicode" not in done.stderr
 
@@ -97,7 +97,7 @@ def test_a_tilde_is_the_home_folder_in_flags_and_in_python(tmp_path, monkeypatch
     for folder in (home, here):
         folder.mkdir()
     (home / "d.csv").write_text(TABLE, encoding="utf-8")
-    words = ["--dataset=csv", "--data_file=~/d.csv", "--client_column=who", "--out=~/runs/x"]
+    words = ["--dataset=csv", "--data_file=~/d.csv", "--data_client=who", "--out=~/runs/x"]
     monkeypatch.chdir(here)
     monkeypatch.setenv("HOME", str(home))
     call(train.COMMAND, *FEW, *words)
@@ -119,7 +119,7 @@ def test_data_on_a_share_that_cannot_be_written(elsewhere, tmp_path):
     out.mkdir()
     (share / "d.csv").write_text(TABLE, encoding="utf-8")
     share.chmod(0o555)
-    words = [*TRAIN, "--dataset=csv", "--data_file=d.csv", "--client_column=who", *[f"--out={out}/run"] * elsewhere]
+    words = [*TRAIN, "--dataset=csv", "--data_file=d.csv", "--data_client=who", *[f"--out={out}/run"] * elsewhere]
     done = play(*words, before=user, cwd=share, HOME=str(out))
     share.chmod(0o755)
     assert done.returncode == (0 if elsewhere else 2) and "Traceback" not in done.stderr

@@ -14,19 +14,19 @@ from pfljax.cli import compare, scaling, train
 # A flag that names a file: the command, its words but for the file, and the suffix that a file of its kind has.
 FLAGS = {
     "npz": (train, "--dataset=npz --data_file=", "npz"),
-    "npz, compare": (compare, "--dataset=npz --algorithms=local --data_file=", "npz"),
+    "npz, compare": (compare, "--dataset=npz --methods=local --data_file=", "npz"),
     "npz, scaling": (scaling, "--num_clients=4 --devices=1 --data_file=", "npz"),
     "text": (train, "--dataset=text --data_file=", "txt"),
     **{
         kind: (train, f"--dataset={kind} --data_file=", kind)
         for kind in ("csv", "parquet", "huggingface", "leaf", "hdf5", "sqlite", "images", "arrayrecord")
     },
-    "edges": (train, "--algorithm=dfedem --dfedem.graph=file --dfedem.edge_file=", "txt"),
-    "matrix": (train, "--algorithm=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "csv"),
-    "array": (train, "--algorithm=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "npy"),
+    "edges": (train, "--method=dfedem --dfedem.graph=file --dfedem.edge_file=", "txt"),
+    "matrix": (train, "--method=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "csv"),
+    "array": (train, "--method=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "npy"),
     "flags": (train, "--flagfile=", "flags"),
     "model": (train, "--model=", "py"),
-    "method": (train, "--algorithm=", "py"),
+    "method": (train, "--method=", "py"),
 }
 
 

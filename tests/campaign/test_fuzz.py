@@ -104,14 +104,14 @@ def names(module):
 @pytest.mark.parametrize("budget", budgets("flags"))
 @pytest.mark.parametrize("module", [train, compare, scaling], ids=lambda module: module.__name__.split(".")[-1])
 def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp_path):
-    cheap = {train: [], compare: ["--algorithms=local", "--seeds=0"], scaling: ["--num_clients=4", "--devices=1"]}
+    cheap = {train: [], compare: ["--methods=local", "--seeds=0"], scaling: ["--num_clients=4", "--devices=1"]}
     known = [(name, group) for name, group in names(module) if name not in LEFT_OUT]
 
     @drawn(budget)
     @given(st.sampled_from(known), st.one_of(NUMERIC, WORDS, NEAR))
     def check(flag, text):
         name, group = flag
-        method = [f"--algorithm={group}"] if group in METHODS else []
+        method = [f"--method={group}"] if group in METHODS else []
         out = tmp_path / "run"
         if refused(module.COMMAND, [*cheap[module], *method, f"--{name}={text}", f"--out={out}"]) is None:
             assert {path.name for path in out.rglob("*")} <= {planned.NAME}  # what it would train

@@ -11,7 +11,7 @@ from samples import check, params, sample
 TABLES = [name for name in COMMANDS if name not in ("train", "scaling", "benchmark", "accelerator", "federico.figure1")]
 NOT_WRITTEN = "cannot be written to"
 NINE, LAYERS = "--fedper.personal_layers=9", "the number of layers"
-DFEDEM = "--algorithm=dfedem"
+DFEDEM = "--method=dfedem"
 # Command, flags, and what the line says.
 CASES = [
     *((name, "--out=/dev/null", f"{NOT_WRITTEN} (Not a directory)") for name in COMMANDS),
@@ -23,17 +23,17 @@ CASES = [
     *((name, "--learning_rates=fedavg:1,fedavg:2", "distinct methods") for name in TABLES),
     *((name, "--learning_rates=apple:1", "for this run's methods") for name in TABLES),
     *((name, "--lr_schedule=constant --lr_decay=0.5", "--lr_schedule=exponential") for name in TABLES),
-    *((name, "--algorithms=fedsgd", "unknown algorithm") for name in TABLES if name != "fedfomo.figure3"),
-    ("fedfomo.figure3", "--algorithms=fedsgd", "accepted: fedfomo"),
+    *((name, "--methods=fedsgd", "unknown algorithm") for name in TABLES if name != "fedfomo.figure3"),
+    ("fedfomo.figure3", "--methods=fedsgd", "accepted: fedfomo"),
     *((name, "--dataset=sine", "") for name in TABLES if name != "compare"),
-    ("compare", f"--algorithms=fedper {NINE}", LAYERS),
-    ("robustness", f"--algorithms=fedper {NINE}", LAYERS),
-    ("fedem.table2", f"--algorithms=local,fedper {NINE} --dataset=digits", LAYERS),
-    ("compare", f"--algorithms=local,fedper {NINE} --tune", LAYERS),
-    ("compare", f"--algorithms=local,fedper {NINE} --replicate=vmap", LAYERS),
-    ("compare", "--algorithms=all,local", "unknown algorithm"),
+    ("compare", f"--methods=fedper {NINE}", LAYERS),
+    ("robustness", f"--methods=fedper {NINE}", LAYERS),
+    ("fedem.table2", f"--methods=local,fedper {NINE} --dataset=digits", LAYERS),
+    ("compare", f"--methods=local,fedper {NINE} --tune", LAYERS),
+    ("compare", f"--methods=local,fedper {NINE} --replicate=vmap", LAYERS),
+    ("compare", "--methods=all,local", "unknown algorithm"),
     ("compare", "--eval_clients=99", "0 to 16"),
-    ("compare", "--dp_delta=1e-3 --dp_clip_norm=1", "accepted with --dp_noise_multiplier above 0"),
+    ("compare", "--privacy_delta=1e-3 --privacy_clip_norm=1", "accepted with --privacy_noise_multiplier above 0"),
     ("scaling", "--lr_decay=0.5", "--lr_schedule=exponential"),
     ("scaling", "--participation=0.5", "--cohort"),
     ("scaling", "--num_clients=5 --cohort=6", "at most --num_clients"),
@@ -41,15 +41,15 @@ CASES = [
     ("fedem.figure1", "--participations= --components=", "nothing to draw"),
     ("fedfomo.figure3", "--epsilons= --downloads=", "nothing to draw"),
     ("train", f"{DFEDEM} --dfedem.graph=file", "required with graph=file"),
-    ("train", f"--algorithm=fedper {NINE}", LAYERS),
+    ("train", f"--method=fedper {NINE}", LAYERS),
     ("train", "--partition=latent --embedding=foo", "auto, pixels"),
-    ("train", "--partition=pathological --classes_per_client=99", "1 to 10"),
-    ("train", "--dataset=sine --num_distributions=3", "the partition is natural"),
-    ("train", "--dataset=synthetic --nobalanced_groups", "the partition is natural"),
+    ("train", "--partition=pathological --partition_classes=99", "1 to 10"),
+    ("train", "--dataset=sine --partition_groups=3", "the partition is natural"),
+    ("train", "--dataset=synthetic --nopartition_balanced", "the partition is natural"),
     ("train", "--dataset=sine --hidden=9", "the model is linear"),
     ("train", "--official_test", "no official test examples"),
     ("train", "--official_test --test_fraction=0.3", "--official_test=False"),
-    ("train", "--num_distributions=99", "at most"),
+    ("train", "--partition_groups=99", "at most"),
     ("train", "--dataset=npz", "--data_file: accepted: an npz"),
     ("train", "--dataset=text", "--data_file: accepted: a text"),
     ("train", "--dataset=csv", "--data_file: accepted: a CSV"),
@@ -61,8 +61,8 @@ CASES = [
     ("train", "--dataset=tfds:mnist --data_dir=/nowhere", "not prepared"),
     ("train", "--sampler=weighted", "accepted with participation below 1"),
     ("train", "--model=/nowhere.py:Net", "no such file"),
-    ("train", "--algorithm=/nowhere.py:Net", "--algorithm=/nowhere.py:Net: no such file"),
-    ("train", "--algorithm=/nowhere.py", ":NAME"),
+    ("train", "--method=/nowhere.py:Net", "--method=/nowhere.py:Net: no such file"),
+    ("train", "--method=/nowhere.py", ":NAME"),
 ]
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from commands import call, flags_of, one_line, refused, rows_of
 
-from pfljax.api import study
-from pfljax.api import comparison, tuning
+from pfljax.api import comparison, study, tuning
 from pfljax.cli import build, compare
 from pfljax.cli.settings import parse
 from pfljax.contract.errors import ArgumentError
@@ -32,7 +31,7 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(tmp
 
 @pytest.mark.long
 def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
-    flags = ["--algorithms=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
+    flags = ["--methods=fedavg", "--seeds=3", "--hidden=4", f"--out={tmp_path}"]
     call(compare.COMMAND, *flags, "--rounds=2")
     for path in (tmp_path / "fedavg" / "seed-3" / "checkpoints" / "2").rglob("*"):
         if path.is_file():
@@ -44,7 +43,7 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
 @pytest.mark.slow
 @pytest.mark.pages
 def test_a_row_is_the_mean_over_its_cells(tmp_path):
-    flags = ["--algorithms=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen_clients=0.25"]
+    flags = ["--methods=fedavg", "--seeds=3,4", "--rounds=2", "--hidden=4", "--unseen=0.25"]
     flags.append("--eval_clients=5")
     printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
     (row,) = rows_of(tmp_path)
@@ -67,7 +66,7 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
 
 @pytest.mark.slow
 def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
-    flags = ["--algorithms=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
+    flags = ["--methods=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
     tuning = ["--tune=0.000001,0.00001,0.3", "--tune_knobs", "--tune_widen=0", "--replicate=vmap"]
     printed = call(compare.COMMAND, *flags, *tuning)
     grid = METHODS["fedprox"].__dataclass_fields__["mu"].metadata["grid"]
@@ -117,7 +116,7 @@ def test_groups_that_are_told_are_not_tuned():
 @pytest.mark.long
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
-    names = "--algorithms=fedavg,fedavgm,local"
+    names = "--methods=fedavg,fedavgm,local"
     line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
     assert "fedavgm failed: " in line and "is not finite" in line and "local" not in line
     rows = rows_of(tmp_path)
@@ -130,7 +129,7 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
 @pytest.mark.long
 @pytest.mark.pages
 def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
-    flags = ["--algorithms=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]
+    flags = ["--methods=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]
     printed = call(compare.COMMAND, *flags, "--reference=local", f"--out={tmp_path}")
     local, fedavg = rows_of(tmp_path)
     assert [(seed["split"], seed["seed"]) for seed in local["seeds"]] == [(0, 3), (0, 4), (1, 3), (1, 4)]
@@ -153,7 +152,7 @@ def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
 def finished(tmp_path_factory):
     """A comparison of one cell after 4 rounds, and its flags."""
     out = tmp_path_factory.mktemp("finished")
-    flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--seeds=0", "--algorithms=local"]
+    flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--seeds=0", "--methods=local"]
     call(compare.COMMAND, *flags, "--rounds=4", f"--out={out}")
     return out, flags
 
@@ -216,7 +215,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
-        ("--algorithms=local,fedsgd9", "unknown algorithm"),
+        ("--methods=local,fedsgd9", "unknown algorithm"),
         ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: other seeds than those of the table, 0, 1, 2"),
@@ -237,17 +236,17 @@ def test_a_table_keeps_its_runs_and_is_replaced_only_on_demand(finished, tmp_pat
     shutil.copytree(finished[0], out)
     before = (out / "table.json").read_bytes()
     flags = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--rounds=4", f"--out={out}"]
-    for other in (["--algorithms=fedavg", "--seeds=0"], ["--algorithms=local", "--seeds=1"]):
+    for other in (["--methods=fedavg", "--seeds=0"], ["--methods=local", "--seeds=1"]):
         line = one_line(call(compare.COMMAND, *flags, *other, code=2))
         assert line.startswith(f"--out={out}: has a table with other runs, such as local/seed-0")
         assert line.endswith("accepted: a new folder, or --rerun=changed to replace the table")
     assert (out / "table.json").read_bytes() == before and not (out / "fedavg").exists()
     assert planned.read(out) == {out / "local" / "seed-0": 4}
 
-    printed = call(compare.COMMAND, *flags, "--algorithms=fedavg,local", "--seeds=0")
+    printed = call(compare.COMMAND, *flags, "--methods=fedavg,local", "--seeds=0")
     assert "local/seed-0: already finished" in printed
     assert [row["method"] for row in rows_of(out)] == ["fedavg", "local"]
-    call(compare.COMMAND, *flags, "--algorithms=local", "--seeds=0", "--rerun=changed")
+    call(compare.COMMAND, *flags, "--methods=local", "--seeds=0", "--rerun=changed")
     assert [row["method"] for row in rows_of(out)] == ["local"]
 
 
@@ -269,7 +268,7 @@ def test_a_full_disk_is_named_with_the_file(finished, tmp_path, monkeypatch):
 
 def test_the_arguments_of_a_command_are_those_of_python(tmp_path):
     """With the preset's values, which flags override."""
-    words = ["--algorithms=local,fedavg", "--local_epochs=2", "--seeds=4,5", "--rounds=7", f"--out={tmp_path}"]
+    words = ["--methods=local,fedavg", "--epochs=2", "--seeds=4,5", "--rounds=7", f"--out={tmp_path}"]
     given = compare.arguments(parse(compare.define, words))
     assert [title for title, _ in given["methods"]] == ["local", "fedavg"]
     assert given["local"].epochs == 2 and given["local"].keep_optimizer

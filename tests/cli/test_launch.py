@@ -58,7 +58,7 @@ def test_a_lost_process_is_told_by_the_text_of_the_error_whatever_its_type(kind,
 def test_arguments_are_told_by_their_flags():
     line = lambda error, define: launch.line_of(error, parse(define, []))
     for error, text in (
-        (ArgumentError("groups", "accepted: 1", 3), "--num_distributions=3: accepted: 1"),
+        (ArgumentError("groups", "accepted: 1", 3), "--partition_groups=3: accepted: 1"),
         (ArgumentError("epsilon", "accepted: 0 to 1", 2, owner="federico"), "--federico.epsilon=2: accepted: 0 to 1"),
         (ArgumentError("components", "accepted: 1", owner="fedem"), "--fedem.components: accepted: 1"),
         (ArgumentError("num_clients", "accepted: 1", 0), "--num_clients=0: accepted: 1"),
@@ -70,8 +70,8 @@ def test_arguments_are_told_by_their_flags():
     ):
         assert line(error, train.define) == text
     unknown = ArgumentError("algorithm", "unknown", "x")
-    assert line(unknown, train.define).startswith("--algorithm=x")
-    assert line(unknown, compare.define).startswith("--algorithms=x")
+    assert line(unknown, train.define).startswith("--method=x")
+    assert line(unknown, compare.define).startswith("--methods=x")
 
 
 def test_processes_are_checked_before_they_meet():
@@ -103,7 +103,7 @@ def test_a_command_whose_output_is_not_read_ends_in_silence(monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_a_profile_says_where_the_time_goes(tmp_path):
-    flags = ("--rounds=2", "--algorithm=fedavg", "--hidden=8", "--devices=2", f"--profile={tmp_path / 'trace'}")
+    flags = ("--rounds=2", "--method=fedavg", "--hidden=8", "--devices=2", f"--profile={tmp_path / 'trace'}")
     said = call(train.COMMAND, *flags, f"--out={tmp_path / 'run'}")
     line = next(line for line in said.splitlines() if "profile: " in line)
     assert all(f"{part} " in line for part in ("compute", "exchange", "host")) and "%" in line

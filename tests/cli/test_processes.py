@@ -66,7 +66,7 @@ def dense(arrays):
     return arrays
 
 
-SCAFFOLD = ("--client_store=host", "--algorithm=scaffold", "--unseen_clients=0.25", "--eval_clients=5")
+SCAFFOLD = ("--client_store=host", "--method=scaffold", "--unseen=0.25", "--eval_clients=5")
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_a_process_that_waits_for_nobody_says_so_in_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
-    pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--algorithm=local")))
+    pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--method=local")))
     for number, process in enumerate(pair):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
+        assert said.startswith(f"error: --learning_rate=0.0{1 + number}: process {number} of 2 disagrees with another")
         name = ("federico", "local")[number]
-        assert said.startswith(f"error: --algorithm={name}: process {number} of 2 disagrees with another")
-        assert "also on learning_rate" in said and f"also on rounds (here {3 + number})" in said
+        assert f'also on method (here "{name}")' in said and f"also on rounds (here {3 + number})" in said
     assert not (tmp_path / "run").exists()
 
 

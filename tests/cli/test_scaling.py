@@ -57,7 +57,7 @@ def check_row(row):
 
 def test_a_cell_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests need what they have compiled
-    flags = ("--algorithms=fedavg", "--num_clients=4", "--devices=1", "--plan=map")
+    flags = ("--methods=fedavg", "--num_clients=4", "--devices=1", "--plan=map")
     assert "already finished" not in call(tmp_path, *flags)
     (row,) = read(tmp_path)["cells"]
     assert (row["plan"], row["rounds"]) == ("map", 2)
@@ -70,7 +70,7 @@ def test_a_cell_is_measured_once(tmp_path, monkeypatch):
 def finished(tmp_path_factory):
     """A study of two sizes on two devices."""
     out = tmp_path_factory.mktemp("scaling")
-    call(out, "--algorithms=fedavg", "--num_clients=4,6", "--devices=2", "--plan=chunk", "--chunk=2")
+    call(out, "--methods=fedavg", "--num_clients=4,6", "--devices=2", "--plan=chunk", "--chunk=2")
     return out
 
 
@@ -94,7 +94,7 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     out = tmp_path / "more"
     shutil.copytree(finished, out)
     before = read(out)["cells"]
-    flags = ["--algorithms=fedavg", "--num_clients=4", "--devices=2", "--plan=chunk", "--chunk=2"]
+    flags = ["--methods=fedavg", "--num_clients=4", "--devices=2", "--plan=chunk", "--chunk=2"]
     printed = call(out, *flags, "--cohort=0,2,5", "--total_rounds=7")
     assert printed.count("already finished, read from") == 1
     assert "K=4, S=5: skipped, the cohort is larger than K" in printed
@@ -107,7 +107,7 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
 @pytest.mark.long
 def test_other_settings_are_refused_and_named(finished):
     before = (finished / "scaling.json").read_text()
-    for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--local_epochs=2", "was 1")):
+    for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--epochs=2", "was 1")):
         error = call(finished, "--num_clients=4", flag, code=2)
         (line,) = error.strip().splitlines()
         assert line.startswith("error: --rerun: ") and "accepted: changed" in line
@@ -139,7 +139,7 @@ class Alone:
 def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(METHOD + "SCALE = 1.0")
-    out, flags = tmp_path / "out", [f"--algorithms={path}:Alone", "--num_clients=4", "--devices=1"]
+    out, flags = tmp_path / "out", [f"--methods={path}:Alone", "--num_clients=4", "--devices=1"]
     call(out, *flags)
     path.write_text(METHOD + "SCALE = 1.0  # as before")
     assert "already finished, read from" in call(out, *flags)
@@ -151,7 +151,7 @@ def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
-    flags = ["--algorithms=local", "--num_clients=4,5", "--devices=1"]
+    flags = ["--methods=local", "--num_clients=4,5", "--devices=1"]
     with locks.locked([tmp_path / "cells" / "local-5-0-auto-1"], print):
         found = []
         owner = threading.Thread(target=lambda: found.append(call(tmp_path, *flags)))
@@ -165,7 +165,7 @@ def test_a_cell_that_another_process_measures_is_skipped(tmp_path):
 
 @pytest.mark.long
 def test_a_damaged_cell_is_measured_again(tmp_path):
-    flags = ["--algorithms=local", "--num_clients=4", "--devices=1"]
+    flags = ["--methods=local", "--num_clients=4", "--devices=1"]
     call(tmp_path, *flags)
     cell = tmp_path / "cells" / "local-4-0-auto-1"
     assert scaling.read(cell)
@@ -178,7 +178,7 @@ def test_a_damaged_cell_is_measured_again(tmp_path):
 
 @pytest.mark.long
 def test_what_is_finished_outlives_an_interruption(tmp_path):
-    flags = ["--algorithms=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
+    flags = ["--methods=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
     accept = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a background job ignores it
     start = f"import runpy, signal; {accept}; runpy.run_module('pfljax.cli', run_name='__main__')"
     command = [sys.executable, "-c", start, "scaling", *SMALL, *flags, f"--out={tmp_path}"]
@@ -203,7 +203,7 @@ def test_what_is_finished_outlives_an_interruption(tmp_path):
 @pytest.mark.slow
 def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     huge = 10**10  # whose data alone are terabytes
-    flags = ["--algorithms=local", "--devices=1"]
+    flags = ["--methods=local", "--devices=1"]
     printed = call(tmp_path, *flags, f"--num_clients=4,{huge}")
     assert "skipped: out of memory: data on the host: " in printed and "TiB, but only " in printed
     measured, skipped = read(tmp_path)["cells"]
@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
     call(
         tmp_path / "pairs",
         "--federico.candidates=0",
-        "--algorithms=federico",
+        "--methods=federico",
         "--num_clients=3000000",
         "--train_examples=1",
         code=2,
@@ -238,7 +238,7 @@ def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
         return commands.call(scaling.COMMAND, *own, *flags, code=code)
 
     # 35 are for training: five of each client, and one to validate.
-    printed = on_file("--algorithms=fedfomo", "--num_clients=5,6")
+    printed = on_file("--methods=fedfomo", "--num_clients=5,6")
     assert "K=6, S=6, auto, 1 device(s): skipped: the file has 35 training examples, but 6 x 6 are needed" in printed
     assert [row["status"] for row in read(out)["cells"]] == ["measured", "skipped"]
     assert read(out)["data"] == "images.npz, examples of 5x4x1"
@@ -252,7 +252,7 @@ def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
         ("--plan=vmap,loop", "accepted: auto, vmap, map, chunk"),
         ("--devices=1,x", "whole numbers of 0 to 1024"),
         ("--cohort=2000", "accepted: at most --num_clients"),
-        ("--algorithms=fedsgd9", "unknown algorithm"),
+        ("--methods=fedsgd9", "unknown algorithm"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, word):
@@ -277,7 +277,7 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     assert row["parameters"] == 1_626_442 and row["bytes_down"] == 4 * 1_626_442
     assert row["projected_hours"] == pytest.approx(row["seconds_per_round"] * 1500 / 3600)
     used = study["config"]["flags"]
-    assert [used[name] for name in ("train_examples", "batch_size", "local_epochs", "rounds")] == [50, 10, 1, 1]
+    assert [used[name] for name in ("train_examples", "batch_size", "epochs", "rounds")] == [50, 10, 1, 1]
     assert [used[name] for name in ("optimizer", "learning_rate", "shape")] == ["sgd", 0.1, ["32", "32", "3"]]
     preset = (scaling.WORKLOADS / "pfl_research_cifar10.flags").read_text().splitlines()
     assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000
@@ -285,6 +285,6 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
 
 @pytest.mark.long
 def test_rounds_are_measured_under_other_stores(tmp_path):
-    call(tmp_path, "--algorithms=local", "--num_clients=12", "--cohort=4", "--client_store=disk")
+    call(tmp_path, "--methods=local", "--num_clients=12", "--cohort=4", "--client_store=disk")
     (row,) = read(tmp_path)["cells"]
     assert row["seconds_per_round"] > 0 and row["disk_bytes"] > 0

@@ -61,25 +61,25 @@ def test_flag_files_count_as_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("words", "methods", "file", "values"),
     [
-        ([], ["federico"], "digits.flags", {"train_examples": 15, "keep_optimizer": True, "num_distributions": 2}),
+        ([], ["federico"], "digits.flags", {"train_examples": 15, "keep_optimizer": True, "partition_groups": 2}),
         (["--train_examples=7"], ["local"], "digits.flags", {"train_examples": 7, "keep_optimizer": True}),
         (
             [],
             ["local", "fedfomo"],
             "digits-validated.flags",
-            {"train_examples": 25, "num_distributions": 5, "validation_fraction": 0.2},
+            {"train_examples": 25, "partition_groups": 5, "validation_fraction": 0.2},
         ),
         (["--partition=latent"], ["local"], "digits-latent.flags", {"train_examples": 50, "validation_fraction": 0.0}),
         (
             ["--partition=latent", "--validation_fraction=0.5"],
             ["fedfomo"],
             "digits-latent.flags",
-            {"train_examples": 50, "validation_fraction": 0.5, "weight_decay": 1e-4, "local_epochs": 5},
+            {"train_examples": 50, "validation_fraction": 0.5, "weight_decay": 1e-4, "epochs": 5},
         ),
         (["--partition=pairs"], ["pfedmb"], "digits-pairs.flags", {"train_examples": 30, "rounds": 20}),
         (["--dataset=sine"], ["local"], "sine.flags", {"learning_rate": 0.01, "num_clients": 10}),
         (["--dataset=synthetic"], ["fedem"], "synthetic.flags", {"num_clients": 300, "lr_schedule": "multistep"}),
-        (["--dataset=text"], ["fedem"], "text.flags", {"text_stride": 80, "official_test": True}),
+        (["--dataset=text"], ["fedem"], "text.flags", {"data_stride": 80, "official_test": True}),
         (["--dataset=npz"], ["fedem"], "", {"rounds": 150, "validation_fraction": 0.0}),
         (["--dataset=npz"], ["fedfomo"], "", {"rounds": 150, "validation_fraction": 0.2}),
         (["--dataset=tfds:emnist/byclass"], ["fedem"], "", {"rounds": 150}),
@@ -195,11 +195,11 @@ def test_a_later_preset_has_one_rate_for_all(tmp_path):
 
 
 def test_options_of_other_data_sets_are_mistakes():
-    given = "--synthetic.labels=published"
+    given = "--synthetic_labels=published"
     settings = of("--dataset=synthetic", "--num_clients=2", given)
-    settings.check_knobs(["local"])  # a dot in a flag's name does not make it a method's
+    settings.check_knobs(["local"])
     assert build.build_source(settings, 0).name == "synthetic, published labels"
-    with pytest.raises(FlagError, match=r"--synthetic\.labels: does not apply here: accepted with --dataset=synthetic"):
+    with pytest.raises(FlagError, match=r"--synthetic_labels: does not apply here: accepted with --dataset=synthetic"):
         of(given).check_read()
     assert build.build_source(of(), 0).name == "digits"
 
@@ -215,7 +215,7 @@ def test_class_weights_are_those_of_the_clients_labels():
     weights = weights_of("--class_weights=inverse")
     assert weights == data.inverse_frequency_weights(clients[0]) and len(set(weights)) > 1
     with pytest.raises(ArgumentError, match="class_weights=inverse: uses clients' label counts, which are not private"):
-        weights_of("--class_weights=inverse", "--dp_noise_multiplier=1", "--dp_clip_norm=1")
+        weights_of("--class_weights=inverse", "--privacy_noise_multiplier=1", "--privacy_clip_norm=1")
 
 
 def test_numbers_of_a_list():
@@ -224,7 +224,7 @@ def test_numbers_of_a_list():
     for words, text in (
         (["--tune=0.1,x"], "--tune=0.1,x: accepted: different numbers above 0, separated by commas, or none"),
         (["--seeds=0,1,0"], "--seeds=0,1,0: accepted: different whole numbers of 0 or more, separated by commas"),
-        (["--algorithms=local,,fedavg"], "--algorithms=local,,fedavg: accepted: different values"),
+        (["--methods=local,,fedavg"], "--methods=local,,fedavg: accepted: different values"),
         (["--tune=2", "--learning_rate=1"], "--learning_rate: does not apply here: --tune sets its values"),
     ):
         with pytest.raises(FlagError) as caught:
@@ -258,18 +258,18 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_method_of_one_s_own_comes_from_its_file_with_its_knobs(own):
-    settings = of(f"--algorithm={own}:Own1", "--own1.power=2")
-    assert settings.algorithm == "own1" and settings["own1.power"] == 2.0
-    settings = of("--algorithms", f"local,{own}:Own1", define=compare.define)
-    assert settings.algorithms == ["local", "own1"] and settings["own1.power"] == 0.5
+    settings = of(f"--method={own}:Own1", "--own1.power=2")
+    assert settings.method == "own1" and settings["own1.power"] == 2.0
+    settings = of("--methods", f"local,{own}:Own1", define=compare.define)
+    assert settings.methods == ["local", "own1"] and settings["own1.power"] == 0.5
 
 
 def test_files_of_one_name_in_two_folders_are_two_files(own, tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine.py").write_text(METHOD.format(number=2))
     (tmp_path / "b" / "neighbor.py").write_text("DEFAULT = 0.25")
-    settings = of("--algorithms", f"{own}:Own1,{tmp_path}/b/mine.py:Own2,local", define=compare.define)
-    assert settings.algorithms == ["own1", "own2", "local"]
+    settings = of("--methods", f"{own}:Own1,{tmp_path}/b/mine.py:Own2,local", define=compare.define)
+    assert settings.methods == ["own1", "own2", "local"]
     files = [sys.modules[METHODS[name].__module__].__file__ for name in ("own1", "own2")]
     assert files == [str(own), str(tmp_path / "b" / "mine.py")]
     # Each has its own neighbor, and its type hints come from its own module.
@@ -282,8 +282,8 @@ def test_a_class_that_has_another_one_s_name_is_refused(own, tmp_path):
         other.write_text(METHOD.replace("Own{number}", name))
         line = other.read_text().splitlines().index('@method(keeps="nothing", travels="nothing")') + 1
         before = METHODS["fedavg"]
-        with pytest.raises(FlagError, match=rf"^--algorithms={other}:{name}: line {line} of other.py: name={taken}"):
-            of("--algorithms", f"fedavg,{own}:Own1,{other}:{name}", define=compare.define)
+        with pytest.raises(FlagError, match=rf"^--methods={other}:{name}: line {line} of other.py: name={taken}"):
+            of("--methods", f"fedavg,{own}:Own1,{other}:{name}", define=compare.define)
         assert METHODS["fedavg"] is before
 
 
@@ -295,5 +295,5 @@ def test_what_is_wrong_with_a_file_is_said(own, tmp_path):
         (f"{tmp_path}/nowhere.py:X", "no such file"),
         (f"{tmp_path}/broken.py:X", "ModuleNotFoundError: No module named 'nothing_like_it'"),
     ):
-        with pytest.raises(FlagError, match="^--algorithm=.*" + words):
-            of(f"--algorithm={text}")
+        with pytest.raises(FlagError, match="^--method=.*" + words):
+            of(f"--method={text}")

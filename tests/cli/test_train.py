@@ -39,17 +39,17 @@ def npz(tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--algorithm=federiko"], ["--algorithm=federiko", "federico"]),
-        (["--algorithm=zzz"], ["--algorithm=zzz", "local", "fedavg"]),
+        (["--method=federiko"], ["--method=federiko", "federico"]),
+        (["--method=zzz"], ["--method=zzz", "local", "fedavg"]),
         (["--num_clients=1700", "--federico.neighbors=1"], ["--num_clients=1700"]),
         (["--num_clients=4", "--federico.neighbors=4"], ["--federico.neighbors=4", "0 to 3"]),
         (["--participation=0.25", "--num_clients=8"], ["--federico.neighbors=3", "0 to 1"]),
-        (["--algorithm=local", "--federico.epsilon=0.5"], ["--federico.epsilon", "local"]),
-        (["--dataset=sine", "--algorithm=local", "--augment=crop_flip"], ["--augment=crop_flip", "images"]),
+        (["--method=local", "--federico.epsilon=0.5"], ["--federico.epsilon", "local"]),
+        (["--dataset=sine", "--method=local", "--augment=crop_flip"], ["--augment=crop_flip", "images"]),
         (["--dataset=mnist"], ["--dataset=mnist", "tfds:"]),
-        (["--unseen_clients=1"], ["--unseen_clients=1"]),
+        (["--unseen=1"], ["--unseen=1"]),
         (["--resume"], ["--resume", "--out"]),
-        (["--momhead.momentum=.5"], ["--momhead.momentum: ", "no method momhead is known", "--algorithm=FILE.py:NAME"]),
+        (["--momhead.momentum=.5"], ["--momhead.momentum: ", "no method momhead is known", "--method=FILE.py:NAME"]),
         (["--dito.strength=1"], ["--dito.strength: ", "no method dito is known; did you mean ditto?"]),
         (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no knob of fedavg"]),
         (["--ditto.x=1"], ["--ditto.x: ", "accepted: --ditto.strength"]),
@@ -92,7 +92,7 @@ def test_a_file_says_which_examples_are_for_testing(npz, flags, own, said):
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     y, is_test = np.array(["dog", "cat"])[np.arange(40) % 2], np.arange(40) % 10 >= 7
     path = npz("tests", x=x, y=y, client=np.arange(40) // 10, is_test=is_test)
-    words = ["--dataset=npz", f"--data_file={path}", "--algorithm=local", "--rounds=1", "--hidden=4", *flags]
+    words = ["--dataset=npz", f"--data_file={path}", "--method=local", "--rounds=1", "--hidden=4", *flags]
     run, _ = outcomes.trained(words)
     assert describe.surroundings(run.experiment) == [("test examples", said)]
     assert run.clients.test.size.tolist() == [3 if own else 5] * 4
@@ -127,7 +127,7 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     assert "report.html" in names and list((out / "figures").glob("*.png"))
     assert len(list((out / "tensorboard").glob("events.out.tfevents.*"))) == 1
     flags = files.read_json(out / "config.json")["flags"]
-    assert flags["federico.neighbors"] == 1 and flags["train_examples"] == 15 and flags["algorithm"] == "federico"
+    assert flags["federico.neighbors"] == 1 and flags["train_examples"] == 15 and flags["method"] == "federico"
     before = files.read_json(out / "summary.json")
     assert before["last"]["round"] == 4
 
@@ -173,7 +173,7 @@ def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
 
 
 def test_clients_that_diverge_are_dropped_unless_told_otherwise():
-    for words, expected in (([], "drop"), (["--on_divergence=stop"], "stop")):
+    for words, expected in (([], "drop"), (["--faults_on_divergence=stop"], "stop")):
         run, _ = outcomes.trained([*SMALL, *words])
         assert run.experiment.faults.on_divergence == expected
 
@@ -181,7 +181,7 @@ def test_clients_that_diverge_are_dropped_unless_told_otherwise():
 @pytest.mark.long
 def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     out = tmp_path / "run"
-    learning = ["--algorithm=local", "--optimizer=sgd", "--learning_rate=30", "--rounds=200", "--eval_every=1"]
+    learning = ["--method=local", "--optimizer=sgd", "--learning_rate=30", "--rounds=200", "--eval_every=1"]
     line = one_line(call(train.COMMAND, "--dataset=sine", "--num_clients=3", *learning, f"--out={out}", code=1))
     assert "round " in line and "client " in line and str(out) in line
     rows = files.read_jsonl(out / "metrics.jsonl")
@@ -245,7 +245,7 @@ def three(a, b, c):
 def test_networks_of_random_streams_come_from_a_file_as_in_python(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(RANDOM)
-    flags = lambda name: ["--algorithm=fedavg", f"--model={path}:{name}", f"--out={tmp_path / 'run'}"]
+    flags = lambda name: ["--method=fedavg", f"--model={path}:{name}", f"--out={tmp_path / 'run'}"]
     for name in ("Net", "Required", "Streams", "function"):
         assert outcomes.outcome(train.COMMAND, flags(name)) == (None, ""), name  # would train
     for name, why in (("fails", "raised ZeroDivisionError: division by zero"), ("three", "raised TypeError: three()")):
@@ -285,16 +285,16 @@ both = {"deep": Deep(), "deeper": nn.Sequential([Deep(8), nn.Dense(4), nn.Dense(
 @pytest.mark.long
 def test_several_networks_come_as_a_list_or_from_a_file(tmp_path):
     small = ["--num_clients=4", "--rounds=2", "--eval_every=2", "--plan=map"]
-    call(train.COMMAND, *small, "--algorithm=local", "--model=linear,mlp", f"--out={tmp_path}/list")
+    call(train.COMMAND, *small, "--method=local", "--model=linear,mlp", f"--out={tmp_path}/list")
     plan = dict(files.read_json(tmp_path / "list" / "summary.json")["plan"])
     assert plan["networks"].startswith("linear: ") and "mlp: " in plan["networks"]
     path = tmp_path / "mine.py"
     path.write_text(NETWORKS)
-    call(train.COMMAND, *small, "--algorithm=fedproto", f"--model={path}:both", f"--out={tmp_path}/file")
+    call(train.COMMAND, *small, "--method=fedproto", f"--model={path}:both", f"--out={tmp_path}/file")
     assert "deep: " in dict(files.read_json(tmp_path / "file" / "summary.json")["plan"])["networks"]
-    line = one_line(call(train.COMMAND, *small, "--algorithm=fedavg", "--model=linear,mlp", code=2))
+    line = one_line(call(train.COMMAND, *small, "--method=fedavg", "--model=linear,mlp", code=2))
     assert line.startswith("--model: differs between clients, and what this method sends")
-    line = one_line(call(train.COMMAND, *small, "--algorithm=local", "--model=mlp,mlp", code=2))
+    line = one_line(call(train.COMMAND, *small, "--method=local", "--model=mlp,mlp", code=2))
     assert line == "--model=mlp,mlp: accepted: a list of different networks, or the name of one family"
 
 
@@ -308,15 +308,15 @@ def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
     pytest.importorskip("pyarrow")
     rows = [f"{i},{i % 2},{'abc'[i // 5]},{'test' if i % 5 == 4 else 'train'}" for i in range(15)]
     (tmp_path / "own.csv").write_text("\n".join(["size,label,who,part", *rows]))
-    words = ["--dataset=file", "--data_file=own.csv", "--client_column=who", "--test_column=part", "--hidden=4"]
-    run, printed = outcomes.trained([*words, "--algorithm=local", "--rounds=1"])
+    words = ["--dataset=file", "--data_file=own.csv", "--data_client=who", "--data_test=part", "--hidden=4"]
+    run, printed = outcomes.trained([*words, "--method=local", "--rounds=1"])
     assert printed.splitlines()[0] == "local on own, natural: 3 clients, 1 rounds"
     flags = run.experiment.config["flags"]
     assert flags["dataset"] == "csv" and flags["official_test"] is True
     assert run.clients.test.size.tolist() == [1] * 3
-    assert one_line(call(train.COMMAND, *words, "--text_stride=2", code=2)).startswith("--text_stride: does not apply")
-    line = one_line(call(train.COMMAND, *words, "--label_column=lab", code=2))
-    assert line == "--label_column=lab: own.csv has no such column; did you mean label?"
+    assert one_line(call(train.COMMAND, *words, "--data_stride=2", code=2)).startswith("--data_stride: does not apply")
+    line = one_line(call(train.COMMAND, *words, "--data_label=lab", code=2))
+    assert line == "--data_label=lab: own.csv has no such column; did you mean label?"
 
 
 def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
@@ -325,9 +325,9 @@ def test_shapes_of_files_are_lists_on_the_command_line(tmp_path):
     users = {user: {"x": [[i + 0.5] * 6 for i in range(4)], "y": [0, 1, 0, 1]} for user in "ab"}
     content = {"users": [*users], "num_samples": [4, 4], "user_data": users}
     (tmp_path / "leaf" / "train" / "all.json").write_text(json.dumps(content))
-    words = ["--dataset=file", "--data_file=leaf", "--algorithm=local", "--rounds=1", "--hidden=4"]
-    run, printed = outcomes.trained([*words, "--image_shape=2,3"])
+    words = ["--dataset=file", "--data_file=leaf", "--method=local", "--rounds=1", "--hidden=4"]
+    run, printed = outcomes.trained([*words, "--data_shape=2,3"])
     assert printed.splitlines()[0] == "local on leaf, natural: 2 clients, 1 rounds"
     assert run.clients.inputs.shape[:2] == (2, 3)
-    line = one_line(call(train.COMMAND, *words, "--image_shape=2,2", code=2))
-    assert line == "--image_shape=2,2: examples have 6 numbers; accepted: a shape of as many"
+    line = one_line(call(train.COMMAND, *words, "--data_shape=2,2", code=2))
+    assert line == "--data_shape=2,2: examples have 6 numbers; accepted: a shape of as many"

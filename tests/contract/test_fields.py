@@ -26,8 +26,8 @@ class Toy:
         size: B, the size.
     """
 
-    kind: Literal["one", "other"] = knob("one", flag="toy_kind")
-    size: int = knob(2, at_least=1, read_with={"kind": ("other",), "active": ()}, flag="size")
+    kind: Literal["one", "other"] = knob("one")
+    size: int = knob(2, at_least=1, read_with={"kind": ("other",), "active": ()})
     active: bool = False
     rate: float | None = knob(None, above=0, below=1)
 
@@ -74,12 +74,11 @@ def refusal(*args, **kwargs):
 def test_fields_are_those_of_dataclasses_functions_and_named_tuples():
     known = fields_of(Toy)
     assert [*known] == ["kind", "size", "active", "rate"]
-    assert [field.flag for field in known.values()] == ["toy_kind", "size", "", ""]
     assert known["kind"].text == "its kind, which takes two lines: one" and known["size"].text == "B, the size"
     assert known["size"].conditions == {"kind": ("other",), "active": ()} and known["rate"].conditions == {}
     known = fields_of(play)
     assert "options" not in known and known["rounds"].default is REQUIRED and known["names"].default == ("a",)
-    assert (known["rounds"].flag, known["rounds"].text, known["names"].text) == ("rounds", "number of rounds", "names")
+    assert (known["rounds"].text, known["names"].text) == ("number of rounds", "names")
     assert known["least"].limits["at_least"] == 1 and known["least"].hint == int | None
     assert {name: field.default for name, field in fields_of(Pair).items()} == {"first": 3, "second": "a"}
 

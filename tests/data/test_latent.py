@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written_is_no_mistake(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 241])
 def test_there_are_at_most_as_many_clusters_as_examples(tmp_path, number):
-    with pytest.raises(ArgumentError, match=f"^clusters={number}: accepted: 1 to 240, the number of examples"):
+    with pytest.raises(ArgumentError, match=f"^groups={number}: accepted: 1 to 240, the number of examples"):
         latent.clusters(blobs()[0], None, number, 0, str(tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_there_are_at_most_as_many_clusters_as_examples(tmp_path, number):
 def test_clients_are_dealt_evenly_to_clusters_and_share_nothing(official_test, monkeypatch):
     source, kind = blobs()
     monkeypatch.setattr(latent, "clusters", lambda *arguments: kind)
-    partition, splits = partitions.Latent(clusters=KINDS), Splits(official_test=official_test)
+    partition, splits = partitions.Latent(groups=KINDS), Splits(official_test=official_test)
     assignment = partitions.assign(source, partition, num_clients=7, splits=splits, seed=1)
     counts = np.bincount(assignment.distribution, minlength=KINDS)
     assert counts.max() - counts.min() <= 1
@@ -120,7 +120,7 @@ def test_clients_are_dealt_evenly_to_clusters_and_share_nothing(official_test, m
 
 
 def test_shuffled_targets_move_validation_and_test_together_and_nothing_else(tmp_path):
-    partition = partitions.Latent(clusters=3, cache=str(tmp_path))
+    partition = partitions.Latent(groups=3, cache=str(tmp_path))
     make = lambda targets: data.digits(6, partition, seed=3, validation_fraction=0.2, targets=targets)
     own, shuffled = make("own"), make("shuffled")
     assert own.target is None and "shuffled" in shuffled.name

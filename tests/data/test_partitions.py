@@ -272,7 +272,7 @@ OFFICIAL = Splits(official_test=True)
         (IID(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
         (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the number of classes"),
         (LabelGroups(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
-        (Latent(clusters=9), SOURCE, {}, "clusters=9: accepted: at most num_clients=8"),
+        (Latent(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
         (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
         (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
         (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: accepted with partition=pairs: even numbers"),

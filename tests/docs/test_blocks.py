@@ -32,11 +32,11 @@ SHORTER = {
     },
     "bash": {
         r"--rounds=\d+": "",
-        r"--algorithms=all\b": "--algorithms=local,fedper",
+        r"--methods=all\b": "--methods=local,fedper",
         r"--seeds=0,1,2 ": "--seeds=0,1 ",
-        r"--algorithms=local,fedavg,ditto,federico ": "--algorithms=local,ditto ",
-        r"--algorithms=fedavg,ditto,federico --tune": "--algorithms=ditto --tune",
-        r"--algorithms=local,fedavg,federico,ditto,fedper,ifca ": "--algorithms=local,ifca ",
+        r"--methods=local,fedavg,ditto,federico ": "--methods=local,ditto ",
+        r"--methods=fedavg,ditto,federico --tune": "--methods=ditto --tune",
+        r"--methods=local,fedavg,federico,ditto,fedper,ifca ": "--methods=local,ifca ",
         r"--tune(?=\s)": "--tune=0.1,0.3",
         r"--tune=0.03,0.1,0.3": "--tune=0.1,0.3",
         r"--tune=0.1,0.3": "--tune=0.1,0.3 --tune_widen=0",
@@ -66,7 +66,9 @@ def command(name):
 
 def runs_here(line):
     """Whether one process on this machine can run a command in seconds."""
-    elsewhere = line.startswith(("pfljax plan ", "pfljax watch "))  # needs another compiler; serves until it is ended
+    elsewhere = line.startswith(
+        ("pfljax estimate ", "pfljax watch ")
+    )  # needs another compiler; serves until it is ended
     return line.startswith("pfljax ") and not elsewhere and "--coordinator" not in line and "experiments/" not in line
 
 

@@ -77,7 +77,7 @@ def test_studies_resume_load_and_share_their_work(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_plan_for_a_tpu():
     pytest.importorskip("libtpu", reason="needs the extra tpu-target")
-    assert load("plan_for_a_tpu").main(num_clients=8).recommended
+    assert load("estimate_for_a_tpu").main(num_clients=8).recommended
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def call(module, *flags, code=0):
 
 @pytest.mark.slow
 def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
-    flags = ["--algorithms=fedavg,fedem", "--tune=0.01,0.3", "--tune_widen=0", "--seeds=0", f"--out={tmp_path}"]
+    flags = ["--methods=fedavg,fedem", "--tune=0.01,0.3", "--tune_widen=0", "--seeds=0", f"--out={tmp_path}"]
     printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
     rows = rows_of(tmp_path)
@@ -41,23 +41,23 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
 
 @pytest.mark.long
 def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
-    published = "--synthetic.labels=published"
+    published = "--synthetic_labels=published"
     model_of = lambda *words: PAPER.settings_of(paper.start(parse(table2.define, words)).settings, "fedem").model
     assert (model_of(), model_of(published), model_of(published, "--model=mlp")) == ("linear", "logistic", "mlp")
     for labels, size in (("published", 151), ("mixture", 302)):
-        call(table2, "--algorithms=local", "--seeds=0", f"--synthetic.labels={labels}", f"--out={tmp_path / labels}")
+        call(table2, "--methods=local", "--seeds=0", f"--synthetic_labels={labels}", f"--out={tmp_path / labels}")
         title = (tmp_path / labels / "table.md").read_text().splitlines()[-1]
         assert title.startswith(f"synthetic, {labels} labels, {size} parameters per model, test accuracy")
 
 
 def test_table2_has_a_row_for_every_column_of_the_paper_s():
-    methods = parse(table2.define, []).algorithms
+    methods = parse(table2.define, []).methods
     assert all(list(columns) == methods for columns in paper.TABLE2.values()) and METHODS.keys() >= set(methods)
 
 
 @pytest.mark.long
 def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
-    call(table7, "--algorithms=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
+    call(table7, "--methods=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
     rows = rows_of(tmp_path)
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 2 rounds"]
     assert [row["rounds"][-1] for row in rows] == [5, 5, 2] and [row["paper"] is None for row in rows] == [0, 0, 1]
@@ -90,7 +90,7 @@ def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
 
 @pytest.mark.long
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
-    printed = call(table3, "--algorithms=fedem", "--seeds=0", "--tune=0.1,0.2", "--tune_widen=0", f"--out={tmp_path}")
+    printed = call(table3, "--methods=fedem", "--seeds=0", "--tune=0.1,0.2", "--tune_widen=0", f"--out={tmp_path}")
     assert "73.0 (74.1)" in printed  # the paper's Table 3
     (row,) = rows_of(tmp_path)
     unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
@@ -103,7 +103,7 @@ def test_table3_scores_clients_that_were_kept_out(tmp_path):
 
 @pytest.mark.long
 def test_figure1_sweeps_sampling_and_components(tmp_path):
-    flags = ["--algorithms=fedem", "--participations=0.5,1", "--components=1,2", "--seeds=0", f"--out={tmp_path}"]
+    flags = ["--methods=fedem", "--participations=0.5,1", "--components=1,2", "--seeds=0", f"--out={tmp_path}"]
     call(figure1, *flags)
     points = rows_of(tmp_path)
     found = [(point["panel"], point["value"], point["paper"]) for point in points]
@@ -124,9 +124,9 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
         (table2, "--preset=mnist", "cifar100"),
         (table2, "--tune=-1", "numbers above 0"),
         (table2, "--dataset=sine", "has no classes"),
-        (table3, "--unseen_clients=0", "above 0"),
+        (table3, "--unseen=0", "above 0"),
         (figure1, "--components=x", "whole numbers of 1 or more"),
-        (table7, "--algorithms=fedavg", "fedem"),
+        (table7, "--methods=fedavg", "fedem"),
         (appendix_j6, "--participations=", "numbers above 0, at most 1"),
     ],
 )
@@ -136,7 +136,7 @@ def test_mistakes_are_one_line(tmp_path, module, flag, word):
 
 
 # Those of the tables, and the other one without momentum.
-OF_TABLES = (*parse(table2.define, []).algorithms, "pfedme")
+OF_TABLES = (*parse(table2.define, []).methods, "pfedme")
 
 
 @pytest.mark.parametrize("methods", [OF_TABLES, pytest.param(METHODS, marks=pytest.mark.slow)], ids=["tables", "all"])

@@ -48,7 +48,7 @@ def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
     study = paper.start(parse(table1.define, words))
     own = study.settings
     assert (own.optimizer, own.learning_rate, own["fedem.components"]) == ("adam", 0.01, 4)
-    assert own.num_clients == (10 if data == "features" else 8) and not own.balanced_groups
+    assert own.num_clients == (10 if data == "features" else 8) and not own.partition_balanced
     assert (own["federico.neighbors"], own["federico.epsilon"], own["federico.beta"]) == (3, 0.3, 0.6)
     assert study.paper.settings_of(own, "fedfomo").validation_fraction == 0.2
     assert study.paper.settings_of(own, "federico").validation_fraction == 0.0  # FedFomo alone gives up data
@@ -61,7 +61,7 @@ def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
 
 @pytest.mark.slow
 def test_table1_is_paired_by_split_and_seed(tmp_path):
-    flags = [*SMALL, "--num_distributions=2", "--algorithms=local,federico", "--splits=3", "--seeds=0,1"]
+    flags = [*SMALL, "--partition_groups=2", "--methods=local,federico", "--splits=3", "--seeds=0,1"]
     flags += ["--federico.rule=posterior"]  # friends are not looked for in two rounds
     printed = commands.call(table1.COMMAND, *flags, f"--out={tmp_path}")
     assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed  # the paper's, CIFAR-10 with two groups
@@ -93,14 +93,14 @@ def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_p
 
     monkeypatch.setattr(paper, "accuracies", accuracies)
     monkeypatch.setattr(paper, "sharing", lambda study, out: collaboration.Sharing(1.0, 0.0))
-    flags = ["--splits=0", "--seeds=0", "--num_distributions=3", f"--out={tmp_path}"]
+    flags = ["--splits=0", "--seeds=0", "--partition_groups=3", f"--out={tmp_path}"]
     commands.call(module.COMMAND, *flags)
     assert [title for title, _, _ in asked] == [*paper.METHODS, paper.LITERAL]
     assert [row["algorithm"] for row in rows_of(tmp_path)] == [*paper.METHODS, paper.LITERAL]
     (_, ours, _), (_, literal, out) = asked[-2:]
     assert not ours["federico.faithful"] and literal["federico.faithful"]
     assert literal["federico.effective_examples"] == np.inf and out.name == "FedeRiCo-literal"
-    assert literal.num_distributions == 3
+    assert literal.partition_groups == 3
     asked.clear()
     commands.call(module.COMMAND, *flags, "--federico.faithful")
     assert [title for title, _, _ in asked] == list(paper.METHODS)  # the row would be the same one
@@ -116,8 +116,8 @@ def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_p
     ],
 )
 def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
-    methods = ["--algorithms=local,federico"] if module is table4 else []
-    commands.call(module.COMMAND, *SMALL, *methods, "--num_distributions=2", f"--out={tmp_path}")
+    methods = ["--methods=local,federico"] if module is table4 else []
+    commands.call(module.COMMAND, *SMALL, *methods, "--partition_groups=2", f"--out={tmp_path}")
     assert rows_of(tmp_path) and (tmp_path / "table.md").exists()
     if module is not table4:
         assert list(tmp_path.glob("figure*.png"))
@@ -154,7 +154,7 @@ def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
     # Each client is drawn on its own share of the angles.
     np.testing.assert_array_equal(np.isfinite(found["prediction"]).sum(axis=1), 400 // num_clients)
     config = files.read_json(tmp_path / "paper" / "fedavg-0.01" / "config.json")["flags"]
-    assert config["algorithm"] == "fedavg" and config["learning_rate"] == pytest.approx(0.01)
+    assert config["method"] == "fedavg" and config["learning_rate"] == pytest.approx(0.01)
     commands.call(figure1.COMMAND, *flags)
     assert rows_of(tmp_path) == rows
 

@@ -27,7 +27,7 @@ def call(module, *flags, code=0):
 @pytest.mark.long
 def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
     flags = [
-        "--algorithms=local,fedfomo",
+        "--methods=local,fedfomo",
         "--fedfomo.neighbors=4",
         "--clients=6,20",
         f"--out={tmp_path / 'out'}",
@@ -45,7 +45,7 @@ def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
 
 @pytest.mark.slow
 def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
-    flags = ["--algorithms=fedavg,fedfomo", "--num_distributions=2", "--num_clients=6", f"--out={tmp_path / 'out'}"]
+    flags = ["--methods=fedavg,fedfomo", "--partition_groups=2", "--num_clients=6", f"--out={tmp_path / 'out'}"]
     printed = call(table3, *flags)
     assert "for orientation only" in printed and "EMD" in printed
     rows = rows_of(tmp_path / "out")
@@ -64,10 +64,10 @@ def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
 @pytest.mark.long
 def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     flags = [
-        "--algorithms=fedavg",
+        "--methods=fedavg",
         "--sigmas=0,1.5",
-        "--dp_delta=1e-4",
-        "--num_distributions=2",
+        "--privacy_delta=1e-4",
+        "--partition_groups=2",
         "--num_clients=6",
         f"--out={tmp_path / 'out'}",
     ]
@@ -80,12 +80,12 @@ def test_table4_states_the_ledger_beside_the_accuracy(tmp_path):
     assert privacy["noise_multiplier"] == 1.5 and privacy["clip_norm"] == 1.0 and privacy["delta"] == 1e-4
     assert len(privacy["epsilon_per_client"]) == 6 and max(privacy["epsilon_per_client"]) == privacy["epsilon"]
     config = flags_of(tmp_path / "out" / "sigma-0" / "fedavg")
-    assert config["dp_noise_multiplier"] == 0 and config["dp_clip_norm"] is None  # JSON knows no infinity
+    assert config["privacy_noise_multiplier"] == 0 and config["privacy_clip_norm"] is None  # JSON knows no infinity
 
 
 @pytest.mark.long
 def test_figures_sweep_their_knobs(tmp_path):
-    own = ["--num_distributions=2", "--num_clients=6"]
+    own = ["--partition_groups=2", "--num_clients=6"]
     flags = [*own, "--epsilons=1", "--downloads=2", f"--out={tmp_path / 'three'}"]
     call(figure3, *flags)
     found = rows_of(tmp_path / "three")
@@ -105,12 +105,12 @@ def test_figures_sweep_their_knobs(tmp_path):
 
 @pytest.mark.long
 def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tmp_path):
-    flags = ["--algorithms=local,fedfomo", "--distributions=2,3", "--train_examples=20", "--hidden=4", "--devices=1"]
+    flags = ["--methods=local,fedfomo", "--distributions=2,3", "--train_examples=20", "--hidden=4", "--devices=1"]
     printed = commands.call(figure1.COMMAND, *flags, "--num_clients=20", f"--out={tmp_path}")
     points = [(point["algorithm"], point["value"]) for point in rows_of(tmp_path)]
     assert points == [(row, number) for row in ("local", "fedfomo, n=5", "fedfomo, n=10") for number in (2, 3)]
-    config = flags_of(tmp_path / "fedfomo-n5-num_distributions-3")
-    assert (config["num_distributions"], config["fedfomo.neighbors"], config["participation"]) == (3, 4, 0.1)
+    config = flags_of(tmp_path / "fedfomo-n5-partition_groups-3")
+    assert (config["partition_groups"], config["fedfomo.neighbors"], config["participation"]) == (3, 4, 0.1)
     assert config["rounds"] == 30 and "20 clients, 10% of them a round" in printed
     assert (tmp_path / "figure1.png").stat().st_size > 5000
     assert parse(figure1.define, []).num_clients == 100
@@ -118,7 +118,7 @@ def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tm
 
 @pytest.mark.long
 def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
-    printed = call(figure5, "--sigmas=0,1", "--algorithms=fedfomo", f"--out={tmp_path}")
+    printed = call(figure5, "--sigmas=0,1", "--methods=fedfomo", f"--out={tmp_path}")
     assert "71.6 (epsilon ∞)" in printed and "71.3 (epsilon 6.89)" in printed  # the paper's Table 4
     assert [(point["sigma"], point["algorithm"]) for point in rows_of(tmp_path)] == [(0, "fedfomo"), (1, "fedfomo")]
     assert (tmp_path / "figure5.png").stat().st_size > 5000
@@ -129,12 +129,12 @@ def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
     [
         (table1, ["--clients=15"], True),
         (table1, ["--clients=20"], False),
-        (table1, ["--clients=15", "--classes_per_client=3"], False),
+        (table1, ["--clients=15", "--partition_classes=3"], False),
         pytest.param(table2, [], True, marks=pytest.mark.slow),  # latent groups are found first
         pytest.param(table2, ["--num_clients=100"], False, marks=pytest.mark.slow),
         (table2, ["--partition=iid"], False),
         (table3, [], True),
-        (table3, ["--num_distributions=2"], False),
+        (table3, ["--partition_groups=2"], False),
         (table3, ["--targets=own"], False),
         (table4, ["--num_clients=20"], False),
     ],
@@ -145,7 +145,7 @@ def test_the_paper_s_values_stand_beside_its_setting_only(monkeypatch, module, f
     monkeypatch.setattr(Study, "accuracies", lambda study, *_: cell | of_accuracies([0.5] * len(study.trials)))
     monkeypatch.setattr(Study, "print_differences", lambda *arguments: None)
     monkeypatch.setattr(tables, "write", lambda title, heads, body, *rest: shown.extend(map(str, body)))
-    call(module, "--algorithms=fedavg", *flags)
+    call(module, "--methods=fedavg", *flags)
     assert (shown[0].count("'-'") == 0) == stands
 
 
@@ -186,13 +186,13 @@ def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
         (table3, "--targets=dealt", "own, shuffled"),
         (table3, "--embedding=resnet", "vgg11"),
         (table4, "--sigmas=-1", "0 or more"),
-        (table4, "--dp_clip_norm=0", "above 0"),
-        (figure1, "--num_distributions=5", "--distributions sets its values"),
-        (figure3, "--algorithms=fedavg", "accepted: fedfomo"),
-        (figure5, "--algorithms=fedavg", "lists with fedfomo"),
+        (table4, "--privacy_clip_norm=0", "above 0"),
+        (figure1, "--partition_groups=5", "--distributions sets its values"),
+        (figure3, "--methods=fedavg", "accepted: fedfomo"),
+        (figure5, "--methods=fedavg", "lists with fedfomo"),
         (figure9, "--shares=0.2,1", "below 1"),
         (figure9, "--validation_fraction=0.5", "--shares sets its values"),
-        (table2, "--num_distributions=5", "--distributions sets its values"),
+        (table2, "--partition_groups=5", "--distributions sets its values"),
         (table1, "--participation=0.5", "columns set it"),
     ],
 )
@@ -206,7 +206,7 @@ def test_mistakes_are_one_line(tmp_path, module, flag, word):
 def test_ten_distributions_of_cifar10_are_its_classes():
     settings = parse(table2.define, [])
     cifar10 = Source(np.zeros((2, 32, 32, 3)), np.zeros(2, np.int32), None, None, 10, "classification", "cifar10")
-    made = lambda number: build.build_partition(settings.replace(num_distributions=number), cifar10, 0).embedding
+    made = lambda number: build.build_partition(settings.replace(partition_groups=number), cifar10, 0).embedding
     assert made(10) is embedding.classes
     assert isinstance(made(5), embedding.Embedding) and made(5).name == "vgg11"
 
@@ -228,7 +228,7 @@ def test_presets_are_those_of_the_appendix(path):
     if method:
         return
     values = dict(line.removeprefix("--").split("=") for line in lines if line.startswith("--"))
-    expected = {"model": "mcmahan_cnn", "weight_decay": 1e-4, "local_epochs": 5, "lr_decay": 0.99, "rounds": 20}
+    expected = {"model": "mcmahan_cnn", "weight_decay": 1e-4, "epochs": 5, "lr_decay": 0.99, "rounds": 20}
     expected["learning_rate"] = 0.01 if path.stem == "mnist" else 0.1
     assert values.get("augment", "none") == ("none" if path.stem == "mnist" else "crop_flip")
     for name, value in expected.items():
@@ -253,8 +253,8 @@ def test_values_of_other_data_do_not_stand_in_their_place(preset, dataset, data,
 @pytest.mark.slow
 def test_on_digits_it_does_what_it_is_for(tmp_path):
     """Above FedAvg and FedProx and not below Local; and clients find their own distribution."""
-    flags = ["--partition=latent", "--num_clients=15", "--num_distributions=5", "--seeds=0", f"--out={tmp_path}"]
-    commands.call(compare.COMMAND, "--algorithms=fedfomo,fedavg,fedprox,local", "--fedfomo.neighbors=5", *flags)
+    flags = ["--partition=latent", "--num_clients=15", "--partition_groups=5", "--seeds=0", f"--out={tmp_path}"]
+    commands.call(compare.COMMAND, "--methods=fedfomo,fedavg,fedprox,local", "--fedfomo.neighbors=5", *flags)
     scores = {row["algorithm"]: row["score_mean"] for row in rows_of(tmp_path)}
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
@@ -264,7 +264,7 @@ def test_on_digits_it_does_what_it_is_for(tmp_path):
 
 @pytest.mark.long
 def test_on_digits_with_shuffled_targets_it_leads_those_that_share_no_examples(tmp_path):
-    flags = ["--algorithms=fedavg,fedprox,per_fedavg,fedfomo", "--seeds=0,1", f"--out={tmp_path}"]
+    flags = ["--methods=fedavg,fedprox,per_fedavg,fedfomo", "--seeds=0,1", f"--out={tmp_path}"]
     commands.call(table3.COMMAND, "--fedfomo.neighbors=5", *flags)
     *others, ours = [row["shuffled"]["accuracy_mean"] for row in rows_of(tmp_path)]
     assert ours > max(others) + 0.05

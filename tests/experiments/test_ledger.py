@@ -236,7 +236,7 @@ def finished(folder, method, seed, accuracy, commit="0123456789abcdef"):
     last = {"round": 10, "accuracy": accuracy, "accuracy_mean": accuracy, "bytes_down": 3e6, "bytes_up": 2e6}
     (folder / "summary.json").write_text(json.dumps({"last": last, "seed": seed, "unseen": None}))
     config = {
-        "flags": {"algorithm": method, "learning_rate": 0.1},
+        "flags": {"method": method, "learning_rate": 0.1},
         "command": "python -m experiments.federico.table1 --data_file=/data/CIFAR10.npz --out=/data/out",
         "git_commit": commit,
         "versions": {"python": "3.11.7", "jax": "0.10.2"},

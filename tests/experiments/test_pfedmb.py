@@ -19,7 +19,7 @@ def call(module, *flags, code=0):
 
 @pytest.mark.long
 def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
-    printed = call(table1, "--algorithms=local,pfedmb", "--seeds=0", f"--out={tmp_path}")
+    printed = call(table1, "--methods=local,pfedmb", "--seeds=0", f"--out={tmp_path}")
     assert "paper, CIFAR-10" in printed and "89.5" in printed and "87.3" in printed
     assert [row["algorithm"] for row in rows_of(tmp_path)] == ["local", paper.WITHOUT, "pfedmb"]
     plain, own = (flags_of(tmp_path / "pairs" / name) for name in ("pfedmb-plain-average", "pfedmb"))
@@ -31,12 +31,12 @@ def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
 
 @pytest.mark.long
 def test_table2_has_two_partitions_and_two_sizes(tmp_path):
-    printed = call(table2, "--algorithms=fedavg", "--clients=5,20", f"--out={tmp_path}")
+    printed = call(table2, "--methods=fedavg", "--clients=5,20", f"--out={tmp_path}")
     assert "Dirichlet" in printed and "two classes" in printed
     (row,) = rows_of(tmp_path)
     assert row.keys() == {"algorithm", "pathological-5", "pathological-20", "dirichlet-5", "dirichlet-20"}
     few, many = (flags_of(tmp_path / f"dirichlet-{n}" / "fedavg") for n in (5, 20))
-    assert (few["participation"], many["participation"], many["dirichlet_alpha"]) == (1.0, 0.2, 0.5)
+    assert (few["participation"], many["participation"], many["partition_alpha"]) == (1.0, 0.2, 0.5)
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_pairs_by_hand():
 @pytest.mark.parametrize(
     ("module", "flag", "word"),
     [
-        (figure3, "--algorithms=fedavg", "accepted: pfedmb"),
+        (figure3, "--methods=fedavg", "accepted: pfedmb"),
         (figure3, "--pfedmb.averaging=plain", "both are compared"),
         (table2, "--partition=iid", "columns set it"),
         (table2, "--num_clients=5", "--clients sets its values"),

@@ -15,7 +15,7 @@ SMALL = ["--rounds=3", "--num_clients=10", "--train_examples=10", "--hidden=4", 
 
 @pytest.mark.slow
 def test_honest_clients_are_scored_by_attack_and_share(tmp_path):
-    flags = [*SMALL, "--algorithms=fedavg,federico", "--aggregators=mean,median", "--attacks=sign_flip"]
+    flags = [*SMALL, "--methods=fedavg,federico", "--aggregators=mean,median", "--attacks=sign_flip"]
     printed = commands.call(robustness.COMMAND, *flags, "--shares=0,0.2", f"--out={tmp_path}")
     rows = json.loads((tmp_path / "table.json").read_text())
     titles = ["fedavg", "fedavg, median", "federico"]
@@ -45,7 +45,7 @@ def test_the_weight_of_attackers_is_that_of_honest_clients(tmp_path):
 def test_bad_flags_are_refused_in_a_line(tmp_path):
     for flag, text in {
         "--attacks=none": "accepted: label_flip, sign_flip, noise, scale",
-        "--attack=noise": "does not apply here: --attacks sets its values",
+        "--attack_kind=noise": "does not apply here: --attacks sets its values",
         "--shares=1": "below 1",
         "--aggregators=mode": "accepted: mean, median",
     }.items():

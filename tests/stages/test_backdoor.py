@@ -121,7 +121,7 @@ def test_no_other_metric_has_its_name():
     ("task", "options", "text"),
     [
         ("regression", {}, "^attack=backdoor: accepted for data without a class per example: no backdoors"),
-        ("classification", {"target": 3}, "^target=3: accepted: a class, 0 to 2"),
+        ("classification", {"target": 3}, "^attack.target=3: accepted: a class, 0 to 2"),
     ],
 )
 def test_what_backdoors_are_refused_for(task, options, text):

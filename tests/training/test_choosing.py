@@ -13,8 +13,8 @@ import pfljax as pfl
 from pfljax.contract.types import ClientData
 from pfljax.exchange import targets
 from pfljax.exchange.targets import Chip, Target
-from pfljax.stores import planning
-from pfljax.stores.planning import Row
+from pfljax.stores import estimating
+from pfljax.stores.estimating import Row
 from pfljax.training import choosing
 from pfljax.training.compiling import compile_to_fit
 
@@ -45,7 +45,7 @@ def asked(monkeypatch, tmp_path):
         time = found.fits.get((chunk, exchange))
         return Row("", chunk, exchange, time is not None, milliseconds=time), None
 
-    monkeypatch.setattr(planning, "prepare", prepare)
+    monkeypatch.setattr(estimating, "prepare", prepare)
     return found
 
 
@@ -105,8 +105,8 @@ def test_a_damaged_or_unfit_choice_is_made_again(asked, tmp_path):
 def test_a_run_is_compiled_with_the_choice(asked):
     asked.fits = {(8, ""): 1.0}
     run = experiment(pfl.Local())
-    store, plan = planning.store_of(run), run.problem.plan
-    put = lambda part: store.put(plan, planning.ONE, [part], run.federation.num_clients)
+    store, plan = estimating.store_of(run), run.problem.plan
+    put = lambda part: store.put(plan, estimating.ONE, [part], run.federation.num_clients)
     data = ClientData(put(run.federation.train), put(run.federation.validation))
     assert compile_to_fit(run, data, 1).plan.chunk == 8
 

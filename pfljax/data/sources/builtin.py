@@ -75,10 +75,10 @@ def sine(num_clients: NumClients = 16, *, seed: Seed = 0, fraction: Fraction = 1
 def synthetic(
     num_clients: NumClients = 300,
     *,
-    components: Annotated[int, knob(at_least=1, help="number of components", flag="num_distributions")] = 3,
-    alpha: Annotated[float, knob(above=0, flag="dirichlet_alpha")] = 0.4,
-    labels: Annotated[SyntheticLabels, knob(flag="synthetic.labels")] = "mixture",
-    test_examples: Annotated[int, knob(at_least=0, flag="test_examples")] = 0,
+    groups: Annotated[int, knob(at_least=1, help="number of components of the mixture")] = 3,
+    alpha: Annotated[float, knob(above=0)] = 0.4,
+    labels: SyntheticLabels = "mixture",
+    test_examples: Annotated[int, knob(at_least=0)] = 0,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
 ) -> Source:
@@ -89,7 +89,7 @@ def synthetic(
 
     Args:
         num_clients: K.
-        components: M, number of linear rules.
+        groups: M, number of components, each a linear rule.
         alpha: Dirichlet concentration of the clients' shares.
         labels: "published" is the data that the paper's authors published, whose generator has a bug that makes a
             quarter of the labels constant.
@@ -98,10 +98,10 @@ def synthetic(
         fraction: The share of the examples to keep, drawn uniformly.
     """
     if labels == "published":
-        return published_synthetic(num_clients, components, alpha, test_examples or SYNTHETIC_TEST, seed, fraction)
+        return published_synthetic(num_clients, groups, alpha, test_examples or SYNTHETIC_TEST, seed, fraction)
     rng, (least, most) = generator(seed, "load"), SYNTHETIC_TRAIN
-    theta = rng.uniform(-1, 1, (components, SYNTHETIC_FEATURES)).astype(np.float32)
-    share = dirichlet_draws(rng, num_clients, components, alpha)
+    theta = rng.uniform(-1, 1, (groups, SYNTHETIC_FEATURES)).astype(np.float32)
+    share = dirichlet_draws(rng, num_clients, groups, alpha)
     train = np.minimum(least + rng.lognormal(4, 2, num_clients).astype(int), most)
     sizes = np.stack([train, np.full_like(train, test_examples or SYNTHETIC_TEST)], axis=1)
     x = np.empty((sizes.sum(), SYNTHETIC_FEATURES), np.float32)
@@ -110,7 +110,7 @@ def synthetic(
     streams = generator(seed, "examples").spawn(len(ends))
     for part, (start, end, rng) in enumerate(zip(ends - sizes.ravel(), ends, streams, strict=True)):
         count = rng.multinomial(end - start, share[part // 2])
-        component = rng.permutation(np.repeat(np.arange(components), count))
+        component = rng.permutation(np.repeat(np.arange(groups), count))
         block = x[start:end]  # drawn in place: at full size, the examples take a gigabyte
         rng.random(out=block, dtype=np.float32)
         block *= 2
@@ -124,7 +124,7 @@ def synthetic(
 
 
 def published_synthetic(
-    num_clients: int, components: int, alpha: float, test_examples: int, seed: int, fraction: float
+    num_clients: int, groups: int, alpha: float, test_examples: int, seed: int, fraction: float
 ) -> Source:
     """Generates the synthetic data that FedEM's authors published, with the same draws as their code; see `synthetic`.
 
@@ -136,8 +136,8 @@ def published_synthetic(
         raise ArgumentError("alpha", "accepted for the published data: 0.01 or more", alpha)
     rng, (least, most) = np.random.RandomState(PUBLISHED_SEED), SYNTHETIC_TRAIN
     train = np.minimum(least + rng.lognormal(4, 2, num_clients).astype(int), most)
-    share = rng.dirichlet(np.full(components, alpha), num_clients)
-    theta = rng.uniform(-1, 1, (components, SYNTHETIC_FEATURES))
+    share = rng.dirichlet(np.full(groups, alpha), num_clients)
+    theta = rng.uniform(-1, 1, (groups, SYNTHETIC_FEATURES))
     sizes = np.stack([train, np.full_like(train, test_examples)], axis=1)
     x = np.empty((sizes.sum(), SYNTHETIC_FEATURES), np.float32)
     y = np.zeros(len(x), np.int32)

@@ -12,9 +12,10 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import opened
 from pfljax.data.sources import hdf5, sqlite
-from pfljax.data.sources.files import PARTS, FileTask, Shape, damaged, of_file, shaped
+from pfljax.data.sources.arrays import TaskName
+from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
 from pfljax.data.sources.plays import Stride, halves, next_characters
-from pfljax.data.sources.source import Fraction, Source, Standardize
+from pfljax.data.sources.source import Fraction, Source
 
 TFF = "a file with a federated data set of TensorFlow Federated or FedJAX"
 READERS = {b"\x89HDF": hdf5.clients, b"SQLi": sqlite.clients}  # by a file's first bytes
@@ -26,14 +27,14 @@ ACCEPTED = f"{', '.join(PIXELS)} or x, and label or y; or {SPOKEN}"
 
 @checked()
 def tff(
-    file: Annotated[str | pathlib.Path, knob(accepted=TFF, help=TFF, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=TFF, help=TFF)],
     *,
     shape: Shape = (),
     stride: Stride = 1,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
 ) -> Source:
     """Reads a data set such as EMNIST, CIFAR-100 or Shakespeare, with its clients. The first bytes say the format.
 

@@ -15,26 +15,25 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import map_npy, read_npy, read_npz
 from pfljax.data.sources.arrays import TaskName, make_source
-from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
+from pfljax.data.sources.source import Fraction, Source, generator, subsample
 
-FileTask = Annotated[TaskName, knob(flag="task")]
 PARTS = ("train", "test")  # names of files, folders and marks of official parts
 Names = str | Sequence[str]  # a list, or separated by commas
-Shape = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_shape")]
+Shape = Annotated[Sequence[int], knob(at_least=1, empty=True)]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
 NPY = "a folder with x.npy and y.npy"
-Ignored = Annotated[int | None, knob(at_least=-(2**63), at_most=2**64 - 1, flag="ignored_index")]
+Ignored = Annotated[int | None, knob(at_least=-(2**63), at_most=2**64 - 1)]
 ARRAYS = ("x", "y", "client", "writer", "coarse", "is_test")
 
 
 @checked()
 def npz(
-    file: Annotated[str | pathlib.Path, knob(accepted=NPZ, help=NPZ, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=NPZ, help=NPZ)],
     *,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
     ignored_index: Ignored = None,
 ) -> Source:
     """Reads the examples of an npz file.
@@ -65,12 +64,12 @@ def npz(
 
 @checked()
 def npy(
-    file: Annotated[str | pathlib.Path, knob(accepted=NPY, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=NPY)],
     *,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
     ignored_index: Ignored = None,
 ) -> Source:
     """Maps the arrays of a folder, which may be larger than memory: examples are read when their client takes part.

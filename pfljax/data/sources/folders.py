@@ -19,7 +19,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.files import damaged, of_file
-from pfljax.data.sources.source import Fraction, Source, Standardize
+from pfljax.data.sources.source import Fraction, Source
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
 GRAY = {"1", "L"}  # modes of images that have one channel
@@ -82,7 +82,7 @@ FOREIGN = frozenset(
 LEFT_BY_SYSTEMS = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"})
 DEEPEST = 5  # levels of folders: a part, a client and a class, and two parts more
 NAMED = 3  # files and folders that a message names
-Size = Annotated[Sequence[int], knob(at_least=1, empty=True, flag="image_size")]
+Size = Annotated[Sequence[int], knob(at_least=1, empty=True)]
 Open = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 
 
@@ -104,12 +104,12 @@ class Contents(NamedTuple):
 
 @checked()
 def images(
-    file: Annotated[str | pathlib.Path, knob(accepted=IMAGES, help=IMAGES, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=IMAGES, help=IMAGES)],
     *,
     size: Size = (),
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
+    standardize: bool = True,
 ) -> Source:
     """Reads a folder of images. All are gray, or else all are converted to RGB.
 

@@ -13,10 +13,10 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
-from pfljax.data.sources.arrays import IGNORED
+from pfljax.data.sources.arrays import IGNORED, TaskName
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, FileTask, Shape, damaged, of_file, shaped
-from pfljax.data.sources.source import Fraction, Source, Standardize
+from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
+from pfljax.data.sources.source import Fraction, Source
 
 LEAF = "a LEAF folder with JSON files in train and test"
 ACCEPTED = "numbers of one length, or texts of one length with the next character as y"
@@ -24,13 +24,13 @@ ACCEPTED = "numbers of one length, or texts of one length with the next characte
 
 @checked()
 def leaf(
-    file: Annotated[str | pathlib.Path, knob(accepted=LEAF, help=LEAF, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=LEAF, help=LEAF)],
     *,
     shape: Shape = (),
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
 ) -> Source:
     """Reads a data set that LEAF has prepared, such as FEMNIST or Shakespeare; its users are the clients.
 

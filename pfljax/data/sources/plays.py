@@ -14,7 +14,7 @@ from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
 
-Stride = Annotated[int, knob(at_least=1, flag="text_stride")]
+Stride = Annotated[int, knob(at_least=1)]
 PLAY = "a text file with a play in lines of NAME: and what NAME says"
 TEXT_WINDOW = 80  # number of characters in an example
 LEAST_WINDOWS = 8  # minimum number of windows in each part of a role's text, if it has enough characters
@@ -23,7 +23,7 @@ TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the firs
 
 @checked()
 def text(
-    file: Annotated[str | pathlib.Path, knob(accepted=PLAY, help=PLAY, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=PLAY, help=PLAY)],
     *,
     stride: Stride = 1,
     seed: Seed = 0,

@@ -6,15 +6,15 @@ import contextlib
 import difflib
 import pathlib
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
+from pfljax.contract.fields import Seed, checked
 from pfljax.data.sources.arrays import TaskName, make_source
-from pfljax.data.sources.source import Fraction, Source, Standardize, generator, subsample
+from pfljax.data.sources.source import Fraction, Source, generator, subsample
 
 CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may name an example's client
 
@@ -23,10 +23,10 @@ CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may n
 def tfds(
     name: str,
     *,
-    data_dir: Annotated[str | pathlib.Path | None, knob(flag="data_dir")] = None,
+    data_dir: str | pathlib.Path | None = None,
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
+    standardize: bool = True,
     task: TaskName = "auto",
 ) -> Source:
     """Reads a prepared TFDS data set with the random-access reader, which does not need TensorFlow.

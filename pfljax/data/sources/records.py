@@ -18,11 +18,11 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import opened, read_text
+from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.examples import features_of
-from pfljax.data.sources.files import PARTS, FileTask, damaged, names_in, of_file
-from pfljax.data.sources.saved import Image
-from pfljax.data.sources.source import Fraction, Source, Standardize
-from pfljax.data.sources.tables import Client, Label, check_column, targets_of
+from pfljax.data.sources.files import PARTS, damaged, names_in, of_file
+from pfljax.data.sources.source import Fraction, Source
+from pfljax.data.sources.tables import Label, check_column, targets_of
 
 RECORDS = "a folder that TFDS prepared with file_format=array_record"
 SHARD = re.compile(r"(.+)-([^-]+)\.array_record-(\d+)-of-(\d+)")
@@ -40,15 +40,15 @@ class Field(NamedTuple):
 
 @checked()
 def arrayrecord(
-    file: Annotated[str | pathlib.Path, knob(accepted=RECORDS, help=RECORDS, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=RECORDS, help=RECORDS)],
     *,
     label: Label = "label",
-    client: Client = "",
-    image: Image = "",
+    client: str = "",
+    image: str = "",
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
 ) -> Source:
     """Reads a data set that TFDS prepared, which may be larger than memory. Its part test holds the official tests.
 

@@ -14,43 +14,40 @@ import numpy as np
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import Seed, checked, knob
-from pfljax.data.sources.files import PARTS, FileTask, damaged, names_in, of_file
+from pfljax.data.sources.arrays import TaskName
+from pfljax.data.sources.files import PARTS, damaged, names_in, of_file
 from pfljax.data.sources.folders import Size, check_size, read_images
-from pfljax.data.sources.source import Fraction, Source, Standardize
+from pfljax.data.sources.source import Fraction, Source
 from pfljax.data.sources.tables import (
     CALLED,
     Categorical,
-    Client,
     Columns,
     FeatureColumns,
     Fill,
     Label,
-    Text,
     arrays_of,
     check_column,
 )
 
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 
-Image = Annotated[str, knob(flag="image_column")]
-
 
 @checked()
 def huggingface(
-    file: Annotated[str | pathlib.Path, knob(accepted=SAVED, help=SAVED, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=SAVED, help=SAVED)],
     *,
     label: Label = "label",
-    client: Client = "",
-    image: Image = "",
+    client: str = "",
+    image: str = "",
     features: FeatureColumns = "",
     categorical: Categorical = "",
-    text: Text = "",
+    text: str = "",
     fill: Fill = "none",
     size: Size = (),
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
 ) -> Source:
     """Reads a data set that `save_to_disk` wrote. Its part test, if it has one, holds the official test examples.
 

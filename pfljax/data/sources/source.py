@@ -12,8 +12,7 @@ from pfljax.contract.fields import knob
 from pfljax.contract.pooled import standardized
 from pfljax.contract.types import PyTree, Task
 
-Fraction = Annotated[float, knob(above=0, at_most=1, flag="data_fraction")]
-Standardize = Annotated[bool, knob(flag="standardize")]
+Fraction = Annotated[float, knob(above=0, at_most=1)]
 WHITE = 255.0  # value of a white pixel
 PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
 

@@ -23,10 +23,10 @@ from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import MOST, Seed, checked, knob, nearest
 from pfljax.contract.host import free_memory, readable
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.arrays import warn_of_missing
+from pfljax.data.sources.arrays import TaskName, warn_of_missing
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, FileTask, Names, damaged, names_in, of_file
-from pfljax.data.sources.source import Features, Fraction, Source, Standardize
+from pfljax.data.sources.files import PARTS, Names, damaged, names_in, of_file
+from pfljax.data.sources.source import Features, Fraction, Source
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
 CALLED = {"x": "features", "y": "label", "is_test": "test"}
@@ -49,13 +49,10 @@ MOST_CATEGORIES = 10_000
 # Texts that pandas takes for missing values, besides pyarrow's.
 MISSING = ("None", "<NA>")
 
-Label = Annotated[Names, knob(flag="label_column")]
-Client = Annotated[str, knob(flag="client_column")]
-FeatureColumns = Annotated[Names, knob(flag="feature_columns")]
-Categorical = Annotated[Names, knob(flag="categorical_columns")]
-Text = Annotated[str, knob(flag="text_column")]
-Test = Annotated[str, knob(flag="test_column")]
-Fill = Annotated[Literal["none", "mean"], knob(flag="fill")]
+Label = Annotated[Names, knob(empty=False)]
+FeatureColumns = Annotated[Names, knob(empty=False)]
+Categorical = Annotated[Names, knob(empty=False)]
+Fill = Literal["none", "mean"]
 
 
 class Columns(NamedTuple):
@@ -105,23 +102,23 @@ class Dialect(NamedTuple):
 
 @checked()
 def table(
-    file: Annotated[str | pathlib.Path, knob(accepted=TABLE, help=TABLE, flag="data_file")],
+    file: Annotated[str | pathlib.Path, knob(accepted=TABLE, help=TABLE)],
     *,
     label: Label = "label",
-    client: Client = "",
+    client: str = "",
     features: FeatureColumns = "",
     categorical: Categorical = "",
-    text: Text = "",
-    test: Test = "",
+    text: str = "",
+    test: str = "",
     fill: Fill = "none",
-    separator: Annotated[str, knob(flag="separator")] = "",
-    encoding: Annotated[str, knob(flag="encoding")] = "utf-8",
-    decimal: Annotated[str, knob(flag="decimal")] = ".",
-    missing: Annotated[Names, knob(flag="missing_values")] = "",
+    separator: str = "",
+    encoding: str = "utf-8",
+    decimal: str = ".",
+    missing: Annotated[Names, knob(empty=False)] = "",
     seed: Seed = 0,
     fraction: Fraction = 1.0,
-    standardize: Standardize = True,
-    task: FileTask = "auto",
+    standardize: bool = True,
+    task: TaskName = "auto",
 ) -> Source:
     """Reads a CSV file (with a header) or a Parquet file. Its first bytes say which it is.
 

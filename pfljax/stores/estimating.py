@@ -21,7 +21,7 @@ from pfljax.contract import tree
 from pfljax.contract.host import readable
 from pfljax.contract.types import ClientData
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.exchange.targets import Estimate, PlanElsewhere, Target, TooLarge, compile_for
+from pfljax.exchange.targets import PlanElsewhere, ProgramEstimate, Target, TooLarge, compile_for
 from pfljax.local.batches import block_counts
 from pfljax.stores.compiled import Lowered
 from pfljax.stores.experiment import Experiment
@@ -84,7 +84,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class Estimate:
     """What compilers say of a run on a target. These are estimates, not measurements.
 
     Attributes:
@@ -134,9 +134,9 @@ def _line(row: Row) -> list[str]:
     return [row.name, "yes" if row.fits else "no", *map(size, sizes), number(row.milliseconds), number(row.hours)]
 
 
-def plan_for(
+def estimate_for(
     experiment: Experiment, target: Target, seconds: float = math.inf, say: Callable[[str], None] | None = None
-) -> Planned:
+) -> Estimate:
     """Compiles a run's rounds for a target with every plan and exchange.
 
     Args:
@@ -148,7 +148,7 @@ def plan_for(
     problem = experiment.problem
     rows, notes = compiled_rows(experiment, target, choices(experiment, target), seconds, say)
     best = min((row for row in rows if row.fits), key=lambda row: row.milliseconds or 0.0, default=None)
-    return Planned(
+    return Estimate(
         target.name,
         len(target.devices),
         target.chip.memory,
@@ -275,7 +275,7 @@ def prepare(experiment: Experiment, target: Target, chunk: int, exchange: str) -
     return row, compiling
 
 
-def _row_of(row: Row, found: Estimate, lowered: Lowered, room: float, rounds: int) -> Row:
+def _row_of(row: Row, found: ProgramEstimate, lowered: Lowered, room: float, rounds: int) -> Row:
     """A row with a compiler's figures."""
     return dataclasses.replace(
         row,

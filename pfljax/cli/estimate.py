@@ -1,12 +1,12 @@
-"""Estimates a run's memory and time on TPUs or GPUs that are not here, for every plan and exchange. Trains nothing.
+"""Estimates a run's memory and time on TPUs and GPUs that you do not have, for every plan and exchange.
 
-    pfljax plan --target=tpu:v5e:4x4 --algorithm=federico --num_clients=1024
-    pfljax plan --target=cuda:h100:8 --algorithm=fedavg --json=plan.json
-    pfljax plan --target=tpu:v5e:2x2 --algorithms=local,fedavg,federico
+    pfljax estimate --target=tpu:v5e:4x4 --method=federico --num_clients=1024
+    pfljax estimate --target=cuda:h100:8 --method=fedavg --json=estimate.json
+    pfljax estimate --target=tpu:v5e:2x2 --methods=local,fedavg,federico
 
-The run has the flags of `pfljax train`. With --algorithms, each method has a table, and hours are also added up. All
-programs are compiled by the target's own compiler, and read. The figures are estimates, not measurements; evaluation is
-not counted.
+The run has the flags of `pfljax train`, but nothing is trained. With --methods, each method has a table, and hours are
+also added up. All programs are compiled by the target's own compiler, and read. The figures are estimates, not
+measurements; evaluation is not counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from absl import flags
 
 from pfljax import api
 from pfljax.api import comparison
-from pfljax.api.planning import Planned, plan
+from pfljax.api.estimating import Estimate, estimate
 from pfljax.cli import build, tables, train
 from pfljax.cli.flags import RUNS, WHAT
 from pfljax.cli.launch import Command
@@ -27,22 +27,22 @@ from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.folder import files
 
-UNREAD = {"the plan chooses them": ("plan", "chunk", "exchange", "devices")}
+UNREAD = {"all plans are compared": ("plan", "chunk", "exchange", "devices")}
 UNREAD |= {"nothing is trained": ("out", "resume", "profile", "tracker", "coordinator")}
 
 
 def define(registry: flags.FlagValues) -> None:
     train.define(registry)
-    text = "several methods, or all, instead of --algorithm; FILE.py:NAME for your own"
-    Group(WHAT, registry).several("algorithms", [], text, empty=True)
+    text = "several methods, or all, instead of --method; FILE.py:NAME for your own"
+    Group(WHAT, registry).several("methods", [], text, empty=True)
     add = Group(RUNS, registry)
-    add.declare(plan, "target", "seconds")
+    add.declare(estimate, "target", "seconds")
     add.add("json", Path, None, "file for all figures")
 
 
 def run(settings: Settings) -> None:
-    if settings.algorithms:
-        settings.refuse("algorithm", "--algorithms has the methods")
+    if settings.methods:
+        settings.refuse("method", "--methods has the methods")
     names = build.read_methods(settings)
     for why, unread in UNREAD.items():
         for flag in unread:
@@ -57,23 +57,25 @@ def run(settings: Settings) -> None:
     def make(name: str) -> api.Run:
         return build.build_run(settings, name, clients, trial)
 
-    if settings.algorithms == [build.ALL]:
+    if settings.methods == [build.ALL]:
         names = comparison.fitting(names, make, print)
     runs = [make(name) for name in names]  # finds mistakes before compiling anything
-    plans = []
+    estimates: list[Estimate] = []
     for made in runs:
-        plans.append(plan(made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print))
-        show(plans[-1])
-    hours = None if any(each.hours is None for each in plans) else sum(each.hours or 0.0 for each in plans)
-    if settings.algorithms:
+        found = estimate(made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print)
+        show(found)
+        estimates.append(found)
+    hours = None if any(each.hours is None for each in estimates) else sum(each.hours or 0.0 for each in estimates)
+    if settings.methods:
         total = "no total, since not all methods fit" if hours is None else f"about {_time(hours)} (an estimate)"
-        print(f"all {len(plans)} methods, one seed each: {total}")
+        print(f"all {len(estimates)} methods, one seed each: {total}")
     if settings.json:
-        all_plans = {"hours": hours, "plans": [dataclasses.asdict(each) for each in plans]}
-        files.write_json(Path(settings.json), all_plans if settings.algorithms else all_plans["plans"][0])
+        entries = [dataclasses.asdict(each) for each in estimates]
+        content = {"hours": hours, "estimates": entries} if settings.methods else entries[0]
+        files.write_json(Path(settings.json), content)
 
 
-def show(found: Planned) -> None:
+def show(found: Estimate) -> None:
     """Prints the table of a method, and what is recommended."""
     head = f"{found.algorithm}, {found.num_clients} clients on {found.target}"
     title = f"{head}; bytes of one device, time: {found.rests_on}"

@@ -20,10 +20,10 @@ from pfljax.exchange import targets
 from pfljax.exchange.compiled_text import Kernel, Reading
 from pfljax.exchange.exchange import in_chunks
 from pfljax.exchange.side_by_side import CLIENTS
-from pfljax.exchange.targets import Chip, Collective, Estimate, Target
+from pfljax.exchange.targets import Chip, Collective, ProgramEstimate, Target
 from pfljax.local import batches
-from pfljax.stores import planning
-from pfljax.stores.planning import Row
+from pfljax.stores import estimating
+from pfljax.stores.estimating import Row
 
 CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
 MODEL = pfl.models.MLP(hidden=(8,))
@@ -45,7 +45,7 @@ def experiment(method, clients=4, batch=3, model=MODEL, sizes=None, **options):
 
 @pytest.fixture(scope="module")
 def local():
-    return planning.plan_for(experiment(pfl.Local()), here())
+    return estimating.estimate_for(experiment(pfl.Local()), here())
 
 
 def test_every_plan_of_a_method_is_compiled(local):
@@ -67,7 +67,7 @@ def test_arguments_are_state_and_data(local):
 
 @pytest.mark.slow
 def test_peers_have_two_exchanges_and_the_models_are_what_travels():
-    made = planning.plan_for(experiment(pfl.FedeRiCo(neighbors=1)), here(), seconds=1e-9)
+    made = estimating.estimate_for(experiment(pfl.FedeRiCo(neighbors=1)), here(), seconds=1e-9)
     assert [row.exchange for row in made.rows] == ["gather"]
     assert [note.split(":")[0] for note in made.notes] == ["vmap, ring", "map, gather", "map, ring"]
     moved = made.rows[0].collectives
@@ -75,8 +75,8 @@ def test_peers_have_two_exchanges_and_the_models_are_what_travels():
 
 
 def test_a_run_that_does_not_fit_is_an_answer():
-    small = planning.plan_for(experiment(pfl.Local(), clients=3), here(memory=500))
-    assert {row.why for row in small.rows} == {planning.HELD}
+    small = estimating.estimate_for(experiment(pfl.Local(), clients=3), here(memory=500))
+    assert {row.why for row in small.rows} == {estimating.HELD}
     assert small.recommended == {} and small.hours is None
     assert small.rows[0].arguments_bytes > 500
     assert any("2 or 4 clients can" in note for note in small.notes)
@@ -84,7 +84,7 @@ def test_a_run_that_does_not_fit_is_an_answer():
 
 def test_nothing_is_allocated_and_the_host_store_holds_a_cohort():
     run = experiment(pfl.Local(), execution=pfl.Execution(client_store="host"), participation=0.5)
-    row, compiling = planning.prepare(run, here(devices=1), 0, "")
+    row, compiling = estimating.prepare(run, here(devices=1), 0, "")
     assert compiling is not None
     models = 2 * (5 * 8 + 8 + 8 * 3 + 3) * 4
     assert 2 * models < row.arguments_bytes < 2 * models + 8 * 1024  # this cohort and the next
@@ -95,16 +95,16 @@ def test_a_model_on_several_devices():
     wide = pfl.models.MLP(hidden=(1024,))
     make = lambda number: experiment(pfl.Local(), model=wide, execution=pfl.Execution(devices=4, model_devices=number))
     (whole, _), (parts, compiling) = (
-        planning.prepare(make(number), here(devices=2 * number), 1, "") for number in (1, 2)
+        estimating.prepare(make(number), here(devices=2 * number), 1, "") for number in (1, 2)
     )
     saved = 2 * (5 * 1024 + 1024 * 3 + 1024) * 4 / 2  # of two clients: kernels and the wide bias
     assert whole.arguments_bytes - parts.arguments_bytes == pytest.approx(saved)
     assert compiling is not None
     row = compiling()
     assert row.fits and {each["devices"] for each in row.collectives} >= {2}
-    assert [chunk for chunk, _ in planning.choices(make(2), here(devices=4))] == [0, 1]
+    assert [chunk for chunk, _ in estimating.choices(make(2), here(devices=4))] == [0, 1]
     with pytest.raises(pfl.ArgumentError, match="model_devices=2: accepted: a number that divides the 1 devices"):
-        planning.prepare(make(2), here(devices=1), 1, "")
+        estimating.prepare(make(2), here(devices=1), 1, "")
 
 
 def test_loops_count_as_often_as_the_largest_client_of_a_chunk_steps():
@@ -112,7 +112,7 @@ def test_loops_count_as_often_as_the_largest_client_of_a_chunk_steps():
     steps = run.steps  # of clients 0 to 3
     for chunk, expected in [(0, np.maximum(*steps.reshape(2, 2).T).max()), (1, steps.reshape(2, 2).mean(axis=1).max())]:
         plan = here().plan(chunk, "auto")
-        assert planning.lengths(run, plan)("steps") == pytest.approx(expected)
+        assert estimating.lengths(run, plan)("steps") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_loops_over_blocks_count_as_often_as_they_run(monkeypatch, block, chunk)
     np.testing.assert_array_equal(compiled(split), size)
     jax.effects_barrier()
     scopes = set(re.findall(r"(?:full|rest)_[0-9_]+_of_\d+", compiled.as_text()))
-    of = planning.lengths(run, here(devices=1).plan(chunk, "auto"))
+    of = estimating.lengths(run, here(devices=1).plan(chunk, "auto"))
     assert len(scopes) == 2 and sum(map(of, scopes)) * 4 == len(
         calls
     )  # each of the 4 / chunk chunks calls `chunk` times
@@ -151,7 +151,7 @@ def test_an_e_step_is_in_a_rounds_program_once():
         run = experiment(
             pfl.FedeRiCo(neighbors=1), batch=batch, model=pfl.models.MLP(hidden=()), sizes=[60] * 2, clients=2
         )
-        lowered, _ = planning.lower(run, here(devices=1).plan(1, "auto"))
+        lowered, _ = estimating.lower(run, here(devices=1).plan(1, "auto"))
         loops.append(len(re.findall(r" while\(.*rest_\d\w+_of_\d+", lowered.program.compile().as_text())))
     assert loops[0] == loops[1] > 0
 
@@ -207,15 +207,15 @@ def estimate(reading, chip, monkeypatch):
 
 def test_operations_without_an_estimate_are_noted():
     rows = [Row("vmap", 0, "", True, unknown_operations=3), Row("map", 1, "", True, unknown_operations=12)]
-    assert planning.rests_on(here(), rows) == f"{here().rests_on}; up to 12 operations without an estimate count as 0"
-    assert planning.rests_on(here(), [Row("map", 1, "", True)]) == here().rests_on
+    assert estimating.rests_on(here(), rows) == f"{here().rests_on}; up to 12 operations without an estimate count as 0"
+    assert estimating.rests_on(here(), [Row("map", 1, "", True)]) == here().rests_on
 
 
 def test_the_fastest_that_fits_is_recommended():
     rows = [Row("vmap", 0, "ring", False), Row("chunk", 8, "ring", True, milliseconds=2.0)]
-    assert planning.recommended(rows[1]) == {"plan": "chunk", "chunk": 8, "exchange": "ring"}
+    assert estimating.recommended(rows[1]) == {"plan": "chunk", "chunk": 8, "exchange": "ring"}
     assert dataclasses.replace(rows[0], exchange="").name == "vmap" and rows[1].name == "chunk of 8, ring"
-    assert Estimate(1, 2, 3, 0, 0.5, 0.25, (), False, 0).total_bytes == 6
+    assert ProgramEstimate(1, 2, 3, 0, 0.5, 0.25, (), False, 0).total_bytes == 6
 
 
 @pytest.mark.parametrize("target", ["tpu", "tpu:v5e", "tpu:v9:2x2", "tpu:v5e:4", "cuda:h100:0", "cuda:b7:8", "cpu:x:2"])
@@ -232,12 +232,12 @@ def test_frozen_parameters_are_on_a_device_once(number):
     model = pfl.Model(mlp, frozen=frozen, trainable=pfl.adapters.lora(rank=1, where="Dense_1"))
     execution = pfl.Execution(devices=4, model_devices=number)
     of = lambda clients: experiment(pfl.Local(), clients=clients, model=model, execution=execution)
-    rows = [planning.prepare(of(clients), here(devices=4), 1, "")[0] for clients in (4, 8)]
+    rows = [estimating.prepare(of(clients), here(devices=4), 1, "")[0] for clients in (4, 8)]
     assert {row.frozen_bytes for row in rows} == {2 * ((5 * 1024 + 1024 + 1024 * 3) // number + 3)}
     adapters = 4 * (1024 // number + 3)
     assert rows[1].arguments_bytes - rows[0].arguments_bytes == pytest.approx(number * adapters, rel=0.3)  # and data
     assert rows[0].arguments_bytes > rows[0].frozen_bytes + number * adapters
-    assert planning.held_once(rows) == [
+    assert estimating.held_once(rows) == [
         f"each device holds the frozen parameters once: {readable(rows[0].frozen_bytes)} of the arguments"
     ]
 

@@ -1,4 +1,4 @@
-"""Plans a run for devices that are not here."""
+"""Estimates what a run needs on devices that are not here."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated
 from pfljax.api.run import Run
 from pfljax.contract.fields import checked, knob
 from pfljax.exchange import targets
-from pfljax.stores.planning import Planned, plan_for
+from pfljax.stores.estimating import Estimate, estimate_for
 from pfljax.training.loop import Rounds
 
 
 @checked()
-def plan(
+def estimate(
     run: Annotated[Run, knob(accepted="a Run")],
-    target: Annotated[str, knob(flag="target")] = "tpu:v5e:2x2",
+    target: str = "tpu:v5e:2x2",
     *,
     rounds: Rounds = 150,
-    seconds: Annotated[float, knob(above=0, flag="seconds")] = 100.0,
+    seconds: Annotated[float, knob(above=0)] = 100.0,
     say: Callable[[str], None] | None = None,
-) -> Planned:
+) -> Estimate:
     """Compiles a run for TPUs or GPUs that are not here, with every plan and exchange. Trains and allocates nothing.
 
     Args:
@@ -33,4 +33,4 @@ def plan(
     Raises:
         ArgumentError: if there is no such target, or its compiler is not installed.
     """
-    return plan_for(run.experiment.with_rounds(rounds), targets.find(target), seconds, say)
+    return estimate_for(run.experiment.with_rounds(rounds), targets.find(target), seconds, say)

@@ -1,4 +1,4 @@
-"""`pfljax plan`: what it prints and writes, with CPU devices in place of a target's, and what it refuses."""
+"""`pfljax estimate`: what it prints and writes, with CPU devices in place of a target's, and what it refuses."""
 
 import json
 
@@ -6,11 +6,11 @@ import jax
 import pytest
 from commands import call, one_line
 
-from pfljax.cli import plan
+from pfljax.cli import estimate
 from pfljax.exchange import targets
 from pfljax.exchange.targets import Chip, Target
 
-SMALL = ("--algorithm=local", "--num_clients=4", "--train_examples=5", "--hidden=4", "--rounds=1000")
+SMALL = ("--method=local", "--num_clients=4", "--train_examples=5", "--hidden=4", "--rounds=1000")
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def here(monkeypatch):
 
 @pytest.mark.slow
 def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
-    out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *SMALL, f"--json={tmp_path / 'plan.json'}")
-    found = json.loads((tmp_path / "plan.json").read_text())
+    out = call(estimate.COMMAND, "--target=tpu:v5e:1x1", *SMALL, f"--json={tmp_path / 'estimate.json'}")
+    found = json.loads((tmp_path / "estimate.json").read_text())
     assert f"recommended: --plan={found['recommended']['plan']}; about" in out and "1000 rounds (an estimate)" in out
     assert [row["plan"] for row in found["rows"]] == ["vmap", "map"] and found["target"] == "tpu:v5e:1x1"
     for row in found["rows"]:
@@ -33,29 +33,29 @@ def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
 
 @pytest.mark.long
 def test_several_methods_have_a_table_each_and_hours_in_all(here, tmp_path):
-    words = (*SMALL[1:], "--algorithms=fedavg,local", f"--json={tmp_path / 'plan.json'}")
-    out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *words)
-    found = json.loads((tmp_path / "plan.json").read_text())
-    assert [each["algorithm"] for each in found["plans"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
-    assert found["hours"] == pytest.approx(sum(each["hours"] for each in found["plans"]))
+    words = (*SMALL[1:], "--methods=fedavg,local", f"--json={tmp_path / 'estimate.json'}")
+    out = call(estimate.COMMAND, "--target=tpu:v5e:1x1", *words)
+    found = json.loads((tmp_path / "estimate.json").read_text())
+    assert [each["algorithm"] for each in found["estimates"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
+    assert found["hours"] == pytest.approx(sum(each["hours"] for each in found["estimates"]))
     assert f"all 2 methods, one seed each: about {3600 * found['hours']:.3g} s (an estimate)" in out
 
 
 def test_hours_in_all_need_all_methods(here, monkeypatch, tmp_path):
     small = Chip(100, 1e12, 1e11, 1e10)  # bytes that no method fits into
     monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:1], small, {}))
-    words = (*SMALL[1:], "--algorithms=local,fedavg", f"--json={tmp_path / 'plan.json'}")
-    out = call(plan.COMMAND, "--target=tpu:v5e:1x1", *words)
+    words = (*SMALL[1:], "--methods=local,fedavg", f"--json={tmp_path / 'estimate.json'}")
+    out = call(estimate.COMMAND, "--target=tpu:v5e:1x1", *words)
     assert "all 2 methods, one seed each: no total" in out and "recommended" not in out
-    assert json.loads((tmp_path / "plan.json").read_text())["hours"] is None
+    assert json.loads((tmp_path / "estimate.json").read_text())["hours"] is None
 
 
 def test_mistakes_are_one_line(tmp_path):
-    line = one_line(call(plan.COMMAND, *SMALL, "--target=tpu:v9:2x2", code=2))
+    line = one_line(call(estimate.COMMAND, *SMALL, "--target=tpu:v9:2x2", code=2))
     assert line.startswith("--target=tpu:v9:2x2: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e")
-    line = one_line(call(plan.COMMAND, *SMALL, "--plan=map", code=2))
-    assert line == "--plan: does not apply here: the plan chooses them"
-    line = one_line(call(plan.COMMAND, *SMALL, "--algorithms=fedavg", code=2))
-    assert line == "--algorithm: does not apply here: --algorithms has the methods"
-    line = one_line(call(plan.COMMAND, *SMALL, f"--out={tmp_path / 'out'}", code=2))
+    line = one_line(call(estimate.COMMAND, *SMALL, "--plan=map", code=2))
+    assert line == "--plan: does not apply here: all plans are compared"
+    line = one_line(call(estimate.COMMAND, *SMALL, "--methods=fedavg", code=2))
+    assert line == "--method: does not apply here: --methods has the methods"
+    line = one_line(call(estimate.COMMAND, *SMALL, f"--out={tmp_path / 'out'}", code=2))
     assert line == "--out: does not apply here: nothing is trained" and not (tmp_path / "out").exists()
