@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,8 +74,10 @@ def load(
             run = run_again(config, store, local, given)
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError("path", f"its config.json is damaged ({error!r})", path) from error
+    planned = config.get("program", {}).get("planned_rounds")
+    run.experiment = dataclasses.replace(run.experiment, planned_rounds=planned).with_rounds(summary["rounds"])
     check_same(config, run)
-    experiment = run.experiment.with_rounds(summary["rounds"])
+    experiment = run.experiment
     return Result(experiment, saved_outcome(experiment, out, summary), out)
 
 

@@ -224,7 +224,7 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     """
     values = {**settings.values, "algorithm": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("algorithms", "rounds", "learning_rates")]
+    same = [flag for flag in same if flag not in ("algorithms", "rounds", "planned_rounds", "learning_rates")]
     same += ["algorithm", "seed", "split"]
     if settings.lr_schedule == "multistep":
         same.append("rounds")  # the schedule depends on it

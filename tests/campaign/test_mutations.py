@@ -202,7 +202,7 @@ def run_of(text, folder):
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """What config.json says of the unedited study, as it is read back."""
-    described = run_of(TEXT, tmp_path_factory.mktemp("before")).experiment.described
+    described = run_of(TEXT, tmp_path_factory.mktemp("before")).experiment.with_rounds(100).described
     path = tmp_path_factory.mktemp("config") / "config.json"
     files.write_json(path, described)
     return files.read_json(path)
