@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -181,8 +182,16 @@ class Experiment:
 
     @property
     def depends_on_rounds(self) -> bool:
-        """Whether training depends on the planned number of rounds, so that a run cannot go on for more of them."""
-        return self.program().get("planned_rounds") is not None
+        """Whether training depends on the planned number of rounds, so that a run cannot go on for more of them.
+
+        True where that is not known: under plan=python, functions may read values, so that they cannot be traced.
+        """
+        try:
+            return self.program().get("planned_rounds") is not None
+        except jax.errors.JAXTypeError:
+            if isinstance(self.problem.plan, PythonPlan):
+                return True
+            raise
 
     @property
     def name(self) -> str:
