@@ -289,8 +289,6 @@ class Problem(NamedTuple):
 
 def watched(problem: Problem, noted: Callable[[], None]) -> Problem:
     """The same problem, which calls `noted` whenever its number of rounds is read; so do problems made from it."""
-    place = Problem._fields.index("rounds")
-
     class Watched(Problem):
         """A problem that knows who reads its number of rounds."""
 
@@ -299,6 +297,6 @@ def watched(problem: Problem, noted: Callable[[], None]) -> Problem:
         @property
         def rounds(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
             noted()
-            return self[place]
+            return super().rounds
 
     return Watched(*problem)

@@ -1,6 +1,7 @@
 """The planned number of rounds: what depends on it, and how runs go on."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,8 +31,8 @@ ONE_DEVICE = pfl.Execution("map", devices=1)
 def trainer_of(name, **options):
     """A trainer of five clients, four of them a round; newcomers are scored after training."""
     federation = toys.make_federation((4, 3, 5, 2, 4))
-    training = {"batch_size": 2} | toys.network(name)
-    problem = toys.make_problem(federation, optax.adam(0.05), cohort=4, **training)
+    network: dict[str, Any] = toys.network(name)
+    problem = toys.make_problem(federation, optax.adam(0.05), cohort=4, batch_size=2, **network)
     unseen = toys.make_federation((3, 4), seed=8)
     made = toys.make_experiment(name, problem, federation, knobs=KNOBS.get(name), unseen=unseen, seed=1, **options)
     return Trainer([fingerprint.identified(made)])
@@ -301,11 +302,11 @@ def test_the_debugging_plan_goes_on_only_by_a_plan_if_its_method_cannot_be_trace
         return dataclasses.replace(plain, server_update=server_update)
 
     monkeypatch.setattr(Paced, "build", shown)
-    in_python = {"execution": pfl.Execution("python")}
-    run = pfl.Run(Paced(), clients, MODEL, LOCAL, **in_python)
+    in_python = pfl.Execution("python")
+    run = pfl.Run(Paced(), clients, MODEL, LOCAL, execution=in_python)
     run.train(1)
     with pytest.raises(pfl.ArgumentError, match=r"planned_rounds=2$"):
         run.train(1)
-    planned = pfl.Run(Paced(), clients, MODEL, LOCAL, planned_rounds=2, **in_python)
+    planned = pfl.Run(Paced(), clients, MODEL, LOCAL, planned_rounds=2, execution=in_python)
     planned.train(1)
     assert planned.train(1).history[-1]["round"] == 2
