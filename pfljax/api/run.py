@@ -55,6 +55,9 @@ ClientsOfSplit = Annotated[
 ]
 
 
+PlannedRounds = Annotated[
+    int | None, knob(at_least=1, help="number of rounds that a method's schedules are planned for; default: --rounds")
+]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
     knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),
@@ -88,7 +91,7 @@ class Run:
         tell_groups: Annotated[bool, knob(flag="tell_groups")] = False,
         metrics: Metrics | None = None,
         stop: Annotated[Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")] = None,
-        planned_rounds: Annotated[int | None, knob(at_least=1, flag="planned_rounds")] = None,
+        planned_rounds: PlannedRounds = None,
         server: Server | None = None,
         attack: Attack | None = None,
         compression: Compression | None = None,

@@ -257,7 +257,8 @@ def check_planned(out: Path, experiment: Experiment) -> None:
 
 def planned_before(parts: dict[str, dict]) -> int | None:
     """The number of rounds that a run with these parts of config.json was planned for, if it depends on that."""
-    return parts["program"].get("planned_rounds")
+    planned = parts["program"].get("planned_rounds")
+    return planned if isinstance(planned, int) and planned > 0 else None  # a file that is not whole may say anything
 
 
 def recorded(out: Path) -> dict[str, dict]:

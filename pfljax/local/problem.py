@@ -289,6 +289,7 @@ class Problem(NamedTuple):
 
 def watched(problem: Problem, noted: Callable[[], None]) -> Problem:
     """The same problem, which calls `noted` whenever its number of rounds is read; so do problems made from it."""
+
     class Watched(Problem):
         """A problem that knows who reads its number of rounds."""
 
