@@ -309,7 +309,7 @@ def calls() -> dict[str, Called]:
     }
     assigned = partitions.assign(source, partitions.IID(), num_clients=4)
     pixels = {"num_clients": 2, "examples": 2, "shape": (2,), "num_classes": 2, "seed": 0}
-    simulated = ("seed", "unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "config")
+    simulated = ("seed", "unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "planned_rounds", "config")
     return {
         **{each.__name__: Called(each) for each in SETTINGS},
         **{f"partitions.{name}": Called(each) for name, each in partitions.PARTITIONS.items()},

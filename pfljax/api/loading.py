@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,11 +72,12 @@ def load(
             run = importlib.import_module(OF_COMMANDS).run(config, store, given)
         else:
             run = run_again(config, store, local, given)
+        planned = config.get("program", {}).get("planned_rounds")
+        run.experiment = dataclasses.replace(run.experiment, planned_rounds=planned).with_rounds(summary["rounds"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError("path", f"its config.json is damaged ({error!r})", path) from error
     check_same(config, run)
-    experiment = run.experiment.with_rounds(summary["rounds"])
-    return Result(experiment, saved_outcome(experiment, out, summary), out)
+    return Result(run.experiment, saved_outcome(run.experiment, out, summary), out)
 
 
 def run_again(config: dict, client_store: Any, local: LocalTraining | None, given: Mapping[str, Any]) -> Run:

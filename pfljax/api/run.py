@@ -55,6 +55,9 @@ ClientsOfSplit = Annotated[
 ]
 
 
+PlannedRounds = Annotated[
+    int | None, knob(at_least=1, help="number of rounds that a method's schedules are planned for; default: --rounds")
+]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
     knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),
@@ -88,6 +91,7 @@ class Run:
         tell_groups: bool = False,
         metrics: Metrics | None = None,
         stop: Annotated[Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")] = None,
+        planned_rounds: PlannedRounds = None,
         server: Server | None = None,
         attack: Attack | None = None,
         compression: Compression | None = None,
@@ -112,6 +116,8 @@ class Run:
             tell_groups: Whether methods get the true number of groups, for knobs of this kind that have their default.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
+            planned_rounds: Number of rounds for which a method's schedules are planned. Default: those of the first
+                call of `train`. Methods that depend on it train no more rounds than these; see `train`.
             server: How the server samples cohorts and aggregates models. Default: uniformly, and by the mean.
             attack: What the attacking clients do. Default: no attack.
             compression: How messages are compressed. Default: not at all.
@@ -136,7 +142,8 @@ class Run:
         config = config or describe.config(method, clients, modules_of(model), local, participation, told | timed)
         clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
         unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
-        told |= {"client_store": execution.client_store, "config": config | {"data": data.describe(clients, unseen)}}
+        told |= {"planned_rounds": planned_rounds, "client_store": execution.client_store}
+        told |= {"config": config | {"data": data.describe(clients, unseen)}}
         unseen = unseen and unseen.standardized
         found = Experiment(method, problem, clients.standardized, local, unseen=unseen, metrics=metrics, **told)
         self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
@@ -157,6 +164,10 @@ class Run:
     ) -> Result:
         """Trains for more rounds.
 
+        Training for 4 rounds and then for 8 equals training for 12 at once. A few methods depend on the planned number
+        of rounds, such as Floco, whose clients get their regions after half of them: with `Run(planned_rounds=12)`,
+        they may be trained up to round 12 in several calls. Further rounds are refused.
+
         Args:
             rounds: Number of rounds to train, in addition to earlier calls.
             out: Folder for the run's files, new or empty; None: write no files. Later calls write to the same folder.
@@ -173,7 +184,8 @@ class Run:
                 that prunes a search must, and reaches the caller as it is.
 
         Raises:
-            ArgumentError: if `out` contains another run, or this run with other settings.
+            ArgumentError: if `out` contains another run, or this run with other settings; or if the method depends on
+                the planned number of rounds, and these are more, or `out` was planned for another number.
             RunError: if a loss is not finite and its client cannot be dropped, or memory or disk space runs out.
             KeyboardInterrupt: on SIGINT and SIGTERM, after finishing and saving the current rounds.
         """
@@ -188,7 +200,8 @@ class Run:
         self._trainer.trackers = [tracker]
         total = self._trainer.done + rounds
         outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
-        return Result(self.experiment.with_rounds(total), outcome, self._out)
+        planned = dataclasses.replace(self.experiment, planned_rounds=outcome.experiment.planned_rounds)
+        return Result(planned.with_rounds(total), outcome, self._out)
 
 
 def check_method(method: Any, argument: str = "method") -> Any:

@@ -23,6 +23,9 @@ from pfljax.stores.serving import scores
 from pfljax.training import mixing
 from pfljax.training.loop import Rounds
 
+# Options of `Run` that a simulation does not have: it is neither evaluated by a schedule nor written.
+OF_RUNS = ("unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "planned_rounds", "config")
+
 
 class Simulation:
     """Rounds of a method without a schedule, files or progress: `Run` without its loop.
@@ -40,7 +43,7 @@ class Simulation:
         experiment: The method, clients and settings.
     """
 
-    @checked(options=[Run], without=["seed", "unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "config"])
+    @checked(options=[Run], without=["seed", *OF_RUNS])
     def __init__(
         self,
         method: Any,

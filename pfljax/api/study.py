@@ -78,11 +78,12 @@ class Study:
             ArgumentError: if the folder contains something else, a run with more rounds, or a changed run.
         """
         found: list[bool] = []
+        experiment = run.experiment.with_rounds(self.rounds)
 
         def check() -> None:
             try:
-                folders.check(folder, run.experiment, "if_possible")
-                folders.Folders([], [folder], "if_possible").check_rounds(self.rounds)
+                folders.check(folder, experiment, "if_possible")
+                folders.Folders([experiment], [folder], "if_possible").check_rounds(self.rounds)
             except folders.Changed as error:
                 if self.rerun != "changed":
                     text = error.text.removesuffix(f"; {folders.WAY_ON}")
@@ -226,7 +227,7 @@ def share_programs(runs: Sequence[Run]) -> Sequence[Run]:
         if first is None:
             seen.append(run)
         else:
-            run.experiment = dataclasses.replace(run.experiment, program=first.experiment.program)
+            run.experiment = dataclasses.replace(run.experiment, programs=first.experiment.programs)
     return runs
 
 

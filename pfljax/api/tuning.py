@@ -162,7 +162,7 @@ def search(
         first = [run.experiment for run in runs[: len(trials)]]
         about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
         about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
-        about = files.plain(about | {"widen": widen, "programs": programs_of(runs[:: len(trials)])})
+        about = files.plain(about | {"widen": widen, "programs": programs_of(runs[:: len(trials)], rounds)})
         found = earlier_scores(path, about, rerun, say) if path.exists() else None
     if found is None:
         say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
@@ -180,10 +180,10 @@ def search(
     return found
 
 
-def programs_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def programs_of(runs: Sequence[Run], rounds: int) -> list[dict[str, Any]]:
     """The programs of the points of a grid, of which those that differ only in numbers have one."""
     groups = groups_alike([run.experiment for run in runs])
-    return [runs[group[0]].experiment.program() for group in groups]
+    return [runs[group[0]].experiment.with_rounds(rounds).program() for group in groups]
 
 
 def widened(found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int, say: Say) -> Tuning:

@@ -341,7 +341,7 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     """
     values = {**settings.values, "method": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("methods", "rounds", "learning_rates")]
+    same = [flag for flag in same if flag not in ("methods", "rounds", "planned_rounds", "learning_rates")]
     same += ["method", "seed", "split"]
     if settings.lr_schedule == "multistep":
         same.append("rounds")  # the schedule depends on it

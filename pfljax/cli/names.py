@@ -31,7 +31,7 @@ from pfljax.data import Splits, partitions, sources, split_unseen
 # What declares fields or arguments -> owner -> names of those that have a flag. Under the owner "", a flag has the name
 # of its field. Fields that are not listed have no flag.
 LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
-    Run: {"": ("participation", "fine_tune_epochs", "eval_clients", "tell_groups")},
+    Run: {"": ("participation", "fine_tune_epochs", "eval_clients", "tell_groups", "planned_rounds")},
     Run.train: {"": ("rounds", "eval_every", "checkpoint_every", "profile")},
     compare: {"": ("reference", "target")},
     estimate: {"": ("target", "seconds")},

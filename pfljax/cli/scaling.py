@@ -52,7 +52,7 @@ CELL = "cell.json"
 # Flags that may differ between studies that share a folder: those that span the grid, and those that change no cell.
 FREE = (
     *("methods", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds", "rerun"),
-    *("participation", "fine_tune_epochs", "coordinator", "process_id", "profile"),
+    *("participation", "fine_tune_epochs", "planned_rounds", "coordinator", "process_id", "profile"),
 )
 say = functools.partial(print, flush=True)
 

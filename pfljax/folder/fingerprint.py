@@ -19,7 +19,7 @@ import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,13 @@ from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
 from pfljax.contract.held import taking
-from pfljax.contract.types import Algorithm, Array, Key, Params, Prediction, PyTree
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, Params, Prediction, PyTree, Start, State
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
 from pfljax.exchange.rounds import make_round
 from pfljax.folder import host_code
 from pfljax.folder.host_code import content
+from pfljax.local.problem import Problem, watched
 from pfljax.stores import serving
 from pfljax.stores.experiment import Experiment
 
@@ -49,9 +50,11 @@ FROZEN = "frozen parameters"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
 WRITTEN: dict[tuple, str] = {}  # literals as text
-# Planned number of rounds in traces. Not the run's own, since a run that goes on for more rounds stays the same; and
-# more than a few, so that schedules and what is computed only in longer runs are traced.
-ROUNDS = 100
+# Numbers of rounds in traces of `adapt`, if it reads them. They are not the run's own: a run that goes on for more
+# rounds stays the same, and its newcomers then train for all of them. What is computed only in short runs, or only in
+# long ones, is in some of the traces.
+ROUNDS = (5, 100, 500)
+BUILD, ADAPT = "build", "adapt"
 # Parameters of operations that change no result: names, and where and how it is computed.
 IGNORED = {
     *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
@@ -68,19 +71,30 @@ Digests = dict[str, str]
 
 
 def identified(experiment: Experiment) -> Experiment:
-    """The run, which describes its program as it is now; later padding, rounds and plans change no result."""
-    return dataclasses.replace(experiment, program=functools.cache(functools.partial(program, experiment)))
+    """The run, which describes its program as it is now; later padding and execution plans change no result."""
+    known: dict[int | None, dict[str, Any]] = {}  # by planned number of rounds; None: it does not depend on it
+
+    def described(planned: int) -> dict[str, Any]:
+        if None not in known and planned not in known:
+            found = program(experiment, planned=planned)
+            known[found["planned_rounds"]] = found
+        return known[None] if None in known else known[planned]
+
+    return dataclasses.replace(experiment, programs=described)
 
 
-def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any]:
+def program(experiment: Experiment, within: Sequence[str] = (), planned: int | None = None) -> dict[str, Any]:
     """Describes what a run computes, for config.json.
 
     Args:
         experiment: The run.
         within: The parts to describe; empty: all.
+        planned: Planned number of rounds; None: the run's own.
 
     Returns:
         "method": name of its class.
+        "planned_rounds": the planned number of rounds, if training or predictions depend on it: if it is read while the
+            method is built or while one of its functions but `adapt` is traced. Otherwise None.
         "parts": digest by part.
         "sources": digest of each file of the user's that defines something, or that such a file imports from its
             folder, without comments.
@@ -88,12 +102,15 @@ def program(experiment: Experiment, within: Sequence[str] = ()) -> dict[str, Any
         "host": what functions compute with that are not traced, by what they are; see `host_code.identity`.
         "settings": JAX's own settings on which random numbers and products depend.
     """
+    planned = experiment.planned if planned is None else planned
     found = [experiment.method, *(model.module for model in experiment.problem.models)]
     if experiment.local is not None:
         found += [experiment.local.optimizer, experiment.local.schedule, experiment.local.loss]
+    of_run = traced(experiment, planned, within)
     return {
         "method": type(experiment.method).__name__,
-        "parts": parts(experiment, within),
+        "planned_rounds": planned if of_run.reads_rounds else None,
+        "parts": of_run.parts,
         "sources": {name: digest for each in found for name, digest in source(each).items()},
         "versions": {name: version(name) for name in LIBRARIES},
         "host": {name: host_code.identity(function) for name, function in on_host(experiment).items()},
@@ -159,63 +176,136 @@ def version(name: str) -> str:
     return importlib.metadata.version(name)
 
 
-def parts(experiment: Experiment, within: Sequence[str] = ()) -> Digests:
-    """Digest of each part of a run's program; its execution plan and its number of rounds do not matter."""
+class Traced(NamedTuple):
+    """A run's program.
+
+    Attributes:
+        parts: Digest by part.
+        reads_rounds: Whether anything but `adapt` reads the planned number of rounds.
+    """
+
+    parts: Digests
+    reads_rounds: bool
+
+
+def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> Traced:
+    """Traces a run's program for a planned number of rounds; its execution plan does not matter.
+
+    `adapt` is traced for several numbers of rounds if it reads them, or if they are read while the method is built.
+    """
+    reads: set[str] = set()  # what has read the number of rounds
+    now = BUILD  # what is being traced
+
+    def noted() -> None:
+        reads.add(now)
+
+    problem, algorithm = in_parts(experiment, planned, noted)
+    arguments = shapes(problem, algorithm, experiment)
+    streams: dict[str, Any] = defaultdict(hashlib.sha256)
+
+    def add(part: str, fn: Callable, *args: Any) -> None:
+        """Adds the digests of a traced function to their parts."""
+        make = needed if part == "predict" else jax.make_jaxpr
+        made = make(taking(problem.model.network, fn))(*args, frozen=problem.model.network.own)
+        for (name, suffix), digest in digests(made, part).items():
+            if part != ADAPT or name not in PREDICTS:  # which "predict" has, and `pfljax.load` traces alone
+                streams[name + suffix].update(digest)
+
+    for part, fn, *args in training(problem, algorithm, arguments):
+        if not within or part in within:
+            now = part
+            add(part, fn, *args)
+    if algorithm.adapt and (not within or ADAPT in within):
+        now = ADAPT
+        for rounds in ROUNDS:
+            if rounds == ROUNDS[0] or reads & {BUILD, ADAPT}:
+                add(ADAPT, *newcomers(*in_parts(experiment, rounds, noted), arguments))
+    streams["ledger"].update(repr(algorithm.ledger).encode())
+    model = problem.model
+    if model.frozen is not None:
+        streams[FROZEN].update(model.adapted.digest().encode())
+    return Traced({name: stream.hexdigest()[:16] for name, stream in streams.items()}, bool(reads - {ADAPT}))
+
+
+def in_parts(experiment: Experiment, rounds: int, noted: Callable[[], None]) -> tuple[Problem, Algorithm]:
+    """A run's problem and algorithm for a number of rounds, whose operations belong to parts of the program.
+
+    `noted` is called whenever the number of rounds is read.
+    """
     plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
     if model.criterion is not None and experiment.local is not None:
         model = dataclasses.replace(model, criterion=in_part(LOSS, model.criterion))
         problem = problem._replace(model=model, solver=experiment.local.bind(model))
     optimizer = problem.solver.optimizer
     optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
-    problem = problem._replace(rounds=ROUNDS, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
-    algorithm = dataclasses.replace(experiment, problem=problem).algorithm(plan)
+    problem = problem._replace(rounds=rounds, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
+    problem = watched(problem, noted)
+    algorithm = dataclasses.replace(experiment, problem=problem, planned_rounds=None).algorithm(plan)
     report = algorithm.report
     if report.collaboration:
         report = dataclasses.replace(report, collaboration=in_part("collaboration", report.collaboration))
     named = {name: in_part(name, fn) for name, fn in functions(algorithm).items()}
-    algorithm = dataclasses.replace(algorithm, **named, report=report)
-    one_round = make_round(algorithm, plan, problem.cohort_size)
+    return problem, dataclasses.replace(algorithm, **named, report=report)
+
+
+class Arguments(NamedTuple):
+    """What a run's functions are traced with: a key, and shapes of all clients' data and of the initial state."""
+
+    key: Key
+    clients: ClientData
+    start: Start
+    state: State
+
+
+def shapes(problem: Problem, algorithm: Algorithm, experiment: Experiment) -> Arguments:
+    """The shapes with which a run is traced."""
     key = jax.random.key(0)
     # All clients, of whom each process may have only some, and whose examples may be shared.
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
     start = jax.eval_shape(algorithm.start, key, clients)
-    state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
+    state = jax.eval_shape(functools.partial(lifting.init, algorithm, problem.plan), key, clients)
+    return Arguments(key, clients, start, state)
+
+
+def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> list[tuple]:
+    """(part, function, arguments...) of all that a run computes, but for newcomers.
+
+    They are apart, so that no part depends on the values of another.
+    """
+    key, clients, start, state = arguments
+    model, models = problem.model, problem.models
+    one_round = make_round(algorithm, problem.plan, problem.cohort_size)
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
-    models = problem.models
 
     def of_models(key: Key, params: Params, x: PyTree, y: Array) -> list[tuple]:
         return [(m.init(key), m.predict(p, x), m.loss(p, x, y, key)) for m, p in zip(models, params, strict=True)]
 
-    def predicted(prediction: Prediction, inputs: Any) -> Array:
-        x = jax.tree.map(jnp.zeros_like, model.example_input)
+    served = functools.partial(lifting.serve, algorithm, problem.plan, predicted(problem, algorithm))
+    labels = jnp.zeros(model.targets.shape, model.targets.dtype)
+    return [
+        ("start", algorithm.start, key, clients),
+        ("first_row", algorithm.first_row, key, np.int32(0), start),
+        (ENGINE, one_round, key, np.int32(0), state, clients),
+        ("predict", served, key, state, ids, clients),
+        (MODEL, of_models, key, [each.network.shapes for each in models], model.example_input, labels),
+    ]
+
+
+def newcomers(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> tuple:
+    """(function, arguments...) of what newcomers predict."""
+    key, clients, _, state = arguments
+    served = functools.partial(lifting.serve_newcomers, algorithm, problem.plan, predicted(problem, algorithm))
+    return served, key, state, clients, ()
+
+
+def predicted(problem: Problem, algorithm: Algorithm) -> Callable[[Prediction, Any], Array]:
+    """The outputs for an example of zeros, as a function of a prediction and its inputs."""
+
+    def outputs(prediction: Prediction, inputs: Any) -> Array:
+        x = jax.tree.map(jnp.zeros_like, problem.model.example_input)
         return serving.outputs(problem, algorithm, x)(prediction, inputs)
 
-    served = functools.partial(lifting.serve, algorithm, plan, predicted)
-    labels = jnp.zeros(model.targets.shape, model.targets.dtype)
-    traced: dict[str, tuple] = {  # apart, so that no part depends on the values of another
-        "start": (algorithm.start, key, clients),
-        "first_row": (algorithm.first_row, key, np.int32(0), start),
-        ENGINE: (one_round, key, np.int32(0), state, clients),
-        "predict": (served, key, state, ids, clients),
-        MODEL: (of_models, key, [each.network.shapes for each in models], model.example_input, labels),
-    }
-    if algorithm.adapt:
-        newcomers = functools.partial(lifting.serve_newcomers, algorithm, plan, predicted)
-        traced["adapt"] = (newcomers, key, state, clients, ())
-    streams: dict[str, Any] = defaultdict(hashlib.sha256)
-    for part, (fn, *args) in traced.items():
-        if within and part not in within:
-            continue
-        trace = needed if part == "predict" else jax.make_jaxpr
-        for (name, suffix), digest in digests(
-            trace(taking(model.network, fn))(*args, frozen=model.network.own), part
-        ).items():
-            if part != "adapt" or name not in PREDICTS:  # which "predict" has, and `pfljax.load` traces alone
-                streams[name + suffix].update(digest)
-    streams["ledger"].update(repr(algorithm.ledger).encode())
-    if model.frozen is not None:
-        streams[FROZEN].update(model.adapted.digest().encode())
-    return {name: stream.hexdigest()[:16] for name, stream in streams.items()}
+    return outputs
 
 
 def needed(fn: Callable) -> Callable[..., Any]:

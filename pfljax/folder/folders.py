@@ -47,17 +47,23 @@ class Folders:
                 processes.first(functools.partial(check_store, each.client_store, out))
 
     def check_rounds(self, rounds: int) -> None:
-        """Raises `ArgumentError` if a folder to resume from already has more rounds than requested."""
+        """Checks that the runs in folders to resume from can be trained up to round `rounds`.
+
+        Raises `ArgumentError` if one already has more rounds, and `Changed` if it depends on the number of rounds that
+        are planned and was planned for another one.
+        """
 
         def check() -> None:
-            for out in self.outs if self.resume in (True, "if_possible") else ():
+            for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
                 kept = manifest.read(out)
                 done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
                 if done > rounds:
                     text = f"{out} already has {done} rounds; accepted: {done} or more"
                     raise ArgumentError("rounds", text, rounds)
+                check_planned(out, each)
 
-        processes.first(check)
+        if self.resume in (True, "if_possible"):
+            processes.first(check)
 
     def restore(
         self, like: Any, say: Callable[[str], None], load: Callable[[Sequence[Any]], State]
@@ -225,23 +231,46 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
     """
     if any(character in str(out.absolute()) for character in UNSAFE):
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
-    path, kept = out / "config.json", manifest.read(out)
-    if kept is None and not path.exists() and not (out / manifest.NAME).exists():
+    if manifest.read(out) is None and not (out / CONFIG).exists() and not (out / manifest.NAME).exists():
         if out.exists() and (not out.is_dir() or any(map(is_other, out.iterdir()))):
             raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
         return
     if not resume:
         way_on = "choose a new folder, `resume` to continue it, or `resume=from_scratch` to start over in it"
         raise ArgumentError("out", f"contains another run; {way_on}", out)
-    try:
-        before = kept._asdict() if kept else files.read_json(path)
-        if not before.keys() & {*manifest.PARTS}:
-            raise ValueError(path)
-        before = {part: dict(before.get(part, {})) for part in manifest.PARTS}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
+    before = recorded(out)
     if resume != "from_scratch" and (text := changed(before, experiment)):
         raise Changed("resume", f"{out} was run {text}")
+
+
+def check_planned(out: Path, experiment: Experiment) -> None:
+    """Raises `Changed` if the run in a folder has begun, and depends on another number of planned rounds."""
+    if not has_begun(out):
+        return
+    planned = planned_before(recorded(out))
+    if planned is not None and planned != experiment.planned and experiment.depends_on_rounds:
+        text = f"{out} was planned for {planned} rounds, on which {experiment.name} depends; now {experiment.planned}"
+        if experiment.problem.rounds <= planned:
+            text = f"{text}; planned_rounds={planned} goes on with it"
+        raise Changed("planned_rounds", f"{text}; {WAY_ON}")
+
+
+def planned_before(parts: dict[str, dict]) -> int | None:
+    """The number of rounds that a run with these parts of config.json was planned for, if it depends on that."""
+    planned = parts["program"].get("planned_rounds")
+    return planned if isinstance(planned, int) and planned > 0 else None  # a file that is not whole may say anything
+
+
+def recorded(out: Path) -> dict[str, dict]:
+    """Reads the parts of config.json that the manifest repeats from one of the two."""
+    path, kept = out / CONFIG, manifest.read(out)
+    try:
+        found = kept._asdict() if kept else files.read_json(path)
+        if not found.keys() & {*manifest.PARTS}:
+            raise ValueError(path)
+        return {part: dict(found.get(part, {})) for part in manifest.PARTS}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
 
 
 def said(value: Any) -> str:
@@ -250,10 +279,15 @@ def said(value: Any) -> str:
 
 
 def changed(before: dict[str, dict], experiment: Experiment) -> str:
-    """Says how a run with these parts of config.json differs from this one; "" if both compute the same."""
+    """Says how a run with these parts of config.json differs from this one; "" if both compute the same.
+
+    Both are compared for the number of rounds for which the earlier one was planned; see `check_planned`.
+    """
     was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
     different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
-    parts = fingerprint.differences(before["program"], experiment.program())
+    planned = planned_before(before)
+    program = experiment.program() if planned is None else experiment.programs(planned)
+    parts = fingerprint.differences(before["program"], program)
     if not parts:  # the same method, model or loss under another name
         different -= {
             name

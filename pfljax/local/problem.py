@@ -58,7 +58,8 @@ class Problem(NamedTuple):
         num_clients: K.
         cohort_size: S.
         n_max: The largest n_k; all clients' training data is padded to it.
-        rounds: R, also the number of rounds for which newcomers train in methods that have them train alone.
+        rounds: R, the planned number of rounds, which a method's schedules may read. `Algorithm.adapt` reads the number
+            of rounds so far, for which newcomers train in methods that have them train alone.
         common_init: Whether clients' own models all start from the same parameters; None: the method decides.
         keep_optimizer: Whether a client's optimizer for shared models keeps all of its state over rounds, and not only
             what `pfljax.local.lasting` says.
@@ -284,3 +285,19 @@ class Problem(NamedTuple):
         start = self.model.init(init_key)
         trained = self.alone(context._replace(key=train_key), start, data, rounds=self.rounds, objective=objective)
         return Prediction.one(trained)
+
+
+def watched(problem: Problem, noted: Callable[[], None]) -> Problem:
+    """The same problem, which calls `noted` whenever its number of rounds is read; so do problems made from it."""
+
+    class Watched(Problem):
+        """A problem that knows who reads its number of rounds."""
+
+        __slots__ = ()
+
+        @property
+        def rounds(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+            noted()
+            return super().rounds
+
+    return Watched(*problem)

@@ -104,6 +104,11 @@ class ClientPrivacy:
             return problem
         return problem._replace(cohort_size=places(problem.num_clients, share), chance=share)
 
+    def check_rounds(self, rounds: int) -> None:
+        """Raises `ArgumentError` if the tree does not cover so many rounds."""
+        if self.active and self.mechanism == "tree" and rounds >= 2**LEVELS:
+            raise ArgumentError("mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism)
+
     def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
         """The algorithm with clipped updates and noise.
 
@@ -156,8 +161,6 @@ class ClientPrivacy:
         for why, holds in refusals.items():
             if holds:
                 raise ArgumentError("client_privacy", f"accepted for this method: none; {why}")
-        if self.mechanism == "tree" and problem.rounds >= 2**LEVELS:
-            raise ArgumentError("mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism)
         self.noise_of_updates(problem.expected_clients)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -93,6 +94,11 @@ PER_RUN = types.MappingProxyType({"per_run": True})  # metadata of fields that m
 SHARED = "seed, data, learning rate and the method's float knobs"  # what may differ, in words
 
 
+def unknown(planned: int) -> dict[str, Any]:
+    """The program of a run that nobody has described."""
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """The definition of one run.
@@ -121,7 +127,10 @@ class Experiment:
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
-        program: Describes what the run computes; see `fingerprint.program`. Traced when it is first called.
+        planned_rounds: Number of rounds that the method's schedules are planned for; None: `problem.rounds`, those
+            that are trained.
+        programs: Planned number of rounds -> what the run computes; see `fingerprint.program`. Traced when it is first
+            called.
         features: What is computed once per example, if `federation` has features in place of inputs.
         not_cached: Why frozen layers are computed in every step; "": they are not, or nothing is frozen.
     """
@@ -146,7 +155,8 @@ class Experiment:
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     stop: Callable[[Sequence[dict]], bool | str] | None = None
     config: dict = dataclasses.field(default_factory=dict, metadata=PER_RUN)
-    program: Callable[[], dict] = dataclasses.field(default=dict, metadata=PER_RUN)
+    planned_rounds: int | None = None
+    programs: Callable[[int], dict] = dataclasses.field(default=unknown, metadata=PER_RUN)
     features: Any = dataclasses.field(default=None, metadata=PER_RUN)
     not_cached: str = ""
 
@@ -160,6 +170,28 @@ class Experiment:
         """Content of config.json with the number of rounds and the run's program."""
         checked = {"checked": True} if self.checked else {}
         return self.config | {"rounds": self.problem.rounds, "program": self.program()} | checked
+
+    @property
+    def planned(self) -> int:
+        """Number of rounds that the method's schedules are planned for."""
+        return self.problem.rounds if self.planned_rounds is None else self.planned_rounds
+
+    def program(self) -> dict[str, Any]:
+        """Describes what the run computes; see `fingerprint.program`."""
+        return self.programs(self.planned)
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Whether training depends on the planned number of rounds, so that a run cannot go on for more of them.
+
+        True where that is not known: under plan=python, functions may read values, so that they cannot be traced.
+        """
+        try:
+            return self.program().get("planned_rounds") is not None
+        except jax.errors.JAXTypeError:
+            if isinstance(self.problem.plan, PythonPlan):
+                return True
+            raise
 
     @property
     def name(self) -> str:
@@ -212,11 +244,22 @@ class Experiment:
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
 
+        Schedules are those of the planned number of rounds. Newcomers, who come after training, are adapted for the
+        number of rounds that were trained, as if no more had been planned.
+
         Args:
             plan: How clients are mapped to devices.
             numbers: Numbers that replace the run's own, if given.
         """
-        problem, method = self.problem._replace(plan=plan), self.method
+        problem = self.problem._replace(plan=plan)
+        if self.planned_rounds is None or self.planned_rounds == problem.rounds:
+            return self._built(problem, numbers)
+        planned = self._built(problem._replace(rounds=self.planned_rounds), numbers)
+        return dataclasses.replace(planned, adapt=self._built(problem, numbers).adapt)
+
+    def _built(self, problem: Problem, numbers: Numbers) -> Algorithm:
+        """The method with all stages for a problem with the run's plan and number of rounds."""
+        method = self.method
         if numbers.learning_rate is not None:
             assert self.local is not None
             local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
@@ -262,7 +305,15 @@ class Experiment:
         return [each.noise_seed for each in of_both if each.noise_multiplier]
 
     def with_rounds(self, rounds: int) -> Experiment:
-        """Returns the same run with another number of rounds."""
+        """Returns the same run with another number of rounds.
+
+        Raises:
+            ArgumentError: if fewer rounds are planned, or the noise of client privacy does not cover them.
+        """
+        if self.planned_rounds is not None and rounds > self.planned_rounds:
+            text = f"accepted: {rounds}, the number of rounds that are trained, or more"
+            raise ArgumentError("planned_rounds", text, self.planned_rounds)
+        self.client_privacy.check_rounds(rounds)
         return dataclasses.replace(self, problem=self.problem._replace(rounds=rounds))
 
     @property

@@ -101,6 +101,7 @@ class Trainer:
             raise ArgumentError("profile", "needs a state to discard; accepted with client_store=device or host")
         self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
         self.folders = Folders(experiments, outs or (), resume)
+        self.planned_rounds = experiments[0].planned_rounds
         self.say, self.bar, self.profile = say, bar, profile
         self.keep_going = keep_going
         self.trackers = trackers or [None] * len(experiments)
@@ -123,6 +124,7 @@ class Trainer:
         Raises:
             RunError: if a loss is not finite and its client cannot be dropped, or memory runs out.
         """
+        self._set_rounds(rounds)
         with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:
                 self.folders.check()  # again, since another process may have written there
@@ -133,9 +135,9 @@ class Trainer:
 
     def play(self, rounds: int, schedule: Schedule = EVERY) -> bool:
         """Like `train`, but without the final outcome. Returns False if every run diverged under `keep_going`."""
+        self._set_rounds(rounds)
         if self.state is None:
             self.folders.check_rounds(rounds)
-        self.experiments = [each.with_rounds(rounds) for each in self.experiments]
         schedule = Schedule(*(min(every, rounds) for every in schedule))
         if self.state is None:
             for each in self.experiments:
@@ -156,6 +158,23 @@ class Trainer:
                 raise
             return self.play(rounds, schedule)
         return len(self.diverged) < self.replicates.num
+
+    def _set_rounds(self, rounds: int) -> None:
+        """Sets the number of rounds. Those of the first call are planned, unless the runs say for how many they are.
+
+        Raises:
+            ArgumentError: if runs that have begun would go on for more than the planned rounds, on which they depend.
+        """
+        first, planned = self.experiments[0], self.planned_rounds or rounds
+        if self.state is not None:
+            planned = max(first.planned, rounds)
+            if planned > first.planned and first.depends_on_rounds:
+                text = f"{first.name} depends on the planned number of rounds, here {first.planned}"
+                accepted = f"accepted: up to round {first.planned}, or a new run with planned_rounds={rounds}"
+                raise ArgumentError("rounds", f"{text}; {accepted}")
+        planned_alike = [dataclasses.replace(each, planned_rounds=planned) for each in self.experiments]
+        self.experiments = [each.with_rounds(rounds) for each in planned_alike]
+        self.folders.experiments = self.experiments
 
     def _starts_over(self) -> bool:
         """Goes back to before round 0, with a program that drops clients whose results are not finite.

@@ -375,6 +375,7 @@ OTHERS_OF = [
     Other(pfl.Run, "eval_clients", 2),
     Other(pfl.Run, "metrics", ["f1"]),
     Other(pfl.Run, "stop", pfl.patience(3)),
+    Other(pfl.Run, "planned_rounds", 9),
     Other(pfl.Run, "clock", pfl.Clock()),
     Other(LOCAL, "optimizer", optax.sgd),
     Other(LOCAL, "learning_rate", 0.3, shares=True),

@@ -202,7 +202,7 @@ def run_of(text, folder):
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """What config.json says of the unedited study, as it is read back."""
-    described = run_of(TEXT, tmp_path_factory.mktemp("before")).experiment.described
+    described = run_of(TEXT, tmp_path_factory.mktemp("before")).experiment.with_rounds(100).described
     path = tmp_path_factory.mktemp("config") / "config.json"
     files.write_json(path, described)
     return files.read_json(path)
@@ -242,9 +242,15 @@ def test_an_edit_that_changes_nothing_is_not_noticed(what, before, tmp_path):
 
 
 @pytest.mark.campaign
-def test_a_run_that_goes_on_for_more_rounds_is_the_same(tmp_path):
-    experiment = run_of(TEXT, tmp_path).experiment
-    assert fingerprint.parts(experiment.with_rounds(3)) == fingerprint.parts(experiment.with_rounds(30))
+def test_a_run_that_goes_on_for_more_rounds_is_the_same_unless_its_schedule_spans_them(tmp_path):
+    spanning = run_of(TEXT, tmp_path).experiment
+    before, now = (fingerprint.program(spanning, planned=rounds) for rounds in (3, 30))
+    assert (before["planned_rounds"], now["planned_rounds"]) == (3, 30)
+    assert before["parts"] != now["parts"]
+    text = TEXT.replace("half = problem.rounds // 2", "half = 5").replace("0.5 if problem.rounds > 1 else 1.0", "0.5")
+    fixed = run_of(text, tmp_path).experiment
+    before, now = (fingerprint.program(fixed, planned=rounds) for rounds in (3, 30))
+    assert before["planned_rounds"] is None and before == now
 
 
 @pytest.mark.long

@@ -146,6 +146,20 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     assert files.read_json(out / "summary.json")["last"]["round"] == 6
 
 
+@pytest.mark.slow
+def test_planned_rounds_bound_a_run_and_are_no_setting_of_methods_that_do_not_read_them(tmp_path):
+    line = one_line(call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--planned_rounds=3", code=2))
+    assert line == "--planned_rounds=3: accepted: 4, the number of rounds that are trained, or more"
+    call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--planned_rounds=9")
+    call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--resume", "--rounds=6")
+    assert files.read_json(tmp_path / "run" / "summary.json")["last"]["round"] == 6
+    floco = [*SMALL[:-2], "--algorithm=floco", "--plan=map", f"--out={tmp_path / 'floco'}"]
+    call(train.COMMAND, *floco, "--planned_rounds=6")
+    line = one_line(call(train.COMMAND, *floco, "--resume", "--rounds=6", "--planned_rounds=7", code=2))
+    assert line.startswith("--planned_rounds: ") and "was planned for 6 rounds, on which floco depends; now 7" in line
+    call(train.COMMAND, *floco, "--resume", "--rounds=6")
+
+
 def schedule(*words):
     settings = parse(train.define, words)
     return settings.make(Optimizer).schedule(settings.rounds)

@@ -30,7 +30,7 @@ def experiment(method, traced=False, **execution):
     run = pfl.Run(method, federation, pfl.models.MLP(hidden=(4,)), pfl.LocalTraining(optax.sgd(0.1)), **options)
     if traced:
         return run.experiment
-    return dataclasses.replace(run.experiment, program=lambda: {"method": repr(method)})
+    return dataclasses.replace(run.experiment, programs=lambda planned: {"method": repr(method)})
 
 
 @pytest.fixture
