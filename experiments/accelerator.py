@@ -279,13 +279,13 @@ def methods(settings: Settings, book: Book) -> None:
     num_clients = min(settings.numbers("num_clients", int))
     for name in settings.models:
         times = {}
-        for algorithm in ("local", "federico"):
+        for method in ("local", "federico"):
 
-            def cell(algorithm=algorithm, name=name):
-                return time_round(experiment(algorithm, WORK[name], num_clients, "auto", settings), settings.repeats)
+            def cell(method=method, name=name):
+                return time_round(experiment(method, WORK[name], num_clients, "auto", settings), settings.repeats)
 
-            times[algorithm] = book.measure("methods", f"{algorithm}, {name}, K={num_clients}", cell) or {}
-        seconds = [times[algorithm].get("seconds_per_round") for algorithm in times]
+            times[method] = book.measure("methods", f"{method}, {name}, K={num_clients}", cell) or {}
+        seconds = [times[method].get("seconds_per_round") for method in times]
         if all(seconds):
             book.measure("methods", f"federico / local, {name}", lambda s=seconds: {"ratio": s[1] / s[0]})
 

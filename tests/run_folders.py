@@ -16,7 +16,7 @@ def make_run(
     optional=True,
     affinity=None,
     privacy=None,
-    algorithm="federico",
+    method="federico",
     level=0.88,
 ):
     """A run's files, with scores that are easy to recognize; their folder."""
@@ -38,7 +38,7 @@ def make_run(
         for k in range(K)
     ]
     summary = {
-        "algorithm": algorithm,
+        "method": method,
         "dataset": "x<&>y",
         "task": task,
         "num_clients": K,

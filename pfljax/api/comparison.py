@@ -52,7 +52,7 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     late = gains.trend(rounds, curves)
     splits = [{} if split is None else {"split": split} for _, split in trials]
     return {
-        "algorithm": title,
+        "method": title,
         "score": score,
         "score_mean": of["score"].mean,
         "score_std": of["score"].std,
@@ -140,7 +140,7 @@ class Table:
         body = []
         for row, standing in zip(self.rows, standings, strict=True):
             score = OfRuns(row["score_mean"], row["score_std"], row["runs"])
-            cells = [row["algorithm"], score.text(number), *standing]
+            cells = [row["method"], score.text(number), *standing]
             cells += terms.effects(row, number) * helped + [number(row["best_mean"])] * validated
             cells += [number(row["bottom_decile_mean"])] * classification
             found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
@@ -187,7 +187,7 @@ class Table:
         Raises:
             ArgumentError: if pandas is not installed.
         """
-        cells = [{"method": row["algorithm"], **cell} for row in self.rows for cell in row["seeds"]]
+        cells = [{"method": row["method"], **cell} for row in self.rows for cell in row["seeds"]]
         if by == "method":
             cells = [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in self.rows]
         return optional.load("pandas", "to_pandas").DataFrame(cells)
@@ -448,7 +448,7 @@ def table_of(
     rows = [method_row(title, each, trials, target) | chosen.get(title, {}) for title, each in cells.items()]
     rows = compared(rows, score_of(about), reference)
     if reference is not None:
-        rows = [row | effect_of(cells[row["algorithm"]], cells[reference], trials) for row in rows]
+        rows = [row | effect_of(cells[row["method"]], cells[reference], trials) for row in rows]
     return Table(title, rows, about["task"], target)
 
 

@@ -68,14 +68,14 @@ def run(settings: Settings) -> None:
         print(f"unfinished runs of other processes: {missing}; the process that finishes last writes the table")
         return
     table = table_of(cells, settings.reference, trials, settings.target)
-    rows = [row | sweep.chosen(settings, row["algorithm"], out / row["algorithm"]) for row in table.rows]
+    rows = [row | sweep.chosen(settings, row["method"], out / row["method"]) for row in table.rows]
     table = dataclasses.replace(table, rows=rows)
     report.save(table.plot(), out / "table.png")
     sweep.write_table(table.title, *table.columns(), rows, out, "table.png")
     for row in rows:
         for name, omitted in EPSILONS.items():
             if row[omitted]:
-                print(f"* {row['algorithm']}: {name.replace('_', ' ')} does not include {row[omitted]}")
+                print(f"* {row['method']}: {name.replace('_', ' ')} does not include {row[omitted]}")
     if failed:
         raise RunError(f"not in the table: {'; '.join(f'{name}: {error}' for name, error in failed.items())}")
 

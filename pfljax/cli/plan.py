@@ -67,7 +67,7 @@ def run(settings: Settings) -> None:
 
 def show(found: Planned) -> None:
     """Prints the table of a method, and what is recommended."""
-    head = f"{found.algorithm}, {found.num_clients} clients on {found.target}"
+    head = f"{found.method}, {found.num_clients} clients on {found.target}"
     title = f"{head}; bytes of one device, time: {found.rests_on}"
     sweep.print_table(title, *found.table(), text=2, note="\n".join(found.notes))
     if found.hours is not None:

@@ -84,7 +84,7 @@ def able(settings: Settings, names: Sequence[str], trial: Trial) -> list[str]:
         try:
             make_run(settings, name, trial)
         except ArgumentError as error:
-            if settings.algorithms != ["all"] or error.argument != "algorithm":
+            if settings.algorithms != ["all"] or error.argument != "method":
                 raise
             print(f"left out: {name}: {error.text.split(';')[0]}")
         else:

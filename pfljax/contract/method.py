@@ -162,6 +162,6 @@ def get(name: str) -> Any:
     """
     if name not in METHODS:
         if name.endswith(".py"):
-            raise ArgumentError("algorithm", f"names only a file; accepted: {name}:NAME, a class in it", name)
-        raise ArgumentError("algorithm", f"unknown algorithm; {fields.nearest(name, METHODS)}", name)
+            raise ArgumentError("method", f"names only a file; accepted: {name}:NAME, a class in it", name)
+        raise ArgumentError("method", f"unknown method; {fields.nearest(name, METHODS)}", name)
     return METHODS[name]

@@ -203,13 +203,13 @@ def check_reference(reference: str | None, names: Iterable[str]) -> None:
 def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | None = None) -> list[dict[str, Any]]:
     """Adds the entries of `standings` to the rows of a table, by "accuracy" or "loss".
 
-    Rows have "algorithm" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
+    Rows have "method" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
     """
     scores = {}
     for row in rows:
-        scores[row["algorithm"]] = {Trial(run["seed"], run.get("split")): run[score] for run in row["seeds"]}
+        scores[row["method"]] = {Trial(run["seed"], run.get("split")): run[score] for run in row["seeds"]}
     found = standings(scores, sign_of(score), reference)
-    return [{**row, **found[row["algorithm"]]} for row in rows]
+    return [{**row, **found[row["method"]]} for row in rows]
 
 
 def columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:

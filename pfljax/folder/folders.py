@@ -13,7 +13,7 @@ import numpy as np
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import State
-from pfljax.folder import endings, files, fingerprint, history, manifest
+from pfljax.folder import endings, files, fingerprint, former, history, manifest
 from pfljax.folder.history import History
 from pfljax.folder.locks import LOCK
 from pfljax.stores.compiled import Compiled
@@ -234,7 +234,7 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
         way_on = "choose a new folder, `resume` to continue it, or `resume=from_scratch` to start over in it"
         raise ArgumentError("out", f"contains another run; {way_on}", out)
     try:
-        before = kept._asdict() if kept else files.read_json(path)
+        before = kept._asdict() if kept else former.read_config(path)
         if not before.keys() & {*manifest.PARTS}:
             raise ValueError(path)
         before = {part: dict(before.get(part, {})) for part in manifest.PARTS}
@@ -256,7 +256,9 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
     parts = fingerprint.differences(before["program"], experiment.program())
     if not parts:  # the same method, model or loss under another name
         different -= {
-            name for name in different if name.removeprefix("--") in ("algorithm", "model", "loss", "local.loss")
+            name
+            for name in different
+            if name.removeprefix("--") in ("method", "algorithm", "model", "loss", "local.loss")
         }
     if different:
         told = (f"{name} was {said(was[name])} and is {said(now[name])}" for name in now if name in different)

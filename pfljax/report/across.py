@@ -13,7 +13,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
-from pfljax.folder import files
+from pfljax.folder import files, former
 from pfljax.report import terms
 from pfljax.report.comparisons import (
     client_gains,
@@ -188,7 +188,7 @@ def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
         (title, name), run = title_of(path, root), RunData.read(path)
-        yield path, title or str(run.summary["algorithm"]), name or f"seed-{run.summary.get('seed', 0)}", run
+        yield path, title or str(run.summary["method"]), name or f"seed-{run.summary.get('seed', 0)}", run
 
 
 def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:
@@ -206,8 +206,8 @@ def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> li
 def _listed(folder: Path) -> tuple[int, str]:
     """Returns the place of a folder's method in its comparison's table.json, and what tuning chose; 0, "" if absent."""
     try:
-        rows = enumerate(files.read_json(folder.parent / "table.json"))
-        found = ((place, str(row.get("tuned") or "")) for place, row in rows if row["algorithm"] == folder.name)
+        rows = enumerate(former.read_table(folder.parent / "table.json"))
+        found = ((place, str(row.get("tuned") or "")) for place, row in rows if row["method"] == folder.name)
         return next(found, (0, ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return 0, ""

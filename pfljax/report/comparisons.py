@@ -162,23 +162,23 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
     score = "accuracy" if "accuracy" in table[0]["seeds"][0] else "loss"
     scale, unit = (100, ", percentage points") if score == "accuracy" else (1, "")
     of = lambda label: Axis(label, percent=score == "accuracy")
-    last = {row["algorithm"]: [seed.get(score) for seed in row["seeds"]] for row in table}
+    last = {row["method"]: [seed.get(score) for seed in row["seeds"]] for row in table}
     panels = {"scores": method_points(last, of(f"test {score}, last round"))}
     for name, (key, label) in OVER.items():
         spent = [row.get(key) for row in table]
         if all(spent) and any(map(np.any, spent)):
-            over = {row["algorithm"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
+            over = {row["method"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
             axis = Axis(label) if name == "rounds" else spent_axis(label, spent)
             panels[name] = method_curves(over, axis, of(f"test {score}"))
     differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
     if differs:
         names = ("difference", "difference_low", "difference_high")
-        values = {row["algorithm"]: tuple(scale * row[name] for name in names) for row in differs}
+        values = {row["method"]: tuple(scale * row[name] for name in names) for row in differs}
         label = f"test {score} minus {differs[0]['reference']}'s{unit}"
         panels["differences"] = difference_points(values, Axis(label))
     for row in [row for row in table if row.get("client_gains")]:
         label = f"gain over {row['reference']}{unit or ', test loss'}"
-        panels[f"clients-{row['algorithm']}"] = client_gains(scale * np.array(row["client_gains"]), Axis(label))
+        panels[f"clients-{row['method']}"] = client_gains(scale * np.array(row["client_gains"]), Axis(label))
     return panels
 
 

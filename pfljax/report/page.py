@@ -45,7 +45,7 @@ def write_page(directory: Path) -> Path:
         return page
     run = Plots.read(page.parent)
     summary, (data, notes) = run.summary, content.collect(run)
-    title = f"{summary['algorithm']} on {summary['dataset']}"
+    title = f"{summary['method']} on {summary['dataset']}"
     facts = {"num_clients": "{:,} clients", "rounds": "{:,} rounds", "seed": "seed {}"}
     lead = ", ".join(text.format(summary[key]) for key, text in facts.items() if key in summary)
     parts = {
@@ -60,7 +60,7 @@ def write_page(directory: Path) -> Path:
         "Simulated time": sections.duration(run.rows) + (DURATION if "duration" in data["panels"] else ""),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
-        "Configuration": sections.config(run.config, summary["algorithm"]),
+        "Configuration": sections.config(run.config, summary["method"]),
         "Download": downloads(DOWNLOADS) + LEFT_OUT,
     }
     files.write_text(page, document(title, lead, parts, data, ["run.js"]))

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from pfljax.contract.errors import RunError
 from pfljax.evaluation.metrics import sign_of
-from pfljax.folder import files
+from pfljax.folder import files, former
 
 BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
 # Columns of metrics.jsonl that every method has, besides clients' scores.
@@ -114,13 +114,21 @@ class RunData:
     @classmethod
     def read(cls, directory: Path):  # returns the class's own type
         """Reads the run in a folder. Raises `RunError` if the files are damaged or do not belong to a run."""
-        arrays = lambda name: files.read_npz(directory / name) if (directory / name).exists() else {}
+
+        def arrays(name: str, read: Callable[[Path], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+            return read(directory / name) if (directory / name).exists() else {}
+
         try:
-            summary, config = (files.read_json(directory / name) for name in ("summary.json", "config.json"))
-            results, used, curve = map(arrays, ("results.npz", "collaboration.npz", "curve.npz"))
-            run = cls(summary, files.read_jsonl(directory / "metrics.jsonl"), results, used, curve, config)
-            _ = run.summary["algorithm"], run.summary["last"]["round"], run.test
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            run = cls(
+                summary=former.read_summary(directory / "summary.json"),
+                rows=files.read_jsonl(directory / "metrics.jsonl"),
+                results=arrays("results.npz", files.read_npz),
+                used=arrays("collaboration.npz", former.read_collaboration),
+                curve=arrays("curve.npz", files.read_npz),
+                config=former.read_config(directory / "config.json"),
+            )
+            _ = run.summary["method"], run.summary["last"]["round"], run.test
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             message = f"{directory}: the run's files are damaged, or this is not a run's folder: {error}"
             raise RunError(message) from error
         return run

@@ -65,7 +65,7 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [statistics.told(rows)]
     reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
     found += [HELPED.format(reference=reference)] * bool(reference)
-    rising = [f"{row['algorithm']}" for row in rows if row.get("trend") == gains.IMPROVING]
+    rising = [str(row["method"]) for row in rows if row.get("trend") == gains.IMPROVING]
     found += [RISING.format(names=", ".join(rising))] * bool(rising)
     found += [BUDGET] * any("gradients_per_round" in row for row in rows)
     found += [AT_EDGE] * any(row.get("at_edge") for row in rows)

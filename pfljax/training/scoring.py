@@ -136,7 +136,7 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
     rounds, groups = rows[-1]["round"], experiment.problem.groups
     networks = groups and groups.of_clients(federation.num_clients)
     return {
-        "algorithm": experiment.name,
+        "method": experiment.name,
         "dataset": federation.name,
         "task": federation.task,
         "num_clients": federation.num_clients,

@@ -128,7 +128,7 @@ def test_the_best_round_is_shown_if_validation_chose_it(finished_comparison):
     assert "best round by validation, %" not in unvalidated.columns()[0]
 
     for row in validated.rows:
-        cells = [Cell.read(finished_comparison.out / row["algorithm"] / f"seed-{seed}") for seed in (0, 1)]
+        cells = [Cell.read(finished_comparison.out / row["method"] / f"seed-{seed}") for seed in (0, 1)]
         assert {cell.summary["best"]["selected_by"] for cell in cells} == {"validation_accuracy"}
         assert row["best_mean"] == pytest.approx(np.mean([cell.summary["best"]["accuracy"] for cell in cells]))
         last = [entry["validation_accuracy"] for entry in cells[0].rows[1:]]

@@ -182,7 +182,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     options = {"seeds": range(2), "out": tmp_path, "eval_every": 1, "reference": "gentle"}
     table = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **options)
     assert "a sample of" not in table.title
-    assert [row["algorithm"] for row in table.rows] == ["fedavg", "gentle"]
+    assert [row["method"] for row in table.rows] == ["fedavg", "gentle"]
     again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **options)
     with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 already has 2 rounds; accepted: 2 or more"):
         pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **options)
@@ -201,7 +201,7 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     assert frame.method.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
     assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
     assert frame.groupby("method").accuracy.std().tolist() == pytest.approx([r["score_std"] for r in table.rows])
-    shown = table.to_pandas(by="method").set_index("algorithm")
+    shown = table.to_pandas(by="method").set_index("method")
     others = frame[frame.method == "gentle"].accuracy
     assert shown.difference["fedavg"] == pytest.approx(np.mean(alone) - others.mean()) and shown.p["fedavg"] >= 0.5
     assert np.isnan(shown.difference["gentle"]) and shown["rank"].min() == 1

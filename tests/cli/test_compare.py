@@ -21,7 +21,7 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(cap
     read = lambda names: parse(compare.define, ["--dataset=sine", f"--algorithms={names}"]).with_defaults([])
     assert sweep.able(read("all"), ["local", "fedrod", "fedavg"], Trial(0)) == ["local", "fedavg"]
     assert capsys.readouterr().out == "left out: fedrod: needs classes\n"
-    with pytest.raises(ArgumentError, match="algorithm=fedrod: needs classes"):
+    with pytest.raises(ArgumentError, match="method=fedrod: needs classes"):
         sweep.able(read("local,fedrod"), ["local", "fedrod"], Trial(0))
 
 
@@ -33,7 +33,7 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
         if path.is_file():
             path.write_bytes(b"")
     assert "no intact checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
-    assert rows_of(tmp_path)[0]["algorithm"] == "fedavg"
+    assert rows_of(tmp_path)[0]["method"] == "fedavg"
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     names = "--algorithms=fedavg,fedavgm,local"
     line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
     assert "fedavgm: " in line and "is not finite" in line and "local" not in line
-    assert [row["algorithm"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
+    assert [row["method"] for row in rows_of(tmp_path)] == ["fedavg", "local"]
 
 
 @pytest.mark.long
@@ -204,7 +204,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
-        ("--algorithms=local,fedsgd9", "unknown algorithm"),
+        ("--algorithms=local,fedsgd9", "unknown method"),
         ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: seeds other than --seeds=0,1,2"),

@@ -255,7 +255,7 @@ def test_networks_of_random_streams_come_from_a_file_as_in_python(tmp_path):
 
 def test_the_scores_of_unseen_clients_are_printed(capsys):
     scores = {"accuracy": 0.5, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 1.5, "f1": 0.75}
-    summary = {"task": "classification", "metrics": ["f1"], "algorithm": "local", "dataset": "digits", "scored": "own"}
+    summary = {"task": "classification", "metrics": ["f1"], "method": "local", "dataset": "digits", "scored": "own"}
     summary |= {"last": scores | {"round": 9}, "best": scores | {"round": 3, "selected_by": "train_loss"}}
     unseen = {"accuracy": 0.375, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 2.5, "f1": 0.0625}
     for privacy in (None, {"epsilon": 2.0, "delta": 1e-5}):

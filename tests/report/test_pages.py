@@ -204,7 +204,7 @@ def test_slopes_of_powers_are_their_exponents(exponent):
 
 
 def test_comparison_and_scaling_are_drawn(tmp_path):
-    row = {"algorithm": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
+    row = {"method": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
     row |= {"seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}]}
     row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.1, 0.1]}
     cells = [{"num_clients": k, "seconds_per_round": k**2, "memory_bytes": 3 * k} for k in (10, 100)]
@@ -212,7 +212,7 @@ def test_comparison_and_scaling_are_drawn(tmp_path):
     texts = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in scaling.axes]
     assert texts == [["a, slope 2.00", "b"], ["a, slope 1.00", "b"]]
     row |= {"reference": "b", "difference": 0.1, "difference_low": -0.1, "difference_high": 0.3}
-    compared = report.comparison_figure([row, row | {"algorithm": "b", "difference_low": None}])
+    compared = report.comparison_figure([row, row | {"method": "b", "difference_low": None}])
     zero, span, mean = compared.axes[2].lines
     drawn = np.concatenate([line.get_xdata() for line in (zero, span, mean)])
     np.testing.assert_allclose(drawn, [0, 0, -10, 30, 10])
@@ -257,11 +257,11 @@ def test_every_score_of_clients_is_drawn(undrawn, tmp_path):
 
 
 def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
-    row = {"algorithm": "a", "seeds": [{"accuracy": 0.9}], "rounds": [1, 2]}
+    row = {"method": "a", "seeds": [{"accuracy": 0.9}], "rounds": [1, 2]}
     row |= {"curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
     points, curves = report.comparison_figure([row]).axes
     assert [line.get_xdata().tolist() for line in points.lines] == [[0.9]] and not curves.collections
-    several = {"algorithm": "b", "seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}], "curve_std": [0.1, 0.1]}
+    several = {"method": "b", "seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}], "curve_std": [0.1, 0.1]}
     points, curves = report.comparison_figure([row, row | several]).axes
     drawn = [line.get_xydata().tolist() for line in points.lines]
     np.testing.assert_allclose(drawn[1], [[0.8, 1], [1, 1]])
@@ -456,7 +456,7 @@ def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(tmp_path):
     """The table has the user's order, as the figures for a paper have it."""
     for name, level in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         make_run(tmp_path / name / "seed-0", level=level, optional=False)
-    files.write_json(tmp_path / "table.json", [{"algorithm": name} for name in "cab"])
+    files.write_json(tmp_path / "table.json", [{"method": name} for name in "cab"])
     page = report.write_comparison(tmp_path / "report.html", [tmp_path])
     curves = packed(page)["panels"]["over"]["rounds"]["series"]
     assert [(each["name"], each["color"]) for each in curves] == list(zip("cab", picture.PALETTE[:3], strict=True))
@@ -519,7 +519,7 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
     # Both runs have the same clients: the mean of four gains, and 3.1824 times their deviation 20.82 over sqrt(4).
     assert ["fedavg", "+5.0 [-28.1, +38.1]", "50 %", "25 %", "25 %", "+5.0", "-20.0", "-", "-"] in rows
     assert not any("tuned" in row for row in rows)
-    files.write_json(tmp_path / "table.json", [{"algorithm": "fedavg", "tuned": "rate 0.3 (edge)"}])
+    files.write_json(tmp_path / "table.json", [{"method": "fedavg", "tuned": "rate 0.3 (edge)"}])
     tuned = html_pages.read(report.write_comparison(page, [tmp_path]))
     cells = {cell for row in tuned.rows for cell in row}
     assert {"tuned", "rate\N{NO-BREAK SPACE}0.3\N{NO-BREAK SPACE}(edge)"} <= cells
