@@ -193,7 +193,9 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     declared = [flag for flag in map(registry.__getitem__, registry) if isinstance(flag, Declared)]
     read_with = {flag.name: flag.read_with for flag in declared if flag.read_with}
     flag_of = {name: flag.name for flag in declared for name in flag.arguments if headings[flag.name] not in METHODS}
-    flag_of |= {"method": name for name in ("algorithms", "algorithm") if name in values}
+    for name in ("algorithms", "algorithm"):
+        if name in values:
+            flag_of["method"] = name
     frozen = MappingProxyType
     tables = frozen(headings), frozen(read_with), frozen(flag_of)
     return Settings(define, frozen(values), given, *tables, words=tuple(words))
