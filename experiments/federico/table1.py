@@ -93,7 +93,7 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
     for groups, column in cells.items():
         if "federico" in column:
             within, across = column["federico"]["within"], column["federico"]["across"]
-            print(f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a distribution, {across:.2f} across")
+            print(f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a group, {across:.2f} across")
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -22,7 +22,7 @@ from experiments.figures import ACCURACY, crosses, with_band
 from pfljax import report
 from pfljax.cli import launch
 from pfljax.cli.settings import Settings
-from pfljax.folder import files
+from pfljax.folder import former
 from pfljax.report import pictures
 from pfljax.report.draw import draw
 from pfljax.report.picture import GRAY, Axis, Panel, colors
@@ -66,10 +66,10 @@ def run(settings: Settings) -> None:
     affinities = {}
     for entry in entries:
         if entry["method"] == "fedfomo":
-            used = files.read_npz(Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz")
+            used = former.read_collaboration(Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz")
             title = f"sigma {entry['sigma']:g}, epsilon {entry['epsilon_text']}"
             affinity = used["affinity"][-1]
-            affinities[title] = affinity, used.get("distribution", np.zeros(len(affinity), int))
+            affinities[title] = affinity, used.get("group", np.zeros(len(affinity), int))
     report.save(privacy_figure(affinities, entries), study.out / "figure5.png")
     table4.write(study, entries, "figure5.png")
 

@@ -382,7 +382,7 @@ def _cosines(method: Method) -> list[str]:
     told = [run for run in method.runs if run.chooses and run.knows_groups and run.has_groups]
     if len(told) < len(method.runs):
         return ["-", "-"]
-    used = [(run.used["index"][-1], run.used["weights"][-1], run.distribution) for run in told]
+    used = [(run.used["index"][-1], run.used["weights"][-1], run.group) for run in told]
     return [f"{value:.2f}" for value in np.mean([collaboration.sharing(*each) for each in used], axis=0)]
 
 

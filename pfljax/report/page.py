@@ -150,12 +150,12 @@ def _affinity(run: Plots) -> str:
     caption = "How much each client has gained from other clients' models so far."
     if not run.has_groups:
         return caption
-    share = collaboration.top_affinities(run.used["affinity"][-1], run.distribution, run.groups)
-    other = " (or the block of each client's target distribution)" if "target" in run.used else ""
-    caption += f" Clients are ordered by distribution. The blocks on the diagonal{other} should turn blue."
+    share = collaboration.top_affinities(run.used["affinity"][-1], run.group, run.target)
+    other = " (or the block of each client's target group)" if "target" in run.used else ""
+    caption += f" Clients are ordered by group. The blocks on the diagonal{other} should turn blue."
     if not math.isnan(share):
         caption += (
-            f" For {share:.0%} of the clients with two others in their target distribution, the two highest affinities "
+            f" For {share:.0%} of the clients with two others in their target group, the two highest affinities "
             "are to such clients."
         )
     return caption

@@ -106,7 +106,7 @@ class RunData:
     # Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K)
     results: Mapping[str, np.ndarray]
     # Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if available,
-    # "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
+    # "group" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
     used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of curve.npz, if the data are a curve
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of config.json
@@ -170,26 +170,26 @@ class RunData:
         return {row["client"]: row for row in self.summary.get("per_client") or []}
 
     @functools.cached_property
-    def distribution(self) -> Int[np.ndarray, " K"]:
-        """Each client's true distribution; all zero if unknown."""
-        if "distribution" in self.used:
-            return np.asarray(self.used["distribution"])
-        return np.array([self.client_rows.get(k, {}).get("distribution", 0) for k in self.ids.tolist()])
+    def group(self) -> Int[np.ndarray, " K"]:
+        """Each client's true group; all zero if unknown."""
+        if "group" in self.used:
+            return np.asarray(self.used["group"])
+        return np.array([self.client_rows.get(k, {}).get("group", 0) for k in self.ids.tolist()])
 
     @functools.cached_property
-    def groups(self) -> Int[np.ndarray, " K"]:
-        """The distribution that each client's models should fit: that of its test data."""
-        return np.asarray(self.used.get("target", self.distribution))
+    def target(self) -> Int[np.ndarray, " K"]:
+        """The group that each client's models should fit: that of its test data."""
+        return np.asarray(self.used.get("target", self.group))
 
     @functools.cached_property
     def has_groups(self) -> bool:
-        """Whether the clients are known to have several true distributions."""
-        return len(np.unique(self.groups)) > 1
+        """Whether the clients are known to have several true groups."""
+        return len(np.unique(self.target)) > 1
 
     @property
     def knows_groups(self) -> bool:
-        """Whether the clients' true distributions are known."""
-        return "distribution" in self.used or any("distribution" in row for row in self.client_rows.values())
+        """Whether the clients' true groups are known."""
+        return "group" in self.used or any("group" in row for row in self.client_rows.values())
 
     @property
     def num_models(self) -> int | None:

@@ -25,7 +25,7 @@ SCORES = {
 CLIENT_HEADS = {
     "name": "name",
     "network": "network",
-    "distribution": "group",
+    "group": "group",
     "target": "target",
     "accuracy": "accuracy",
     "loss": "loss",

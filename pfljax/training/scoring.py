@@ -35,7 +35,7 @@ def per_client(
     `networks` has the name of each client's network, if they differ.
     """
     test, names = metrics["test"], federation.client_names
-    groups = {"distribution": federation.distribution, "target": federation.target}
+    groups = {"group": federation.group, "target": federation.target}
     return [
         {
             "client": k,

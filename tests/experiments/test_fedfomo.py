@@ -170,7 +170,7 @@ def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
     affinity = np.array([[1.0, 3.0, -2.0], [0.5, 1.0, 0.0], [0.0, -1.0, 1.0]])
     figure = figure5.privacy_figure({"sigma 0": (affinity, np.array([1, 0, 1]))}, points)
     matrix, *_, right = figure.axes
-    shown = np.ma.filled(matrix.images[0].get_array(), np.nan)  # clients by distribution: 1, 0, 2; their own left out
+    shown = np.ma.filled(matrix.images[0].get_array(), np.nan)  # clients by group: 1, 0, 2; their own left out
     np.testing.assert_array_equal(shown, [[np.nan, 0.5, 0.0], [3.0, np.nan, -2.0], [-1.0, 0.0, np.nan]])
     drawn = [line.get_xydata().tolist() for line in right.lines]
     assert [[0, 0.9], [1, 0.7]] in drawn and any(np.allclose(line, [[0, 0.7156]]) for line in drawn if line)
@@ -252,14 +252,14 @@ def test_values_of_other_data_do_not_stand_in_their_place(preset, dataset, data,
 
 @pytest.mark.slow
 def test_on_digits_it_does_what_it_is_for(tmp_path):
-    """Above FedAvg and FedProx and not below Local; and clients find their own distribution."""
+    """Above FedAvg and FedProx and not below Local; and clients find their own group."""
     flags = ["--partition=latent", "--num_clients=15", "--num_distributions=5", "--seeds=0", f"--out={tmp_path}"]
     commands.call(compare.COMMAND, "--algorithms=fedfomo,fedavg,fedprox,local", "--fedfomo.neighbors=5", *flags)
     scores = {row["method"]: row["score_mean"] for row in rows_of(tmp_path)}
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
     found = files.read_npz(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
-    assert collaboration.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
+    assert collaboration.top_affinities(found["affinity"][-1], found["group"], found["group"]) >= 0.8
 
 
 @pytest.mark.long
