@@ -54,6 +54,7 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     return {
         "method": title,
         "score": score,
+        "higher_is_better": sign > 0,
         "score_mean": of["score"].mean,
         "score_std": of["score"].std,
         "runs": of["score"].runs,
@@ -114,6 +115,16 @@ class Table:
     rows: list[dict]
     task: str
     target: float | None = None
+
+    @property
+    def score(self) -> str:
+        """The score that methods are compared by: "accuracy" or "loss"."""
+        return self.rows[0]["score"]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether high values of `score` are good."""
+        return self.rows[0]["higher_is_better"]
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
@@ -181,7 +192,7 @@ class Table:
         `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
 
         By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is "accuracy" or
-        "loss", "interval_low" and
+        "loss", "higher_is_better", "interval_low" and
         "interval_high" over "units" and so on, as `pfljax.evaluation.statistics.standings` describes them.
 
         Raises:

@@ -333,7 +333,8 @@ def _table(
     heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
     edge = any(terms.EDGE in method.tuned for method in methods)
-    said = f"{statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
+    lower = terms.LOWER * (score.sign < 0)
+    said = f"{lower} {statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
     return table(heads, body, "sortable", caption) + paragraph(said.strip())
 
 

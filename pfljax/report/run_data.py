@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.contract.errors import RunError
-from pfljax.evaluation.metrics import sign_of
+from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.folder import files, former
 
 BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
@@ -45,7 +45,7 @@ def over_clients(reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T
 
 def score_of(summary: Mapping[str, Any]) -> str:
     """Returns the name of the score that a run's clients are ranked by: accuracy, or the loss for regression."""
-    return "accuracy" if summary.get("task", "classification") == "classification" else "loss"
+    return score_of_task(summary.get("task", "classification"))
 
 
 def number_of(percent: bool) -> Callable[[float], str]:

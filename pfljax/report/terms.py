@@ -26,6 +26,7 @@ RISING = (
     "interval of their mean change excludes 0). More rounds may change the order."
 )
 EDGE = " (edge)"
+LOWER = "Scores are losses: lower is better."
 AT_EDGE = f"{EDGE.strip()}: the best value is the least or largest of those tried; others beyond it may do better."
 
 
@@ -61,8 +62,9 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns lines that explain a table's intervals, budgets and marks."""
-    found = [statistics.told(rows)]
+    """Returns lines that explain a table's scores, intervals, budgets and marks."""
+    found = [LOWER] * any(row.get("higher_is_better") is False for row in rows)
+    found.append(statistics.told(rows))
     reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
     found += [HELPED.format(reference=reference)] * bool(reference)
     rising = [str(row["method"]) for row in rows if row.get("trend") == gains.IMPROVING]

@@ -135,10 +135,13 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
     last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
     rounds, groups = rows[-1]["round"], experiment.problem.groups
     networks = groups and groups.of_clients(federation.num_clients)
+    score = evaluation.score_of_task(federation.task)
     return {
         "method": experiment.name,
         "dataset": federation.name,
         "task": federation.task,
+        "score": score,
+        "higher_is_better": evaluation.sign_of(score) > 0,
         "num_clients": federation.num_clients,
         "parameters": max(model.num_parameters for model in experiment.problem.models),
         "rounds": experiment.problem.rounds,
