@@ -64,6 +64,10 @@ def test_a_cell_is_measured_once(tmp_path, monkeypatch):
     check_row(row)
     assert "already finished, read from" in call(tmp_path, *flags)
     assert read(tmp_path)["cells"] == [row]
+    (path,) = tmp_path.glob("cells/*/cell.json")
+    path.write_text(path.read_text().replace('"method"', '"algorithm"'))  # as earlier versions named it
+    assert "already finished, read from" in call(tmp_path, *flags)
+    assert read(tmp_path)["cells"] == [row]
 
 
 @pytest.fixture(scope="module")

@@ -452,11 +452,12 @@ def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path)
     assert drawn["csv"]["curves"][4:6] == [["a<b", "seed-0", 10, 0.5], ["a<b", "seed-0", 20, 0.5]]
 
 
-def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(tmp_path):
+@pytest.mark.parametrize("named", ["method", "algorithm"])  # the present and the former name
+def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(named, tmp_path):
     """The table has the user's order, as the figures for a paper have it."""
     for name, level in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         make_run(tmp_path / name / "seed-0", level=level, optional=False)
-    files.write_json(tmp_path / "table.json", [{"method": name} for name in "cab"])
+    files.write_json(tmp_path / "table.json", [{named: name} for name in "cab"])
     page = report.write_comparison(tmp_path / "report.html", [tmp_path])
     curves = packed(page)["panels"]["over"]["rounds"]["series"]
     assert [(each["name"], each["color"]) for each in curves] == list(zip("cab", picture.PALETTE[:3], strict=True))
