@@ -279,13 +279,13 @@ def methods(settings: Settings, book: Book) -> None:
     num_clients = min(settings.numbers("num_clients", int))
     for name in settings.models:
         times = {}
-        for algorithm in ("local", "federico"):
+        for title in ("local", "federico"):
 
-            def cell(algorithm=algorithm, name=name):
-                return time_round(experiment(algorithm, WORK[name], num_clients, "auto", settings), settings.repeats)
+            def cell(title=title, name=name):
+                return time_round(experiment(title, WORK[name], num_clients, "auto", settings), settings.repeats)
 
-            times[algorithm] = book.measure("methods", f"{algorithm}, {name}, K={num_clients}", cell) or {}
-        seconds = [times[algorithm].get("seconds_per_round") for algorithm in times]
+            times[title] = book.measure("methods", f"{title}, {name}, K={num_clients}", cell) or {}
+        seconds = [times[title].get("seconds_per_round") for title in times]
         if all(seconds):
             book.measure("methods", f"federico / local, {name}", lambda s=seconds: {"ratio": s[1] / s[0]})
 

@@ -29,17 +29,17 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str], paper: str = "t
     """Plots accuracy against a knob: one panel per knob, one line per method; crosses are a paper's values.
 
     Args:
-        points: For each point "panel", "algorithm", "value", "accuracy", "paper" (a fraction, or None) and, for
+        points: For each point "panel", "method", "value", "accuracy", "paper" (a fraction, or None) and, for
             several runs, "accuracy_std".
         panels: Label of the horizontal axis, by panel. Panels without points are left out.
         paper: What the crosses are.
     """
-    methods = list(dict.fromkeys(point["algorithm"] for point in points))
+    methods = list(dict.fromkeys(point["method"] for point in points))
     shades, found = dict(zip(methods, colors(np.arange(len(methods))), strict=True)), []
     for name, label in panels.items():
         series = []
         for number, method in enumerate(methods):
-            own = [point for point in points if (point["panel"], point["algorithm"]) == (name, method)]
+            own = [point for point in points if (point["panel"], point["method"]) == (name, method)]
             if not own:
                 continue
             values, scores, spread = ([p.get(n, 0) for p in own] for n in ("value", "accuracy", "accuracy_std"))

@@ -94,7 +94,7 @@ def victims_of(federation: pfl.Federation, num: int) -> pfl.Federation:
     x, y = (np.stack([np.asarray(part[k, :1]) for k in range(num)]) for part in federation.train[:2])
     none = Split(x[:, :0], y[:, :0], np.zeros(num, np.int32))
     parts = {"train": Split(x, y, np.ones(num, np.int32)), "validation": none, "test": none}
-    return dataclasses.replace(federation, **parts, distribution=None, target=None, client_names=None, own=None)
+    return dataclasses.replace(federation, **parts, group=None, target=None, client_names=None, own=None)
 
 
 def gradients_seen(run: pfl.Run, key: Key) -> tuple[Params, list[Params]]:

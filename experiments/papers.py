@@ -220,7 +220,7 @@ class Study:
         self.check((row, column.flags, folder(column, row)) for row in rows for column in columns)
         entries, body, distances, tuned = [], [], {}, []
         for number, row in enumerate(rows, 1):
-            entry: dict[str, Any] = {"algorithm": row.title}
+            entry: dict[str, Any] = {"method": row.title}
             line = [row.title]
             for column in columns:
                 cell = self.accuracies(row, folder(column, row), column.flags)
@@ -238,9 +238,9 @@ class Study:
             distance = distances[column.title]
             heads += [column.title + ("" if distance is None else f" (EMD {distance:.2f})"), column.paper.head]
         for column in columns:
-            standing = self.standings({entry["algorithm"]: entry[column.folder] for entry in entries})
+            standing = self.standings({entry["method"]: entry[column.folder] for entry in entries})
             for entry in entries:
-                entry[column.folder] |= standing[entry["algorithm"]]
+                entry[column.folder] |= standing[entry["method"]]
         tables.write(title, heads, body, entries, self.out)
         self.print_differences(rows[0], entries[0][columns[0].folder], tuned)
 
@@ -273,13 +273,13 @@ class Study:
         self.check((row, {flag(row, knob): value}, folder(row, knob, value)) for row, knob, value in drawn)
         for row, knob, value in drawn:
             cell = self.accuracies(row, folder(row, knob, value), {flag(row, knob): value})
-            points.append({"panel": knob, "algorithm": row.title, "value": value, "paper": None, **cell})
+            points.append({"panel": knob, "method": row.title, "value": value, "paper": None, **cell})
             points[-1]["accuracy"] = cell["accuracy_mean"]
             body.append([knob, row.title, f"{value:g}", self.shown(cell)])
             print(f"{row.title}, {knob}={value:g} done")
         labels = {knob: label for knob, (label, _) in panels.items()}
         report.save(sweep_figure(points, labels), self.out / name)
-        title = title or f"{settings.dataset}, {settings.partition_groups} distributions"
+        title = title or f"{settings.dataset}, {settings.partition_groups} groups"
         title += ", test accuracy after the last round"
         tables.write(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
         self.print_differences(rows[0], points[0])

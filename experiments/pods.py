@@ -189,10 +189,10 @@ def federation(network: str, num_clients: int, examples: int) -> Federation:
 
 def run_of(case: Case, examples: int) -> Run:
     """The run of a case, with the first network that the method does not refuse."""
-    work, algorithm = NETWORKS[case.network], method.get(case.method)()
+    work, chosen = NETWORKS[case.network], method.get(case.method)()
     local = LocalTraining(optax.sgd, 0.1, batch_size=BATCH, dtype=case.dtype)
     clients = federation(case.network, int(case.clients), examples)
-    made = lambda network: Run(algorithm, clients, network, local, execution=Execution(client_store=case.store))
+    made = lambda network: Run(chosen, clients, network, local, execution=Execution(client_store=case.store))
     *tried, last = lambda: work.network, *work.others
     for network in tried:
         with contextlib.suppress(ArgumentError):

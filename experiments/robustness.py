@@ -113,7 +113,7 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
     known = [weight for weight in given if weight is not None]
     return {
         "panel": attack,
-        "algorithm": line.title,
+        "method": line.title,
         "value": share,
         "accuracy": float(np.mean(accuracies)),
         **of_accuracies(accuracies),

@@ -16,7 +16,7 @@ def make_run(
     optional=True,
     affinity=None,
     privacy=None,
-    algorithm="federico",
+    method="federico",
     level=0.88,
 ):
     """A run's files, with scores that are easy to recognize; their folder."""
@@ -32,13 +32,12 @@ def make_run(
         row |= dict.fromkeys(names, level)
     rows = [row | {"round": r} for r in (10, 20, 30)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    distribution = [1, 0, 1, 0, 1, 0]
+    group = [1, 0, 1, 0, 1, 0]
     clients = [
-        {"client": k, "n_train": 9, "n_test": 3, "distribution": distribution[k], "accuracy": 0.5, "loss": 0.1}
-        for k in range(K)
+        {"client": k, "n_train": 9, "n_test": 3, "group": group[k], "accuracy": 0.5, "loss": 0.1} for k in range(K)
     ]
     summary = {
-        "algorithm": algorithm,
+        "method": method,
         "dataset": "x<&>y",
         "task": task,
         "num_clients": K,
@@ -69,12 +68,8 @@ def make_run(
             index=index,
             weights=weights,
             topology=topology,
-            distribution=np.array(distribution),
-            **(
-                {}
-                if affinity is None
-                else {"affinity": np.stack([affinity] * T), "target": np.array(distribution)[::-1]}
-            ),
+            group=np.array(group),
+            **({} if affinity is None else {"affinity": np.stack([affinity] * T), "target": np.array(group)[::-1]}),
         )
     if task == "regression":
         grid = np.linspace(0, 1, 5)

@@ -30,7 +30,7 @@ def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1,
     usual = {
         "unseen": toys.make_federation((3, 4), seed=8) if unseen else None,
         "seed": seed,
-        "config": {"settings": {"algorithm": name, "learning_rate": 0.05}},
+        "config": {"settings": {"method": name, "learning_rate": 0.05}},
     }
     return toys.make_experiment(name, problem, federation, **usual | fields)
 

@@ -84,12 +84,16 @@ class Comparison(NamedTuple):
     out: Path
 
 
-@pytest.fixture(scope="session")
-def finished_comparison(tmp_path_factory):
-    """Local and FedAvg with a linear model, compared with Local."""
-    out = tmp_path_factory.mktemp("compared") / "runs"
+def compare_local_and_fedavg(out):
+    """Compares Local and FedAvg, with a linear model, with Local. Runs that the folder already has are read."""
     clients = pfl.data.digits(num_clients=4, train_examples=10, test_examples=10, validation_fraction=0.2)
     options = {"seeds": (0, 1), "eval_every": 1, "reference": "local", "clock": pfl.Clock(), "target": 0.0}
     methods = [pfl.Local(), pfl.FedAvg()]
-    table = pfl.compare(methods, clients, MODEL, rounds=ROUNDS, out=out, execution=ONE_DEVICE, **options)
-    return Comparison(table, out)
+    return pfl.compare(methods, clients, MODEL, rounds=ROUNDS, out=out, execution=ONE_DEVICE, **options)
+
+
+@pytest.fixture(scope="session")
+def finished_comparison(tmp_path_factory):
+    """The comparison of `compare_local_and_fedavg`."""
+    out = tmp_path_factory.mktemp("compared") / "runs"
+    return Comparison(compare_local_and_fedavg(out), out)

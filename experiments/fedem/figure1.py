@@ -49,7 +49,7 @@ def point(study: Study, method: str, panel: str, value: float) -> dict:
     paper = published(TABLE2, study, method) if value == {"participation": 1.0, "components": 3}[panel] else None
     return {
         "panel": panel,
-        "algorithm": method,
+        "method": method,
         "value": value,
         "accuracy": mean_over(summaries, lambda summary: summary["last"]["accuracy"]),
         "parameters": summaries[0]["parameters"],
@@ -63,7 +63,7 @@ def write_points(study: Study, points: Sequence[dict], name: str) -> None:
     body = [
         [
             point["panel"],
-            point["algorithm"],
+            point["method"],
             f"{point['value']:g}",
             f"{100 * point['accuracy']:.1f}",
             f"{100 * point['paper']:.1f}" if point["paper"] else "-",

@@ -89,7 +89,7 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
     evaluated, curves = over_rounds(kept, "accuracy")
     read = lambda name: [summary["last"][name] for summary in summaries]
     return {
-        "algorithm": title,
+        "method": title,
         **of_accuracies(read("accuracy")),
         "seeds": [{"seed": summary["seed"], **summary["last"]} for summary in summaries],
         "bottom_decile_mean": float(np.mean(read("accuracy_bottom_decile"))),
@@ -108,7 +108,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
     heads = ["method", "average / bottom decile, %", "deviation over runs", "paper", "rate", "s per round"]
     body = [
         [
-            row["algorithm"],
+            row["method"],
             f"{100 * row['accuracy_mean']:.1f} / {100 * row['bottom_decile_mean']:.1f}",
             f"{100 * row['accuracy_std']:.1f} ({len(row['seeds'])})" if len(row["seeds"]) > 1 else "-",
             beside(row["paper"], "{:.1f} / {:.1f}"),

@@ -38,7 +38,7 @@ def row_of(study: Study, method: str, out: Path) -> dict:
         for train, summary in zip(results, summaries, strict=True)
     ]
     return {
-        "algorithm": method,
+        "method": method,
         "unseen_test": mean_over(summaries, lambda s: s["unseen"]["accuracy"]),
         "unseen_train": mean_over(summaries, lambda s: s["unseen"]["train_accuracy"]),
         "unseen_bottom_decile": mean_over(summaries, lambda s: s["unseen"]["accuracy_bottom_decile"]),
@@ -59,7 +59,7 @@ def run(settings: Settings) -> None:
     heads = ["method", "unseen, % (train)", "bottom decile", "paper", "of the training, % (train)", "rate"]
     body = [
         [
-            row["algorithm"],
+            row["method"],
             f"{100 * row['unseen_test']:.1f} ({100 * row['unseen_train']:.1f})",
             f"{100 * row['unseen_bottom_decile']:.1f}",
             beside(row["paper"], "{:.1f} ({:.1f})"),

@@ -20,7 +20,7 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
     For methods other than FedAvg, trains FedAvg on the same data in out/fedavg-RATE for comparison.
     """
     federation, name = clients[0], settings.method
-    train, own_interval = federation.train, np.asarray(federation.distribution)
+    train, own_interval = federation.train, np.asarray(federation.group)
     real = np.arange(train.y.shape[1]) < train.size[:, None]
     grid = np.linspace(-1, 1, GRID, dtype=np.float32)
     num_intervals = int(own_interval.max()) + 1

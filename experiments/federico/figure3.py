@@ -1,4 +1,4 @@
-"""FedeRiCo's Figures 3 and 9: each client's weights over rounds, by true distribution of the models' owners.
+"""FedeRiCo's Figures 3 and 9: each client's weights over rounds, by true group of the models' owners.
 
 python -m experiments.federico.figure3
 python -m experiments.federico.figure3 --data_file=CIFAR100.npz --preset=cifar100

@@ -60,7 +60,7 @@ def run(settings: Settings) -> None:
             print(f"{knob}={value:g} done")
     report.save(knob_curves(panels), study.out / "figure6.png")
     rows = [line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines]
-    title = f"{study.data}, {study.settings.partition_groups} distributions, after {study.settings.rounds} rounds"
+    title = f"{study.data}, {study.settings.partition_groups} groups, after {study.settings.rounds} rounds"
     tables.write(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")
     study.print_differences(Row("federico", "federico", {}), rows[-1])
 

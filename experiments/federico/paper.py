@@ -17,7 +17,7 @@ from pfljax.cli.flags import RUNS
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.evaluation import collaboration
-from pfljax.folder import files
+from pfljax.folder import former
 
 SIZES = {
     "small": "a small network, and CIFAR with fewer rounds and runs than in the paper",
@@ -133,15 +133,13 @@ def accuracies(study: Study, row: Row, out: Path) -> dict:
 
 def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:
     """The arrays of collaboration.npz for each trial of a finished row; without true groups, all clients are in one."""
-    found = [files.read_npz(out / trial.folder / "collaboration.npz") for trial in study.trials]
-    return [{"distribution": np.zeros(kept["index"].shape[1], int), **kept} for kept in found]
+    found = [former.read_collaboration(out / trial.folder / "collaboration.npz") for trial in study.trials]
+    return [{"group": np.zeros(kept["index"].shape[1], int), **kept} for kept in found]
 
 
 def sharing(study: Study, out: Path) -> collaboration.Sharing:
     """The cosines of the clients' weights after the last round of a finished row, averaged over trials."""
-    found = [
-        collaboration.sharing(kept["index"][-1], kept["weights"][-1], kept["distribution"]) for kept in used(study, out)
-    ]
+    found = [collaboration.sharing(kept["index"][-1], kept["weights"][-1], kept["group"]) for kept in used(study, out)]
     mean = lambda values: float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
     return collaboration.Sharing(*(mean(np.array(values)) for values in zip(*found, strict=True)))
 
@@ -167,8 +165,8 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
         found = sharing(study, out)
         rows.append({"line": line.title, **cell, **found._asdict(), "paper": None})
         body.append([line.title, study.shown(cell), f"{found.within:.2f}", f"{found.across:.2f}"])
-    heads = ["", "test accuracy, %", "cosine of weights within a distribution", "across distributions"]
-    title = f"{study.data}, {study.settings.partition_groups} distributions: {about}"
+    heads = ["", "test accuracy, %", "cosine of weights within a group", "across groups"]
+    title = f"{study.data}, {study.settings.partition_groups} groups: {about}"
     tables.write(title, heads, body, rows, study.out, f"{name}-*.png")
     study.print_differences(row_of(lines[-1]), cell)
 

@@ -78,7 +78,7 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
         heads += [f"D={groups}", values.head] + ["FedeRiCo above"] * ("federico" in study.methods)
     body, rows = [], []
     for name, method, _ in paper.rows_of(study):
-        line, entry = [name], {"algorithm": name}
+        line, entry = [name], {"method": name}
         for groups, column in cells.items():
             published, cell = values.by_row.get(method, {}).get(groups), column.get(name)
             line += [study.shown(cell) if cell else "-", percent(*published) if published else "-"]
@@ -93,7 +93,7 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
     for groups, column in cells.items():
         if "federico" in column:
             within, across = column["federico"]["within"], column["federico"]["across"]
-            print(f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a distribution, {across:.2f} across")
+            print(f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a group, {across:.2f} across")
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -35,7 +35,7 @@ def run(settings: Settings) -> None:
     for row in asked:
         name, cell = row.title, paper.accuracies(study, row, study.out / row.folder)
         published = values.by_row.get(row.method)
-        rows.append({"algorithm": name, **cell, "paper": published and [value / 100 for value in published]})
+        rows.append({"method": name, **cell, "paper": published and [value / 100 for value in published]})
         ours = [f"{100 * cell[key]:.1f}" for key in ("accuracy_mean", "std_over_clients")]
         body.append([name, *ours, *([f"{value:.1f}" for value in published] if published else ["-", "-"])])
         print(f"{name} done")

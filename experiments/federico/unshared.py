@@ -100,7 +100,7 @@ def measure(
     )
     last = lambda name, seed: files.read_npz(out / name / f"seed-{seed}" / "results.npz")["accuracy_test"][-1]
     found = {name: 100 * np.stack([last(name, seed) for seed in seeds]) for name in methods}
-    rows = {row["algorithm"]: row for row in table.rows}
+    rows = {row["method"]: row for row in table.rows}
     return {name: (rows[name], float((found[name] - found["local"] < -5).mean())) for name in methods}
 
 
@@ -108,7 +108,7 @@ def shown(row: dict, losing: float) -> str:
     """A cell of the table: accuracy, the paired difference to Local, and the share of losing clients."""
     number = number_of(True)
     gain = statistics.difference_columns([row], number)[1][0][0]
-    return number(row["score_mean"]) + f", {gain}, {losing:.0%}" * (row["algorithm"] != "local")
+    return number(row["score_mean"]) + f", {gain}, {losing:.0%}" * (row["method"] != "local")
 
 
 def main() -> None:

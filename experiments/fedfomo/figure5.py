@@ -22,7 +22,7 @@ from experiments.figures import ACCURACY, crosses, with_band
 from pfljax import report
 from pfljax.cli import launch
 from pfljax.cli.settings import Settings
-from pfljax.folder import files
+from pfljax.folder import former
 from pfljax.report import pictures
 from pfljax.report.draw import draw
 from pfljax.report.picture import GRAY, Axis, Panel, colors
@@ -40,13 +40,13 @@ def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], poin
 
     Args:
         affinities: By title: affinities (K, K) after the last round, and distributions (K,).
-        points: For each point "algorithm", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper":
+        points: For each point "method", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper":
             (epsilon, accuracy in percent), drawn as a cross, or None.
     """
     panels = [pictures.affinity(values, groups, title) for title, (values, groups) in affinities.items()]
-    methods, series = list(dict.fromkeys(point["algorithm"] for point in points)), []
+    methods, series = list(dict.fromkeys(point["method"] for point in points)), []
     for method, shade in zip(methods, colors(np.arange(len(methods))), strict=True):
-        own = [point for point in points if point["algorithm"] == method]
+        own = [point for point in points if point["method"] == method]
         sigmas, mean, std = ([point[name] for point in own] for name in ("sigma", "accuracy_mean", "accuracy_std"))
         series += with_band(sigmas, mean, std, method, {"color": shade, "symbol": "circle"})
         known = [point for point in own if point["paper"]]
@@ -65,11 +65,11 @@ def run(settings: Settings) -> None:
     study, entries = table4.measured(settings)
     affinities = {}
     for entry in entries:
-        if entry["algorithm"] == "fedfomo":
-            used = files.read_npz(Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz")
+        if entry["method"] == "fedfomo":
+            used = former.read_collaboration(Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz")
             title = f"sigma {entry['sigma']:g}, epsilon {entry['epsilon_text']}"
             affinity = used["affinity"][-1]
-            affinities[title] = affinity, used.get("distribution", np.zeros(len(affinity), int))
+            affinities[title] = affinity, used.get("group", np.zeros(len(affinity), int))
     report.save(privacy_figure(affinities, entries), study.out / "figure5.png")
     table4.write(study, entries, "figure5.png")
 

@@ -163,7 +163,7 @@ def refuse_others(settings: Settings) -> None:
 def last_round(study: Study) -> str:
     """Title of a table with the last points."""
     own = study.settings
-    return f"{own.dataset}, {own.partition_groups} distributions, test accuracy after the last round"
+    return f"{own.dataset}, {own.partition_groups} groups, test accuracy after the last round"
 
 
 def rows_of(study: Study, downloads: Sequence[int] = DOWNLOADS) -> list[Row]:

@@ -57,7 +57,7 @@ def measured(settings: Settings) -> tuple[Study, list[dict]]:
     for row, values, folder in rows:
         sigma, cell = values["privacy_noise_multiplier"], study.accuracies(row, folder, values)
         value = theirs.get(row.method, {}).get(sigma)
-        fixed = {"algorithm": row.title, "sigma": sigma, "delta": settings.privacy_delta, "folder": str(folder)}
+        fixed = {"method": row.title, "sigma": sigma, "delta": settings.privacy_delta, "folder": str(folder)}
         entries.append(fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value})
         print(f"{row.title}, sigma {sigma:g} done")
     return study, entries
@@ -67,16 +67,16 @@ def write(study: Study, entries: list[dict], figure: str = "") -> None:
     """Writes the table."""
     body = []
     for entry in entries:
-        line = [entry["algorithm"], f"{entry['delta']:g}", f"{entry['sigma']:g}", entry["epsilon_text"]]
+        line = [entry["method"], f"{entry['delta']:g}", f"{entry['sigma']:g}", entry["epsilon_text"]]
         body.append([*line, study.shown(entry), beside(entry["paper"])])
     own = study.settings
     head = paper.PAPER.values(own, paper.TABLE4).head if any(entry["paper"] for entry in entries) else "paper"
     heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", head]
-    title = f"{own.dataset}, {own.partition_groups} distributions, private local training, after the last round"
+    title = f"{own.dataset}, {own.partition_groups} groups, private local training, after the last round"
     tables.write(title, heads, body, entries, study.out, figure)
     study.print_differences(paper.rows_of(study, downloads=())[0], entries[0])
-    for entry in {entry["algorithm"]: entry for entry in entries if entry["unaccounted"]}.values():
-        print(f"{entry['algorithm']}: epsilon does not cover {entry['unaccounted']}.")
+    for entry in {entry["method"]: entry for entry in entries if entry["unaccounted"]}.values():
+        print(f"{entry['method']}: epsilon does not cover {entry['unaccounted']}.")
 
 
 def beside(value: tuple[float, float] | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from experiments.ledger.entries import Column, Entry, Row, made, text
 from pfljax.cli.names import current
 from pfljax.contract.method import METHODS
-from pfljax.folder import files
+from pfljax.folder import files, former
 
 TRIAL = re.compile(r"(?:split-(\d+)-)?seed-(\d+)")
 FIGURES = ("accuracy", "accuracy_mean", "accuracy_bottom_decile", "accuracy_min", "loss")
@@ -58,7 +58,7 @@ def entry_of(
     paths = [path for path, trial in found if trial]
     if not paths:
         raise ValueError(f"no finished runs (split-N-seed-M or seed-N) in {', '.join(map(str, folders))}")
-    configs = [files.read_json(path.parent / "config.json") for path in paths]
+    configs = [former.read_config(path.parent / "config.json") for path in paths]
     parts = [names_of(path, folders, row_first) for path in paths]
     runs = [run_of(path, config, *names) for path, config, names in zip(paths, configs, parts, strict=True)]
     commits = list(dict.fromkeys(filter(None, (config["git_commit"] for config in configs))))

@@ -20,7 +20,7 @@ from experiments.pfedmb import paper
 from pfljax import report
 from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
-from pfljax.folder import files
+from pfljax.folder import former
 from pfljax.report import pictures
 from pfljax.report.draw import draw
 from pfljax.report.picture import Axis, colors
@@ -36,24 +36,25 @@ def define(registry: flags.FlagValues) -> None:
 
 
 def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], shown: int = 5) -> Figure:
-    """Plots clients' weights of shared branches over rounds: one row per title, clients ordered by distribution.
+    """Plots clients' weights of shared branches over rounds: one row per title, clients ordered by group.
 
     Args:
-        panels: By title: rounds (T,), weights (T, K, B), distribution (K,).
+        panels: By title: rounds (T,), weights (T, K, B), group (K,).
         shown: Number of rounds to show, including the first and the last.
     """
     found, height = [], 0.0
-    for title, (rounds, weights, distribution) in panels.items():
-        order, groups = np.argsort(distribution, kind="stable"), colors(distribution)
+    for title, (rounds, weights, group) in panels.items():
+        order = np.argsort(group, kind="stable")
+        shades = colors(group)
         for t in np.unique(np.linspace(0, len(rounds) - 1, shown).round().astype(int)):
             panel = pictures.matrix(
                 "weights",
                 order,
-                groups,
+                shades,
                 np.arange(len(order)),
                 weights.shape[2],
                 values=weights[t][order],
-                blocks=distribution,
+                blocks=group,
             )
             found.append(dataclasses.replace(panel, x=Axis("branch"), title=f"{title}, round {rounds[t]}"))
         height = max(height, 0.8 + 0.18 * len(order))
@@ -74,9 +75,9 @@ def run(settings: Settings) -> None:
     for averaging, title in VARIANTS.items():
         cell = study.accuracies(Row(title, "pfedmb", {"pfedmb.averaging": averaging}), study.out / averaging)
         for trial, accuracy in zip(study.trials, cell["accuracies"], strict=True):
-            found = files.read_npz(study.out / averaging / trial.folder / "collaboration.npz")
-            cosines, branches = paper.pairs_of(found["weights"][-1], found["distribution"])
-            panels.setdefault(title, (found["round"], found["weights"], found["distribution"]))
+            found = former.read_collaboration(study.out / averaging / trial.folder / "collaboration.npz")
+            cosines, branches = paper.pairs_of(found["weights"][-1], found["group"])
+            panels.setdefault(title, (found["round"], found["weights"], found["group"]))
             entry = {"averaging": averaging, "seed": trial.seed, "cosines": cosines, "branches": branches}
             rows.append(entry | {"accuracy": accuracy, "paper": None})
             alike = f"{sum(cosine > ALIKE for cosine in cosines)} of {len(cosines)}"

@@ -43,11 +43,11 @@ def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[s
     PAPER.define(registry, methods, seeds, out, rounds=100, **common, **defaults)
 
 
-def pairs_of(alpha: np.ndarray, distribution: np.ndarray) -> tuple[list[float], list[int]]:
+def pairs_of(alpha: np.ndarray, groups: np.ndarray) -> tuple[list[float], list[int]]:
     """For alpha (K, B), the cosine and the heaviest branch of each pair of clients."""
     cosines, branches = [], []
-    for group in np.unique(distribution):
-        members = alpha[distribution == group]
+    for group in np.unique(groups):
+        members = alpha[groups == group]
         unit = members / np.linalg.norm(members, axis=1, keepdims=True)
         cosines.append(float((unit @ unit.T).min()))
         branches.append(int(members.mean(axis=0).argmax()))

@@ -24,7 +24,7 @@ Departures from the paper:
   every cohort from the same seed, so the same clients take part in every round; we draw a new cohort each round.
 - The authors' code adds w / |sum of w| to p_i (`scaled`); p_i's own entry starts at 0.1 there and at 1 here. Its
   candidates include the means of spectral clusters of the clients, and the mean of those means (`clusters`; in that
-  code, the number of true distributions). The weights of these means belong to no client and are left out of
+  code, the number of true groups). The weights of these means belong to no client and are left out of
   collaboration figures.
 - The authors' code crops and flips validation images as it does training images. We validate on the images themselves.
 - A client without validation examples continues from its own trained model.

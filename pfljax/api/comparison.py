@@ -31,7 +31,7 @@ from pfljax.contract.fields import Seed, Seeds, checked, knob
 from pfljax.contract.method import METHODS
 from pfljax.data import Federation
 from pfljax.evaluation.statistics import Trial, check_reference
-from pfljax.folder import files, planned
+from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.training import tracking
@@ -356,8 +356,8 @@ def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], reru
     lost = [folder.relative_to(out).as_posix() for folder in planned.read(out) if folder not in folders]
     if not (out / planned.NAME).exists() and (out / "table.json").exists():
         with contextlib.suppress(Exception):  # a damaged file can make its reader raise anything
-            rows = files.read_json(out / "table.json")
-            lost = [name for row in rows if (name := row.get("method", row.get("algorithm"))) not in titles]
+            rows = former.read_table(out / "table.json")
+            lost = [row["method"] for row in rows if row["method"] not in titles]
     if lost and rerun == "never":
         text = f"has a table with other runs, such as {lost[0]}, which the new one lacks"
         raise ArgumentError("out", f"{text}; accepted: a new folder, or `rerun=changed` to replace the table", out)
@@ -588,7 +588,7 @@ def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list
         try:
             make(title)
         except ArgumentError as error:
-            if error.argument not in ("algorithm", "method"):
+            if error.argument != "method":
                 raise
             say(f"left out: {title}: {error.text.split(';')[0]}")
         else:

@@ -16,7 +16,7 @@ from pfljax.contract import recorded
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import checked
 from pfljax.data import Federation, datasets, return_validation
-from pfljax.folder import files, fingerprint, folders
+from pfljax.folder import files, fingerprint, folders, former
 from pfljax.local.training import LocalTraining
 from pfljax.stores.experiment import Execution
 from pfljax.training.outcome import saved_outcome
@@ -54,7 +54,8 @@ def load(
     """
     out = Path(path)
     try:
-        config, summary = (files.read_json(out / name) for name in ("config.json", "summary.json"))
+        config = files.read_json(out / "config.json")
+        summary = former.read_summary(out / "summary.json")
         done, recorded_in = summary["last"]["round"], config.keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = "accepted: the folder of a finished run; resume one that was interrupted"

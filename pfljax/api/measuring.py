@@ -64,7 +64,7 @@ def like_one(
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mapped.sharding(leaf, by_rows=True))
 
     splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
-    shapes = dataclasses.replace(one, **splits, distribution=np.zeros(0, np.int32))
+    shapes = dataclasses.replace(one, **splits, group=np.zeros(0, np.int32))
     problem = make_problem(one, model, local, 1.0, mapped)
     problem = problem._replace(num_clients=num_clients, cohort_size=cohort_size)
     return fingerprint.identified(Experiment(method, problem, shapes, client_store=client_store))

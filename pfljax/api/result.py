@@ -38,7 +38,7 @@ class Collaboration:
         rounds: Evaluated rounds. Shape (T,).
         index: Indices of the J models that each client used. Shape (T, K, J).
         weights: Weights of these models; they sum to 1 over J. Shape (T, K, J).
-        distribution: Each client's true distribution. Shape (K,). None: unknown.
+        group: Each client's true group. Shape (K,). None: unknown.
         topology: Unless "shared", the models are the clients' own.
         arrays: All arrays of collaboration.npz, such as "affinity" (T, K, K). With `eval_clients`, they cover only
             the n clients listed in "clients", and n replaces K in all shapes.
@@ -47,7 +47,7 @@ class Collaboration:
     rounds: np.ndarray
     index: np.ndarray
     weights: np.ndarray
-    distribution: np.ndarray | None
+    group: np.ndarray | None
     topology: str
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
@@ -121,7 +121,7 @@ class Result:
         """Returns the scores as a pandas DataFrame with one row per evaluated round, client and split.
 
         The columns are "round", "client", "split" ("train", "validation" or "test"), "group" (the client's true
-        distribution, if it is known), "size" (its number of examples in the split), "name" (its id in
+        group, if it is known), "size" (its number of examples in the split), "name" (its id in
         the data, if that is not its number), "loss" and, for classification, "accuracy".
         Scores are NaN for a client without examples in the split. For example,
         `frame[frame.split == "test"].groupby(["round", "group"]).accuracy.mean()` returns the mean accuracy of each
@@ -154,7 +154,7 @@ class Result:
         """Which models each client used, at every evaluated round."""
         arrays = self._collaboration
         rounds, index, weights = (arrays[n] for n in ("round", "index", "weights"))
-        return Collaboration(rounds, index, weights, arrays.get("distribution"), str(arrays["topology"]), arrays)
+        return Collaboration(rounds, index, weights, arrays.get("group"), str(arrays["topology"]), arrays)
 
     @property
     def state(self) -> State:
@@ -372,7 +372,7 @@ def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
     metrics = sorted(names, key=lambda name: ("loss", "accuracy", name).index(name))
     sizes = np.stack([getattr(federation, split).size[clients] for split in found], axis=-1)
     of_clients = lambda values: np.tile(np.repeat(values[clients], len(found)), len(rounds))
-    columns = {} if federation.distribution is None else {"group": of_clients(federation.distribution)}
+    columns = {} if federation.group is None else {"group": of_clients(federation.group)}
     columns["size"] = np.tile(sizes.ravel(), len(rounds))
     if federation.client_names is not None:
         columns["name"] = of_clients(federation.client_names)

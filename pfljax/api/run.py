@@ -130,7 +130,7 @@ class Run:
         local = local or LocalTraining()
         execution = execution or Execution()
         cores.check_settings(compiled=execution.plan != "python")
-        method, knows = tell(check_method(method), tell_groups, clients.distribution)
+        method, knows = tell(check_method(method), tell_groups, clients.group)
         told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         clients = scaled_as(model, clients)

@@ -17,7 +17,7 @@ from pfljax.api.run import Run, Say, train_replicates
 from pfljax.contract import processes
 from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory
-from pfljax.folder import files, folders, locks, manifest
+from pfljax.folder import files, folders, former, locks, manifest
 from pfljax.stores.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
@@ -47,7 +47,7 @@ class Cell:
     @classmethod
     def read(cls, folder: Path) -> Cell:
         """Reads the cell of a finished run from its folder."""
-        return cls(files.read_json(folder / SUMMARY), files.read_jsonl(folder / ROWS))
+        return cls(former.read_summary(folder / SUMMARY), files.read_jsonl(folder / ROWS))
 
 
 @dataclasses.dataclass(frozen=True)

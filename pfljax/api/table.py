@@ -48,6 +48,7 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     return {
         "method": title,
         "score": score,
+        "higher_is_better": sign > 0,
         "score_mean": of["score"].mean,
         "score_std": of["score"].std,
         "runs": of["score"].runs,
@@ -81,6 +82,7 @@ def failed_row(title: str, reason: str, score: str) -> dict:
         "method": title,
         "failed": reason,
         "score": score,
+        "higher_is_better": sign_of(score) > 0,
         "score_mean": unknown.mean,
         "score_std": unknown.std,
         "runs": unknown.runs,
@@ -176,6 +178,16 @@ class Table:
         return heads, body
 
     @property
+    def score(self) -> str:
+        """The score that methods are compared by: "accuracy" or "loss"."""
+        return self.rows[0]["score"]
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether high values of `score` are good."""
+        return self.rows[0]["higher_is_better"]
+
+    @property
     def failures(self) -> dict[str, str]:
         """Why methods failed, by title; {} if none did."""
         return {row["method"]: row["failed"] for row in self.rows if row.get("failed")}
@@ -212,8 +224,8 @@ class Table:
         `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
 
         By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is "accuracy" or
-        "loss", "interval_low" and
-        "interval_high" over "units" and so on, as `pfljax.evaluation.statistics.standings` describes them.
+        "loss", "higher_is_better", "interval_low" and "interval_high" over "units" and so on, as
+        `pfljax.evaluation.statistics.standings` describes them.
 
         Raises:
             ArgumentError: if pandas is not installed.

@@ -77,7 +77,7 @@ def run(settings: Settings) -> None:
 
 def show(found: Estimate) -> None:
     """Prints the table of a method, and what is recommended."""
-    head = f"{found.algorithm}, {found.num_clients} clients on {found.target}"
+    head = f"{found.method}, {found.num_clients} clients on {found.target}"
     title = f"{head}; bytes of one device, time: {found.rests_on}"
     tables.show(title, *found.table(), text=2, notes=found.notes)
     if found.hours is not None:

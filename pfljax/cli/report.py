@@ -26,7 +26,7 @@ from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract.paths import expanded
-from pfljax.folder import files
+from pfljax.folder import former
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -69,7 +69,7 @@ def run(settings: Settings) -> None:
         raise settings.error("out", "accepted: a file that ends in .html")
     print(f"report: {report.write_comparison(page, folders, reference=settings.reference)}")
     if settings.paper:
-        rows = files.read_json(folders[0] / "table.json")
+        rows = former.read_table(folders[0] / "table.json")
         figures = report.paper_figures(rows, Path(settings.paper), settings.paper_width)
         print(f"figures: {', '.join(str(path) for path in figures if path.suffix == '.pdf')}, and .png")
 

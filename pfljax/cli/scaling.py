@@ -42,7 +42,7 @@ from pfljax.contract.host import readable
 from pfljax.contract.pooled import Pooled
 from pfljax.contract.types import Split
 from pfljax.data import Federation, preparation, sources
-from pfljax.folder import files, fingerprint
+from pfljax.folder import files, fingerprint, former
 from pfljax.folder.folders import said
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
@@ -60,7 +60,7 @@ say = functools.partial(print, flush=True)
 class GridCell(NamedTuple):
     """A point of the grid. Its fields are the columns that identify a row."""
 
-    algorithm: str
+    method: str
     num_clients: int
     cohort: int  # 0: all
     plan: str
@@ -68,7 +68,7 @@ class GridCell(NamedTuple):
 
     def __str__(self) -> str:
         size = f"K={self.num_clients}, S={self.clients_per_round}"
-        return f"{self.algorithm}, {size}, {self.plan}, {self.devices} device(s)"
+        return f"{self.method}, {size}, {self.plan}, {self.devices} device(s)"
 
     @property
     def clients_per_round(self) -> int:
@@ -176,7 +176,7 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
     Raises `RunError` if the file has too few examples.
     """
     train = settings.train_examples
-    validates = method.get(cell.algorithm).info.validates
+    validates = method.get(cell.method).info.validates
     size = train + (max(1, round(VALIDATION_FRACTION * train)) if validates else 0)
     if settings.data_file is None:
         shape = tuple(settings.numbers("shape", int))
@@ -212,8 +212,8 @@ def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     kind, _, chunk = cell.plan.partition("-")
     plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
     one = build_clients(settings, cell, 1)
-    found, model = build.build_method(settings, cell.algorithm), build.build_model(settings, one)
-    local = build.build_local(settings.of_method(cell.algorithm))
+    found, model = build.build_method(settings, cell.method), build.build_model(settings, one)
+    local = build.build_local(settings.of_method(cell.method))
     return like_one(found, one, model, local, plan, settings.client_store, cell.num_clients, cell.clients_per_round)
 
 
@@ -226,7 +226,7 @@ def common(settings: Settings) -> dict:
 def read(folder: Path) -> dict:
     """Returns the content of a cell's file; empty if there is none, or it is damaged."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        found = files.read_json(folder / CELL)
+        found = former.read_scaling(folder / CELL)
         whole = {"status", *GridCell._fields, *MEASURES} <= found["row"].keys()
         if whole and all(isinstance(found[name], dict) for name in ("settings", "program")):
             return found | {"settings": current(found["settings"])}
@@ -333,7 +333,7 @@ def lines(settings: Settings, rows: Sequence[dict]) -> dict[str, list[dict]]:
     words = {"cohort": lambda n: f"S={n or 'K'}", "plan": str, "devices": lambda n: f"{n} device(s)"}
     found: dict[str, list[dict]] = {}
     for row in rows:
-        name = ", ".join([row["algorithm"], *(words[name](row[name]) for name in differ)])
+        name = ", ".join([row["method"], *(words[name](row[name]) for name in differ)])
         need = total_bytes(row) if STORES[settings.client_store].on_devices else row["peak_resident_bytes"] or 0
         found.setdefault(name, []).append(row | {"memory_bytes": need})
     return found
@@ -352,7 +352,7 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     size = lambda number: readable(number) if number is not None else "?"
     body = [
         [
-            *(row["algorithm"], row["plan"]),
+            *(row["method"], row["plan"]),
             *(f"{row[name]:,}" for name in ("num_clients", "clients_per_round", "devices")),
             *(f"{row['compile_seconds']:.1f}", f"{row['seconds_per_round']:.4g}"),
             f"{row['fastest_round']:.3g}-{row['slowest_round']:.3g}",
@@ -368,7 +368,7 @@ def show(settings: Settings, rows: Sequence[dict]) -> None:
     for row in rows if total else ():
         updates = total * row["clients_per_round"]
         say(
-            f"{row['algorithm']}, K={row['num_clients']}: {total:,} rounds, {updates:,} client updates, "
+            f"{row['method']}, K={row['num_clients']}: {total:,} rounds, {updates:,} client updates, "
             f"would take {row['projected_hours']:.3g} hours: a projection from {row['rounds']} timed rounds"
         )
 

@@ -99,7 +99,7 @@ def show(summary: dict) -> None:
         if "epsilon" in ledger:
             heads.append(f"{kind} at delta {ledger['delta']:g}")
             body = [[*body[0], epsilon_text([ledger["epsilon"]])], *([*row, ""] for row in body[1:])]
-    tables.show(f"{summary['algorithm']} on {summary['dataset']}: {summary['scored']}", heads, body)
+    tables.show(f"{summary['method']} on {summary['dataset']}: {summary['scored']}", heads, body)
 
 
 COMMAND = Command(__doc__ or "", define, run)

@@ -127,13 +127,13 @@ def told(method: Any) -> list[str]:
     return [field.name for field in dataclasses.fields(method) if field.metadata.get("groups")]
 
 
-def tell(method: Any, tell_groups: bool, distribution: ArrayLike | None) -> tuple[Any, str]:
+def tell(method: Any, tell_groups: bool, group: ArrayLike | None) -> tuple[Any, str]:
     """Tells a method what a run lets it know of the truth.
 
     Args:
         method: The method.
         tell_groups: Whether that is the number of groups.
-        distribution: The true group of each client, (K,); None: unknown.
+        group: The true group of each client, (K,); None: unknown.
 
     Returns:
         The method, whose numbers of groups that have their default are the true one if it is told, and what it knows
@@ -144,7 +144,7 @@ def tell(method: Any, tell_groups: bool, distribution: ArrayLike | None) -> tupl
     """
     if not tell_groups:
         return method, method.info.knows
-    groups = np.asarray([] if distribution is None else distribution)
+    groups = np.asarray([] if group is None else group)
     num = len(np.unique(groups))
     if not 0 < 2 * num <= len(groups):
         text = "accepted for clients in known groups of two or more; otherwise False"
@@ -162,6 +162,6 @@ def get(name: str) -> Any:
     """
     if name not in METHODS:
         if name.endswith(".py"):
-            raise ArgumentError("algorithm", f"names only a file; accepted: {name}:NAME, a class in it", name)
-        raise ArgumentError("algorithm", f"unknown algorithm; {fields.nearest(name, METHODS)}", name)
+            raise ArgumentError("method", f"names only a file; accepted: {name}:NAME, a class in it", name)
+        raise ArgumentError("method", f"unknown method; {fields.nearest(name, METHODS)}", name)
     return METHODS[name]

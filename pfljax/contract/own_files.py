@@ -72,8 +72,8 @@ def load_method(text: str) -> str:
     Raises:
         ArgumentError: see `load`; also if the object is not a registered method.
     """
-    found = load("algorithm", text)
+    found = load("method", text)
     info = getattr(found, "info", None)
     if info is None or METHODS.get(info.name) is not found:
-        raise ArgumentError("algorithm", "not a method; accepted: a class decorated with @pfl.method(...)", text)
+        raise ArgumentError("method", "not a method; accepted: a class decorated with @pfl.method(...)", text)
     return info.name

@@ -15,7 +15,7 @@ class Assignment(NamedTuple):
     """The examples of each of K clients."""
 
     indices: list[np.ndarray]  # K arrays of distinct example ids
-    distribution: np.ndarray | None  # (K,) int32, the true distribution of each client; None: unknown
+    group: np.ndarray | None  # (K,) int32, the true group of each client; None: unknown
     is_test: np.ndarray | None = None  # (n,) bool, whether an example is for testing; None: split within each client
     names: np.ndarray | None = None  # (K,) the data set's own ids of the clients
 
@@ -25,7 +25,7 @@ class Pools(NamedTuple):
 
     pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
     share: np.ndarray  # (K, P): share of pool p that goes to client k; columns sum to 1, or to 0 for unused pools
-    distribution: np.ndarray | None = None  # (K,) int: the group of each client; None: the clients have no groups
+    group: np.ndarray | None = None  # (K,) int: the group of each client; None: the clients have no groups
 
 
 def members_of(pool: np.ndarray, num_pools: int) -> list[np.ndarray]:

@@ -39,12 +39,13 @@ class Federation:
             Read a client's own examples with `examples`.
         validation: The same of the validation splits (n_max may be 0).
         test: The same of the test splits; only evaluation reads them.
-        distribution: (K,) int32, the true distribution of each client; for colors and reports, never for training.
-            None: unknown. It is known if the source provides it or the partition puts clients into groups.
+        group: (K,) int32, the true group of each client: clients of a group draw their examples from one distribution.
+            For colors and reports, never for training. None: unknown. It is known if the source provides it or the
+            partition puts clients into groups.
         task: "classification", "regression" or "multilabel".
         num_classes: Number of classes or labels C; 1 for regression.
         name: Data set and partition, for titles.
-        target: (K,) int32, the distribution of each client's validation and test data; None: as `distribution`.
+        target: (K,) int32, the group of each client's validation and test data; None: as `group`.
         own: The clients whose x and y are in this process; None: all. Everything else covers all clients.
         index_digest: A fingerprint of the assignment of examples to clients, independent of their content.
         attacker: (K,) bool, whether each client attacks; None: no client does.
@@ -64,7 +65,7 @@ class Federation:
     train: Split
     validation: Split
     test: Split
-    distribution: np.ndarray | None
+    group: np.ndarray | None
     task: Task
     num_classes: int
     name: str
@@ -393,7 +394,7 @@ def pack(
         train=stack(*parts["train"]),
         validation=stack(*parts["validation"]),
         test=stack(*parts["test"]),
-        distribution=assignment.distribution,
+        group=assignment.group,
         task=source.task,
         num_classes=source.num_classes,
         name=source.name,
@@ -438,11 +439,11 @@ def keep_own(federation: Federation, own: slice) -> Federation:
 def shuffle_targets(federation: Federation, seed: int) -> Federation:
     """Permutes (validation, test) pairs among clients: out-of-local-distribution targets (FedFomo, Section 4).
 
-    By chance, a client may keep its own pair or get one from its own distribution.
+    By chance, a client may keep its own pair or get one from its own group.
     """
     order = generator(seed, "targets").permutation(federation.num_clients)
     deal = lambda split: tree.map_rows(lambda leaf: leaf[order], split)
     dealt = {part: deal(getattr(federation, part)) for part in ("validation", "test")}
-    target = None if federation.distribution is None else federation.distribution[order]
+    target = None if federation.group is None else federation.group[order]
     name = f"{federation.name}, shuffled targets"
     return dataclasses.replace(dataclasses.replace(federation, **dealt), target=target, name=name)

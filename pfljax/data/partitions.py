@@ -69,7 +69,7 @@ class Partition:
         else:
             classes = source.y if source.task == "classification" and source.y.ndim == 1 else None
             indices = deal(rng, pools, self.name, is_test, classes)
-        return Assignment(indices, _as_int32(pools.distribution), is_test)
+        return Assignment(indices, _as_int32(pools.group), is_test)
 
 
 @settings
@@ -134,8 +134,8 @@ class Dirichlet(Partition):
 class Pathological(Partition):
     """Each client has a few classes, each split evenly among its clients (after McMahan et al., 2017).
 
-    If a class has fewer examples than clients, some of its clients get none. Clients with the same classes have the
-    same distribution.
+    If a class has fewer examples than clients, some of its clients get none. Clients with the same classes are of
+    the same group.
     """
 
     name = "pathological"
@@ -246,10 +246,10 @@ class Natural(Partition):
         rng = generator(seed, "partition")
         chosen = able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
         indices = [order[start[k] : start[k] + size[k]] for k in chosen]
-        distribution = None if source.distribution is None else source.distribution[ids[chosen]]
+        group = None if source.group is None else source.group[ids[chosen]]
         names = None if source.client_names is None else source.client_names[ids[chosen]]
         is_test = source.is_test if splits.official_test else None
-        return Assignment(indices, _as_int32(distribution), is_test, names)
+        return Assignment(indices, _as_int32(group), is_test, names)
 
 
 PARTITIONS: dict[str, type[Partition]] = {

@@ -44,7 +44,7 @@ def split_unseen(
 
     def take(clients: np.ndarray) -> Federation:
         parts = {part: tree.map_rows(lambda leaf: leaf[clients], getattr(federation, part)) for part in PARTS}
-        rows: dict[str, Any] = {name: getattr(federation, name) for name in ("distribution", "target", "client_names")}
+        rows: dict[str, Any] = {name: getattr(federation, name) for name in ("group", "target", "client_names")}
         rows = {name: None if row is None else row[clients] for name, row in rows.items()}
         return dataclasses.replace(federation, **parts, **rows)
 
@@ -240,7 +240,7 @@ def random_pixels(
         train=split(examples),
         validation=split(0),
         test=split(max(1, examples // 4)),
-        distribution=np.zeros(num_clients, np.int32),
+        group=np.zeros(num_clients, np.int32),
         task="classification",
         num_classes=num_classes,
         name="random pixels",

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 class Sharing(NamedTuple):
     """Mean cosine between two clients' rows of weights; NaN if there are no such pairs."""
 
-    within: float  # for clients of the same distribution; 1: they use the same models with the same weights
-    across: float  # for clients of different distributions; 0: they have no model in common
+    within: float  # for clients of the same group; 1: they use the same models with the same weights
+    across: float  # for clients of different groups; 0: they have no model in common
 
 
 def dense(
@@ -65,15 +65,14 @@ def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) ->
     return dense @ dense.T
 
 
-def sharing(
-    index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], distribution: Int[np.ndarray, " K"]
-) -> Sharing:
-    """How much clients share models within and across their true distributions.
+def sharing(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], group: Int[np.ndarray, " K"]) -> Sharing:
+    """How much clients share models within and across their true groups.
 
     Uses sums of unit rows instead of a matrix of all pairs: within a group, the cosines of all pairs, each client with
     itself included, add up to |sum of the group's unit rows|^2.
     """
-    rows, group = rows_of(index, weights), np.unique(distribution, return_inverse=True)[1]
+    rows = rows_of(index, weights)
+    group = np.unique(group, return_inverse=True)[1]
     place = np.unique(group[rows.client] * (rows.model.max() + 1) + rows.model, return_inverse=True)[1]
     inside, everywhere = (np.square(np.bincount(by, rows.unit)).sum() for by in (place, rows.model))
     sizes = np.bincount(group).astype(float)
@@ -83,14 +82,14 @@ def sharing(
 
 
 def top_affinities(
-    affinity: Float[np.ndarray, "K K"], distribution: Int[np.ndarray, " K"], target: Int[np.ndarray, " K"]
+    affinity: Float[np.ndarray, "K K"], group: Int[np.ndarray, " K"], target: Int[np.ndarray, " K"]
 ) -> float:
     """Returns the fraction of clients whose two highest affinities to others are to clients of their target.
 
     Counts only clients with at least two others of their target; NaN if there are none.
     """
     own = np.eye(len(affinity), dtype=bool)
-    wanted = np.equal(distribution[None, :], target[:, None]) & ~own
+    wanted = np.equal(group[None, :], target[:, None]) & ~own
     top = np.argsort(-np.where(own, -np.inf, affinity), axis=1, kind="stable")[:, :2]
     able = wanted.sum(axis=1) >= 2
     found = np.take_along_axis(wanted, top, axis=1).sum(axis=1) == 2

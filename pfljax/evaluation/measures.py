@@ -27,7 +27,8 @@ from pfljax.local.problem import Problem
 
 BINS = 15  # of `calibration_error`
 # Other entries of clients' rows, and beginnings of others' names.
-TAKEN = {"client", "name", "n_train", "n_test", "distribution", "target", "split", "group", "size", "rounds", "clients"}
+TAKEN = {"client", "name", "n_train", "n_test", "group", "target", "split", "size", "rounds", "clients"}
+TAKEN |= {"distribution"}  # the former name of "group" in files
 BEGINNINGS = ("validation_", "train_")
 Function = Callable[[np.ndarray, np.ndarray], Any]
 

@@ -52,6 +52,11 @@ def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, spl
     return found | {name: measure(of, split) for name, measure in algorithm.measures.items()}
 
 
+def score_of_task(task: str) -> str:
+    """The score by which clients are ranked and methods compared: "accuracy" for classification, otherwise "loss"."""
+    return "accuracy" if task == "classification" else "loss"
+
+
 def sign_of(name: str, lower_is_better: Collection[str] = ()) -> int:
     """1 if high values of a score are good, -1 if low ones are: a loss, and what is named in `lower_is_better`."""
     return -1 if name == "loss" or name in lower_is_better else 1

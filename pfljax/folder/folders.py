@@ -13,7 +13,7 @@ import numpy as np
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import State
-from pfljax.folder import endings, files, fingerprint, history, manifest
+from pfljax.folder import endings, files, fingerprint, former, history, manifest
 from pfljax.folder.history import History
 from pfljax.folder.locks import LOCK
 from pfljax.stores.compiled import Compiled
@@ -265,7 +265,7 @@ def recorded(out: Path) -> dict[str, dict]:
     """Reads the parts of config.json that the manifest repeats from one of the two."""
     path, kept = out / CONFIG, manifest.read(out)
     try:
-        found = kept._asdict() if kept else files.read_json(path)
+        found = kept._asdict() if kept else former.read_config(path)
         if not found.keys() & {*manifest.PARTS}:
             raise ValueError(path)
         return {part: dict(found.get(part, {})) for part in manifest.PARTS}

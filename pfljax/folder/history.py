@@ -115,7 +115,7 @@ class History:
         stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
         federation, scored = self.experiment.federation, self.experiment.scored
         which = slice(None) if scored is None else scored
-        of_clients = {"distribution": federation.distribution, "target": federation.target}
+        of_clients = {"group": federation.group, "target": federation.target}
         of_clients["labels"] = federation.class_counts()
         known = {name: values[which] for name, values in of_clients.items() if values is not None}
         return stacked | {"topology": self.topology} | known | self._clients

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.folder import files
+from pfljax.folder import files, former
 
 NAME = "manifest.json"
 FORMAT = 2  # format of a run's folder; increase it if earlier versions could misread a new folder
@@ -66,7 +66,14 @@ def read(out: Path) -> Manifest | None:
         text = f"was written in format {body['format']} by another version of pfljax; accepted: format {FORMAT}"
         raise ArgumentError("out", text, out)
     listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
-    return Manifest(rounds=body["rounds"], files=listed, **{part: body[part] for part in PARTS})
+    settings = former.renamed(body["settings"], former.METHOD)
+    return Manifest(
+        rounds=body["rounds"],
+        settings=settings,
+        data=body["data"],
+        program=body["program"],
+        files=listed,
+    )
 
 
 def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
-from pfljax.folder import files
+from pfljax.folder import files, former
 from pfljax.report import terms
 from pfljax.report.comparisons import (
     client_gains,
@@ -188,7 +188,7 @@ def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
         (title, name), run = title_of(path, root), RunData.read(path)
-        yield path, title or str(run.summary["algorithm"]), name or f"seed-{run.summary.get('seed', 0)}", run
+        yield path, title or str(run.summary["method"]), name or f"seed-{run.summary.get('seed', 0)}", run
 
 
 def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:
@@ -206,12 +206,8 @@ def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> li
 def _listed(folder: Path) -> tuple[int, str]:
     """Returns the place of a folder's method in its comparison's table.json, and what tuning chose; 0, "" if absent."""
     try:
-        rows = enumerate(files.read_json(folder.parent / "table.json"))
-        found = (
-            (place, str(row.get("tuned") or ""))
-            for place, row in rows
-            if row.get("method", row.get("algorithm")) == folder.name
-        )
+        rows = enumerate(former.read_table(folder.parent / "table.json"))
+        found = ((place, str(row.get("tuned") or "")) for place, row in rows if row["method"] == folder.name)
         return next(found, (0, ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return 0, ""
@@ -337,7 +333,8 @@ def _table(
     heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
     edge = any(terms.EDGE in method.tuned for method in methods)
-    said = f"{statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
+    lower = terms.LOWER * (score.sign < 0)
+    said = f"{lower} {statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
     return table(heads, body, "sortable", caption) + paragraph(said.strip())
 
 
@@ -386,7 +383,7 @@ def _cosines(method: Method) -> list[str]:
     told = [run for run in method.runs if run.chooses and run.knows_groups and run.has_groups]
     if len(told) < len(method.runs):
         return ["-", "-"]
-    used = [(run.used["index"][-1], run.used["weights"][-1], run.distribution) for run in told]
+    used = [(run.used["index"][-1], run.used["weights"][-1], run.group) for run in told]
     return [f"{value:.2f}" for value in np.mean([collaboration.sharing(*each) for each in used], axis=0)]
 
 

@@ -69,7 +69,7 @@ def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, 
 
 
 def _orders(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    orders = {"group": np.argsort(run.groups[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
+    orders = {"group": np.argsort(run.target[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
     return orders if sharing is None else orders | {"found": sharing["order"]}
 
 
@@ -82,8 +82,8 @@ def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] 
         if panel is not None:
             panels[name] = {"": panel}
     if sharing is not None:
-        of = np.array(colors(run.groups))[shown].tolist(), run.ids[shown], run.num_models
-        blocks = {"group": run.groups[shown], "found": sharing["found"]}
+        of = np.array(colors(run.target))[shown].tolist(), run.ids[shown], run.num_models
+        blocks = {"group": run.target[shown], "found": sharing["found"]}
         panels["matrix"] = {
             f"{kind} {by}": pictures.matrix(kind, order, *of, largest=sharing["largest"], blocks=blocks.get(by))
             for kind in pictures.RELATIONS
@@ -95,7 +95,7 @@ def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] 
 def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, Any]:
     """Returns what the page says about each client, and its tables for downloading."""
     told, texts, named, table = [], [], [], []
-    entries = zip(run.ids[shown].tolist(), run.groups[shown].tolist(), run.test[-1][shown].tolist(), strict=True)
+    entries = zip(run.ids[shown].tolist(), run.target[shown].tolist(), run.test[-1][shown].tolist(), strict=True)
     for place, (k, group, value) in enumerate(entries):
         row, of_group = run.client_rows.get(k, {}), [f"group {group}"] * run.has_groups
         found = [] if sharing is None else [int(sharing["found"][place])]
@@ -109,8 +109,8 @@ def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, A
         table.append({"client": k} | groups | dict(row))
     return {
         "clients": run.ids[shown],
-        "groups": [f" (group {group})" * run.has_groups for group in run.groups[shown]],
-        "colors": np.array(colors(run.groups))[shown],
+        "groups": [f" (group {group})" * run.has_groups for group in run.target[shown]],
+        "colors": np.array(colors(run.target))[shown],
         "named": named,
         "texts": texts,
         "told": told,
@@ -120,7 +120,7 @@ def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, A
 
 def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> dict[str, Any]:
     """Returns which models the clients use, by round, and the groups found from that."""
-    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.groups[shown]
+    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.target[shown]
     num = len(all_index)
     kept = max(int((np.abs(all_weights[time]) >= LEAST).sum()) for time in (0, num // 2, -1))
     per_round = max(1, 2 * kept * len(shown) // all_weights.shape[1])

@@ -45,7 +45,7 @@ def write_page(directory: Path) -> Path:
         return page
     run = Plots.read(page.parent)
     summary, (data, notes) = run.summary, content.collect(run)
-    title = f"{summary['algorithm']} on {summary['dataset']}"
+    title = f"{summary['method']} on {summary['dataset']}"
     facts = {"num_clients": "{:,} clients", "rounds": "{:,} rounds", "seed": "seed {}"}
     lead = ", ".join(text.format(summary[key]) for key, text in facts.items() if key in summary)
     parts = {
@@ -60,7 +60,7 @@ def write_page(directory: Path) -> Path:
         "Simulated time": sections.duration(run.rows) + (DURATION if "duration" in data["panels"] else ""),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
-        "Configuration": sections.config(run.config, summary["algorithm"]),
+        "Configuration": sections.config(run.config, summary["method"]),
         "Download": downloads(DOWNLOADS) + LEFT_OUT,
     }
     files.write_text(page, document(title, lead, parts, data, ["run.js"]))
@@ -150,12 +150,12 @@ def _affinity(run: Plots) -> str:
     caption = "How much each client has gained from other clients' models so far."
     if not run.has_groups:
         return caption
-    share = collaboration.top_affinities(run.used["affinity"][-1], run.distribution, run.groups)
-    other = " (or the block of each client's target distribution)" if "target" in run.used else ""
-    caption += f" Clients are ordered by distribution. The blocks on the diagonal{other} should turn blue."
+    share = collaboration.top_affinities(run.used["affinity"][-1], run.group, run.target)
+    other = " (or the block of each client's target group)" if "target" in run.used else ""
+    caption += f" Clients are ordered by group. The blocks on the diagonal{other} should turn blue."
     if not math.isnan(share):
         caption += (
-            f" For {share:.0%} of the clients with two others in their target distribution, the two highest affinities "
+            f" For {share:.0%} of the clients with two others in their target group, the two highest affinities "
             "are to such clients."
         )
     return caption

@@ -75,9 +75,9 @@ def worst_first(run: RunData, shown: Int[np.ndarray, " n"]) -> Int[np.ndarray, "
 
 def ranking(run: RunData, shown: Int[np.ndarray, " n"]) -> Panel:
     """Describes the scores of some clients in the last round, worst first, colored by their true groups."""
-    last, groups = run.test[-1][shown], run.groups[shown]
+    last, groups = run.test[-1][shown], run.target[shown]
     ranked = worst_first(run, shown)[: np.isfinite(last).sum()]
-    values, size, series = np.unique(run.groups), 4.0 if len(shown) > 150 else 7.0, []
+    values, size, series = np.unique(run.target), 4.0 if len(shown) > 150 else 7.0, []
     for number, (group, color) in enumerate(zip(values, colors(values), strict=True)):
         at = np.nonzero(groups[ranked] == group)[0]
         members, name = ranked[at], f"group {group}" if 1 < len(values) <= len(PALETTE) else ""
@@ -129,9 +129,9 @@ def _runs(values: np.ndarray) -> list[tuple[int, int, str]]:
 
 def sharing_matrix(run: RunData, evaluation: int) -> Panel:
     """Describes which clients share models. With more than `MAX_ROWS` clients, some of each group are shown."""
-    index, weights, rows = run.used["index"][evaluation], run.used["weights"][evaluation], spread(run.groups, MAX_ROWS)
+    index, weights, rows = run.used["index"][evaluation], run.used["weights"][evaluation], spread(run.target, MAX_ROWS)
     cosines = collaboration.cosines(index[rows], weights[rows])
-    return matrix("sharing", rows, colors(run.groups), run.ids, None, values=cosines, blocks=run.groups)
+    return matrix("sharing", rows, colors(run.target), run.ids, None, values=cosines, blocks=run.target)
 
 
 def weight_matrix(run: RunData, evaluation: int) -> Panel:
@@ -139,7 +139,7 @@ def weight_matrix(run: RunData, evaluation: int) -> Panel:
 
     With more than `MAX_ROWS` clients, several share a row: the row is their mean, and a column sums over their models.
     """
-    index, weights, groups = run.used["index"][evaluation], run.used["weights"][evaluation], run.groups
+    index, weights, groups = run.used["index"][evaluation], run.used["weights"][evaluation], run.target
     order = np.argsort(groups, kind="stable")
     step = -(-len(order) // MAX_ROWS)  # clients per row
     place = np.empty(len(order), int)
@@ -161,23 +161,23 @@ def spread(groups: Int[np.ndarray, " K"], most: int) -> Int[np.ndarray, " n"]:
 def weights(run: RunData) -> list[Panel]:
     """Describes the weights of up to `MAX_PANELS` clients over rounds: one panel per client, one line per model.
 
-    A line has the color of the owner's true distribution; shared models have colors of their own.
+    A line has the color of the owner's true group; shared models have colors of their own.
     """
     rounds, index, used = (run.used[name] for name in ("round", "index", "weights"))
-    num_clients, own_models = len(run.distribution), run.num_models is None
-    shades = colors(np.concatenate([run.distribution, run.groups]))
+    num_clients, own_models = len(run.group), run.num_models is None
+    shades = colors(np.concatenate([run.group, run.target]))
     several, of_target = len(set(shades)) > 1, shades[num_clients:]
     of_model = shades if own_models else colors(np.arange(run.num_models or 0))
     limits, panels = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5), []
-    for client in spread(run.distribution, MAX_PANELS).tolist():
+    for client in spread(run.group, MAX_PANELS).tolist():
         dense = collaboration.dense(index[:, client], used[:, client], run.num_models or num_clients)  # (T, N)
-        # A bar has the color of the target distribution; text in a light color would be hard to read.
+        # A bar has the color of the target group; text in a light color would be hard to read.
         series = [Series(limits, (1.03, 1.03), color=of_target[client], width=5)]
         for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
             width, dash = (2.6, "solid") if own_models and model == client else (1.3, "dash")
             series.append(Series(rounds, dense[:, model], color=of_model[model], width=width, dash=dash))
-        has, wants = run.distribution[client], run.groups[client]
-        of = f" (distribution {wants})" if wants == has else f" (has {has}, wants {wants})"
+        has, wants = run.group[client], run.target[client]
+        of = f" (group {wants})" if wants == has else f" (has {has}, wants {wants})"
         y = Axis("weight", [(0.0, "0"), (0.5, "0.5"), (1.0, "1")], limits=(-0.03, 1.05))
         panels.append(Panel(Axis("round", limits=limits), y, series, title=f"client {client}{of * several}"))
     return panels
@@ -186,7 +186,7 @@ def weights(run: RunData) -> list[Panel]:
 def affinities(run: RunData) -> list[Panel]:
     """Describes how much each client has gained from others' models, at up to four rounds."""
     values, rounds = run.used["affinity"], run.used["round"]
-    return [affinity(values[t], run.distribution, f"after round {rounds[t]}") for t in evenly(len(rounds), 4)]
+    return [affinity(values[t], run.group, f"after round {rounds[t]}") for t in evenly(len(rounds), 4)]
 
 
 def affinity(values: Float[np.ndarray, "K K"], groups: Int[np.ndarray, " K"], title: str) -> Panel:

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.contract.errors import RunError
-from pfljax.evaluation.metrics import sign_of
-from pfljax.folder import files
+from pfljax.evaluation.metrics import score_of_task, sign_of
+from pfljax.folder import files, former
 
 BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
 # Columns of metrics.jsonl that every method has, besides clients' scores.
@@ -45,7 +45,7 @@ def over_clients(reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T
 
 def score_of(summary: Mapping[str, Any]) -> str:
     """Returns the name of the score that a run's clients are ranked by: accuracy, or the loss for regression."""
-    return "accuracy" if summary.get("task", "classification") == "classification" else "loss"
+    return score_of_task(summary.get("task", "classification"))
 
 
 def number_of(percent: bool) -> Callable[[float], str]:
@@ -106,7 +106,7 @@ class RunData:
     # Content of results.npz: "rounds" (T,) and scores by split, such as "accuracy_test" (T, K)
     results: Mapping[str, np.ndarray]
     # Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if available,
-    # "distribution" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
+    # "group" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
     used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of curve.npz, if the data are a curve
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of config.json
@@ -114,13 +114,21 @@ class RunData:
     @classmethod
     def read(cls, directory: Path):  # returns the class's own type
         """Reads the run in a folder. Raises `RunError` if the files are damaged or do not belong to a run."""
-        arrays = lambda name: files.read_npz(directory / name) if (directory / name).exists() else {}
+
+        def arrays(name: str, read: Callable[[Path], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+            return read(directory / name) if (directory / name).exists() else {}
+
         try:
-            summary, config = (files.read_json(directory / name) for name in ("summary.json", "config.json"))
-            results, used, curve = map(arrays, ("results.npz", "collaboration.npz", "curve.npz"))
-            run = cls(summary, files.read_jsonl(directory / "metrics.jsonl"), results, used, curve, config)
-            _ = run.summary["algorithm"], run.summary["last"]["round"], run.test
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            run = cls(
+                summary=former.read_summary(directory / "summary.json"),
+                rows=files.read_jsonl(directory / "metrics.jsonl"),
+                results=arrays("results.npz", files.read_npz),
+                used=arrays("collaboration.npz", former.read_collaboration),
+                curve=arrays("curve.npz", files.read_npz),
+                config=former.read_config(directory / "config.json"),
+            )
+            _ = run.summary["method"], run.summary["last"]["round"], run.test
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             message = f"{directory}: the run's files are damaged, or this is not a run's folder: {error}"
             raise RunError(message) from error
         return run
@@ -162,26 +170,26 @@ class RunData:
         return {row["client"]: row for row in self.summary.get("per_client") or []}
 
     @functools.cached_property
-    def distribution(self) -> Int[np.ndarray, " K"]:
-        """Each client's true distribution; all zero if unknown."""
-        if "distribution" in self.used:
-            return np.asarray(self.used["distribution"])
-        return np.array([self.client_rows.get(k, {}).get("distribution", 0) for k in self.ids.tolist()])
+    def group(self) -> Int[np.ndarray, " K"]:
+        """Each client's true group; all zero if unknown."""
+        if "group" in self.used:
+            return np.asarray(self.used["group"])
+        return np.array([self.client_rows.get(k, {}).get("group", 0) for k in self.ids.tolist()])
 
     @functools.cached_property
-    def groups(self) -> Int[np.ndarray, " K"]:
-        """The distribution that each client's models should fit: that of its test data."""
-        return np.asarray(self.used.get("target", self.distribution))
+    def target(self) -> Int[np.ndarray, " K"]:
+        """The group that each client's models should fit: that of its test data."""
+        return np.asarray(self.used.get("target", self.group))
 
     @functools.cached_property
     def has_groups(self) -> bool:
-        """Whether the clients are known to have several true distributions."""
-        return len(np.unique(self.groups)) > 1
+        """Whether the clients are known to have several true groups."""
+        return len(np.unique(self.target)) > 1
 
     @property
     def knows_groups(self) -> bool:
-        """Whether the clients' true distributions are known."""
-        return "distribution" in self.used or any("distribution" in row for row in self.client_rows.values())
+        """Whether the clients' true groups are known."""
+        return "group" in self.used or any("group" in row for row in self.client_rows.values())
 
     @property
     def num_models(self) -> int | None:

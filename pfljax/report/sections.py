@@ -25,7 +25,7 @@ SCORES = {
 CLIENT_HEADS = {
     "name": "name",
     "network": "network",
-    "distribution": "group",
+    "group": "group",
     "target": "target",
     "accuracy": "accuracy",
     "loss": "loss",
@@ -167,7 +167,7 @@ def plan(summary: Mapping[str, Any]) -> str:
     return table([], lines, "text") if lines else ""
 
 
-def config(content: Mapping[str, Any], algorithm: str) -> str:
+def config(content: Mapping[str, Any], method: str) -> str:
     """Returns the command that repeats the run, and the settings that it used."""
     command = content.get("command")
     out = f"<p>Command of this run:</p><pre>{text(command)}</pre>" if command else ""
@@ -175,6 +175,6 @@ def config(content: Mapping[str, Any], algorithm: str) -> str:
     if rest:
         out += table([], rest.items(), "text")
     given = content.get("flags") or content.get("settings") or {}
-    others = METHODS.keys() - {algorithm} if content.get("flags") else set()
+    others = METHODS.keys() - {method} if content.get("flags") else set()
     own = {name: v for name, v in given.items() if v is not None and not ("." in name and name.split(".")[0] in others)}
     return out + (f"<h3>Settings</h3>{table([], sorted(own.items()), 'text')}" if own else "")

@@ -29,6 +29,7 @@ EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  #
 EDGE = " (edge)"
 RETURNED = "Tuned on validation examples, which training then had back."
 KEPT = "Tuned on validation examples, which training did not have."
+LOWER = "Scores are losses: lower is better."
 AT_EDGE = f"{EDGE.strip()}: the best value is the least or largest of those tried; others beyond it may do better."
 
 
@@ -64,11 +65,12 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns lines that explain a table's intervals, budgets and marks."""
-    found = [statistics.told(rows)]
+    """Returns lines that explain a table's scores, intervals, budgets and marks."""
+    found = [LOWER] * any(row.get("higher_is_better") is False for row in rows)
+    found.append(statistics.told(rows))
     reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
     found += [HELPED.format(reference=reference)] * bool(reference)
-    rising = [f"{row['method']}" for row in rows if row.get("trend") == gains.IMPROVING]
+    rising = [str(row["method"]) for row in rows if row.get("trend") == gains.IMPROVING]
     found += [RISING.format(names=", ".join(rising))] * bool(rising)
     found += [BUDGET] * any("gradients_per_round" in row for row in rows)
     found += [RETURNED] * any(row.get("validation") == "returned" for row in rows)

@@ -92,7 +92,7 @@ class Estimate:
         devices: Their number.
         memory_bytes: Memory of one device.
         rests_on: What estimated times rest on.
-        algorithm: The method's name.
+        method: The method's name.
         num_clients, cohort_size, rounds: Of the run.
         rows: A row for each plan and exchange that was tried.
         recommended: The choices of the fastest row that fits, by argument of `Execution`; empty: nothing fits.
@@ -104,7 +104,7 @@ class Estimate:
     devices: int
     memory_bytes: int
     rests_on: str
-    algorithm: str
+    method: str
     num_clients: int
     cohort_size: int
     rounds: int

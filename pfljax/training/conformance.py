@@ -61,7 +61,8 @@ RESERVED = {
 }
 RESERVED |= {"accuracy_std", "accuracy_bottom_decile", "accuracy_min", "validation_loss", "validation_accuracy"}
 RESERVED |= {"method", "seed", "selected_by"}
-ARRAYS = {"round", "topology", "distribution", "labels", "target", "clients"}  # of collaboration.npz
+ARRAYS = {"round", "topology", "group", "labels", "target", "clients"}  # of collaboration.npz
+ARRAYS |= {"distribution"}  # the former name of "group" in files
 
 
 def check(experiment: Experiment) -> None:

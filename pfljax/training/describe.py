@@ -35,7 +35,7 @@ def settings(method: Any, clients: Federation, model: Any, local: LocalTraining,
         comparable["local.loss"] = getattr(local.loss, "__name__", type(local.loss).__name__)
     knobs = {f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()}
     text = repr(model) if dataclasses.is_dataclass(model) else getattr(model, "__name__", type(model).__name__)
-    found = {"algorithm": method.info.name, **knobs, "model": text, **comparable, **options}
+    found = {"method": method.info.name, **knobs, "model": text, **comparable, **options}
     return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
 
 

@@ -35,7 +35,7 @@ def per_client(
     `networks` has the name of each client's network, if they differ.
     """
     test, names = metrics["test"], federation.client_names
-    groups = {"distribution": federation.distribution, "target": federation.target}
+    groups = {"group": federation.group, "target": federation.target}
     return [
         {
             "client": k,
@@ -135,10 +135,13 @@ def summarize(experiment: Experiment, compiled: Compiled, history: History, line
     last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
     rounds, groups = rows[-1]["round"], experiment.problem.groups
     networks = groups and groups.of_clients(federation.num_clients)
+    score = evaluation.score_of_task(federation.task)
     return {
-        "algorithm": experiment.name,
+        "method": experiment.name,
         "dataset": federation.name,
         "task": federation.task,
+        "score": score,
+        "higher_is_better": evaluation.sign_of(score) > 0,
         "num_clients": federation.num_clients,
         "parameters": max(model.num_parameters for model in experiment.problem.models),
         "rounds": experiment.problem.rounds,

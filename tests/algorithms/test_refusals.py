@@ -69,7 +69,7 @@ def test_tasks_without_one_class_to_an_example(name, task):
     if task == "sequences":
         problem = problem._replace(model=dataclasses.replace(problem.model, module=OfPlaces()))
     needs = "needs classes" if task == "regression" else "needs one class per example"
-    with pytest.raises(ArgumentError, match=f"^algorithm={name}: {needs}; choose another method for"):
+    with pytest.raises(ArgumentError, match=f"^method={name}: {needs}; choose another method for"):
         toys.make_algorithm(name, problem)
 
 
@@ -82,5 +82,5 @@ def test_tasks_without_one_class_to_an_example(name, task):
 )
 def test_networks_without_what_a_method_trains(name, needs):
     problem = toys.make_problem(toys.make_federation((2, 3)), hidden=(4,))
-    with pytest.raises(ArgumentError, match=rf"^algorithm={name}: needs {needs}"):
+    with pytest.raises(ArgumentError, match=rf"^method={name}: needs {needs}"):
         toys.make_algorithm(name, problem)

@@ -114,6 +114,16 @@ def test_negative_numbers_have_a_minus_in_latex_and_names_keep_their_hyphens():
     assert line == r"fed-2-x & $-5.6$ [$-7$, +2.0] & - & $-3$ $\pm$ 1 \\"
 
 
+def test_a_table_of_accuracies_says_that_high_ones_are_better(finished_comparison):
+    table, out = finished_comparison
+    assert (table.score, table.higher_is_better) == ("accuracy", True)
+    assert "lower is better" not in str(table) + (out / "table.md").read_text() + (out / "report.html").read_text()
+    for row in files.read_json(out / "table.json"):
+        assert (row["score"], row["higher_is_better"]) == ("accuracy", True)
+        summary = files.read_json(out / row["method"] / "seed-0" / "summary.json")
+        assert (summary["score"], summary["higher_is_better"]) == ("accuracy", True)
+
+
 def read_accuracies(folder):
     """The accuracies of clients in a run's last round."""
     return files.read_npz(folder / "results.npz")["accuracy_test"][-1]

@@ -8,6 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import pfljax as pfl
+from pfljax.folder import files
 
 RNG = np.random.default_rng(0)
 
@@ -139,14 +140,20 @@ def test_a_loss_of_one_s_own_does_not_broadcast_outputs_against_targets(columns)
 
 
 @pytest.mark.slow
-def test_the_table_of_a_regression_names_its_score():
+def test_the_table_of_a_regression_names_its_score_and_its_direction(tmp_path):
     """accuracy_mean held losses."""
     x = RNG.normal(size=(60, 2))
     clients = pfl.Federation.from_arrays(x, x[:, 0], client=np.arange(60) % 3)
-    table = pfl.compare([pfl.Local(), pfl.FedAvg()], clients, pfl.models.MLP(hidden=()), rounds=1)
+    table = pfl.compare([pfl.Local(), pfl.FedAvg()], clients, pfl.models.MLP(hidden=()), rounds=1, out=tmp_path)
     for row in table.rows:
         assert row["score"] == "loss" and "accuracy_mean" not in row
         assert row["score_mean"] == pytest.approx(row["seeds"][0]["loss"])
+    assert (table.score, table.higher_is_better) == ("loss", False)
+    assert table.to_pandas(by="method").higher_is_better.tolist() == [False, False]
+    assert str(table).count("lower is better") == 1
+    assert "lower is better" in (tmp_path / "report.html").read_text()
+    summary = files.read_json(tmp_path / "fedavg" / "seed-0" / "summary.json")
+    assert (summary["score"], summary["higher_is_better"]) == ("loss", False)
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_collaboration_is_a_matrix_of_weights(finished_run, clients):
     np.testing.assert_array_equal(np.take_along_axis(matrix, found.index[-1], axis=1), found.weights[-1])
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-5)
     assert np.abs(matrix - found.matrix(0)).max() > 1e-3
-    np.testing.assert_array_equal(found.distribution, clients.distribution)
+    np.testing.assert_array_equal(found.group, clients.group)
 
 
 def test_a_matrix_of_clients_own_models_has_a_column_for_each():
@@ -85,17 +85,17 @@ def test_scores_as_a_frame(finished_run, clients):
     np.testing.assert_array_equal(first, result.results["loss_train"][0])
     own = frame[(frame["round"] == 2) & (frame.split == "train")].set_index("client")
     np.testing.assert_array_equal(own["size"], clients.train.size)
-    np.testing.assert_array_equal(own.group, clients.distribution)
+    np.testing.assert_array_equal(own.group, clients.group)
 
 
 @pytest.mark.long
 def test_without_true_groups_nothing_is_said_of_them(clients, tmp_path):
     """Natural clients: the files, frames, figures and pages of a run leave groups out."""
-    unknown = dataclasses.replace(clients, distribution=None)
+    unknown = dataclasses.replace(clients, group=None)
     result = pfl.Run(pfl.FedeRiCo(neighbors=2), unknown, MODEL, LOCAL).train(rounds=1, out=tmp_path / "run")
-    assert "group" not in result.to_pandas().columns and result.collaboration.distribution is None
-    assert "distribution" not in files.read_npz(tmp_path / "run" / "collaboration.npz")
-    assert all("distribution" not in row for row in result.summary["per_client"])
+    assert "group" not in result.to_pandas().columns and result.collaboration.group is None
+    assert "group" not in files.read_npz(tmp_path / "run" / "collaboration.npz")
+    assert all("group" not in row for row in result.summary["per_client"])
     page = result.write_report().read_text()
     assert "their true groups are unknown" in page and "Rand" not in page and "true group<" not in page
 
@@ -133,7 +133,7 @@ def test_a_frame_names_the_clients_of_a_sample(clients):
     """Of two evaluations of clients 1 and 3; groups and sizes are theirs."""
     scores = {f"loss_{split}": np.arange(4.0).reshape(2, 2) + 10 * (split == "test") for split in ("train", "test")}
     frame = frame_of({"rounds": np.array([3, 6]), "clients": np.array([1, 3]), **scores}, clients)
-    row = lambda at, k, split, loss: [at, k, split, clients.distribution[k], getattr(clients, split).size[k], loss]
+    row = lambda at, k, split, loss: [at, k, split, clients.group[k], getattr(clients, split).size[k], loss]
     first = [row(3, 1, "train", 0), row(3, 1, "test", 10), row(3, 3, "train", 1), row(3, 3, "test", 11)]
     last = [row(6, 1, "train", 2), row(6, 1, "test", 12), row(6, 3, "train", 3), row(6, 3, "test", 13)]
     assert frame.values.tolist() == first + last

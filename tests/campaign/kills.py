@@ -50,7 +50,7 @@ def experiments(mode):
         federation = toys.make_federation((4, 3, 5, 2, 4, 3, 2, 6), validation_size=2)
         problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=4)
         plan = make_plan("map", devices=2)  # of each process
-        settings = {"config": {"settings": {"algorithm": name}}, "seed": seed, "client_store": store}
+        settings = {"config": {"settings": {"method": name}}, "seed": seed, "client_store": store}
         found.append(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings))
     return found
 

@@ -29,7 +29,7 @@ def train(mode, out, rounds, resume=False, say=None):
     knobs = {"neighbors": 2} if name == "federico" else {}
     federation = toys.make_federation((4, 3, 5, 2, 4, 3))
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=3)
-    config = {"settings": {"algorithm": name}, "data": {"digest": "5e"}}
+    config = {"settings": {"method": name}, "data": {"digest": "5e"}}
     first = toys.make_experiment(
         name, problem, federation, knobs=knobs, plan=make_plan("map", devices=2), config=config, client_store=store
     )

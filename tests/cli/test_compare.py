@@ -25,7 +25,7 @@ def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(tmp
     arranged = comparison.arranged(**options, study=one_round, leave_out=True)
     assert list(arranged.entries) == ["local", "fedavg"]
     assert said == ["left out: fedrod: needs classes"]
-    with pytest.raises(ArgumentError, match="=fedrod: needs classes"):
+    with pytest.raises(ArgumentError, match="method=fedrod: needs classes"):
         comparison.arranged(**options, study=one_round).check()
 
 
@@ -215,7 +215,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
 @pytest.mark.parametrize(
     ("flag", "word"),
     [
-        ("--methods=local,fedsgd9", "unknown algorithm"),
+        ("--methods=local,fedsgd9", "unknown method"),
         ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: other seeds than those of the table, 0, 1, 2"),

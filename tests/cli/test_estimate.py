@@ -36,7 +36,7 @@ def test_several_methods_have_a_table_each_and_hours_in_all(here, tmp_path):
     words = (*SMALL[1:], "--methods=fedavg,local", f"--json={tmp_path / 'estimate.json'}")
     out = call(estimate.COMMAND, "--target=tpu:v5e:1x1", *words)
     found = json.loads((tmp_path / "estimate.json").read_text())
-    assert [each["algorithm"] for each in found["estimates"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
+    assert [each["method"] for each in found["estimates"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
     assert found["hours"] == pytest.approx(sum(each["hours"] for each in found["estimates"]))
     assert f"all 2 methods, one seed each: about {3600 * found['hours']:.3g} s (an estimate)" in out
 

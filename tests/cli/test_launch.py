@@ -69,7 +69,7 @@ def test_arguments_are_told_by_their_flags():
         ),
     ):
         assert line(error, train.define) == text
-    unknown = ArgumentError("algorithm", "unknown", "x")
+    unknown = ArgumentError("method", "unknown", "x")
     assert line(unknown, train.define).startswith("--method=x")
     assert line(unknown, compare.define).startswith("--methods=x")
 

@@ -43,10 +43,11 @@ def test_several_runs_get_a_page_that_leads_to_theirs(runs, tmp_path, monkeypatc
 
 
 @pytest.mark.pages
-def test_a_comparison_s_figures_for_a_paper(tmp_path):
+@pytest.mark.parametrize("named", ["method", "algorithm"])  # the present and the former name
+def test_a_comparison_s_figures_for_a_paper(named, tmp_path):
     """One file of each kind for each picture that the rows have; the width is what is asked for."""
     rounds = {"rounds": [0, 2], "curve_mean": [0.1, 0.5], "curve_std": [None, None]}
-    rows = [{"method": name, "seeds": [{"accuracy": 0.5}], **rounds} for name in ("local", "fedavg")]
+    rows = [{named: name, "seeds": [{"accuracy": 0.5}], **rounds} for name in ("local", "fedavg")]
     make_run(tmp_path)
     files.write_json(tmp_path / "table.json", rows)
     paper = tmp_path / "paper"

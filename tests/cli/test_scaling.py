@@ -64,6 +64,10 @@ def test_a_cell_is_measured_once(tmp_path, monkeypatch):
     check_row(row)
     assert "already finished, read from" in call(tmp_path, *flags)
     assert read(tmp_path)["cells"] == [row]
+    (path,) = tmp_path.glob("cells/*/cell.json")
+    path.write_text(path.read_text().replace('"method"', '"algorithm"'))  # as earlier versions named it
+    assert "already finished, read from" in call(tmp_path, *flags)
+    assert read(tmp_path)["cells"] == [row]
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +256,7 @@ def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
         ("--plan=vmap,loop", "accepted: auto, vmap, map, chunk"),
         ("--devices=1,x", "whole numbers of 0 to 1024"),
         ("--cohort=2000", "accepted: at most --num_clients"),
-        ("--methods=fedsgd9", "unknown algorithm"),
+        ("--methods=fedsgd9", "unknown method"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, word):
@@ -273,7 +277,7 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     assert "on random pixels 32x32x3: time and memory are realistic, accuracy is not" in printed
     study = read(tmp_path)
     (row,) = study["cells"]
-    assert (row["algorithm"], row["num_clients"], row["clients_per_round"]) == ("fedavg", 20, 1)
+    assert (row["method"], row["num_clients"], row["clients_per_round"]) == ("fedavg", 20, 1)
     assert row["parameters"] == 1_626_442 and row["bytes_down"] == 4 * 1_626_442
     assert row["projected_hours"] == pytest.approx(row["seconds_per_round"] * 1500 / 3600)
     used = study["config"]["flags"]

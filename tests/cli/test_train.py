@@ -153,7 +153,7 @@ def test_planned_rounds_bound_a_run_and_are_no_setting_of_methods_that_do_not_re
     call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--planned_rounds=9")
     call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--resume", "--rounds=6")
     assert files.read_json(tmp_path / "run" / "summary.json")["last"]["round"] == 6
-    floco = [*SMALL[:-2], "--algorithm=floco", "--plan=map", f"--out={tmp_path / 'floco'}"]
+    floco = [*SMALL[:-2], "--method=floco", "--plan=map", f"--out={tmp_path / 'floco'}"]
     call(train.COMMAND, *floco, "--planned_rounds=6")
     line = one_line(call(train.COMMAND, *floco, "--resume", "--rounds=6", "--planned_rounds=7", code=2))
     assert line.startswith("--planned_rounds: ") and "was planned for 6 rounds, on which floco depends; now 7" in line
@@ -269,7 +269,7 @@ def test_networks_of_random_streams_come_from_a_file_as_in_python(tmp_path):
 
 def test_the_scores_of_unseen_clients_are_printed(capsys):
     scores = {"accuracy": 0.5, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 1.5, "f1": 0.75}
-    summary = {"task": "classification", "metrics": ["f1"], "algorithm": "local", "dataset": "digits", "scored": "own"}
+    summary = {"task": "classification", "metrics": ["f1"], "method": "local", "dataset": "digits", "scored": "own"}
     summary |= {"last": scores | {"round": 9}, "best": scores | {"round": 3, "selected_by": "train_loss"}}
     unseen = {"accuracy": 0.375, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 2.5, "f1": 0.0625}
     for privacy in (None, {"epsilon": 2.0, "delta": 1e-5}):

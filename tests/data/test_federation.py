@@ -58,7 +58,7 @@ def test_shapes_and_types_fit_the_interface():
     assert federation.validation.x.shape == (5, 0, 2) and federation.validation.y.shape == (5, 0)
     for split in parts(federation):
         assert (split.x.dtype, split.y.dtype, split.size.dtype) == (np.float32, np.int32, np.int32)
-    np.testing.assert_array_equal(federation.distribution, ASSIGNMENT.distribution)
+    np.testing.assert_array_equal(federation.group, ASSIGNMENT.group)
     assert (federation.task, federation.num_classes, federation.name) == ("classification", 4, "toy")
 
 
@@ -144,7 +144,7 @@ def test_unseen_clients_are_kept_out():
     federation = pack(SOURCE, ASSIGNMENT)
     seen, unseen = data.split_unseen(federation, 0.4, seed=0)
     assert (seen.num_clients, unseen.num_clients) == (3, 2)
-    assert sorted([*seen.distribution, *unseen.distribution]) == sorted(ASSIGNMENT.distribution)
+    assert sorted([*seen.group, *unseen.group]) == sorted(ASSIGNMENT.group)
     both = np.concatenate([seen.test.x, unseen.test.x])
     assert {client.tobytes() for client in both} == {client.tobytes() for client in federation.test.x}
     for side in (seen, unseen):
@@ -152,8 +152,8 @@ def test_unseen_clients_are_kept_out():
             owner = {
                 int(np.searchsorted(np.cumsum(SIZES), i, side="right")) for s in parts(side) for i in examples(s, k)
             }
-            assert len(owner) == 1 and ASSIGNMENT.distribution[owner.pop()] == side.distribution[k]
-    assert len({data.split_unseen(federation, 0.4, seed=s)[1].distribution.tobytes() for s in range(6)}) > 1
+            assert len(owner) == 1 and ASSIGNMENT.group[owner.pop()] == side.group[k]
+    assert len({data.split_unseen(federation, 0.4, seed=s)[1].group.tobytes() for s in range(6)}) > 1
 
 
 @pytest.mark.parametrize("share", [0, 0.05, 0.95])

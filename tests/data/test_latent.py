@@ -107,12 +107,12 @@ def test_clients_are_dealt_evenly_to_clusters_and_share_nothing(official_test, m
     monkeypatch.setattr(latent, "clusters", lambda *arguments: kind)
     partition, splits = partitions.Latent(groups=KINDS), Splits(official_test=official_test)
     assignment = partitions.assign(source, partition, num_clients=7, splits=splits, seed=1)
-    counts = np.bincount(assignment.distribution, minlength=KINDS)
+    counts = np.bincount(assignment.group, minlength=KINDS)
     assert counts.max() - counts.min() <= 1
     ids = np.concatenate(assignment.indices)
     np.testing.assert_array_equal(np.sort(ids), np.arange(len(kind)))  # each once, all given out
-    for own, distribution in zip(assignment.indices, assignment.distribution, strict=True):
-        assert set(kind[own].tolist()) == {int(distribution)}
+    for own, group in zip(assignment.indices, assignment.group, strict=True):
+        assert set(kind[own].tolist()) == {int(group)}
     if official_test:
         np.testing.assert_array_equal(assignment.is_test, source.is_test)
     else:
@@ -135,7 +135,7 @@ def test_shuffled_targets_move_validation_and_test_together_and_nothing_else(tmp
                 found, wanted = (getattr(getattr(f, part), name) for f in (shuffled, own))
                 np.testing.assert_array_equal(found[k], wanted[origin[k]])
     assert sorted(origin) == list(range(6)) and origin != list(range(6))
-    np.testing.assert_array_equal(shuffled.target, own.distribution[origin])
+    np.testing.assert_array_equal(shuffled.target, own.group[origin])
 
 
 @pytest.mark.parametrize("places", [(), (2,)])

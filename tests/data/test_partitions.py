@@ -68,9 +68,9 @@ def test_every_example_goes_to_one_client(cls, num_clients):
     assignment = assign(SOURCE, make(cls, classes=5), num_clients=num_clients)
     assert len(assignment.indices) == num_clients and assignment.is_test is None
     if cls in (LabelDirichlet, Dirichlet):  # each client has a distribution of its own: there are no groups
-        assert assignment.distribution is None
+        assert assignment.group is None
     else:
-        assert assignment.distribution.dtype == np.int32 and len(assignment.distribution) == num_clients
+        assert assignment.group.dtype == np.int32 and len(assignment.group) == num_clients
     ids = np.concatenate(assignment.indices)
     assert len(ids) == len(np.unique(ids))
     # Few clients with few classes leave classes that nobody has; otherwise everything is dealt.
@@ -85,7 +85,7 @@ def test_the_seed_decides_everything(cls, splits):
     first, again, other = (assign(SOURCE, cls(), num_clients=8, splits=splits, seed=seed) for seed in (1, 1, 2))
     for a, b in zip(first.indices, again.indices, strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(first.distribution, again.distribution)
+    np.testing.assert_array_equal(first.group, again.group)
     assert any(not np.array_equal(a, b) for a, b in zip(first.indices, other.indices, strict=True))
 
 
@@ -107,16 +107,16 @@ def test_iid_is_even():
 def test_label_groups_are_pure_disjoint_and_even():
     assignment = assign(SOURCE, LabelGroups(groups=4), num_clients=11)
     held = counts(assignment)
-    groups = [np.flatnonzero(held[assignment.distribution == d].sum(axis=0)) for d in range(4)]
+    groups = [np.flatnonzero(held[assignment.group == d].sum(axis=0)) for d in range(4)]
     assert sorted(map(len, groups)) == [2, 2, 3, 3]
     assert sorted(np.concatenate(groups)) == list(range(10))
-    for k, d in enumerate(assignment.distribution):
+    for k, d in enumerate(assignment.group):
         assert set(np.flatnonzero(held[k])) <= set(groups[d])
-    assert sorted(np.bincount(assignment.distribution)) == [2, 3, 3, 3]
+    assert sorted(np.bincount(assignment.group)) == [2, 3, 3, 3]
     for d in range(4):
-        sizes = held[assignment.distribution == d].sum(axis=1)
+        sizes = held[assignment.group == d].sum(axis=1)
         assert sizes.max() - sizes.min() <= 1
-    orders = {tuple(assign(SOURCE, LabelGroups(), num_clients=11, seed=s).distribution) for s in range(5)}
+    orders = {tuple(assign(SOURCE, LabelGroups(), num_clients=11, seed=s).group) for s in range(5)}
     assert len(orders) > 1
 
 
@@ -126,7 +126,7 @@ def test_label_groups_draw_the_classes_then_the_clients():
     order, group = rng.permutation(10), rng.permutation(np.arange(11) % 4)
     chunks = [set(chunk) for chunk in np.split(order, [3, 6, 8])]  # of 10 classes 3, 3, 2 and 2
     assignment = assign(SOURCE, LabelGroups(groups=4), num_clients=11, seed=3)
-    np.testing.assert_array_equal(assignment.distribution, group)
+    np.testing.assert_array_equal(assignment.group, group)
     for ids, d in zip(assignment.indices, group, strict=True):
         assert set(SOURCE.y[ids]) == chunks[d]
 
@@ -157,7 +157,7 @@ def test_pathological_clients_have_exactly_their_classes(num_clients):
     assert holders.min() >= 1 and holders.max() - holders.min() <= 1
     for k in range(num_clients):
         same = (held == held[k]).all(axis=1)
-        np.testing.assert_array_equal(assignment.distribution == assignment.distribution[k], same)
+        np.testing.assert_array_equal(assignment.group == assignment.group[k], same)
 
 
 def test_pairs_share_their_classes():
@@ -165,7 +165,7 @@ def test_pairs_share_their_classes():
     held = counts(assignment) > 0
     np.testing.assert_array_equal(held[::2], held[1::2])
     np.testing.assert_array_equal(held.sum(axis=1), 2)
-    np.testing.assert_array_equal(assignment.distribution, np.arange(10) // 2)
+    np.testing.assert_array_equal(assignment.group, np.arange(10) // 2)
     assert not set(assignment.indices[0]) & set(assignment.indices[1])
 
 
@@ -180,9 +180,9 @@ def test_natural_clients_keep_their_examples():
     assert len(assignment.indices) == 7
     for k, ids in enumerate(assignment.indices):
         np.testing.assert_array_equal(ids, np.flatnonzero(SOURCE.client == k))
-    assert assignment.distribution is None  # the most frequent class is no group
-    known = assign(make_source(distribution=np.arange(7) * 10), Natural())
-    np.testing.assert_array_equal(known.distribution, np.arange(7) * 10)
+    assert assignment.group is None  # the most frequent class is no group
+    known = assign(make_source(group=np.arange(7) * 10), Natural())
+    np.testing.assert_array_equal(known.group, np.arange(7) * 10)
 
 
 def test_natural_takes_fewer_clients_at_random():
@@ -198,8 +198,8 @@ def test_natural_leaves_out_clients_with_one_example():
         UserWarning, match="^client: 2 of 4 clients have a single example and are left out; a client ne"
     )
     with told:
-        assignment = assign(make_source(client=client, distribution=np.arange(4)), Natural())
-    np.testing.assert_array_equal(assignment.distribution, [2, 3])
+        assignment = assign(make_source(client=client, group=np.arange(4)), Natural())
+    np.testing.assert_array_equal(assignment.group, [2, 3])
     with told, pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with at least two examples"):
         assign(make_source(client=client), Natural(), num_clients=3)
     with pytest.raises(ArgumentError, match="partition=natural: no client in toy has two examples"):
@@ -225,7 +225,7 @@ def test_with_replacement_label_distributions_are_kept():
     splits = Splits(replacement=True, train_examples=20)
     groups = assign(SOURCE, LabelGroups(groups=3), num_clients=30, splits=splits)
     held = counts(groups)
-    sets = [set(np.flatnonzero(held[groups.distribution == d].sum(axis=0))) for d in range(3)]
+    sets = [set(np.flatnonzero(held[groups.group == d].sum(axis=0))) for d in range(3)]
     assert sum(map(len, sets)) == 10 and set.union(*sets) == set(range(10))
     everyone = counts(assign(SOURCE, IID(), num_clients=300, splits=splits)).sum(axis=0)
     np.testing.assert_allclose(everyone / everyone.sum(), np.bincount(SOURCE.y) / 1200, atol=0.02)
@@ -254,7 +254,7 @@ def test_the_official_test_examples_can_be_kept(splits):
 FEW = make_source(n=100)
 REGRESSION = make_source(task="regression", num_classes=1)
 COARSE = make_source(y=(np.arange(1200) % 40).astype(np.int32), num_classes=40, coarse=np.arange(1200) % 40 // 5 * 7)
-SEQUENCES = make_source(y=np.zeros((1200, 3), np.uint8), distribution=np.arange(7))
+SEQUENCES = make_source(y=np.zeros((1200, 3), np.uint8), group=np.arange(7))
 
 
 DRAW = Splits(replacement=True, train_examples=5)
@@ -337,13 +337,13 @@ def test_a_replacement_pool_without_test_examples_is_refused():
 
 def test_regressions_can_be_divided_at_random_and_by_client():
     source = make_source(task="regression", num_classes=1, y=np.linspace(0, 1, 1200, dtype=np.float32))
-    assert assign(source, IID(), num_clients=4).distribution.tolist() == [0, 0, 0, 0]
-    assert assign(source, Natural()).distribution is None
+    assert assign(source, IID(), num_clients=4).group.tolist() == [0, 0, 0, 0]
+    assert assign(source, Natural()).group is None
 
 
 def test_sequences_can_be_divided_at_random_and_by_client():
     assert len(assign(SEQUENCES, IID(), num_clients=4).indices) == 4
-    np.testing.assert_array_equal(assign(SEQUENCES, Natural()).distribution, np.arange(7))
+    np.testing.assert_array_equal(assign(SEQUENCES, Natural()).group, np.arange(7))
 
 
 @pytest.mark.parametrize("alpha", [1e-8, 0.1, 1e6])
@@ -353,7 +353,7 @@ def test_pachinko_gives_everyone_as_many_until_all_are_gone(num_clients, alpha):
     assert {len(ids) for ids in assignment.indices} == {1200 // num_clients}
     ids = np.concatenate(assignment.indices)
     assert len(np.unique(ids)) == len(ids) == 1200 // num_clients * num_clients
-    assert assignment.distribution is None
+    assert assignment.group is None
 
 
 def test_pachinko_clients_have_few_coarse_labels_and_all_of_their_fine_ones():
@@ -399,10 +399,10 @@ def test_groups_that_are_drawn_have_different_numbers_of_clients():
     sizes = []
     for seed in range(20):
         made = data.digits(num_clients=8, partition=partitions.LabelGroups(groups=4, balanced=False), seed=seed)
-        sizes.append(tuple(np.bincount(made.distribution, minlength=4)))
+        sizes.append(tuple(np.bincount(made.group, minlength=4)))
         real = np.arange(made.train.y.shape[1]) < made.train.size[:, None]
         classes = [set(y[has].tolist()) for y, has in zip(made.train.y, real, strict=True)]
         for i, j in itertools.combinations(range(8), 2):
-            assert bool(classes[i] & classes[j]) == (made.distribution[i] == made.distribution[j])
+            assert bool(classes[i] & classes[j]) == (made.group[i] == made.group[j])
     assert len(set(sizes)) > 5 and any(min(size) == 0 for size in sizes) and max(map(max, sizes)) >= 4
     assert data.digits(num_clients=2, partition=partitions.LabelGroups(groups=5, balanced=False)).num_clients == 2

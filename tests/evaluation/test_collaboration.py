@@ -17,7 +17,7 @@ def test_adjusted_rand_index_is_scikit_learns(num, groups):
 
 
 def test_similarity_of_weights_is_their_cosine():
-    """Clients 0 and 1 are of one distribution, 2 of another; one model has no weight of anybody."""
+    """Clients 0 and 1 are of one group, 2 of another; one model has no weight of anybody."""
     index = np.array([[0, 1], [1, 0], [1, 3]])
     weights = np.array([[3.0, 4.0], [0.5, 0.2], [2.0, 2.0]])
     dense = np.array([[3, 4, 0, 0], [0.2, 0.5, 0, 0], [0, 2, 0, 2]])

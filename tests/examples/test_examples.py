@@ -32,7 +32,7 @@ def test_examples_learn(name, least):
 def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = load("paper_comparison").main(rounds=20, seeds=2)
-    assert {row["algorithm"] for row in table.rows} == {"local", "fedavg", "ditto", "fedem", "federico"}
+    assert {row["method"] for row in table.rows} == {"local", "fedavg", "ditto", "fedem", "federico"}
     assert (tmp_path / "runs/paper/figures/clients-federico.pdf").exists()
     assert (tmp_path / "runs/paper/report.html").exists()
 
@@ -40,7 +40,7 @@ def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_networks_differ_and_learn():
     table = load("different_networks").main(rounds=20, seeds=[0])
-    sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
+    sent = {row["method"]: row["megabytes_per_round"] for row in table.rows}
     assert sent["local"] == 0 < sent["fedproto"] < sent["fml"]
     assert all(row["score_mean"] > 0.5 for row in table.rows)
 
@@ -48,7 +48,7 @@ def test_networks_differ_and_learn():
 @pytest.mark.long
 def test_adapters_send_less_than_the_network():
     table = load("adapters").main(rounds=6)
-    sent = {row["algorithm"]: row["megabytes_per_round"] for row in table.rows}
+    sent = {row["method"]: row["megabytes_per_round"] for row in table.rows}
     assert sent["local"] == 0 < sent["fedsa_lora"] < sent["fedit"] < sent["federico"]
 
 
@@ -101,7 +101,7 @@ def test_metrics_of_one_s_own_are_in_the_table():
 )
 def test_a_method_of_one_s_own_is_compared(name, other, own):
     rows = load(name).main().rows
-    assert [row["algorithm"] for row in rows] == [other, own]
+    assert [row["method"] for row in rows] == [other, own]
     assert all(row["score_mean"] > 0.6 for row in rows)  # chance is 0.1 to 0.5
 
 

@@ -26,11 +26,11 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
     rows = rows_of(tmp_path)
-    assert [row["algorithm"] for row in rows] == ["fedavg", "fedem"]
+    assert [row["method"] for row in rows] == ["fedavg", "fedem"]
     for row in rows:
-        tuning = json.loads((tmp_path / row["algorithm"] / "tuning.json").read_text())
+        tuning = json.loads((tmp_path / row["method"] / "tuning.json").read_text())
         assert row["learning_rate"] == (0.01, 0.3)[int(np.argmax(tuning["scores"]))]
-        last = json.loads((tmp_path / row["algorithm"] / "seed-0" / "summary.json").read_text())["last"]
+        last = json.loads((tmp_path / row["method"] / "seed-0" / "summary.json").read_text())["last"]
         assert "validation_accuracy" not in last  # the final run trains on all of the training part
         assert row["accuracy_mean"] == pytest.approx(last["accuracy"])
         assert f"{100 * last['accuracy']:.1f} / {100 * last['accuracy_bottom_decile']:.1f}" in printed
@@ -59,7 +59,7 @@ def test_table2_has_a_row_for_every_column_of_the_paper_s():
 def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
     call(table7, "--methods=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
     rows = rows_of(tmp_path)
-    assert [row["algorithm"] for row in rows] == ["fedavg", "fedem", "fedem, 2 rounds"]
+    assert [row["method"] for row in rows] == ["fedavg", "fedem", "fedem, 2 rounds"]
     assert [row["rounds"][-1] for row in rows] == [5, 5, 2] and [row["paper"] is None for row in rows] == [0, 0, 1]
     config = json.loads((tmp_path / "fedem-2-rounds" / "seed-0" / "config.json").read_text())["flags"]
     assert (config["rounds"], config["lr_schedule"]) == (2, "multistep")  # so the rate falls after round 1
@@ -68,7 +68,7 @@ def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
 @pytest.mark.long
 def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
     call(appendix_j1, "--dfedem.graph=complete", "--seeds=0", f"--out={tmp_path}")
-    rows = {row["algorithm"]: row for row in rows_of(tmp_path)}
+    rows = {row["method"]: row for row in rows_of(tmp_path)}
     assert list(rows) == ["fedavg", "fedem", "dfedem"] and rows["dfedem"]["paper"] is None
     assert rows["dfedem"]["learning_rate"] == rows["fedem"]["learning_rate"] != rows["fedavg"]["learning_rate"]
     config = json.loads((tmp_path / "dfedem" / "seed-0" / "config.json").read_text())["flags"]
@@ -79,7 +79,7 @@ def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
 def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
     call(appendix_j6, "--participations=0.5,1", "--seeds=0", f"--out={tmp_path}")
     points = rows_of(tmp_path)
-    found = [(point["algorithm"], point["value"], point["paper"] and round(point["paper"], 3)) for point in points]
+    found = [(point["method"], point["value"], point["paper"] and round(point["paper"], 3)) for point in points]
     own = {"fedem": 0.747, "fedavg_plus": 0.689, "apfl": None}
     assert found == [(name, value, own[name] if value == 1 else None) for name in own for value in (0.5, 1)]
     settings = paper.start(parse(appendix_j6.define, [])).settings

@@ -66,7 +66,7 @@ def test_table1_is_paired_by_split_and_seed(tmp_path):
     printed = commands.call(table1.COMMAND, *flags, f"--out={tmp_path}")
     assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed  # the paper's, CIFAR-10 with two groups
     local, federico, literal = rows_of(tmp_path)
-    assert literal["algorithm"] == paper.LITERAL and literal["D2"]["paper"] == federico["D2"]["paper"]
+    assert literal["method"] == paper.LITERAL and literal["D2"]["paper"] == federico["D2"]["paper"]
     accuracies = {}
     for name in ("local", "federico"):
         folders = [tmp_path / "D2" / name / f"split-3-seed-{seed}" for seed in (0, 1)]
@@ -96,7 +96,7 @@ def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_p
     flags = ["--splits=0", "--seeds=0", "--partition_groups=3", f"--out={tmp_path}"]
     commands.call(module.COMMAND, *flags)
     assert [title for title, _, _ in asked] == [*paper.METHODS, paper.LITERAL]
-    assert [row["algorithm"] for row in rows_of(tmp_path)] == [*paper.METHODS, paper.LITERAL]
+    assert [row["method"] for row in rows_of(tmp_path)] == [*paper.METHODS, paper.LITERAL]
     (_, ours, _), (_, literal, out) = asked[-2:]
     assert not ours["federico.faithful"] and literal["federico.faithful"]
     assert literal["federico.effective_examples"] == np.inf and out.name == "FedeRiCo-literal"

@@ -34,7 +34,7 @@ def test_table1_has_a_column_for_each_number_of_clients(tmp_path):
     ]
     printed = call(table1, *flags)
     assert "6 clients" in printed and "20 clients" in printed and "Here: digits" in printed
-    assert [row["algorithm"] for row in rows_of(tmp_path / "out")] == ["local", "fedfomo"]
+    assert [row["method"] for row in rows_of(tmp_path / "out")] == ["local", "fedfomo"]
     few, many = (flags_of(tmp_path / "out" / f"clients-{n}" / "local") for n in (6, 20))
     assert (few["num_clients"], few["participation"], few["rounds"]) == (6, 1.0, 2)
     assert (many["num_clients"], many["participation"], many["rounds"]) == (20, 0.1, 10)
@@ -49,7 +49,7 @@ def test_table3_deals_the_targets_and_says_what_differs(tmp_path):
     printed = call(table3, *flags)
     assert "for orientation only" in printed and "EMD" in printed
     rows = rows_of(tmp_path / "out")
-    assert [row["algorithm"] for row in rows] == ["fedavg", "fedfomo, n=5", "fedfomo, n=10"]
+    assert [row["method"] for row in rows] == ["fedavg", "fedfomo, n=5", "fedfomo, n=10"]
     for row, name in zip(rows, ("fedavg", "fedfomo-n5", "fedfomo-n10"), strict=True):
         run = tmp_path / "out" / "shuffled" / name / "seed-0"
         summary = files.read_json(run / "summary.json")
@@ -107,7 +107,7 @@ def test_figures_sweep_their_knobs(tmp_path):
 def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tmp_path):
     flags = ["--methods=local,fedfomo", "--distributions=2,3", "--train_examples=20", "--hidden=4", "--devices=1"]
     printed = commands.call(figure1.COMMAND, *flags, "--num_clients=20", f"--out={tmp_path}")
-    points = [(point["algorithm"], point["value"]) for point in rows_of(tmp_path)]
+    points = [(point["method"], point["value"]) for point in rows_of(tmp_path)]
     assert points == [(row, number) for row in ("local", "fedfomo, n=5", "fedfomo, n=10") for number in (2, 3)]
     config = flags_of(tmp_path / "fedfomo-n5-partition_groups-3")
     assert (config["partition_groups"], config["fedfomo.neighbors"], config["participation"]) == (3, 4, 0.1)
@@ -120,7 +120,7 @@ def test_figure1_has_a_line_for_each_method_over_the_numbers_of_distributions(tm
 def test_figure5_draws_affinities_and_accuracy_by_noise(tmp_path):
     printed = call(figure5, "--sigmas=0,1", "--methods=fedfomo", f"--out={tmp_path}")
     assert "71.6 (epsilon ∞)" in printed and "71.3 (epsilon 6.89)" in printed  # the paper's Table 4
-    assert [(point["sigma"], point["algorithm"]) for point in rows_of(tmp_path)] == [(0, "fedfomo"), (1, "fedfomo")]
+    assert [(point["sigma"], point["method"]) for point in rows_of(tmp_path)] == [(0, "fedfomo"), (1, "fedfomo")]
     assert (tmp_path / "figure5.png").stat().st_size > 5000
 
 
@@ -162,7 +162,7 @@ def test_curves_are_drawn_over_epochs_and_the_last_points_beside_them():
 
 
 def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
-    common = {"algorithm": "a", "accuracy_std": 0.0}
+    common = {"method": "a", "accuracy_std": 0.0}
     points = [
         common | {"sigma": 0.0, "epsilon_text": "∞", "accuracy_mean": 0.9, "paper": (np.inf, 71.56)},
         common | {"sigma": 1.0, "epsilon_text": "8.1", "accuracy_mean": 0.7, "paper": None},
@@ -170,7 +170,7 @@ def test_the_figure_of_privacy_has_the_paper_s_values_as_crosses():
     affinity = np.array([[1.0, 3.0, -2.0], [0.5, 1.0, 0.0], [0.0, -1.0, 1.0]])
     figure = figure5.privacy_figure({"sigma 0": (affinity, np.array([1, 0, 1]))}, points)
     matrix, *_, right = figure.axes
-    shown = np.ma.filled(matrix.images[0].get_array(), np.nan)  # clients by distribution: 1, 0, 2; their own left out
+    shown = np.ma.filled(matrix.images[0].get_array(), np.nan)  # clients by group: 1, 0, 2; their own left out
     np.testing.assert_array_equal(shown, [[np.nan, 0.5, 0.0], [3.0, np.nan, -2.0], [-1.0, 0.0, np.nan]])
     drawn = [line.get_xydata().tolist() for line in right.lines]
     assert [[0, 0.9], [1, 0.7]] in drawn and any(np.allclose(line, [[0, 0.7156]]) for line in drawn if line)
@@ -252,14 +252,14 @@ def test_values_of_other_data_do_not_stand_in_their_place(preset, dataset, data,
 
 @pytest.mark.slow
 def test_on_digits_it_does_what_it_is_for(tmp_path):
-    """Above FedAvg and FedProx and not below Local; and clients find their own distribution."""
+    """Above FedAvg and FedProx and not below Local; and clients find their own group."""
     flags = ["--partition=latent", "--num_clients=15", "--partition_groups=5", "--seeds=0", f"--out={tmp_path}"]
     commands.call(compare.COMMAND, "--methods=fedfomo,fedavg,fedprox,local", "--fedfomo.neighbors=5", *flags)
-    scores = {row["algorithm"]: row["score_mean"] for row in rows_of(tmp_path)}
+    scores = {row["method"]: row["score_mean"] for row in rows_of(tmp_path)}
     assert scores["fedfomo"] > max(scores["fedavg"], scores["fedprox"]) + 0.1
     assert scores["fedfomo"] >= scores["local"]
     found = files.read_npz(tmp_path / "fedfomo" / "seed-0" / "collaboration.npz")
-    assert collaboration.top_affinities(found["affinity"][-1], found["distribution"], found["distribution"]) >= 0.8
+    assert collaboration.top_affinities(found["affinity"][-1], found["group"], found["group"]) >= 0.8
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ def call(module, *flags, code=0):
 def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
     printed = call(table1, "--methods=local,pfedmb", "--seeds=0", f"--out={tmp_path}")
     assert "paper, CIFAR-10" in printed and "89.5" in printed and "87.3" in printed
-    assert [row["algorithm"] for row in rows_of(tmp_path)] == ["local", paper.WITHOUT, "pfedmb"]
+    assert [row["method"] for row in rows_of(tmp_path)] == ["local", paper.WITHOUT, "pfedmb"]
     plain, own = (flags_of(tmp_path / "pairs" / name) for name in ("pfedmb-plain-average", "pfedmb"))
     assert (plain["pfedmb.averaging"], own["pfedmb.averaging"]) == ("plain", "alpha")
     assert own["pfedmb.per_layer"] is False and own["fine_tune_epochs"] == 5 and own["num_clients"] == 10
@@ -34,7 +34,7 @@ def test_table2_has_two_partitions_and_two_sizes(tmp_path):
     printed = call(table2, "--methods=fedavg", "--clients=5,20", f"--out={tmp_path}")
     assert "Dirichlet" in printed and "two classes" in printed
     (row,) = rows_of(tmp_path)
-    assert row.keys() == {"algorithm", "pathological-5", "pathological-20", "dirichlet-5", "dirichlet-20"}
+    assert row.keys() == {"method", "pathological-5", "pathological-20", "dirichlet-5", "dirichlet-20"}
     few, many = (flags_of(tmp_path / f"dirichlet-{n}" / "fedavg") for n in (5, 20))
     assert (few["participation"], many["participation"], many["partition_alpha"]) == (1.0, 0.2, 0.5)
 

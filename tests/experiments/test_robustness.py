@@ -19,7 +19,7 @@ def test_honest_clients_are_scored_by_attack_and_share(tmp_path):
     printed = commands.call(robustness.COMMAND, *flags, "--shares=0,0.2", f"--out={tmp_path}")
     rows = json.loads((tmp_path / "table.json").read_text())
     titles = ["fedavg", "fedavg, median", "federico"]
-    assert [(row["algorithm"], row["value"]) for row in rows] == [(t, share) for t in titles for share in (0, 0.2)]
+    assert [(row["method"], row["value"]) for row in rows] == [(t, share) for t in titles for share in (0, 0.2)]
     attacked = tmp_path / "fedavg-median" / "sign_flip-0.2" / "seed-0"
     summary, accuracy = files.read_json(attacked / "summary.json"), files.read_npz(attacked / "results.npz")
     attacker = draw_attackers(10, 0.2, seed=0)

@@ -59,7 +59,7 @@ def test_the_manifest_lists_all_that_a_run_wrote(copied):
     there = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()}
     assert {*kept.files} == there - {"manifest.json"}
     assert kept.rounds == ROUNDS and kept.checkpoints == [6, 4]
-    assert kept.settings["algorithm"] == "local"
+    assert kept.settings["method"] == "local"
     assert all((copied / name).stat().st_size == size for name, (size, _) in kept.files.items())
     assert kept.damaged(copied) is kept.damaged(copied, 6) is kept.damaged(copied, 4) is None
 

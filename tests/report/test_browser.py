@@ -94,7 +94,7 @@ def run_page(tmp_path_factory):
     """Six clients of two groups; at first each uses its own model, at last its group shares a model."""
     folder = make_run(tmp_path_factory.mktemp("run"))
     kept = files.read_npz(folder / "collaboration.npz")
-    group = kept["distribution"]
+    group = kept["group"]
     kept["index"] = np.stack([np.arange(6), np.arange(6), group])[:, :, None]
     labels = np.arange(12).reshape(6, 2)
     np.savez(folder / "collaboration.npz", **kept | {"weights": np.ones((3, 6, 1)), "labels": labels})
@@ -263,11 +263,11 @@ def test_the_page_of_a_thousand_clients_stays_small(driver, tmp_path, neighbors)
         index=rng.integers(num, size=weights.shape),
         weights=weights / weights.sum(axis=2, keepdims=True),
         topology="peers",
-        distribution=group,
+        group=group,
         labels=rng.integers(99, size=(num, 62)),
     )
     summary = report.Plots.read(tmp_path).summary
-    rows = [dict(summary["per_client"][0], client=k, distribution=int(group[k])) for k in range(num)]
+    rows = [dict(summary["per_client"][0], client=k, group=int(group[k])) for k in range(num)]
     files.write_json(tmp_path / "summary.json", dict(summary, num_clients=num, per_client=rows))
     path = report.write_page(tmp_path)
     assert path.stat().st_size < 8e6

@@ -41,7 +41,7 @@ def plots_of(index, weights, group, topology="peers"):
     """The plots of a run in which clients used these models in all of its rounds, and scored 1."""
     used = {"round": np.arange(len(index)), "index": index, "weights": weights, "topology": topology}
     scores = {"rounds": np.arange(len(index)), "accuracy_test": np.ones(index.shape[:2])}
-    return report.Plots({}, [], scores, used | {"distribution": np.array(group)})
+    return report.Plots({}, [], scores, used | {"group": np.array(group)})
 
 
 @pytest.fixture
@@ -86,23 +86,23 @@ def test_a_run_has_the_figures_of_what_it_has_kept(undrawn, tmp_path, kind, expe
 
 @pytest.mark.slow
 def test_affinities_are_drawn_and_counted(tmp_path):
-    # Clients 1, 3 and 5 want distribution 1 - 0, that is the even ones, and the even ones want the odd ones.
+    # Clients 1, 3 and 5 want group 1 - 0, that is the even ones, and the even ones want the odd ones.
     affinity = np.zeros((K, K))
     affinity[:, ::2] = 1.0  # right for the odd clients only
     make_run(tmp_path, affinity=affinity)
     text = report.write(tmp_path).read_text()
     assert (tmp_path / "figures" / "affinity_over_rounds.png").stat().st_size > 5000
-    assert "For 50% of the clients with two others in their target distribution" in text
+    assert "For 50% of the clients with two others in their target group" in text
 
 
 def test_top_affinities_by_hand():
     affinity = np.array([[9.0, 2, 1, 0], [0, 9, 3, 4], [5, 1, 9, 2], [1, 2, 3, 9]])
-    distribution = np.array([0, 0, 0, 1])
+    group = np.array([0, 0, 0, 1])
     # Client 0's two highest are 1 and 2 (right), client 1's 3 and 2, client 2's 0 and 3; client 3 is alone in its own.
-    assert collaboration.top_affinities(affinity, distribution, distribution) == pytest.approx(1 / 3)
-    # Where client 3 wants distribution 0, its two highest, 2 and 1, are right.
-    assert collaboration.top_affinities(affinity, distribution, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
-    assert np.isnan(collaboration.top_affinities(affinity[:2, :2], distribution[:2], distribution[:2]))
+    assert collaboration.top_affinities(affinity, group, group) == pytest.approx(1 / 3)
+    # Where client 3 wants group 0, its two highest, 2 and 1, are right.
+    assert collaboration.top_affinities(affinity, group, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
+    assert np.isnan(collaboration.top_affinities(affinity[:2, :2], group[:2], group[:2]))
 
 
 def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
@@ -110,7 +110,7 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
     make_run(tmp_path, affinity=affinity)
     summary = json.loads((tmp_path / "summary.json").read_text())
     collaboration = files.read_npz(tmp_path / "collaboration.npz")
-    collaboration["distribution"] = collaboration["target"] = np.arange(K)
+    collaboration["group"] = collaboration["target"] = np.arange(K)
     np.savez(tmp_path / "collaboration.npz", **collaboration)
     assert summary["privacy"] is None
     page = html_pages.read(report.write_page(tmp_path))
@@ -364,13 +364,13 @@ def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
     make_run(tmp_path, affinity=np.eye(K))
     kept, summary = files.read_npz(tmp_path / "collaboration.npz"), json.loads((tmp_path / "summary.json").read_text())
     if not known:
-        del kept["distribution"], kept["target"]
-        summary["per_client"] = [{k: v for k, v in row.items() if k != "distribution"} for row in summary["per_client"]]
+        del kept["group"], kept["target"]
+        summary["per_client"] = [{k: v for k, v in row.items() if k != "group"} for row in summary["per_client"]]
     np.savez(tmp_path / "collaboration.npz", **kept)
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = report.write_page(tmp_path)
     text = readable(page)
-    told = ["adjusted Rand index", "shows the true groups", "in the same group?", "ordered by distribution"]
+    told = ["adjusted Rand index", "shows the true groups", "in the same group?", "ordered by group"]
     assert [phrase in text for phrase in told] == [known] * 4
     parsed = html_pages.read(page)
     assert ("true group" in parsed.options.values()) == any("group" in row for row in parsed.rows) == known
@@ -390,10 +390,10 @@ def test_percentages_side_by_side_do_not_overlap_in_a_column(low):
 
 
 def test_figures_do_not_name_a_single_group():
-    for distribution in ([0, 0, 0], [0, 1, 1]):
-        plots, several = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), distribution), distribution[1] > 0
+    for group in ([0, 0, 0], [0, 1, 1]):
+        plots, several = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), group), group[1] > 0
         named = any(series.name for series in pictures.ranking(plots, np.arange(3)).series)
-        assert ("distribution" in pictures.weights(plots)[0].title) == several == named
+        assert ("group" in pictures.weights(plots)[0].title) == several == named
 
 
 def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monkeypatch):
@@ -452,11 +452,12 @@ def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path)
     assert drawn["csv"]["curves"][4:6] == [["a<b", "seed-0", 10, 0.5], ["a<b", "seed-0", 20, 0.5]]
 
 
-def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(tmp_path):
+@pytest.mark.parametrize("named", ["method", "algorithm"])  # the present and the former name
+def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(named, tmp_path):
     """The table has the user's order, as the figures for a paper have it."""
     for name, level in (("a", 0.5), ("b", 0.9), ("c", 0.7)):
         make_run(tmp_path / name / "seed-0", level=level, optional=False)
-    files.write_json(tmp_path / "table.json", [{"method": name} for name in "cab"])
+    files.write_json(tmp_path / "table.json", [{named: name} for name in "cab"])
     page = report.write_comparison(tmp_path / "report.html", [tmp_path])
     curves = packed(page)["panels"]["over"]["rounds"]["series"]
     assert [(each["name"], each["color"]) for each in curves] == list(zip("cab", picture.PALETTE[:3], strict=True))

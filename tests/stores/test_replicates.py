@@ -30,7 +30,7 @@ def experiment_of(name, federation, seed, *, devices=1, n_max=7, store="device")
     training = {"batch_size": 2, "epochs": 2} | toys.network(name)
     problem = toys.make_problem(federation, optax.adam(0.05), cohort=3, **training)._replace(n_max=n_max)
     knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
-    plan, config = make_plan("vmap", devices=devices), {"settings": {"algorithm": name, "seed": seed}}
+    plan, config = make_plan("vmap", devices=devices), {"settings": {"method": name, "seed": seed}}
     fields = {"seed": seed, "config": config, "client_store": store}
     return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **fields)
 

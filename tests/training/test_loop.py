@@ -86,7 +86,7 @@ def test_a_run_leaves_its_files_whole(whole):
     summary = files.read_json(out / "summary.json")
     sizes = [row["n_train"] for row in summary["per_client"]]
     np.testing.assert_array_equal(collaboration["labels"].sum(axis=1), sizes)
-    assert (summary["algorithm"], summary["num_clients"], summary["rounds"], summary["seed"]) == ("federico", 5, 6, 1)
+    assert (summary["method"], summary["num_clients"], summary["rounds"], summary["seed"]) == ("federico", 5, 6, 1)
     assert figures(summary["last"]) == figures(rows[-1])
     best = min(rows, key=lambda row: row["train_loss"])
     assert summary["best"]["round"] == best["round"] and summary["best"]["selected_by"] == "train_loss"
@@ -231,7 +231,7 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
         ArgumentError, match=r"out=.*contains another run; choose a new folder, `resume` .*`resume=from"
     ):
         train(make_experiment("local"), out)
-    changed = make_experiment("local", config={"settings": {"algorithm": "local", "learning_rate": 0.5}})
+    changed = make_experiment("local", config={"settings": {"method": "local", "learning_rate": 0.5}})
     with pytest.raises(ArgumentError, match=r"learning_rate was 0\.05 and is 0\.5"):
         train(changed, out, resume=True)
     (tmp_path / "thesis.tex").write_text("years of work")

@@ -55,7 +55,7 @@ def test_files_say_which_clients_were_scored_and_a_resumed_run_scores_them(tmp_p
     assert results["accuracy_test"].shape == (4, 3)
     for file in (results, used):
         np.testing.assert_array_equal(file["clients"], first.experiment.scored)
-    assert used["distribution"].tolist() == (first.experiment.scored % 2).tolist()
+    assert used["group"].tolist() == (first.experiment.scored % 2).tolist()
     again = outcome("local", 3, rounds=5, resume=True, **options)
     np.testing.assert_array_equal(again.experiment.scored, first.experiment.scored)
     np.testing.assert_array_equal(again.history.results["accuracy_test"][:4], first.history.results["accuracy_test"])

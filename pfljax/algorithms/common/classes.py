@@ -28,10 +28,10 @@ def required(problem: Problem, name: str, *, places: bool = True) -> int:
     model, num_classes = problem.model, problem.model.output_shape[-1]
     if model.task != "classification":
         what = "a regression" if model.task == "regression" else "several labels"
-        raise ArgumentError("algorithm", f"needs classes; choose another method for {what}", name)
+        raise ArgumentError("method", f"needs classes; choose another method for {what}", name)
     if not places and len(model.output_shape) > 2:
         text = "needs one class per example; choose another method for sequences"
-        raise ArgumentError("algorithm", text, name)
+        raise ArgumentError("method", text, name)
     return num_classes
 
 

@@ -144,7 +144,7 @@ def named(problem: Problem, personal: str, method: str = "", needs: str = "") ->
         paths = ", ".join("/".join(path) for path in model.network.above)
         if method:
             text = f"needs {needs}, whose parameters' paths contain {personal}; this model has {paths}"
-            raise ArgumentError("algorithm", text, method)
+            raise ArgumentError("method", text, method)
         raise ArgumentError("personal", f"matches no parameter; accepted: parts of {paths}", personal)
     return lambda params: model.named(params, personal)
 

@@ -28,7 +28,7 @@ def required(problem: Problem, name: str) -> int:
     found = jax.eval_shape(problem.model.network.factors, problem.model.network.shapes)
     if not found:
         text = "needs LoRA; accepted: a frozen model with adapters.lora() among what is trained"
-        raise ArgumentError("algorithm", text, name)
+        raise ArgumentError("method", text, name)
     return max(a.shape[-1] for a, _ in found.values())
 
 

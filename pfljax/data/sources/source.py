@@ -65,7 +65,7 @@ class Source:
     num_classes: int  # number of classes C; 1 for regression
     task: Task  # "classification" or "regression"
     name: str  # name for titles
-    distribution: np.ndarray | None = None  # true distribution of each natural client (K,), if known
+    group: np.ndarray | None = None  # true group of each natural client (K,), if known
     # Coarse label of each example (the superclass of its class), int32 (n,), if available
     coarse: np.ndarray | None = None
     class_names: tuple[str, ...] = ()  # names of the classes, if the data set's labels are strings

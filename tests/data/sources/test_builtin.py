@@ -23,7 +23,7 @@ def test_sine_gives_each_client_its_interval():
     np.testing.assert_array_equal(np.floor((source.x[:, 0] + 1) * 4), source.client)
     noise = source.y - np.sin(np.pi * (source.x[:, 0] + 1))
     assert 0.5 * builtin.SINE_NOISE < noise.std() < 1.5 * builtin.SINE_NOISE
-    np.testing.assert_array_equal(source.distribution, np.arange(8))
+    np.testing.assert_array_equal(source.group, np.arange(8))
 
 
 @pytest.mark.parametrize("load", [sources.digits, sources.sine])
@@ -67,7 +67,7 @@ def test_synthetic_labels_are_a_mixture_of_linear_rules_in_the_clients_shares(mi
     rules = np.sign(mixture.x @ theta.T)
     targets = 2 * mixture.y - 1
     assert (rules == targets[:, None]).any(axis=1).mean() > 0.98  # guesses would make it 0.875
-    np.testing.assert_array_equal(mixture.distribution, share.argmax(axis=1))
+    np.testing.assert_array_equal(mixture.group, share.argmax(axis=1))
     for k in range(12):  # E[target | x] = shares x rules, so that least squares finds the shares
         own = (mixture.client == k) & mixture.is_test
         found = np.linalg.lstsq(rules[own], targets[own], rcond=None)[0]

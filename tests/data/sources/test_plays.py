@@ -62,7 +62,7 @@ def test_a_text_is_its_roles_windows_with_targets_one_on(text):
     assert source.client_names.tolist() == ["Ann", "Bob"]
     tests = [*range(windows, windows + 8), windows + 10, windows + 11]
     np.testing.assert_array_equal(np.flatnonzero(source.is_test), tests)
-    assert source.distribution is None  # nobody knows whose lines are alike
+    assert source.group is None  # nobody knows whose lines are alike
     for i in range(windows):
         assert "".join(letters[c] for c in source.x[i]) == spoken[0][i : i + 80]
         assert "".join(letters[c] for c in source.y[i]) == spoken[0][i + 1 : i + 81]

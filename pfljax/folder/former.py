@@ -1,0 +1,60 @@
+"""Reads files of runs, tables and studies, whose entries had other names when earlier versions wrote them.
+
+Entries come with their present names: "method" was "algorithm", and a client's "group" was "distribution". The files
+stay as they are, since manifests list checksums of their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax.folder import files
+
+METHOD = {"algorithm": "method"}
+GROUP = {"distribution": "group"}
+
+
+def renamed(entries: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the entries with those names that are in `names` replaced."""
+    return {names.get(name, name): value for name, value in entries.items()}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Reads a run's config.json."""
+    config = files.read_json(path)
+    of_method = {part: renamed(config[part], METHOD) for part in ("settings", "flags") if part in config}
+    return config | of_method
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """Reads a run's summary.json."""
+    summary = renamed(files.read_json(path), METHOD)
+    if summary.get("unseen"):
+        summary["unseen"] = _with_groups(summary["unseen"])
+    return _with_groups(summary)
+
+
+def read_collaboration(path: Path) -> dict[str, np.ndarray]:
+    """Reads a run's collaboration.npz."""
+    return renamed(files.read_npz(path), GROUP)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a comparison's table.json."""
+    return [renamed(row, METHOD) for row in files.read_json(path)]
+
+
+def read_scaling(path: Path) -> dict[str, Any]:
+    """Reads the file of a cell of a scaling study: its "row", "settings" and "program"."""
+    cell = files.read_json(path)
+    return cell | {"row": renamed(cell["row"], METHOD)}
+
+
+def _with_groups(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a summary's scores with the present names in the rows of clients, if it has such rows."""
+    rows = scores.get("per_client") or []
+    return {**scores, "per_client": [renamed(row, GROUP) for row in rows]} if rows else {**scores}
