@@ -17,6 +17,7 @@ from pfljax.api import comparison
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, known_cohort
+from pfljax.folder import fingerprint
 from pfljax.local.privacy import BY_SEED, Privacy, secret_key
 from pfljax.stages import client_privacy
 from pfljax.stages.attacks import Attack
@@ -355,3 +356,12 @@ def test_tables_have_both_epsilons():
         "client_unaccounted": "logs",
     }
     assert set(comparison.epsilons([{}, {}]).values()) == {None}
+
+
+def test_a_tree_covers_fewer_rounds_than_it_has_room_for_and_may_go_on_up_to_them():
+    problem = toys.make_problem(FEDERATION, optax.sgd(0.5))
+    experiment = toys.make_experiment("fedavg", problem, FEDERATION, client_privacy=TREE)
+    assert not fingerprint.identified(experiment).depends_on_rounds
+    assert experiment.with_rounds(2**16 - 1).problem.rounds == 2**16 - 1
+    with pytest.raises(ArgumentError, match=r"^mechanism=tree: accepted for 65536 rounds or more: gaussian$"):
+        experiment.with_rounds(2**16)
