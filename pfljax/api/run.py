@@ -55,9 +55,7 @@ ClientsOfSplit = Annotated[
 ]
 
 
-PlannedRounds = Annotated[
-    int | None, knob(at_least=1, help="number of rounds that a method's schedules are planned for; default: --rounds")
-]
+PlannedRounds = Annotated[int | None, knob(at_least=1)]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
     knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),

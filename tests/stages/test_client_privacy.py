@@ -13,7 +13,7 @@ import pytest
 import quadratics
 import toys
 
-from pfljax.api import comparison
+from pfljax.api import table
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, known_cohort
@@ -348,14 +348,14 @@ def test_all_stages_together():
 
 def test_tables_have_both_epsilons():
     ledgers = [{"of_clients": {"epsilon": value, "unaccounted": "logs"}} for value in (2.0, None)]
-    found = comparison.epsilons(ledgers)
+    found = table.epsilons(ledgers)
     assert found == {
         "epsilon": None,
         "unaccounted": None,
         "client_epsilon": [2.0, None],
         "client_unaccounted": "logs",
     }
-    assert set(comparison.epsilons([{}, {}]).values()) == {None}
+    assert set(table.epsilons([{}, {}]).values()) == {None}
 
 
 def test_a_tree_covers_fewer_rounds_than_it_has_room_for_and_may_go_on_up_to_them():
