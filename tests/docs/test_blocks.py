@@ -28,7 +28,7 @@ SHORTER = {
         r"range\(3\)": "range(1)",
         r"num_clients=1000\b": "num_clients=100",
         r"rates=\[0.03, 0.1, 0.3\]": "rates=[0.1, 0.3], widen=0",
-        r"seeds=\[100, 101\]": "seeds=[100]",
+        r"tune=\[0.03, 0.1, 0.3\]": "tune=[0.1, 0.3], tune_widen=0",
     },
     "bash": {
         r"--rounds=\d+": "",
