@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -149,7 +150,7 @@ class Comparison:
     checked_runs: dict[str, Sequence[Run]] = dataclasses.field(default_factory=dict)
 
     @property
-    def cells(self) -> list[Path]:
+    def folders(self) -> list[Path]:
         """The folders of all cells; empty if nothing is written."""
         return [folder for title in self.entries for folder in self._folders(title) if folder is not None]
 
@@ -350,6 +351,14 @@ def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
     return list(tune_seeds)
 
 
+def share_of(cells: str) -> tuple[int, int]:
+    """Returns "i/n" as (i - 1, n); (0, 1) for "", all cells."""
+    found = re.fullmatch(r"(\d+)/(\d+)", cells or "1/1")
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ArgumentError("cells", "accepted: i/n with i from 1 to n, such as 1/4", cells)
+    return int(found[1]) - 1, int(found[2])
+
+
 def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], rerun: Rerun) -> None:
     """Raises `ArgumentError` if a folder has a table of methods or trials that the new one would not have."""
     files.check_writable(out)
@@ -386,7 +395,7 @@ def compare(
     leave_out: bool = False,
     replicate: Replicate = "auto",
     rerun: Rerun = "never",
-    share: tuple[int, int] = (0, 1),
+    cells: str = "",
     say: Say | None = None,
     tracker: Tracker | None = None,
     profile: Folder | None = None,
@@ -429,7 +438,8 @@ def compare(
         replicate: Whether to train all trials of a method at once, stacked in one kernel: "auto", if their clients'
             data have the same shapes; "vmap", also if they must be padded; or "no".
         rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.
-        share: (i, n): train only every n-th cell from number i on, beside n - 1 other processes that share `out`.
+        cells: "i/n": train only every n-th cell from the i-th on, beside n - 1 other processes that share `out`. The
+            last to finish writes the table; the others raise an error that says how many cells are left.
         say: Called with lines about the progress, such as `print`.
         tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
         profile: See `Run.train`.
@@ -461,19 +471,19 @@ def compare(
         unseen=unseen,
         out=folder,
         leave_out=leave_out,
-        share=share,
+        share=share_of(cells),
         tracker=tracker,
         config=config,
         **options,
     )
     check_reference(reference, comparison.entries)
-    cells = comparison.cells
+    folders = comparison.folders
     if folder is not None:
         titles = list(comparison.entries)
-        processes.first(functools.partial(check_folder, folder, cells, titles, rerun))
+        processes.first(functools.partial(check_folder, folder, folders, titles, rerun))
     comparison.check()
     if folder is not None:
-        planned.write(folder, cells, rounds)
+        planned.write(folder, folders, rounds)
     if ready is not None:
         ready()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,16 +36,23 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
     With a `target`, also the simulated seconds after which each run has reached this score; None if it never does.
     """
     summaries = [cell.summary for cell in cells]
+    histories = [cell.rows for cell in cells]
     score = score_of(summaries[0])
-    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
-    rounds, curves = over_rounds([cell.rows for cell in cells], score)
-    timed = np.isfinite(of["simulated"].mean)
-    entry = lambda name: over_rounds([cell.rows for cell in cells], name)[1]
-    clock = entry("simulated_seconds") if timed else None
-    traffic = np.sum([np.nan_to_num(entry(name)) for name in BYTES], axis=0) / 1e6
     sign = sign_of(score)
+    of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
+
+    # Curves over rounds: scores, megabytes and, with a clock, simulated seconds.
+    rounds, curves = over_rounds(histories, score)
+    sent = [np.nan_to_num(over_rounds(histories, name)[1]) for name in BYTES]
+    traffic = np.sum(sent, axis=0) / 1e6
+    is_timed = np.isfinite(of["simulated"].mean)
+    clock = over_rounds(histories, "simulated_seconds")[1] if is_timed else None
     late = gains.trend(rounds, curves)
-    splits = [{} if split is None else {"split": split} for _, split in trials]
+
+    seeds = []
+    for summary, (_, split) in zip(summaries, trials, strict=True):
+        of_split = {} if split is None else {"split": split}
+        seeds.append({"seed": summary["seed"], **of_split, **summary["last"]})
     return {
         "method": title,
         "score": score,
@@ -52,7 +60,7 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
         "score_mean": of["score"].mean,
         "score_std": of["score"].std,
         "runs": of["score"].runs,
-        "seeds": [{"seed": each["seed"], **own, **each["last"]} for each, own in zip(summaries, splits, strict=True)],
+        "seeds": seeds,
         "best_mean": of["best"].mean,
         "bottom_decile_mean": of["decile"].mean,
         "metrics": {name: of[name]._asdict() for name in summaries[0].get("metrics", [])},
@@ -118,6 +126,94 @@ def times_text(times: Sequence[float | None]) -> str:
     return found + (f", never in {never}" if never else "")
 
 
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        head: Its heading.
+        cell: (row of a method that did not fail) -> text.
+    """
+
+    head: str
+    cell: Callable[[Mapping[str, Any]], str]
+
+
+def shown_columns(rows: Sequence[Mapping[str, Any]], classification: bool, target: float | None) -> list[Column]:
+    """Returns the columns for which at least one row has a value; see `Table`."""
+    number = number_of(classification)
+    percent = ", %" if classification else ""
+
+    def known(name: str) -> bool:
+        return bool(np.isfinite([_number(row.get(name)) for row in rows]).any())
+
+    def entry(name: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: number(row[name])
+
+    def method(row: Mapping[str, Any]) -> str:
+        return row["method"]
+
+    def score(row: Mapping[str, Any]) -> str:
+        return OfRuns(row["score_mean"], row["score_std"], row["runs"]).text(number)
+
+    found = [Column("method", method), Column("test accuracy, %" if classification else "test loss", score)]
+
+    # Intervals, ranks and differences, and which clients are helped.
+    heads, standings = columns(rows, number)
+    standing_of = {row["method"]: standing for row, standing in zip(rows, standings, strict=True)}
+    for place, head in enumerate(heads):
+        found.append(Column(head, lambda row, place=place: standing_of[row["method"]][place]))
+    if any(row.get("clients_compared") for row in rows):
+        for place, head in enumerate(terms.EFFECTS):
+            found.append(Column(head, lambda row, place=place: terms.effects(row, number)[place]))
+
+    # Other scores.
+    if known("best_mean"):
+        found.append(Column(f"best round by validation{percent}", entry("best_mean")))
+    if classification:
+        found.append(Column("bottom decile, %", entry("bottom_decile_mean")))
+    for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
+        found.append(Column(name.replace("_", " "), lambda row, name=name: metric_text(row, name)))
+    if known("unseen_mean"):
+        found.append(Column("unseen clients", entry("unseen_mean")))
+
+    # Privacy and time.
+    for name, omitted in terms.EPSILONS.items():
+        if any(row.get(name) for row in rows):
+            cell = functools.partial(epsilon_cell, name=name, omitted=omitted)
+            found.append(Column(name.replace("_", " "), cell))
+    if known("simulated_mean"):
+        found.append(Column("simulated s", lambda row: f"{_number(row.get('simulated_mean')):.4g}"))
+        if target is not None:
+            head = f"simulated s to {number(target)}{percent.removeprefix(',')}"
+            found.append(Column(head, lambda row: times_text(row["seconds_to_target"])))
+
+    # Terms of the comparison.
+    if any(row.get("tuned") for row in rows):
+        found.append(Column("tuned", lambda row: row.get("tuned") or "-"))
+    for place, head in enumerate(terms.HEADS):
+        found.append(Column(head, lambda row, place=place: terms.cells(row)[place]))
+    found.append(Column(SECONDS, lambda row: f"{row['seconds_per_round']:.3g}"))
+    return found
+
+
+def _number(value: float | None) -> float:
+    """The value; NaN for None."""
+    return float("nan") if value is None else float(value)
+
+
+def metric_text(row: Mapping[str, Any], name: str) -> str:
+    """Formats a further metric of a row, which it may lack."""
+    values = row["metrics"].get(name)
+    of_runs = OfRuns.of([]) if values is None else OfRuns(**values)
+    return of_runs.text("{:.3f}".format)
+
+
+def epsilon_cell(row: Mapping[str, Any], name: str, omitted: str) -> str:
+    """Formats a row's epsilon, with a star if it does not cover everything."""
+    text = epsilon_text(row.get(name) or [0.0])
+    return f"{text}*" if row.get(omitted) else text
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """A table of methods: one row per method, with means and sample deviations over runs.
@@ -137,45 +233,14 @@ class Table:
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
-        classification = self.task == "classification"
-        number = number_of(classification)
-        unseen = any(np.isfinite(row["unseen_mean"]) for row in self.rows)
-        private = {name: kind for name, kind in terms.EPSILONS.items() if any(row.get(name) for row in self.rows)}
-        percent = ", %" * classification
-        validated = any(np.isfinite(row["best_mean"]) for row in self.rows)
-        more, standings = columns(self.rows, number)
-        heads = ["method", "test accuracy, %" if classification else "test loss", *more]
-        helped = any(row.get("clients_compared") for row in self.rows)
-        heads += list(terms.EFFECTS) * helped + [f"best round by validation{percent}"] * validated
-        own = list(dict.fromkeys(name for row in self.rows for name in row["metrics"]))
-        heads += ["bottom decile, %"] * classification + [name.replace("_", " ") for name in own]
-        heads += ["unseen clients"] * unseen + [name.replace("_", " ") for name in private]
-        tuned = any(row.get("tuned") for row in self.rows)
-        timed = any(np.isfinite(np.array(row.get("simulated_mean", np.nan), float)) for row in self.rows)
-        target = self.target if timed else None
-        heads += ["simulated s"] * timed
-        if target is not None:
-            heads.append(f"simulated s to {number(target)}{percent[1:]}")
-        heads += ["tuned"] * tuned + [*terms.HEADS, SECONDS]
+        shown = shown_columns(self.rows, self.task == "classification", self.target)
         body = []
-        for row, standing in zip(self.rows, standings, strict=True):
+        for row in self.rows:
             if row.get("failed"):
-                body.append([row["method"], FAILED, *["-"] * (len(heads) - 2)])
-                continue
-            score = OfRuns(row["score_mean"], row["score_std"], row["runs"])
-            cells = [row["method"], score.text(number), *standing]
-            cells += terms.effects(row, number) * helped + [number(row["best_mean"])] * validated
-            cells += [number(row["bottom_decile_mean"])] * classification
-            found = [OfRuns(**row["metrics"].get(name, OfRuns.of([])._asdict())) for name in own]
-            cells += [each.text("{:.3f}".format) for each in found]
-            cells += [number(row["unseen_mean"])] * unseen
-            cells += [epsilon_text(row.get(n) or [0.0]) + "*" * bool(row.get(kind)) for n, kind in private.items()]
-            cells += [f"{row.get('simulated_mean', np.nan):.4g}"] * timed
-            if target is not None:
-                cells.append(times_text(row["seconds_to_target"]))
-            cells += [row.get("tuned", "") or "-"] * tuned
-            body.append([*cells, *terms.cells(row), f"{row['seconds_per_round']:.3g}"])
-        return heads, body
+                body.append([row["method"], FAILED, *["-"] * (len(shown) - 2)])
+            else:
+                body.append([column.cell(row) for column in shown])
+        return [column.head for column in shown], body
 
     @property
     def score(self) -> str:
@@ -199,8 +264,12 @@ class Table:
 
     def __str__(self) -> str:
         heads, body = self.columns()
-        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-        line = lambda cells: "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])])
+        first_width, *widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
+
+        def line(cells: Sequence[str]) -> str:
+            numbers = [cell.rjust(width) for cell, width in zip(cells[1:], widths, strict=True)]
+            return "  ".join([cells[0].ljust(first_width), *numbers])
+
         return "\n".join([self.title, line(heads), *map(line, body), *self.notes])
 
     __repr__ = __str__

@@ -52,7 +52,7 @@ def arguments(settings: Settings) -> dict[str, Any]:
         "out": out,
         "replicate": settings.replicate,
         "rerun": settings.rerun,
-        "share": workers.share(settings),
+        "cells": settings.cells,
         "say": build.say,
         "tracker": build.build_tracker_of_table(settings, out),
         "profile": settings.profile,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,14 +25,6 @@ def define(registry: flags.FlagValues) -> None:
     text = "where --workers run: here, or as an array of SLURM jobs, which go on where they were interrupted"
     text = f"{text} (pip install 'pfljax[cluster]')"
     add.add("cluster", str, "none", text, choices=["none", "slurm", "local"])
-
-
-def share(settings: Settings) -> tuple[int, int]:
-    """Returns --cells=i/n as (i - 1, n); (0, 1) if it is not given."""
-    found = re.fullmatch(r"(\d+)/(\d+)", settings.cells or "1/1")
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise settings.error("cells", "accepted: i/n with i from 1 to n, such as 1/4")
-    return int(found[1]) - 1, int(found[2])
 
 
 def several(settings: Settings) -> bool:
