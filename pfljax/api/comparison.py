@@ -430,7 +430,7 @@ def compare(
         unseen: Share of the clients that are held out of training, drawn for each split; or other clients. Trained
             models are adapted to them; see `Run`.
         reference: The method that the others are compared with, by paired differences with intervals and tests.
-        target: A score, such as 0.9; with a clock, the table has the simulated seconds until runs reach it.
+        target: Score, such as 0.9; with a clock, the table has the simulated seconds until runs reach it.
         out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for. A
             table may get further methods, seeds and splits, but lose none.
         leave_out: Whether to leave out methods that are not for such data or other arguments, and say so. Otherwise,

@@ -43,7 +43,7 @@ TRAIN = Run.train
 LATENT = {"partition": ("latent",)}
 BLOCKS = ("vit", "transformer")
 FROZEN = {"frozen": GIVEN}
-TUNED = {"tune": (), "tune_knobs": ()}
+TUNED = {"tune": GIVEN, "tune_knobs": GIVEN}
 
 
 @settings

@@ -219,7 +219,7 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
         ("--ditto.strength=1", "not a knob of this run's methods"),
         ("--reference=ditto", "a method of the table: local, fedavg"),
         ("--tune_seeds=1,7", "accepted: other seeds than those of the table, 0, 1, 2"),
-        ("--tune_widen=2", "--tune above 0"),
+        ("--tune_widen=2", "accepted with --tune, or with --tune_knobs"),
         ("--tell_groups", "accepted for clients in known groups of two or more"),
         ("--learning_rates=ditto:0.1", "for this run's methods"),
     ],
