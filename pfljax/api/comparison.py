@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+
+from pfljax import data
 from pfljax.api import tuning
 from pfljax.api.run import (
     ClientsOfSplit,
@@ -133,6 +136,7 @@ class Comparison:
         tracker: See `compare`.
         one_split: Whether all trials have the same clients.
         validation: What became of the validation examples in training after tuning: "returned" or "kept"; "": nothing.
+        about: Entries of all runs' summary.json.
         checked_runs: The runs that `check` has made, by title.
     """
 
@@ -147,6 +151,7 @@ class Comparison:
     tracker: Tracker | None = None
     one_split: bool = False
     validation: str = ""
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     checked_runs: dict[str, Sequence[Run]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -159,12 +164,26 @@ class Comparison:
         for title, entry in self.entries.items():
             runs = self._runs(entry, entry.first_point)
             if entry.searches:  # the settings of the table's runs are not known yet
-                self.run_of(entry, entry.first_point, self.tuning_trials[0], True)
+                self._check_search(entry)
                 continue
             for run, folder in zip(runs, self._folders(title), strict=True):
                 if folder is not None:
                     self.study.check(run, folder)
             self.checked_runs[title] = runs
+
+    def _check_search(self, entry: Entry) -> None:
+        """Finds mistakes in the values that a method's search tries, and a file with other scores."""
+        for name, values in entry.knobs.items():
+            for value in values:
+                self.run_of(entry, entry.first_point.at(name, value), self.tuning_trials[0], True)
+        folder = self._folder(entry.title)
+        if folder is None or self.study.rerun != "never":
+            return
+        names = list(entry.knobs)[:1]
+        points = tuning.grid(entry.rates, {name: entry.knobs[name] for name in names})
+        runs = [self.run_of(entry, points[0], trial, True) for trial in self.tuning_trials]
+        about = tuning.described(points, self.tuning_trials, runs, self.study.rounds, self.widen)
+        tuning.check_scores(entry.score_files(folder)[0], about)
 
     def train(self) -> dict[str, Trained]:
         """Trains all cells: first those that no other process trains; then it waits for the others."""
@@ -177,11 +196,39 @@ class Comparison:
                     found[title] = self._train_method(entry, wait)
                 except RunError as error:  # the other methods' results count
                     found[title] = Trained([], failure=error)
-                    self.study.say(f"{title} failed: {error}")
-                if found[title].is_complete:
-                    done = sum(each.is_complete for each in found.values())
+                    self._tell_others(title, error)
+                if wait and not found[title].is_complete and (reason := self._failure_of_others(title)):
+                    found[title] = Trained([], failure=RunError(reason))
+                if found[title].failure is not None:
+                    self.study.say(f"{title} failed: {found[title].failure}")
+                elif found[title].is_complete:
+                    done = sum(each.is_complete and each.failure is None for each in found.values())
                     self.study.say(f"{done} of {len(self.entries)} methods done: {title}")
         return {title: found[title] for title in self.entries}
+
+    def _tell_others(self, title: str, error: RunError | None) -> None:
+        """Writes why a method failed, or that it did not, for processes that train other cells of it."""
+        path = self._failure_file(title, self.share[0])
+        if path is None:
+            return
+        if error is not None:
+            files.write_json(path, {"reason": error.reason})
+        elif processes.is_first():
+            files.delete(path)
+
+    def _failure_of_others(self, title: str) -> str:
+        """Why a method failed in another process, which so left its cells unfinished; "" if that is not known."""
+        for number in range(self.share[1]):
+            path = self._failure_file(title, number)
+            if path is not None and number != self.share[0] and path.exists():
+                return files.read_json(path)["reason"]
+        return ""
+
+    def _failure_file(self, title: str, number: int) -> Path | None:
+        """The file in which one of several processes that share the cells says why a method failed."""
+        folder = self._folder(title)
+        num = self.share[1]
+        return None if folder is None or num == 1 else folder / f"failed-{number + 1}-of-{num}.json"
 
     def _train_method(self, entry: Entry, wait: bool) -> Trained:
         """Chooses a method's rate and knobs, and trains its cells; without `wait`, only those that are free."""
@@ -191,6 +238,8 @@ class Comparison:
         place, processes_in_all = self.share
         own = [number for number in range(num) if (first + number) % processes_in_all == place]
         folder = self._folder(entry.title)
+        if not wait:
+            self._tell_others(entry.title, None)
         point = entry.first_point
         entries = entry.tuning.entries if entry.tuning else tuned_entries(point)
         if entry.searches:
@@ -306,6 +355,9 @@ def entries_of(
     tell_groups: bool,
 ) -> dict[str, Entry]:
     """Returns the entries of methods, or of what `tune` returned for them, by title."""
+    if tune and local.learning_rate is None:
+        text = "accepted if `optimizer` is a function of the learning rate, such as optax.sgd without (...)"
+        raise ArgumentError("tune", text)
     for argument, by_title in (("learning_rates", learning_rates), ("tune_knobs", tune_knobs)):
         if isinstance(by_title, Mapping) and (strange := [title for title in by_title if title not in methods]):
             raise ArgumentError(argument, f"accepted: titles of methods of the table: {', '.join(methods)}", strange[0])
@@ -319,7 +371,7 @@ def entries_of(
             own = dataclasses.replace(local, learning_rate=learning_rates[title])
         knobs: Mapping[str, Sequence[Any]] = {}
         if isinstance(tune_knobs, Mapping):
-            knobs = tuning.knobs_to_try(each, tune_knobs.get(title, {}), True, tell_groups)
+            knobs = tuning.knobs_to_try(each, tune_knobs.get(title, {}), True, tell_groups, "tune_knobs")
         elif tune_knobs:
             knobs = tuning.papers_knobs(each, tell_groups)
         found[title] = Entry(title, each, own, list(tune), knobs)
@@ -351,6 +403,14 @@ def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
     return list(tune_seeds)
 
 
+def check_target(target: float | None, clock: Any, task: str) -> None:
+    """Raises `ArgumentError` for a target that no column would show, or that no score can reach."""
+    if target is not None and clock is None:
+        raise ArgumentError("target", "accepted with a clock, which simulates the seconds until it is reached", target)
+    if target is not None and task == "classification" and not 0 <= target <= 1:
+        raise ArgumentError("target", "accepted: 0 to 1, as accuracies are", target)
+
+
 def share_of(cells: str) -> tuple[int, int]:
     """Returns "i/n" as (i - 1, n); (0, 1) for "", all cells."""
     found = re.fullmatch(r"(\d+)/(\d+)", cells or "1/1")
@@ -363,6 +423,10 @@ def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], reru
     """Raises `ArgumentError` if a folder has a table of methods or trials that the new one would not have."""
     files.check_writable(out)
     lost = [folder.relative_to(out).as_posix() for folder in planned.read(out) if folder not in folders]
+    if not (out / planned.NAME).exists():
+        strange = [name for name in ("config.json", "table.csv", "table.md") if (out / name).exists()]
+        if strange and not (out / "table.json").exists():
+            raise ArgumentError("out", f"contains {strange[0]} of something else; choose an empty or new folder", out)
     if not (out / planned.NAME).exists() and (out / "table.json").exists():
         with contextlib.suppress(Exception):  # a damaged file can make its reader raise anything
             rows = former.read_table(out / "table.json")
@@ -449,7 +513,7 @@ def compare(
 
     Raises:
         ArgumentError: if an argument is not accepted, or `out` has other runs; before anything is trained.
-        RunError: if all methods fail, or some cells are other processes' share and not finished.
+        RunError: if some cells are other processes' share and not finished.
     """
     say = say or (lambda line: None)
     folder = None if out is None else Path(out)
@@ -477,6 +541,7 @@ def compare(
         **options,
     )
     check_reference(reference, comparison.entries)
+    check_target(target, options.get("clock"), comparison.about["task"])
     folders = comparison.folders
     if folder is not None:
         titles = list(comparison.entries)
@@ -489,15 +554,16 @@ def compare(
 
     results = comparison.train()
     failures = {title: each.failure.reason for title, each in results.items() if each.failure is not None}
-    if len(failures) == len(results):
-        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in failures.items()))
     missing = sum(each.cells.count(None) for each in results.values())
     if missing:
         text = f"unfinished runs of other processes: {missing}; the process that finishes last writes the table"
+        if failures:
+            raise RunError("; ".join([*(f"{title} failed: {reason}" for title, reason in failures.items()), text]))
         raise Unfinished(text)
 
     table = table_of(
         {title: [cell for cell in each.cells if cell] for title, each in results.items()},
+        comparison.about,
         reference,
         comparison.trials,
         target,
@@ -551,14 +617,11 @@ def arranged(
     data_of = data_of_trials(clients, [*trials, *(tuning_trials if searches else [])], unseen)
     to_tune_on = data_to_tune_on(data_of, tuning_trials, trials) if searches else {}
     distinct = {id(each): each for each in data_of.values()}
-    kept = kept_validation(entries, list(distinct.values()), options.get("stop"), keep_validation)
-    if is_tuned and not kept:
-        distinct = {key: each.with_validation_returned() for key, each in distinct.items()}
-    returned = any(each.clients.returned for each in distinct.values())
+    in_table = dict(distinct)
 
     def run_of(entry: Entry, point: Point, trial: Trial, for_tuning: bool) -> Run:
         method, local_training = point.applied(entry.method, entry.local)
-        of_split = to_tune_on[trial] if for_tuning else distinct[id(data_of[trial])]
+        of_split = to_tune_on[trial] if for_tuning else in_table[id(data_of[trial])]
         return Run(
             method,
             of_split.clients,
@@ -576,6 +639,13 @@ def arranged(
             return run_of(entries[title], entries[title].first_point, trials[0], False)
 
         entries = {title: entries[title] for title in fitting(list(entries), first_run, study.say)}
+
+    check_tunings(entries, [each for trial in trials for each in data_of[trial] if each is not None], seeds)
+    held_out = is_tuned and any(each.clients.validation.size.sum() for each in distinct.values())
+    kept = kept_validation(entries, list(distinct.values()), options.get("stop"), keep_validation)
+    if held_out and not kept:
+        in_table.update({key: each.with_validation_returned() for key, each in distinct.items()})
+    clients_of_first = data_of[trials[0]].clients
     return Comparison(
         entries,
         trials,
@@ -587,8 +657,34 @@ def arranged(
         widen=tune_widen,
         tracker=tracker,
         one_split=one_split,
-        validation=("returned" if returned else "kept") if is_tuned else "",
+        validation=("kept" if kept else "returned") if held_out else "",
+        about={
+            "dataset": clients_of_first.name,
+            "num_clients": clients_of_first.num_clients,
+            "task": clients_of_first.task,
+            "rounds": study.rounds,
+        },
     )
+
+
+def check_tunings(entries: Mapping[str, Entry], clients: Sequence[Federation], seeds: Sequence[int]) -> None:
+    """Checks what `tune` returned for methods of a table.
+
+    Raises:
+        ArgumentError: if it was tuned on examples on which the table tests, or with seeds of the table.
+    """
+    tunings = {title: entry.tuning for title, entry in entries.items() if entry.tuning is not None}
+    if not tunings:
+        return
+    tested = data.codes_of({id(each): each for each in clients}.values(), "test")
+    for title, tuned in tunings.items():
+        if set(tuned.seeds) & set(seeds):
+            text = f"{title} was tuned with seeds {', '.join(map(str, tuned.seeds))}; accepted: other seeds than those"
+            raise ArgumentError("seeds", text, ",".join(map(str, seeds)))
+        leaked = np.isin(tuned.chosen_on, tested)
+        if leaked.any() and not leaked.all():  # if all are, `tune` has warned
+            text = f"{title} was tuned on {leaked.sum()} examples on which this table tests"
+            raise ArgumentError("methods", f"{text}; accepted: `tune=`, or a tuning on the splits of the table")
 
 
 def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list[str]:
@@ -598,9 +694,10 @@ def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list
         try:
             make(title)
         except ArgumentError as error:
-            if error.argument != "method":
+            if error.argument != "method" and not error.owner:  # the owner of a knob is a method
                 raise
-            say(f"left out: {title}: {error.text.split(';')[0]}")
+            knob_of = "" if error.argument == "method" else f"{error.argument}: "
+            say(f"left out: {title}: {knob_of}{error.text.split(';')[0]}")
         else:
             found.append(title)
     return found

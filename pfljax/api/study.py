@@ -16,7 +16,7 @@ from pfljax.api.result import Result
 from pfljax.api.run import Run, Say, train_replicates
 from pfljax.contract import processes
 from pfljax.contract.alike import alike
-from pfljax.contract.errors import ArgumentError, OutOfMemory
+from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.folder import files, folders, former, locks, manifest
 from pfljax.stores.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
@@ -150,11 +150,20 @@ class Study:
                         continue
                 busy = busy or cells[number] is None
                 left.remove(number)
+            failed: list[RunError] = []
             for group in self._groups(runs, left):
                 parts = [(runs[n], outs[n] if outs else None, trackers[n]) for n in group]
-                results = in_parts(self._together, parts)
+                try:
+                    results = in_parts(self._together, parts)
+                except RunError as error:  # the others are trained all the same
+                    alone = len(group) == 1 and len(runs) > 1
+                    seed = f"seed {runs[group[0]].experiment.seed}, " if alone else ""
+                    failed.append(RunError(f"{seed}{error.reason}", error.further))
+                    continue
                 for number, result in zip(group, results, strict=True):
                     cells[number] = Cell(result.summary, result.history)
+            if failed:
+                raise failed[0]
         return busy
 
     def _prepare(self, run: Run, out: Path, wrong: str) -> None:

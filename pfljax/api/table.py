@@ -348,7 +348,8 @@ class Table:
 
         table.csv has the columns that are the same whenever the study is repeated: all but the measured seconds.
         """
-        report.save(self.plot(), out / "table.png")
+        if len(self.failures) < len(self.rows):
+            report.save(self.plot(), out / "table.png")
         write_table(self.title, *self.columns(), self.rows, out)
 
 
@@ -410,6 +411,7 @@ def epsilon_text(values: Sequence[float | None]) -> str:
 
 def table_of(
     cells: Mapping[str, Sequence[Cell]],
+    about: Mapping[str, Any],
     reference: str | None = None,
     trials: Sequence[Trial] = (),
     target: float | None = None,
@@ -421,7 +423,8 @@ def table_of(
     """Returns the table of methods' cells.
 
     Args:
-        cells: The cells by title, those of at least one method; none for a method that failed.
+        cells: The cells by title; none for a method that failed.
+        about: What is known of the study if all methods failed: entries of a summary.
         reference: See `compare`.
         trials: Seeds and splits of the cells; by default their seeds alone.
         target: See `compare`.
@@ -430,9 +433,9 @@ def table_of(
         one_split: Whether all trials share a split of the data.
     """
     finished = {title: each for title, each in cells.items() if each}
-    first = next(iter(finished.values()))
+    first = next(iter(finished.values()), [])
     trials = trials or [Trial(cell.summary["seed"]) for cell in first]
-    about = first[0].summary
+    about = first[0].summary if first else about
 
     scored = about.get("scored_clients")
     sample = "" if scored is None else f"a sample of {scored:,} of {about['num_clients']:,} clients, "

@@ -28,7 +28,7 @@ from pfljax.contract import grids
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.fields import Seeds, checked, fields_of, knob
 from pfljax.contract.method import told
-from pfljax.data import Federation
+from pfljax.data import Federation, codes_of
 from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
@@ -85,6 +85,8 @@ class Tuning:
         before: The searches for other knobs before this one, whose best values it uses.
         at_edge: Names of the best point's values that are the least or largest of those tried, although there are
             further values that the method and its network accept.
+        seeds: The seeds that the scores are means over.
+        chosen_on: Codes of the validation examples that the scores are of; see `data.input_codes`.
         method: The method with the best knobs.
         local: Local training at the best rate.
     """
@@ -94,6 +96,8 @@ class Tuning:
     losses: list[float]
     before: list[Tuning] = dataclasses.field(default_factory=list)
     at_edge: list[str] = dataclasses.field(default_factory=list)
+    seeds: Sequence[int] = dataclasses.field(default=(), compare=False)
+    chosen_on: Any = dataclasses.field(default=None, compare=False)
     method: Any = dataclasses.field(default=None, compare=False)
     local: LocalTraining | None = dataclasses.field(default=None, compare=False)
 
@@ -143,7 +147,7 @@ def search(
 
     Args:
         points: The grid.
-        trials: Trials to score each point on, such as seeds.
+        trials: Trials to score each point on.
         make: (point, trial) -> run. The run's clients need validation examples.
         rounds: Number of rounds.
         widen: See `tune`.
@@ -155,29 +159,53 @@ def search(
         RunError: if a run diverges at every point.
         ArgumentError: if the file has scores of something else, and `rerun` is "never".
     """
-    runs_at = lambda point: [make(point, trial) for trial in trials]
-    runs, about, found = [run for point in points for run in runs_at(point)], {}, None
+
+    def runs_at(point: Point) -> list[Run]:
+        return [make(point, trial) for trial in trials]
+
+    runs = [run for point in points for run in runs_at(point)]
     name = runs[0].experiment.name
-    if path:
-        first = [run.experiment for run in runs[: len(trials)]]
-        about = {"settings": first[0].config["settings"], "data": [each.config["data"] for each in first]}
-        about |= {"rounds": rounds, "trials": list(trials), "grid": [point._asdict() for point in points]}
-        about = files.plain(about | {"widen": widen, "programs": programs_of(runs[:: len(trials)], rounds)})
-        found = earlier_scores(path, about, rerun, say) if path.exists() else None
+    found = None
+    about = {} if path is None else described(points, trials, runs[: len(trials)], rounds, widen)
+    if path is not None and path.exists():
+        found = earlier_scores(path, about, runs_at, rerun, say)
     if found is None:
         say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
         found = Tuning(list(points), *scores_of(runs, len(trials), rounds))
         if np.isnan(found.scores).all():
             raise RunError(f"tuning: {name} diverges at every point of the grid")
         found = widened(found, runs_at, rounds, widen, say)
-        if path:
-            kept = {"points": [point._asdict() for point in found.points], "best": found.best._asdict()}
-            kept |= {name: getattr(found, name) for name in ("scores", "losses", "at_edge")}
-            files.write_json(path, about | kept)
+        if path is not None:
+            scores = {name: getattr(found, name) for name in ("scores", "losses", "at_edge")}
+            tried = {"points": [point._asdict() for point in found.points], "best": found.best._asdict()}
+            programs = programs_at(found.points, runs_at, rounds)
+            files.write_json(path, about | tried | scores | {"programs": programs})
     say(f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}")
     for value in found.at_edge:
         say(f"{name}: {value} is at the edge of the values tried; others may do better")
     return found
+
+
+def described(
+    points: Sequence[Point], trials: Sequence[Any], runs: Sequence[Run], rounds: int, widen: int
+) -> dict[str, Any]:
+    """What a file of scores says of its search, besides programs, which a new search must have in common with it."""
+    experiments = [run.experiment for run in runs]
+    return files.plain(
+        {
+            "settings": experiments[0].config["settings"],
+            "data": [each.config["data"] for each in experiments],
+            "rounds": rounds,
+            "trials": list(trials),
+            "grid": [point._asdict() for point in points],
+            "widen": widen,
+        }
+    )
+
+
+def programs_at(points: Sequence[Point], runs_at: Callable[[Point], list[Run]], rounds: int) -> list[dict[str, Any]]:
+    """The programs of all points that were tried, those beyond the edges of the grid as well."""
+    return files.plain(programs_of([runs_at(point)[0] for point in points], rounds))
 
 
 def programs_of(runs: Sequence[Run], rounds: int) -> list[dict[str, Any]]:
@@ -259,12 +287,6 @@ def score_files(folder: Path, further: Sequence[str]) -> list[Path]:
     return [folder / "tuning.json", *(folder / f"tuning-{name}.json" for name in further)]
 
 
-def chosen(folder: Path, further: Sequence[str]) -> tuple[Point, list[str]]:
-    """Reads the best point of the searches in a folder, and the names of its values that lie at an edge."""
-    kept = [files.read_json(path) for path in score_files(folder, further)]
-    return Point(**kept[-1]["best"]), [name for each in kept for name in each["at_edge"]]
-
-
 def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[Any]]:
     """The knobs of a method, or of its class, that its paper tunes, with their values.
 
@@ -280,27 +302,78 @@ def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[A
     return found
 
 
-def earlier_scores(path: Path, about: dict, rerun: Rerun, say: Say) -> Tuning | None:
-    """Reads the scores in a file; None if they must be computed again."""
-    number = lambda value: np.nan if value is None else float(value)
+def earlier_scores(
+    path: Path, about: Mapping[str, Any], runs_at: Callable[[Point], list[Run]], rerun: Rerun, say: Say
+) -> Tuning | None:
+    """Reads the scores in a file; None if they must be computed again.
+
+    Args:
+        path: The file.
+        about: What the search is now; see `described`.
+        runs_at: point -> its runs, whose programs must be those of the file.
+        rerun: See `search`.
+        say: Called with a line if the scores are reused or damaged.
+
+    Raises:
+        ArgumentError: if the file has scores of something else, and `rerun` is "never".
+    """
+
+    def number(value: float | None) -> float:
+        return np.nan if value is None else float(value)
+
     try:
         before = files.read_json(path)
-        scores, losses = ([*map(number, before[key])] for key in ("scores", "losses"))
+        scores = list(map(number, before["scores"]))
+        losses = list(map(number, before["losses"]))
         points = [Point(**point) for point in before["points"]]
         found = Tuning(points, scores, losses, at_edge=before["at_edge"])
-        different = [key for key, value in about.items() if key != "programs" and before[key] != value]
-        for was, now in zip(before["programs"], about["programs"], strict=not different):
-            different = different or fingerprint.differences(was, now)
-    except (ValueError, TypeError, KeyError):
+        different = [key for key, value in about.items() if before[key] != value]
+        if not different:
+            different = changed_programs(before["programs"], points, runs_at, about["rounds"])
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, ArgumentError):
+            raise
         say(f"{path} is damaged; tuning again")
         return None
     if different and rerun == "never":
-        text = f"{path} has scores of something else ({', '.join(different)} changed); accepted: changed, to tune again"
-        raise ArgumentError("rerun", text)
+        raise other_scores(path, different)
     if different:
         return None
     say(f"{path}: already tuned")
     return found
+
+
+def other_scores(path: Path, different: Sequence[str]) -> ArgumentError:
+    """The error for a file with scores of a search that differs from the present one."""
+    text = f"{path} has scores of something else ({', '.join(different)} changed); accepted: changed, to tune again"
+    return ArgumentError("rerun", text)
+
+
+def check_scores(path: Path, about: Mapping[str, Any]) -> None:
+    """Raises `ArgumentError` if a file has scores of another search, as far as that shows without its programs."""
+    try:
+        before = files.read_json(path)
+        different = [key for key, value in about.items() if before[key] != value]
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is damaged, and the search begins anew
+        return
+    if different:
+        raise other_scores(path, different)
+
+
+def changed_programs(
+    before: Sequence[Any], points: Sequence[Point], runs_at: Callable[[Point], list[Run]], rounds: int
+) -> list[str]:
+    """Names what differs between the programs of points now and before."""
+    try:
+        now = programs_at(points, runs_at, rounds)
+    except ArgumentError as error:  # a knob no longer accepts a value beyond the grid
+        return [error.argument]
+    if len(now) != len(before):
+        return ["programs"]
+    for was, program in zip(before, now, strict=True):
+        if different := fingerprint.differences(was, program):
+            return different
+    return []
 
 
 def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
@@ -316,7 +389,11 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
 
 
 def knobs_to_try(
-    method: Any, knobs: Mapping[str, Sequence[Any]] | str, one_by_one: bool, tell_groups: bool
+    method: Any,
+    knobs: Mapping[str, Sequence[Any]] | str,
+    one_by_one: bool,
+    tell_groups: bool,
+    argument: str = "knobs",
 ) -> Mapping[str, Sequence[Any]]:
     """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
     if isinstance(knobs, str):
@@ -324,7 +401,8 @@ def knobs_to_try(
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in knobs.items():
         if name not in known or not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise ArgumentError("knobs", f"accepted: values for the knobs {', '.join(known)}", name)
+            accepted = f"accepted: values for the knobs {', '.join(known)}" if known else "the method has no knobs"
+            raise ArgumentError(argument, accepted, name)
         for value in values if one_by_one else ():  # combinations are checked when their runs are made
             dataclasses.replace(method, **{name: value})
     return knobs
@@ -399,22 +477,28 @@ def tune(
         files.check_writable(folder)
     how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
     with locks.locked([folder] if folder else [], lambda line: None):
-        return search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
+        found = search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
+    distinct = {id(each.clients): each.clients for each in data_of.values()}.values()
+    return dataclasses.replace(found, seeds=list(seeds), chosen_on=codes_of(distinct, "validation"))
 
 
 def trials_on(
     seeds: Sequence[int], splits: Sequence[int] | None, split_of_seed: Sequence[int] | None = None
 ) -> list[Trial]:
-    """Trials to tune on, in which each seed and each split occurs at least once.
+    """Trials to tune on, whatever the order of the table's seeds and splits.
 
     Args:
         seeds: Seeds of tuning.
-        splits: The table's splits; None: those are the table's seeds.
-        split_of_seed: The table's seeds, each of which has a split of its own; None: all have the same clients.
+        splits: The table's splits, which they take in turn, so that each seed and each split occurs at least once;
+            None: those are the table's seeds.
+        split_of_seed: The table's seeds, each of which has a split of its own, for the first of which each seed of
+            tuning stands; None: all have the same clients.
     """
     if splits is None and split_of_seed is None:
         return [Trial(seed) for seed in seeds]
     if splits is None:
-        return [Trial(seed, split) for seed, split in zip(seeds, itertools.cycle(split_of_seed or ()), strict=False)]
+        own = itertools.cycle(sorted(split_of_seed or ()))
+        return [Trial(seed, split) for seed, split in zip(seeds, own, strict=False)]
+    splits = sorted(splits)
     num = max(len(seeds), len(splits))
     return [Trial(seeds[number % len(seeds)], splits[number % len(splits)]) for number in range(num)]

@@ -22,7 +22,7 @@ from pfljax.contract import method, optional, own_files, processes, recorded
 from pfljax.data import Federation, partitions, sources
 from pfljax.evaluation.statistics import Trial
 
-ALL = "all"
+ALL = comparison.ALL
 TUNING_FRACTION = 0.25  # of the training examples, to tune on unless --validation_fraction is given
 DEFAULT_CLIENTS = 16  # for sources that generate their clients, and partitions that divide examples
 Clients = tuple[Federation, Federation | None]  # training clients, and clients held out of training
@@ -33,7 +33,7 @@ def read_methods(settings: Settings) -> list[str]:
     if "method" in settings and not ("methods" in settings and settings.methods):
         names = [settings.method]
     else:
-        names = list(method.METHODS) if settings.methods == ["all"] else settings.methods
+        names = list(method.METHODS) if settings.methods == [ALL] else settings.methods
     for name in names:
         method.get(name)
     settings.check_knobs(names)
@@ -164,10 +164,16 @@ def build_local(settings: Settings) -> api.LocalTraining:
         api.LocalTraining,
         loss=own_files.load("loss", loss) if own_files.is_file_and_name(loss) else loss,
         optimizer=how.make,
-        schedule=how.schedule(settings.rounds),
+        schedule=how.schedule(planned_rounds(settings)),
         class_weights=None if settings.class_weights == "none" else settings.class_weights,
         privacy=settings.make(api.Privacy),
     )
+
+
+def planned_rounds(settings: Settings) -> int:
+    """Returns the number of rounds that schedules are planned for."""
+    given = settings.planned_rounds if "planned_rounds" in settings else None
+    return settings.rounds if given is None else given
 
 
 def build_metrics(settings: Settings) -> dict[str, Any]:
@@ -343,8 +349,9 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
     same = [flag for flag in same if flag not in ("methods", "rounds", "planned_rounds", "learning_rates")]
     same += ["method", "seed", "split"]
-    if settings.lr_schedule == "multistep":
-        same.append("rounds")  # the schedule depends on it
+    if settings.lr_schedule == "multistep":  # which depends on it
+        same.append("planned_rounds")
+        values["planned_rounds"] = planned_rounds(settings)
     return {
         "flags": {flag: values[flag] for flag in sorted(values)},
         "settings": {f"--{flag}": values[flag] for flag in same},

@@ -69,12 +69,14 @@ class RunError(RuntimeError):
 
     Attributes:
         reason: Why it failed.
+        further: What else there is to say.
     """
 
     def __init__(self, reason: str, further: str = ""):
         """Sets the message: the reason, and what is `further` to say, such as where files are."""
         super().__init__(f"{reason}. {further}" if further else reason)
         self.reason = reason
+        self.further = further
 
 
 class OutOfMemory(RunError):

@@ -22,6 +22,7 @@ from pfljax.data.sources.builtin import SyntheticLabels
 from pfljax.data.sources.kinds import KINDS
 from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
+from pfljax.data.variants import SIDE, split_unseen
 
 P = ParamSpec("P")
 
@@ -44,6 +45,8 @@ def data_set(make: Callable[P, Federation], further: Sequence[Callable] = ()) ->
 def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
     """Repeats the call that a federation remembers."""
     ((name, kept),) = origin.items()
+    if name == SIDE:
+        return split_unseen(made_again(kept["of"]), kept["unseen"], kept["seed"])[kept["side"]]
     return MAKERS[name](**{argument: recorded.found(value, "clients") for argument, value in kept.items()})
 
 

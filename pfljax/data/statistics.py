@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -59,6 +60,12 @@ def input_codes(federation: Federation, part: str) -> np.ndarray:
         for examples in jax.tree.leaves(split.x, is_leaf=is_pooled):
             found[real, place] = mixed_bits(found[real, place] ^ _codes(examples, real, place, tables))
     return found
+
+
+def codes_of(federations: Iterable[Federation], part: str) -> np.ndarray:
+    """The different `input_codes` of the examples of a part of several federations (n,), sorted."""
+    codes = [each.of_all(input_codes(each, part)).ravel() for each in federations]
+    return np.setdiff1d(np.concatenate(codes), np.zeros(1, np.uint64))
 
 
 def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:

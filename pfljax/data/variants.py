@@ -16,8 +16,9 @@ from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
-from pfljax.data.statistics import input_codes
+from pfljax.data.statistics import codes_of, input_codes
 
+SIDE = "split_unseen"  # names the origin of clients that `split_unseen` has made, 0, and of the others, 1
 Count = Annotated[int, knob(at_least=1)]
 
 
@@ -42,13 +43,16 @@ def split_unseen(
         raise ArgumentError("unseen", text, unseen)
     order = generator(seed, "unseen").permutation(num_clients)
 
-    def take(clients: np.ndarray) -> Federation:
+    def take(clients: np.ndarray, side: int) -> Federation:
         parts = {part: tree.map_rows(lambda leaf: leaf[clients], getattr(federation, part)) for part in PARTS}
         rows: dict[str, Any] = {name: getattr(federation, name) for name in ("group", "target", "client_names")}
         rows = {name: None if row is None else row[clients] for name, row in rows.items()}
-        return dataclasses.replace(federation, **parts, **rows)
+        origin: dict[str, dict[str, Any]] | None = None
+        if federation.origin is not None:
+            origin = {SIDE: {"of": federation.origin, "unseen": unseen, "seed": seed, "side": side}}
+        return dataclasses.replace(federation, **parts, **rows, origin=origin)
 
-    return take(np.sort(order[count:])), take(np.sort(order[:count]))
+    return take(np.sort(order[count:]), 0), take(np.sort(order[:count]), 1)
 
 
 def return_validation(clients: Federation) -> Federation:
@@ -97,8 +101,7 @@ def without_tested(clients: Sequence[Federation], tested: Sequence[Federation]) 
     So no test example chooses a rate or knob, even if `clients` were divided otherwise, or an example occurs twice.
     Where no validation example would be left, as in a table with few different rows, all stay, and a warning says so.
     """
-    codes = [each.of_all(input_codes(each, "test")).ravel() for each in tested]
-    known = np.unique(np.concatenate([*codes, np.zeros(1, np.uint64)]))  # 0 is padding
+    known = np.append(codes_of(tested, "test"), np.uint64(0))  # 0 is padding
     keeps = [np.isin(input_codes(each, "validation"), known, invert=True) for each in clients]
     left = [each.of_all(keep.sum(axis=1)).sum() for each, keep in zip(clients, keeps, strict=True)]
     if not all(left):

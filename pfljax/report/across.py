@@ -13,7 +13,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
-from pfljax.folder import files, former
+from pfljax.folder import files, former, planned
 from pfljax.report import terms
 from pfljax.report.comparisons import (
     client_gains,
@@ -153,6 +153,8 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
     found = list(_read(folders))
     if not found or not processes.is_first():
         return page if found else None
+    failed = {name: reason for folder in folders for name, reason in _failures(Path(folder)).items()}
+    reference = None if reference in failed else reference
     statistics.check_reference(reference, dict.fromkeys(title.rpartition("/")[2] for _, title, *_ in found))
     for folder, *_ in found:
         own = folder / NAME
@@ -170,7 +172,7 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
     curves = plot("over", "Each method over rounds", BAND)
     parts = {
-        "Methods": _table(methods, names, score, standing) + _warnings(runs),
+        "Methods": _table(methods, names, score, standing) + _warnings(runs) + _told_failures(failed),
         "Differences": _differences(panels["differences"], standing, score),
         "Clients": _clients(methods, panels, score, reference),
         "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
@@ -184,11 +186,35 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
 
 def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
     """Reads the runs: folder, title, name, content. Titles are the parts of their paths that differ."""
-    paths = list(dict.fromkeys(path.resolve() for folder in folders for path in runs_below(Path(folder))))
+    paths = list(dict.fromkeys(path.resolve() for folder in folders for path in _runs_of(Path(folder))))
     root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
     for path in paths:
         (title, name), run = title_of(path, root), RunData.read(path)
         yield path, title or str(run.summary["method"]), name or f"seed-{run.summary.get('seed', 0)}", run
+
+
+def _runs_of(folder: Path) -> list[Path]:
+    """Returns the runs below a folder; of a study's, those of its present table, without methods that failed."""
+    runs = runs_below(folder)
+    listed = {path.resolve() for path in planned.read(folder)}
+    if listed:
+        runs = [run for run in runs if run.resolve() in listed]
+    failed = {(folder / name).resolve() for name in _failures(folder)}
+    return [run for run in runs if run.resolve().parent not in failed]
+
+
+def _failures(folder: Path) -> dict[str, str]:
+    """Returns why methods of a study's table failed, by title; {} without a table."""
+    try:
+        rows = former.read_table(folder / "table.json")
+        return {str(row["method"]): str(row["failed"]) for row in rows if row.get("failed")}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _told_failures(failed: Mapping[str, str]) -> str:
+    """Returns a paragraph on methods that failed."""
+    return paragraph(" ".join(f"{name} failed: {reason}." for name, reason in failed.items()))
 
 
 def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:

@@ -116,6 +116,14 @@ def test_the_command(flags, runs, tmp_path):
     check(*runs)
 
 
+def test_a_tuning_on_other_splits_or_with_the_tables_seeds_is_refused(runs):
+    tuned = pfl.tune(pfl.Local(), digits, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=[0], seeds=[7], widen=0)
+    with pytest.raises(pfl.ArgumentError, match=r"^methods: local was tuned on \d+ examples on which this table tests"):
+        pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[0], splits=[0, 1, 2])
+    with pytest.raises(pfl.ArgumentError, match=r"^seeds=5,7: local was tuned with seeds 7; accepted: other seeds"):
+        pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[5, 7], splits=[0])
+
+
 @pytest.mark.parametrize("clients", [digits, twice, official])
 def test_a_tuning_whose_table_has_the_same_splits(clients, runs):
     splits = [0, 1, 2]

@@ -142,11 +142,46 @@ CASES = {
         {"metrics": ["f1", "own.py:confidence"]},
     ),
     "private clients": Case(
-        f"--methods=fedavg --client_privacy_clip_norm=1 {RATE}",
+        "--methods=fedavg --client_privacy_clip_norm=1 --client_privacy_noise_multiplier=2 "
+        f"--client_privacy_noise_seed=3 --participation=0.5 {RATE}",
         [pfl.FedAvg()],
         digits(),
         sgd(),
-        {"client_privacy": pfl.ClientPrivacy(clip_norm=1.0)},
+        {
+            "client_privacy": pfl.ClientPrivacy(clip_norm=1.0, noise_multiplier=2.0, noise_seed=3),
+            "participation": 0.5,
+        },
+    ),
+    "private gradients": Case(
+        f"--methods=fedavg --privacy_clip_norm=1 --privacy_noise_multiplier=2 --privacy_noise_seed=3 {RATE}",
+        [pfl.FedAvg()],
+        digits(),
+        sgd(privacy=pfl.Privacy(noise_multiplier=2.0, clip_norm=1.0, noise_seed=3)),
+        {},
+    ),
+    "the reference fails": Case(
+        f"--methods=local,fedavgm --fedavgm.rate=1e38 --reference=fedavgm {RATE}",
+        [pfl.Local(), pfl.FedAvgM(rate=1e38)],
+        digits(),
+        sgd(),
+        {"reference": "fedavgm"},
+        code=1,
+    ),
+    "all methods fail": Case(
+        f"--methods=fedavgm --fedavgm.rate=1e38 {RATE}",
+        [pfl.FedAvgM(rate=1e38)],
+        digits(),
+        sgd(),
+        {},
+        code=1,
+    ),
+    "tuning fails": Case(
+        "--methods=local,fedavgm --fedavgm.rate=1e38 --tune=0.1,1 --tune_widen=0",
+        [pfl.Local(), pfl.FedAvgM(rate=1e38)],
+        digits(0.25),
+        sgd(),
+        {"tune": [0.1, 1.0], "tune_widen": 0},
+        code=1,
     ),
     "a clock": Case(
         f"--methods=fedavg,local --clock --target=0.1 {RATE}",

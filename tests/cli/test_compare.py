@@ -96,7 +96,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     [
         ("--seeds=0,1", [(1000, 0), (1001, 1)]),
         ("--seeds=0,1,2,3,4", [(1000, 0), (1001, 1), (1002, 2)]),
-        ("--seeds=1000,5", [(1001, 1000), (1002, 5)]),  # the default never overlaps
+        ("--seeds=1000,5", [(1001, 5), (1002, 1000)]),  # the default never overlaps
         ("--seeds=0,1 --tune_seeds=7,8,9", [(7, 0), (8, 1), (9, 0)]),
         ("--seeds=0 --splits=3,4 --tune_seeds=7,8", [(7, 3), (8, 4)]),
         ("--seeds=0 --splits=3,4,5", [(1000, 3), (1000, 4), (1000, 5)]),

@@ -209,6 +209,37 @@ def test_code_that_another_point_of_a_grid_runs_is_noticed(tmp_path):
 
 
 @pytest.mark.slow
+def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkeypatch):
+    """The grid's edge wins, and 3 layers are tried as well, where the loss has another factor."""
+    factor = [1.0]
+
+    @pfl.method(keeps="nothing", travels="the model")
+    @dataclasses.dataclass(frozen=True)
+    class Deep(pfl.FedAvg):
+        layers: int = pfl.knob(1, at_least=1, at_most=3, static=True)
+
+        def build(self, problem):
+            if self.layers < 3:
+                return super().build(problem)
+            loss = problem.model.loss
+            return super().build(problem.with_loss(lambda *args, **kwargs: factor[0] * loss(*args, **kwargs)))
+
+    def scores_of(runs, *_):
+        return [float(run.experiment.method.layers) for run in runs], [0.0] * len(runs)
+
+    monkeypatch.setattr("pfljax.api.tuning.scores_of", scores_of)
+
+    def tune():
+        knobs = {"layers": [1, 2]}
+        return pfl.tune(Deep(), CLIENTS, MODEL, LOCAL, rounds=1, seeds=[0], knobs=knobs, out=tmp_path)
+
+    assert tune().best.knobs == {"layers": 3} == tune().best.knobs
+    factor[0] = 5.0
+    with pytest.raises(pfl.ArgumentError, match=r"has scores of something else \(.* changed\)"):
+        tune()
+
+
+@pytest.mark.slow
 def test_runs_whose_networks_scale_pixels_differently_share_no_program(tmp_path):
     for seed in range(2):
         np.save(tmp_path / f"x{seed}.npy", RNG.integers(0, 100 * (seed + 1), (60, 16), dtype=np.uint8))
