@@ -6,7 +6,8 @@
 The backbones are those of `experiments.adapters.backbones`. Images: 8 clients in 4 label groups of CIFAR-10, 50
 examples for training (a fifth of them for validation) and 100 for testing each. Text: the 12 roles with most text among
 those that the backbone has not seen, 50 windows of 80 characters for training and 20 for testing each. The learning
-rate of each cell is the best of three on the validation examples of another draw. A column is what is trained:
+rate of each cell is the best of three on the validation examples of the same clients, which training then has back. A
+column is what is trained:
 
     head      the last layer
     lora-R    LoRA of rank R in the last two blocks, and the head
@@ -39,7 +40,7 @@ METHODS = {
 NEED_LORA = ("fedsa_lora", "feddpa")
 COLUMNS = ("head", "lora-2", "lora-8", "lora-32", "full", "scratch")
 RATES = (1e-3, 3e-3, 1e-2)
-OTHERS = 1000  # seed of the runs that choose rates
+OTHERS = 1000  # first seed of the runs that choose rates
 
 
 class Task(NamedTuple):
@@ -117,7 +118,7 @@ def main() -> None:
             seeds=seeds,
             tune=RATES,
             tune_widen=1,
-            tune_seeds=[OTHERS],
+            tune_seeds=[OTHERS + number for number in range(len(seeds))],
             eval_every=args.rounds,
             out=args.out / column,
             say=print,

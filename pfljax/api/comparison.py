@@ -482,7 +482,8 @@ def compare(
         seeds: Seeds for initial models, cohorts, mini-batches and sampling.
         splits: Splits, each of which is trained with all seeds, if `clients` is a function; None: each seed is its
             split's number, too.
-        learning_rates: Learning rates by title, for methods with another one than that of `local`.
+        learning_rates: Learning rates by title, for methods with another one than that of `local`. Those of `tune`
+            replace them.
         tune: Learning rates to choose from, for each method, by its score on the validation examples of the table's
             own splits, with seeds of their own. A single one is taken as it is.
         tune_knobs: Whether to choose knobs, too: the first one together with the rate, each further one at the best
