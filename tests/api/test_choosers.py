@@ -90,7 +90,11 @@ COMPARED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPARED)
+QUICK = ("splits and seeds", "clients", "unseen clients", "examples that occur twice")
+PARAMS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in COMPARED]
+
+
+@pytest.mark.parametrize("name", PARAMS)
 def test_comparisons(name, runs):
     clients, options = COMPARED[name]
     with pytest.raises(comparison.Unfinished):
@@ -101,12 +105,14 @@ def test_comparisons(name, runs):
 @pytest.mark.parametrize(
     "flags",
     [
-        "--seeds=0,1,2 --tune=0.1,1",
+        pytest.param("--seeds=0,1,2 --tune=0.1,1", marks=pytest.mark.slow),
         "--splits=0,1,2 --seeds=3 --tune=0.1,1",
-        "--seeds=0,1 --tune_knobs --validation_fraction=0.4",
-        "--seeds=0,1 --tune=0.1,1 --unseen=0.25",
-        "--seeds=0,1 --tune=0.1,1 --partition=dirichlet --replacement --train_examples=12",
-        "--seeds=0,1 --tune=0.1,1 --dataset=sine",
+        pytest.param("--seeds=0,1 --tune_knobs --validation_fraction=0.4", marks=pytest.mark.slow),
+        pytest.param("--seeds=0,1 --tune=0.1,1 --unseen=0.25", marks=pytest.mark.slow),
+        pytest.param(
+            "--seeds=0,1 --tune=0.1,1 --partition=dirichlet --replacement --train_examples=12", marks=pytest.mark.slow
+        ),
+        pytest.param("--seeds=0,1 --tune=0.1,1 --dataset=sine", marks=pytest.mark.slow),
     ],
 )
 def test_the_command(flags, runs, tmp_path):

@@ -74,6 +74,7 @@ def test_a_tuned_study_with_other_seeds_is_refused_before_anything_is_written(tm
     assert any("already tuned" in line for line in said) and any("already finished" in line for line in said)
 
 
+@pytest.mark.slow
 def test_seeds_in_another_order_are_the_same_study(tmp_path):
     options = {"rounds": 1, "tune": [0.1, 0.3], "tune_widen": 0, "out": tmp_path}
     first = pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[3, 4], **options)

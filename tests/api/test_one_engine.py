@@ -198,7 +198,7 @@ CASES = {
         {"stop": pfl.patience(1)},
     ),
 }
-QUICK = ("tuned on splits", "a method fails")
+QUICK = ("tuned rates", "a method fails")
 PARAMS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
 
 

@@ -19,7 +19,7 @@ from pfljax.training.loop import Schedule, Trainer
 
 # A schedule over the rounds, or traffic that is spread over them. All others read no planned number.
 DEPENDENT = ("floco", "fedkd", "fedcac", "apple", "fedavg_data")
-FAST = ("fedavg", "floco", "fedkd", "apple", "federico")
+FAST = ("fedavg", "floco", "apple")
 KNOBS = {"hilora": {"root_rounds": 1, "cluster_rounds": 1}}  # so that all stages are played
 FEW, MANY = 2, 5
 EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=1)
