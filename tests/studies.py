@@ -459,7 +459,7 @@ class Shaped(pfl.FedAvg):
             gradient = jax.grad(size_of)(params)
             model = jax.tree.map(lambda leaf, g: leaf - self.strength * g[None], output.upload["model"], gradient)
             row = {"seen": row["seen"] + 1, "times": row["times"] + context.round}
-            return output._replace(row=row, upload=output.upload | {"model": model})
+            return output._replace(client=row, upload=output.upload | {"model": model})
 
         def server_update(key, state, aggregate):
             state, metrics = plain.server_update(key, state, aggregate)

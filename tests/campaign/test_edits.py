@@ -257,7 +257,7 @@ OF_TRAINING = {
         STUDY, "client_privacy=None", "client_privacy=pfl.ClientPrivacy(1.0, 1.0)", "client_privacy"
     ),
     "another method": Edit(STUDY, "pfl.Ditto()", "pfl.FedAvg()", ""),
-    "a method's knob": Edit(STUDY, "pfl.Ditto()", "pfl.Ditto(prox=0.3)", "prox"),
+    "a method's knob": Edit(STUDY, "pfl.Ditto()", "pfl.Ditto(strength=0.3)", "strength"),
     "the validation examples": Edit(STUDY, "validation_fraction=0.2", "validation_fraction=0.3", ""),
     "a layer more": Edit(STUDY, "hidden=(4,)", "hidden=(4, 4)", "model"),
     "the warm-up of a schedule": Edit(OPTIONS, "WARMUP = 4", "WARMUP = 5", "optimizer"),
