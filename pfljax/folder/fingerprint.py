@@ -50,9 +50,9 @@ FROZEN = "frozen parameters"
 ARRAYS, INPUTS = ": captured arrays", ": inputs"
 PART = re.compile(r"part:(\w+)")
 WRITTEN: dict[tuple, str] = {}  # literals as text
-# Numbers of rounds in traces of `adapt`, if it reads them. They are not the run's own: a run that goes on for more
-# rounds stays the same, and its newcomers then train for all of them. What is computed only in short runs, or only in
-# long ones, is in some of the traces.
+# Numbers of rounds in traces of `adapt`, if it reads them, beside the planned one, for which it is traced apart: a run
+# that goes on for more rounds stays the same, and its newcomers then train for all of them. What is computed only in
+# short runs, or only in long ones, is in some of the traces.
 ROUNDS = (5, 100, 500)
 BUILD, ADAPT = "build", "adapt"
 # Parameters of operations that change no result: names, and where and how it is computed.
@@ -77,7 +77,7 @@ def identified(experiment: Experiment) -> Experiment:
     def described(planned: int) -> dict[str, Any]:
         if None not in known and planned not in known:
             found = program(experiment, planned=planned)
-            known[found["planned_rounds"]] = found
+            known[planned if reads_rounds(found) else None] = found
         return known[None] if None in known else known[planned]
 
     return dataclasses.replace(experiment, programs=described)
@@ -95,6 +95,8 @@ def program(experiment: Experiment, within: Sequence[str] = (), planned: int | N
         "method": name of its class.
         "planned_rounds": the planned number of rounds, if training or predictions depend on it: if it is read while the
             method is built or while one of its functions but `adapt` is traced. Otherwise None.
+        "newcomers": the planned number of rounds, and digest of what newcomers compute after these, if `adapt` reads
+            the number. Otherwise None.
         "parts": digest by part.
         "sources": digest of each file of the user's that defines something, or that such a file imports from its
             folder, without comments.
@@ -110,12 +112,18 @@ def program(experiment: Experiment, within: Sequence[str] = (), planned: int | N
     return {
         "method": type(experiment.method).__name__,
         "planned_rounds": planned if of_run.reads_rounds else None,
+        "newcomers": {"rounds": planned, "digest": of_run.newcomers} if of_run.newcomers else None,
         "parts": of_run.parts,
         "sources": {name: digest for each in found for name, digest in source(each).items()},
         "versions": {name: version(name) for name in LIBRARIES},
         "host": {name: host_code.identity(function) for name, function in on_host(experiment).items()},
         "settings": {name: getattr(jax.config, name, None) for name in SETTINGS},
     }
+
+
+def reads_rounds(program: dict[str, Any]) -> bool:
+    """Whether the description of a program depends on the planned number of rounds."""
+    return program["planned_rounds"] is not None or program["newcomers"] is not None
 
 
 def on_host(experiment: Experiment) -> dict[str, Any]:
@@ -136,6 +144,8 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     known = "sources" if before["versions"] != now["versions"] else "parts"
     was, new = before[known], now[known]
     changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
+    if known == "parts" and ADAPT not in changed and adapts_otherwise(before, now):
+        changed.append(ADAPT)
     own = [name for name in changed if not name.endswith(INPUTS)]
     changed = own or changed  # what a part is given changes with the parts before it
     if within and known == "parts":
@@ -147,6 +157,21 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     split = (part.partition(":") for part in upstream or changed)
     found = [named(part) + colon + rest for part, colon, rest in split]
     return found if within else found + beside_traces(before, now)
+
+
+def adapts_otherwise(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether newcomers compute something else after the same number of rounds; False if they are not known for it."""
+    rounds = rounds_of_newcomers(before)
+    if rounds is None or rounds != rounds_of_newcomers(now):
+        return False
+    return before["newcomers"].get("digest") != now["newcomers"]["digest"]
+
+
+def rounds_of_newcomers(program: dict[str, Any]) -> int | None:
+    """The number of rounds after which newcomers are known; None if they do not depend on it."""
+    newcomers = program.get("newcomers")
+    rounds = newcomers.get("rounds") if isinstance(newcomers, dict) else None
+    return rounds if isinstance(rounds, int) and rounds > 0 else None  # a file that is not whole may say anything
 
 
 def beside_traces(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -182,10 +207,12 @@ class Traced(NamedTuple):
     Attributes:
         parts: Digest by part.
         reads_rounds: Whether anything but `adapt` reads the planned number of rounds.
+        newcomers: Digest of what newcomers compute after that number of rounds; "" if it does not depend on it.
     """
 
     parts: Digests
     reads_rounds: bool
+    newcomers: str
 
 
 def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> Traced:
@@ -195,6 +222,7 @@ def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> 
     """
     reads: set[str] = set()  # what has read the number of rounds
     now = BUILD  # what is being traced
+    adapted = ""
 
     def noted() -> None:
         reads.add(now)
@@ -220,11 +248,45 @@ def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> 
         for rounds in ROUNDS:
             if rounds == ROUNDS[0] or reads & {BUILD, ADAPT}:
                 add(ADAPT, *newcomers(*in_parts(experiment, rounds, noted), arguments))
+        if reads & {BUILD, ADAPT}:
+            adapted = digest_of_newcomers(experiment, planned, arguments)
     streams["ledger"].update(repr(algorithm.ledger).encode())
     model = problem.model
     if model.frozen is not None:
         streams[FROZEN].update(model.adapted.digest().encode())
-    return Traced({name: stream.hexdigest()[:16] for name, stream in streams.items()}, bool(reads - {ADAPT}))
+    for part, value in named_arrays(problem, arguments).items():
+        if not within or part in within:
+            streams[part].update(names_of_leaves(value).encode())
+    parts = {name: stream.hexdigest()[:16] for name, stream in streams.items()}
+    return Traced(parts, bool(reads - {ADAPT}), adapted)
+
+
+def digest_of_newcomers(experiment: Experiment, rounds: int, arguments: Arguments) -> str:
+    """Digest of what newcomers compute after a number of rounds."""
+    problem, algorithm = in_parts(experiment, rounds, lambda: None)
+    fn, *args = newcomers(problem, algorithm, arguments)
+    made = jax.make_jaxpr(taking(problem.model.network, fn))(*args, frozen=problem.model.network.own)
+    found = digests(made, ADAPT)
+    stream = hashlib.sha256()
+    for name in sorted(found):
+        if name[0] not in PREDICTS:
+            stream.update(found[name])
+    return stream.hexdigest()[:16]
+
+
+def named_arrays(problem: Problem, arguments: Arguments) -> dict[str, PyTree]:
+    """Arrays that checkpoints hold under their names, by the part of the program that makes them."""
+    state = arguments.state
+    return {
+        MODEL: [model.network.shapes for model in problem.models],
+        "start": (state.server, state.models, state.optimizer),
+        "first_row": state.clients,
+    }
+
+
+def names_of_leaves(value: PyTree) -> str:
+    """The names of a tree's arrays, by which they are restored."""
+    return ";".join(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value))
 
 
 def in_parts(experiment: Experiment, rounds: int, noted: Callable[[], None]) -> tuple[Problem, Algorithm]:

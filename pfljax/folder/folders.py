@@ -261,6 +261,11 @@ def planned_before(parts: dict[str, dict]) -> int | None:
     return planned if isinstance(planned, int) and planned > 0 else None  # a file that is not whole may say anything
 
 
+def traced_before(parts: dict[str, dict]) -> int | None:
+    """The number of rounds for which a run with these parts of config.json was traced, if anything depends on it."""
+    return planned_before(parts) or fingerprint.rounds_of_newcomers(parts["program"])
+
+
 def recorded(out: Path) -> dict[str, dict]:
     """Reads the parts of config.json that the manifest repeats from one of the two."""
     path, kept = out / CONFIG, manifest.read(out)
@@ -281,11 +286,11 @@ def said(value: Any) -> str:
 def changed(before: dict[str, dict], experiment: Experiment) -> str:
     """Says how a run with these parts of config.json differs from this one; "" if both compute the same.
 
-    Both are compared for the number of rounds for which the earlier one was planned; see `check_planned`.
+    Both are compared for the number of rounds for which the earlier one was traced; see `check_planned`.
     """
     was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
     different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
-    planned = planned_before(before)
+    planned = traced_before(before)
     program = experiment.program() if planned is None else experiment.programs(planned)
     parts = fingerprint.differences(before["program"], program)
     if not parts:  # the same method, model or loss under another name

@@ -2,25 +2,30 @@
 
 A traced function is known by its operations, see `fingerprint`. A function on the host is known by all that it reaches:
 its instructions, those of the functions and classes that it uses, and the values that closures, defaults, attributes
-and globals hold. Helper modules count as a whole. Comments, docstrings, formatting, names of local variables and
-addresses in memory do not count. Where names are computed, as in `globals()[name]`, the function's whole file counts,
-so that one change too many is noticed rather than one too few.
+and globals hold. Helper modules count as a whole. Comments, docstrings, formatting, addresses in memory, and names of
+local variables, constants and functions do not count. Where names are computed, as in `globals()[name]`, or a value
+cannot be read, as that of a generator, the function's whole file counts, so that one change too many is noticed rather
+than one too few.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import collections
 import contextlib
+import copy
 import copyreg
 import dis
 import enum
 import functools
 import hashlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +50,16 @@ BOOKKEEPING |= {
 }
 BOOKKEEPING |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "_abc_impl", "__abstractmethods__"}
 MOST_DEEP = 100  # of values inside values; each takes several frames of Python's stack
+# Functions for which the names of local variables matter, and what has variables of its own.
+SEES_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+SCOPES += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, types.NotImplementedType)
+# What functions of libraries compute with if users pass it to them, as to `jax.vmap` or to a schedule.
+VALUES = (*PLAIN, list, tuple, dict, set, frozenset, functools.partial, types.FunctionType, types.MethodType)
+VALUES += (np.ndarray, np.generic, jax.Array)
+# Values of which nothing is left unread, so that the global name behind which they stand does not matter.
+READ_WHOLLY = (*PLAIN, np.ndarray, types.FunctionType, type)
 
 
 def identity(function: Any) -> dict[str, Any]:
@@ -157,19 +171,81 @@ def name_of(file: Path) -> str:
     return file.relative_to(root_of(file)).as_posix()
 
 
-def syntax(node: Any) -> str:
-    """A syntax tree as text that is the same in all versions of Python: what is empty is left out."""
+def syntax(node: Any, names: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """A syntax tree as text that is the same in all versions of Python: what is empty is left out.
+
+    Local variables have numbers in place of their names, which `names` has for those of the functions around the node.
+    The order of a set and the annotations of functions without decorators, which may read them, are left out.
+    """
     if isinstance(node, list):
-        return f"[{','.join(map(syntax, node))}]"
+        return f"[{','.join(syntax(each, names) for each in node)}]"
+    if isinstance(node, ast.Set):
+        return f"Set({','.join(sorted(syntax(each, names) for each in node.elts))})"
+    if isinstance(node, ast.Name):
+        return f"Name({names.get(node.id, repr(node.id))},{type(node.ctx).__name__})"
     if not isinstance(node, ast.AST):
         return repr(node)
+    inside = names  # in the body; defaults and decorators are outside of the function
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        inside = {**names, **numbered(node, names)}
+        node = node if node.decorator_list else without_annotations(node)
     entries = []
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(value, list):
             value = value[1:] if has_docstring(node) else value
         if value not in (None, []) and name != "type_comment":
-            entries.append(f"{name}={syntax(value)}")
+            entries.append(f"{name}={syntax(value, inside if name == 'body' else names)}")
     return f"{type(node).__name__}({','.join(entries)})"
+
+
+def numbered(function: ast.FunctionDef | ast.AsyncFunctionDef, names: Mapping[str, str]) -> dict[str, str]:
+    """Numbers for the local variables of a function whose names only its own code can see; `names` has those around it.
+
+    Arguments keep their names, by which callers pass them, and so does all that is bound otherwise than by assignment.
+    """
+    inside = [*ast.walk(function)]
+    if any(isinstance(node, ast.Name) and node.id in SEES_LOCALS for node in inside):
+        return {}
+    other = {name for node in inside for name in otherwise_bound(node)}
+    assigned = dict.fromkeys(assignments(function.body))
+    local = [name for name in assigned if name not in other]
+    first = 1 + max(map(int, names.values()), default=-1)
+    return {name: str(number) for number, name in enumerate(local, first)}
+
+
+def otherwise_bound(node: ast.AST) -> set[str]:
+    """Names that a node binds otherwise than by assignment, and all those in a class, where they become attributes."""
+    if isinstance(node, ast.ClassDef):
+        return {node.name, *(each.id for each in ast.walk(node) if isinstance(each, ast.Name))}
+    if isinstance(node, ast.arg):
+        return {node.arg}
+    if isinstance(node, ast.Global | ast.Nonlocal):
+        return {*node.names}
+    if isinstance(node, ast.alias):
+        return {node.asname or node.name.partition(".")[0]}
+    # Functions, exceptions and what a case captures
+    names = (getattr(node, field, None) for field in ("name", "rest"))
+    return {name for name in names if isinstance(name, str)}
+
+
+def assignments(nodes: list[Any]) -> Iterator[str]:
+    """The names that code assigns to, in their order; not those inside functions, classes and comprehensions."""
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif not isinstance(node, SCOPES):
+            yield from assignments([*ast.iter_child_nodes(node)])
+
+
+def without_annotations(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
+    """A function without the annotations of its arguments and of what it returns."""
+    found = copy.copy(function)
+    found.args = copy.deepcopy(function.args)
+    found.returns = None
+    for node in ast.walk(found.args):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return found
 
 
 def has_docstring(node: ast.AST) -> bool:
@@ -229,6 +305,7 @@ class _Reader:
         self._stream = hashlib.sha256()
         self._seen: dict[int, tuple[int, Any]] = {}  # the value is kept, so that no other gets its address
         self._depth = 0
+        self._globals: dict[str, str] = {}  # numbers of names in the function that is being read
 
     def digest(self) -> str:
         return self._stream.hexdigest()[:16]
@@ -300,8 +377,17 @@ class _Reader:
             self.add("property")
             for part in (value.fget, value.fset, value.fdel):
                 self.read(part)
+        elif isinstance(value, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
+            self.add("weak")  # a cache, such as that of functools.singledispatch
+        elif isinstance(value, memoryview):
+            self.add("memory", str(value.format))
+            self.read(value.tobytes())
         elif isinstance(value, Mapping) and not is_users(type(value)):
             self.add("mapping", str(len(value)))
+            if type(value) is not dict:
+                self.read(type(value))  # such as a Counter, in which nothing is missing
+            if isinstance(value, collections.defaultdict):
+                self.read(value.default_factory)
             for name, each in value.items():
                 self.read(name)
                 self.read(each)
@@ -320,10 +406,18 @@ class _Reader:
             self._read_object(value)
 
     def _read_array(self, value: Any) -> None:
-        if value.dtype == object:
+        if isinstance(value, np.ma.MaskedArray):
+            self.add("masked")
+            for part in (value.data, np.ma.getmaskarray(value), value.fill_value):
+                self.read(part)
+        elif value.dtype.hasobject:
+            self.add("array", str(value.dtype))
             self.read(value.tolist())
         else:
             self.add("array", content(value).hex())
+        if is_users(type(value)):
+            self._read_class(type(value))
+            self.read(state_of(value))
 
     def _read_sequence(self, value: list | tuple) -> None:
         self.add(type(value).__name__, str(len(value)))
@@ -368,22 +462,28 @@ class _Reader:
         if not users:
             self.add("function", str(function.__module__), function.__qualname__)
             for value in (*cells, *(function.__defaults__ or ()), *vars(function).values()):
-                if isinstance(value, PLAIN) or is_users(value) or is_users(type(value)):
+                if isinstance(value, VALUES) or is_users(value) or is_users(type(value)):
                     self.read(value)
             return
         self.add("function")
         file = users_file(function.__code__.co_filename)
         if file is not None:
             self._add_file(file)
+        names = names_in(function.__code__)
+        numbers = numbers_of(names, function.__globals__)
+        self._globals = numbers
         self.read(function.__code__)
+        self._globals = {}
         for part in (function.__defaults__, function.__kwdefaults__, vars(function), tuple(cells)):
             self.read(part)
-        self._read_names(names_in(function.__code__), function.__globals__, file)
+        self._read_names(names, numbers, function.__globals__, file)
 
-    def _read_names(self, names: Names, found_in: Mapping[str, Any], file: Path | None) -> None:
+    def _read_names(
+        self, names: Names, numbers: Mapping[str, str], found_in: Mapping[str, Any], file: Path | None
+    ) -> None:
         """Reads what the global names, the attributes and the imports of code stand for."""
         for name in names.read:
-            self.add("global", name)
+            self.add("global", numbers.get(name, name))
             value = found_in.get(name)
             if isinstance(value, types.ModuleType):
                 self._read_module(value, names.attributes)
@@ -430,6 +530,9 @@ class _Reader:
                 self.read(instruction.argval)
             elif instruction.opcode in dis.haslocal or instruction.opcode in dis.hasfree:
                 self.add(str(instruction.arg))
+            elif instruction.opname == "LOAD_GLOBAL":
+                name = str(instruction.argval)
+                self.add(self._globals.get(name, name))
             elif instruction.opcode in dis.hasname:
                 self.add(str(instruction.argval))
             elif instruction.arg is not None:
@@ -466,8 +569,11 @@ class _Reader:
         try:
             reduce = copyreg.dispatch_table.get(cls)
             made = value.__reduce_ex__(4) if reduce is None else reduce(value)
+            if isinstance(value, np.ufunc) and value.__name__.endswith("(vectorized)"):
+                raise TypeError("np.frompyfunc hides its function")
         except Exception:  # locks, files, generators and others have no state that could be read
             self.add("no state")
+            self.whole |= self.files
             return
         for part in made if isinstance(made, tuple) else (made,):
             self.read([*part] if isinstance(part, Iterator) else part)
@@ -483,8 +589,9 @@ def plain(value: Any) -> Any:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """The attributes of an instance; without those that a Flax module has for its own use."""
-    found = dict(getattr(value, "__dict__", {}))
+    """The attributes of an instance; without computed ones, and those that a Flax module has for its own use."""
+    attributes = getattr(value, "__dict__", {})
+    found = {name: each for name, each in attributes.items() if not is_computed(type(value), name)}
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -493,6 +600,11 @@ def state_of(value: Any) -> dict[str, Any]:
     if any(cls.__module__.startswith("flax.linen") for cls in type(value).__mro__):
         found = {name: each for name, each in found.items() if not name.startswith("_") and name != "parent"}
     return {name: found[name] for name in sorted(found)}
+
+
+def is_computed(cls: type, name: str) -> bool:
+    """Whether an attribute is a cached property, whose value an instance has only after it was read."""
+    return isinstance(inspect.getattr_static(cls, name, None), functools.cached_property)
 
 
 def dtype_of(value: Any) -> np.dtype | None:
@@ -525,6 +637,29 @@ def names_in(code: types.CodeType) -> Names:
             for names, more in zip(found, names_in(constant), strict=True):
                 names.update(more)
     return found
+
+
+def numbers_of(names: Names, found_in: Mapping[str, Any]) -> dict[str, str]:
+    """Numbers of global names, for those that only a value stands behind that is read wholly and stays the same.
+
+    Names count where code may compute them, and those of variables that some function of the file assigns to.
+    """
+    if INDIRECT & {*names.read, *names.attributes}:
+        return {}
+    file = file_of(sys.modules.get(found_in.get("__name__", "")))
+    assigned = set() if file is None else assigned_globals(file)
+    numbers = {}
+    for number, name in enumerate(names.read):
+        if isinstance(found_in.get(name), READ_WHOLLY) and name in found_in and name not in assigned:
+            numbers[name] = str(number)
+    return numbers
+
+
+def assigned_globals(file: Path) -> set[str]:
+    """The names of a file that its functions declare as global."""
+    tree = parsed(file)
+    nodes = () if tree is None else ast.walk(tree)
+    return {name for node in nodes if isinstance(node, ast.Global) for name in node.names}
 
 
 def import_level(code: types.CodeType, instruction: dis.Instruction) -> int:

@@ -1,15 +1,18 @@
 """Which edits of a user's functions on the host are noticed, and which are none."""
 
+import ast
 import importlib
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
-from pfljax.folder.host_code import difference, identity
+from pfljax.folder.host_code import difference, identity, syntax
 
 ROOT = Path(__file__).parents[2]
 
@@ -443,6 +446,78 @@ def test_files_of_packages_are_known_by_their_paths(tmp_path):
     after = known(tmp_path / "after", changed="pack/other/helper.py")
     assert difference(before, after) == "pack/other/helper.py changed"
     assert difference(before | {"python": "3.0"}, after) == "pack/other/helper.py changed"
+
+
+DISPATCHED = """
+    import functools
+    @functools.singledispatch
+    def size(value):
+        return 0.0
+    def score(outputs, y):
+        return size(outputs)
+"""
+
+
+@pytest.mark.parametrize("code", [DISPATCHED, CACHED_PROPERTY, CACHED, JITTED])
+def test_a_function_that_was_called_is_the_same(code, tmp_path):
+    """Although caches have values then."""
+    module = types.ModuleType("score")
+    exec(textwrap.dedent(code), vars(module))
+    before = identity(vars(module)["score"])
+    vars(module)["score"](np.ones(3), np.ones(3))
+    assert difference(before, identity(vars(module)["score"])) == ""
+
+
+REBOUND = """
+    LOW = 0.0
+    HIGH = 0.0
+    def learn(value):
+        global LOW
+        LOW = value
+    def score(outputs, y):
+        learn(outputs.max())
+        return LOW
+"""
+IN_HELPER = """
+    LIMIT = 0.5
+    OTHER = 0.25
+    def outer(value, limit=LIMIT):
+        LIMIT = value
+        def inner(value):
+            LIMIT = 2.0 * value
+            def deepest(value):
+                found = 3.0
+                return found + LIMIT
+            return deepest(value)
+        return inner(LIMIT) + limit
+"""
+
+
+def test_which_of_two_equal_globals_is_read_is_noticed_if_one_is_assigned_to(tmp_path):
+    assert told(tmp_path, Edit(REBOUND, "return LOW", "return HIGH")) == "score.py changed"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("found + LIMIT", "found + found"), ("limit=LIMIT", "limit=OTHER"), ("inner(LIMIT)", "inner(OTHER)")],
+)
+def test_which_variable_a_helper_reads_is_noticed(old, new):
+    assert syntax_of(IN_HELPER) != syntax_of(IN_HELPER.replace(old, new))
+
+
+def test_a_default_is_not_a_local_variable():
+    """Although both have the same name."""
+    other = IN_HELPER.replace("limit=LIMIT", "limit=OTHER").replace("        LIMIT = value", "        OTHER = value")
+    other = other.replace("inner(LIMIT)", "inner(OTHER)")
+    assert syntax_of(IN_HELPER) != syntax_of(other)
+
+
+def test_another_name_for_a_local_variable_of_a_helper_is_none():
+    assert syntax_of(IN_HELPER) == syntax_of(IN_HELPER.replace("found", "constant"))
+
+
+def syntax_of(code: str) -> str:
+    return syntax(ast.parse(textwrap.dedent(code)))
 
 
 def test_values_that_no_file_shows_are_noticed():
