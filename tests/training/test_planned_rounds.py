@@ -45,7 +45,7 @@ def assert_same(outcome, other):
     assert [figures(row) for row in outcome.history.rows] == [figures(row) for row in other.history.rows]
 
 
-@toys.each_method(fast=FAST, grouped=True)
+@toys.each_method(fast=FAST, slow=(*DEPENDENT, *toys.KINDS), grouped=True)
 def test_a_run_that_goes_on_equals_one_trained_at_once_or_is_refused(name):
     [at_once] = trainer_of(name).train(MANY, EVERY_ROUND)
     trainer = trainer_of(name)
