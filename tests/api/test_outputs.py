@@ -144,7 +144,8 @@ def test_the_table_of_a_regression_names_its_score_and_its_direction(tmp_path):
     """accuracy_mean held losses."""
     x = RNG.normal(size=(60, 2))
     clients = pfl.Federation.from_arrays(x, x[:, 0], client=np.arange(60) % 3)
-    table = pfl.compare([pfl.Local(), pfl.FedAvg()], clients, pfl.models.MLP(hidden=()), rounds=1, out=tmp_path)
+    options = {"rounds": 1, "seeds": [0], "out": tmp_path}
+    table = pfl.compare([pfl.Local(), pfl.FedAvg()], clients, pfl.models.MLP(hidden=()), **options)
     for row in table.rows:
         assert row["score"] == "loss" and "accuracy_mean" not in row
         assert row["score_mean"] == pytest.approx(row["seeds"][0]["loss"])

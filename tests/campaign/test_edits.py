@@ -199,7 +199,7 @@ OF_METHOD = {
         SHAPED,
         '{"seen": row["seen"] + 1, "times": row["times"] + context.round}',
         '{"times": row["seen"] + 1, "seen": row["times"] + context.round}',
-        "client_update of Shaped",
+        "rounds and evaluation",
     ),
     "a knob's default": Edit(SHAPED, "pfl.knob(0.5, at_least", "pfl.knob(0.6, at_least", "strength"),
     "an array in a dict of a callback": Edit(HOSTS, "np.array(0.01,", "np.array(0.02,", "client_update of Shaped"),

@@ -112,12 +112,13 @@ def floats(*shape):
     return RNG.normal(size=(24, *shape)).astype(np.float32)
 
 
-def clients_of(x, sizes=(6, 6, 6, 6)):
+def clients_of(x, sizes=(6, 6, 6, 6), **options):
     client = np.repeat(np.arange(len(sizes)), sizes)
     num = len(client)
     x = jax.tree.map(lambda leaf: leaf[:num], x)
     test = np.concatenate([np.arange(size) < 2 for size in sizes])
-    return pfl.Federation.from_arrays(x, np.arange(num) % 2, client=client, is_test=test, standardize=False)
+    options = {"client": client, "is_test": test, "standardize": False} | options
+    return pfl.Federation.from_arrays(x, np.arange(num) % 2, **options)
 
 
 def start(model, clients, **options):
@@ -157,7 +158,7 @@ def test_a_network_that_keeps_examples_apart_is_accepted(change):
 
 @pytest.mark.slow
 def test_every_entry_refuses_it():
-    clients, model = clients_of(floats(4)), Mixed(2, "in reverse")
+    clients, model = clients_of(floats(4), validation_fraction=0.3), Mixed(2, "in reverse")
     entries = [
         lambda: pfl.Simulation(pfl.FedAvg(), clients, model),
         lambda: pfl.compare([pfl.FedAvg(), pfl.Local()], clients, model, rounds=1),
