@@ -236,7 +236,8 @@ def renamed(word: str) -> tuple[str, str]:
         return word, ""
     dashes, no, name, value = (part or "" for part in found.groups())
     if f"{no}{name}" in FORMER:
-        no, name = "", f"{no}{name}"
+        name = f"{no}{name}"
+        no = ""
     if name not in FORMER:
         return word, ""
     return f"{dashes}{no}{FORMER[name]}{value}", f"--{name} is now --{FORMER[name]}"

@@ -158,7 +158,8 @@ class Group(NamedTuple):
             if field.name not in names or (only and field.name not in only):
                 continue
             own = {} if prefix else {names.get(other, other): values for other, values in field.conditions.items()}
-            name, default = names[field.name], defaults.get(field.name, field.default)
+            name = names[field.name]
+            default = defaults.get(field.name, field.default)
             made: Any = self.registry[name] if name in self.registry else None  # noqa: SIM401
             if made is None:
                 made = self._define(field._replace(name=name, default=default), field.name in lists)

@@ -31,7 +31,8 @@ def digest(federation: Federation) -> str:
 
 
 def _digest(federation: Federation) -> str:
-    rows, tables = [], {}
+    rows = []
+    tables: dict[int, np.ndarray] = {}
     here = federation.own or slice(None)
     federation = federation.standardized
     for split in (federation.train, federation.validation, federation.test):

@@ -335,7 +335,8 @@ def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> li
     They are apart, so that no part depends on the values of another.
     """
     key, clients, start, state = arguments
-    model, models = problem.model, problem.models
+    model = problem.model
+    models = problem.models
     one_round = make_round(algorithm, problem.plan, problem.cohort_size)
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
 

@@ -268,7 +268,8 @@ def traced_before(parts: dict[str, dict]) -> int | None:
 
 def recorded(out: Path) -> dict[str, dict]:
     """Reads the parts of config.json that the manifest repeats from one of the two."""
-    path, kept = out / CONFIG, manifest.read(out)
+    path = out / CONFIG
+    kept = manifest.read(out)
     try:
         found = kept._asdict() if kept else former.read_config(path)
         if not found.keys() & {*manifest.PARTS}:

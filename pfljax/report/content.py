@@ -120,7 +120,9 @@ def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, A
 
 def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> dict[str, Any]:
     """Returns which models the clients use, by round, and the groups found from that."""
-    all_index, all_weights, groups = run.used["index"], run.used["weights"], run.target[shown]
+    all_index = run.used["index"]
+    all_weights = run.used["weights"]
+    groups = run.target[shown]
     num = len(all_index)
     kept = max(int((np.abs(all_weights[time]) >= LEAST).sum()) for time in (0, num // 2, -1))
     per_round = max(1, 2 * kept * len(shown) // all_weights.shape[1])

@@ -75,7 +75,8 @@ def worst_first(run: RunData, shown: Int[np.ndarray, " n"]) -> Int[np.ndarray, "
 
 def ranking(run: RunData, shown: Int[np.ndarray, " n"]) -> Panel:
     """Describes the scores of some clients in the last round, worst first, colored by their true groups."""
-    last, groups = run.test[-1][shown], run.target[shown]
+    last = run.test[-1][shown]
+    groups = run.target[shown]
     ranked = worst_first(run, shown)[: np.isfinite(last).sum()]
     values, size, series = np.unique(run.target), 4.0 if len(shown) > 150 else 7.0, []
     for number, (group, color) in enumerate(zip(values, colors(values), strict=True)):
@@ -129,7 +130,9 @@ def _runs(values: np.ndarray) -> list[tuple[int, int, str]]:
 
 def sharing_matrix(run: RunData, evaluation: int) -> Panel:
     """Describes which clients share models. With more than `MAX_ROWS` clients, some of each group are shown."""
-    index, weights, rows = run.used["index"][evaluation], run.used["weights"][evaluation], spread(run.target, MAX_ROWS)
+    index = run.used["index"][evaluation]
+    weights = run.used["weights"][evaluation]
+    rows = spread(run.target, MAX_ROWS)
     cosines = collaboration.cosines(index[rows], weights[rows])
     return matrix("sharing", rows, colors(run.target), run.ids, None, values=cosines, blocks=run.target)
 
@@ -139,7 +142,9 @@ def weight_matrix(run: RunData, evaluation: int) -> Panel:
 
     With more than `MAX_ROWS` clients, several share a row: the row is their mean, and a column sums over their models.
     """
-    index, weights, groups = run.used["index"][evaluation], run.used["weights"][evaluation], run.target
+    index = run.used["index"][evaluation]
+    weights = run.used["weights"][evaluation]
+    groups = run.target
     order = np.argsort(groups, kind="stable")
     step = -(-len(order) // MAX_ROWS)  # clients per row
     place = np.empty(len(order), int)
@@ -176,7 +181,8 @@ def weights(run: RunData) -> list[Panel]:
         for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
             width, dash = (2.6, "solid") if own_models and model == client else (1.3, "dash")
             series.append(Series(rounds, dense[:, model], color=of_model[model], width=width, dash=dash))
-        has, wants = run.group[client], run.target[client]
+        has = run.group[client]
+        wants = run.target[client]
         of = f" (group {wants})" if wants == has else f" (has {has}, wants {wants})"
         y = Axis("weight", [(0.0, "0"), (0.5, "0.5"), (1.0, "1")], limits=(-0.03, 1.05))
         panels.append(Panel(Axis("round", limits=limits), y, series, title=f"client {client}{of * several}"))
