@@ -86,7 +86,8 @@ class Tuning:
         at_edge: Names of the best point's values that are the least or largest of those tried, although there are
             further values that the method and its network accept.
         seeds: The seeds that the scores are means over.
-        chosen_on: Codes of the validation examples that the scores are of; see `data.input_codes`.
+        chosen_on: Codes of the validation examples that the scores are of, without those whose x is also that of a test
+            example of the same splits; see `data.codes_of`.
         method: The method with the best knobs.
         local: Local training at the best rate.
     """
@@ -479,7 +480,9 @@ def tune(
     with locks.locked([folder] if folder else [], lambda line: None):
         found = search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
     distinct = {id(each.clients): each.clients for each in data_of.values()}.values()
-    return dataclasses.replace(found, seeds=list(seeds), chosen_on=codes_of(distinct, "validation"))
+    # Where rows are too few to tell validation and test examples apart, a warning has said so.
+    chosen_on = np.setdiff1d(codes_of(distinct, "validation"), codes_of(distinct, "test"))
+    return dataclasses.replace(found, seeds=list(seeds), chosen_on=chosen_on)
 
 
 def trials_on(

@@ -126,6 +126,8 @@ def test_a_tuning_on_other_splits_or_with_the_tables_seeds_is_refused(runs):
     tuned = pfl.tune(pfl.Local(), digits, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=[0], seeds=[7], widen=0)
     with pytest.raises(pfl.ArgumentError, match=r"^methods: local was tuned on \d+ examples on which this table tests"):
         pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[0], splits=[0, 1, 2])
+    with pytest.raises(pfl.ArgumentError, match=r"^methods: local was tuned on"):  # all of its examples are tested on
+        pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[0], splits=range(40))
     with pytest.raises(pfl.ArgumentError, match=r"^seeds=5,7: local was tuned with seeds 7; accepted: other seeds"):
         pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[5, 7], splits=[0])
 
@@ -157,5 +159,9 @@ def test_examples_of_few_kinds_cannot_be_told_apart_and_a_warning_says_so(runs):
         pytest.raises(comparison.Unfinished),
     ):
         pfl.compare([pfl.Local()], clients, MODEL, SGD, rounds=1, seeds=[0], tune=[0.1, 1.0], tune_widen=0)
+    with pytest.warns(UserWarning, match="all validation examples also occur among the test examples"):
+        tuned = pfl.tune(pfl.Local(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], seeds=[7], widen=0)
+    with pytest.raises(comparison.Unfinished):  # it is not refused
+        pfl.compare([tuned], clients, MODEL, SGD, rounds=1, seeds=[0])
     choosing, _ = runs
     assert choosing[0].clients.validation.size.sum() == clients.validation.size.sum()
