@@ -8,6 +8,7 @@ mixture components, C classes, B batch size, n_k examples of client k, R rounds,
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +25,41 @@ Params = Any
 Examples = Any  # an array, `Pooled` examples or a view of either, read by indexing; or for x a tree of them
 PyTree = Any
 Metrics = dict[str, Any]
-Topology = Literal["own", "shared", "peers", "push"]
 Task = Literal["classification", "regression", "multilabel"]
+
+
+class Topology(enum.StrEnum):
+    """Whose models clients receive, and where their contributions go."""
+
+    OWN = "own"  # a client's models never leave it
+    SHARED = "shared"  # N models on a server, which all clients may receive
+    PEERS = "peers"  # clients receive each other's models
+    PUSH = "push"  # each client sends one upload to all clients in its index, and receives only what others send
+
+    @property
+    def on_server(self) -> bool:
+        """Whether the server holds the models; otherwise each client holds its own."""
+        return self is Topology.SHARED
+
+    @property
+    def reads_others(self) -> bool:
+        """Whether a client receives models that other clients hold."""
+        return self is Topology.PEERS
+
+    @property
+    def moves(self) -> bool:
+        """Whether a round carries anything between clients, or between clients and the server."""
+        return self is not Topology.OWN
+
+    @property
+    def between_clients(self) -> bool:
+        """Whether clients get something from each other, without a server."""
+        return self in (Topology.PEERS, Topology.PUSH)
+
+    @property
+    def first_is_own(self) -> bool:
+        """Whether the first model that a client receives is its own."""
+        return self is not Topology.SHARED
 
 
 class Training(NamedTuple):
@@ -87,45 +121,78 @@ class Cohort:
         return jnp.where(self.ids[place] == clients, place, -1)
 
 
-class State(NamedTuple):
-    """Everything that a method carries from round to round; arrays only.
-
-    In a round, a method sees the rows of its cohort: S instead of K, and instead of N if N = K.
-    """
-
-    server: PyTree  # replicated: small, or data of all clients that the server needs (FedAMP, MOCHA)
-    models: Params  # models that can be downloaded: leaves (N, ...)
-    optimizer: PyTree  # the owners' optimizer state: leaves (N, ...)
-    clients: PyTree  # rows that never leave their client: leaves (K, ...)
-    round: Array = np.zeros((), np.int32)  # () int32: number of completed rounds; the engine counts
-
-
 class Start(NamedTuple):
-    """What the server begins with.
+    """What the server holds: at first what `Algorithm.start` returns, then what each server update makes of it.
 
     Attributes:
-        server: The server's own state, replicated.
+        state: The server's own state, replicated: small, or data of all clients that the server needs (FedAMP, MOCHA).
         models: The models that clients can download, leaves (N, ...); () where these are the clients' own.
-        optimizer: The models' optimizer state, leaves (N, ...).
+        opt_state: The models' optimizer states, leaves (N, ...).
     """
 
-    server: PyTree = ()
+    state: PyTree = ()
     models: Params = ()
-    optimizer: PyTree = ()
+    opt_state: PyTree = ()
 
 
 class First(NamedTuple):
-    """What a client begins with.
+    """What a client holds: at first what `Algorithm.first_row` returns; stacked, leaves (K, ...).
 
     Attributes:
-        row: What it keeps.
+        row: What never leaves the client.
         model: Its own model, which others may download; () under "shared".
-        optimizer: That model's optimizer state, where the model's owner takes the steps.
+        opt_state: That model's optimizer state, where the model's owner takes the steps.
     """
 
     row: PyTree = ()
     model: Params = ()
-    optimizer: PyTree = ()
+    opt_state: PyTree = ()
+
+
+class State(NamedTuple):
+    """Everything that a method carries from round to round; arrays only.
+
+    In a round, a method sees the clients of its cohort: S instead of K.
+
+    Attributes:
+        server: What the server holds, replicated.
+        clients: What the clients hold, stacked: leaves (K, ...).
+        round: () int32, number of completed rounds; the engine counts.
+    """
+
+    server: Start = Start()
+    clients: First = First()
+    round: Array = np.zeros((), np.int32)
+
+    @property
+    def models(self) -> Params:
+        """The models that clients can download, leaves (N, ...): the server's, or the clients' own."""
+        return self.clients.model if self.server.models == () else self.server.models
+
+    @property
+    def opt_state(self) -> PyTree:
+        """Optimizer states of `models`, leaves (N, ...)."""
+        return self.clients.opt_state if self.server.models == () else self.server.opt_state
+
+    @property
+    def rows(self) -> PyTree:
+        """The clients' rows, leaves (K, ...)."""
+        return self.clients.row
+
+    def with_models(self, models: Params, opt_state: PyTree | None = None) -> State:
+        """The state with other `models`, and with their optimizer states if these are given."""
+        opt_state = self.opt_state if opt_state is None else opt_state
+        if self.server.models == ():
+            return self._replace(clients=self.clients._replace(model=models, opt_state=opt_state))
+        return self._replace(server=self.server._replace(models=models, opt_state=opt_state))
+
+    def with_server(self, state: PyTree) -> State:
+        """The state with another state of the server's own."""
+        return self._replace(server=self.server._replace(state=state))
+
+    def with_rows(self, rows: PyTree) -> State:
+        """The state with other rows of the clients."""
+        return self._replace(clients=self.clients._replace(row=rows))
 
 
 class ClientContext(NamedTuple):
@@ -136,9 +203,13 @@ class ClientContext(NamedTuple):
         round: () int32, number of the round, from 0.
         step: () int32, number of the exchange within the round (0 unless `Algorithm.exchanges` is more than 1).
         index: (J,) int32, indices of the models that the client received.
-        server: `State.server`. Whatever a client reads from it counts as downloaded, except scalars.
+        server: `State.server.state`. Whatever a client reads from it counts as downloaded, except scalars.
         client: () int32, the client's number.
         later: Whether it is known to be a later exchange of the round, so that `step` is not 0.
+        optimizer: Optimizer states of the received models, which the engine keeps for this client from round to
+            round; None: their optimizer begins anew in every round. `Problem.fit` reads it, methods do not.
+        statistics: Batch statistics of the received models, leaves (J, ...), where the method gets the models without
+            them; None: the models are whole. `Problem.fit` reads it, methods do not.
     """
 
     key: Key
@@ -148,6 +219,47 @@ class ClientContext(NamedTuple):
     server: PyTree = ()
     client: Array = np.zeros((), np.int32)
     later: bool = False
+    optimizer: KeptOptimizer | None = None
+    statistics: Params = None
+
+
+class KeptOptimizer(NamedTuple):
+    """A client's optimizer states of shared models, kept by the engine.
+
+    Attributes:
+        state: The states after its last round, as `Trained.opt_state`.
+        started: () bool: whether the client has trained before; otherwise `state` is zeros, and means nothing.
+    """
+
+    state: PyTree
+    started: Array
+
+
+class Trained(NamedTuple):
+    """What a client's local training in a round leaves behind.
+
+    `Problem.fit` and its relatives fill the first four fields. A method that returns this adds the others with
+    `_replace`.
+
+    Attributes:
+        models: The trained models, leaves (J, ...), or updates of them where the server expects these.
+        losses: (J,) mean losses over the steps.
+        opt_state: Optimizer states of these models. The engine keeps them if the run says so.
+        statistics: Batch statistics of the trained models, leaves (J, ...), where `models` has none.
+        row: What the client keeps.
+        weight: () weight of this client in averages; None: n_k.
+        sums: Trees that the server adds up over the round's clients, by name.
+        told: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
+    """
+
+    models: Params
+    losses: Array
+    opt_state: PyTree = ()
+    statistics: Params = None
+    row: PyTree = ()
+    weight: Array | None = None
+    sums: Mapping[str, PyTree] = {}
+    told: Mapping[str, PyTree] = {}
 
 
 class Mixture(NamedTuple):
@@ -195,38 +307,105 @@ class Factors(NamedTuple):
     b: Array
 
 
+class Upload(NamedTuple):
+    """What a client sends to the owners of the models that it received, who add it up over clients.
+
+    As a method returns it, `update` has no weights; the engine adds up weight x update.
+
+    Attributes:
+        update: For each of the J received models (or only the first J' of them) what its owner adds up or averages,
+            leaves (J, ...): theta_k - theta, a gradient, or under "own" the client's next models themselves. Under
+            "push", leaves (...), one upload for all receivers. (): nothing. Subtract before anything is weighted:
+            n theta_k - n theta is not exactly 0 in compiled code where theta_k = theta.
+        weight: (J,) w_k, the update's weight; sums of it arrive beside those of w_k u_k. None: updates are added up as
+            they are.
+        sums: Further trees that are added up as they are, leaves (J, ...), by name. What belongs to a mean is already
+            multiplied by `weight`, or by its own count.
+        count: (J, ...) weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
+    """
+
+    update: Params = ()
+    weight: Array | None = None
+    sums: dict[str, PyTree] = {}
+    count: Array | None = None
+
+
+class Told(NamedTuple):
+    """What the server sees of one client. Scalars are free; everything else counts as uploaded.
+
+    Attributes:
+        loss: () mean training loss.
+        square: () squared norm of the client's update, if the server needs it. A stage that changes the update scales
+            it.
+        entries: What else the method tells the server, by name.
+    """
+
+    loss: Array
+    square: Array | None = None
+    entries: dict[str, PyTree] = {}
+
+
+class Participation(NamedTuple):
+    """What became of a client in a round; the stages set it, methods do not. None: known to be False.
+
+    Attributes:
+        absent: () bool: it did nothing, or nothing of it arrived, so that its loss does not count.
+        away: () bool: it has not even received anything.
+        dropped: () bool: its results were left out, since they were not finite.
+        broken: () bool: they were made so on purpose.
+        seconds: () simulated time that it took; None without a clock.
+    """
+
+    absent: Array | None = None
+    away: Array | None = None
+    dropped: Array | None = None
+    broken: Array | None = None
+    seconds: Array | None = None
+
+
 class ClientOutput(NamedTuple):
     """One client's results of a round.
 
     Attributes:
-        client: The client's next row.
-        upload: Leaves (J, ...): a contribution to each received model, summed over clients at the model's owner; or
-            leaves (J', ...), for only the first J' models. Under "own", the next model; under "push", leaves (...), one
-            upload for all receivers. () if nothing comes back. In a dict, other entries are sums by "weight" (J,);
-            those beside "model" are sums by "count" (J, ...), if there is one, such as examples of a class.
-        report: What the server sees of this client, by name; "loss" () is required. Scalars are free; everything else
-            counts as uploaded. "square" is the update's squared norm. Attackers change it, and arrays of floats.
-            "absent" () bool: the client did nothing, so its loss does not count; "away" () bool: it has not even
-            received anything; "dropped" () bool: its results were not finite, and "broken" () bool: on purpose.
-            "seconds" (): its simulated time.
-        sent: (J,) or (J',) bool: which contributions are sent; None: all.
+        row: The client's next row.
+        upload: What it sends back for each received model.
+        told: What the server sees of it.
+        opt_state: Optimizer states of the received models that the engine keeps for this client, if the run says so;
+            `Trained.opt_state`.
+        sent: (J,) or (J',) bool: which contributions are sent; None: those with a positive weight, or all.
         mixing_weights: (J,), under "push": the weight that each receiver gives the upload.
+        participation: What became of the client.
+        notes: What the stages tell the server of this client, by the stage's name; methods leave it empty.
     """
 
-    client: PyTree
-    upload: PyTree
-    report: PyTree
+    row: PyTree
+    upload: Upload
+    told: Told
+    opt_state: PyTree = ()
     sent: Array | None = None
     mixing_weights: Array | None = None
+    participation: Participation = Participation()
+    notes: dict[str, PyTree] = {}
 
 
 class Aggregate(NamedTuple):
-    """Everything that the owners and the server get back from one exchange."""
+    """Everything that the owners and the server get back from one exchange.
 
-    upload: PyTree  # leaves (N, ...): sums of the contributions
-    count: Array  # (N,) int32: number of contributions to each model
-    sent: Array  # (S, J) bool: which contributions were sent
-    report: PyTree  # leaves (S, ...)
+    Attributes:
+        upload: Sums over clients, leaves (N, ...): of w_k u_k as `update`, of w_k as `weight`, of `sums` and `count`.
+        num_sent: (N,) int32, number of contributions to each model.
+        sent: (S, J) bool, which contributions were sent.
+        told: What each client told, leaves (S, ...).
+        participation: What became of each client, leaves (S,).
+        notes: What the stages tell of each client, leaves (S, ...), by the stage's name.
+    """
+
+    upload: Upload
+    num_sent: Array
+    sent: Array
+    told: Told
+    participation: Participation = Participation()
+    notes: dict[str, PyTree] = {}
 
 
 @settings
@@ -289,10 +468,10 @@ class Traffic(NamedTuple):
 
 
 SCORED = {
-    "own": "each client's own model",
-    "shared": "the global model",
-    "peers": "each client's mixture of models",
-    "push": "each client's mixture of its own models",
+    Topology.OWN: "each client's own model",
+    Topology.SHARED: "the global model",
+    Topology.PEERS: "each client's mixture of models",
+    Topology.PUSH: "each client's mixture of its own models",
 }
 
 
@@ -344,10 +523,9 @@ class Algorithm:
         measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
             examples) -> (), NaN if there is nothing to measure.
         via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
-        averages: Whether the server averages updates, which are uploaded as {"model": weight x (theta_k - theta),
-            "weight": weight} next to other entries. Another aggregator can then replace the mean. Subtract before you
-            weight: weight x theta_k - weight x theta is not exactly 0 where theta_k = theta.
-        changes: Entries of the upload, beside "model", that a server adds up over rounds: changes of what clients keep.
+        averages: Whether the server averages updates, which are uploaded with their weights. Another aggregator can
+            then replace the mean.
+        changes: Names of `Upload.sums` that a server adds up over rounds: changes of what clients keep.
         sends: What uploads hold, besides the weighted updates of `averages`: "updates", of which compression may leave
             parts out; "sums" of models or features; "models" that replace earlier ones; "products" that travel as
             factors.
@@ -390,8 +568,9 @@ class Algorithm:
     def __post_init__(self):
         if self.topology not in SCORED:
             raise ArgumentError("topology", f"accepted: {', '.join(SCORED)}", self.topology)
-        if self.download is None and self.topology in ("peers", "push"):
-            text = f"required with topology={self.topology!r}; it says who receives whose model"
+        object.__setattr__(self, "topology", Topology(self.topology))
+        if self.download is None and self.topology.between_clients:
+            text = f"required with topology={str(self.topology)!r}; it says who receives whose model"
             raise ArgumentError("download", text)
         if not isinstance(self.averages, bool):
             text = "accepted: True or False, whether uploads hold weight x (theta_k - theta)"
@@ -400,6 +579,6 @@ class Algorithm:
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)
         if not self.report.scored:
-            tuned = self.topology == "shared" and self.predict is not None  # such as a copy that the client trains
-            report = dataclasses.replace(self.report, scored=SCORED["own" if tuned else self.topology])
+            tuned = self.topology.on_server and self.predict is not None  # such as a copy that the client trains
+            report = dataclasses.replace(self.report, scored=SCORED[Topology.OWN if tuned else self.topology])
             object.__setattr__(self, "report", report)

@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     mask: Array  # (B,) float32, 0.0 past the end of the client's data
     index: Array  # (B,) int32, indices of the client's examples
     key: Key  # for privacy noise, dropout and augmentation
+    statistics: PyTree = None  # batch statistics of the model that is trained, if its parameters come without them
 
     def of_model(self, number: Array) -> Batch:
         """The same examples with separate noise and dropout for model `number`."""

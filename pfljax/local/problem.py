@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
@@ -15,15 +16,17 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     Key,
+    KeptOptimizer,
     Params,
     Prediction,
     PyTree,
     Split,
+    Trained,
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.clock import Clock
-from pfljax.local.solver import Solver, scalar
+from pfljax.local.solver import Slope, Solver, TrainState, descent, joined, scalar, value_and_gradients
 from pfljax.models import Model
 from pfljax.models.groups import Groups
 
@@ -46,6 +49,44 @@ class OwnModel(NamedTuple):
             context.key, self.model, self.optimizer, split, round_number=context.round, objective=objective
         )
         return OwnModel(*own), loss
+
+
+class Personal(NamedTuple):
+    """A client's own model, or its own part of one, and its optimizer's state; both persist over the rounds."""
+
+    params: Params
+    opt_state: PyTree
+
+
+# (params, mini-batch) -> the value to minimize, (). The parameters of one model, without batch statistics.
+Objective = Callable[..., Array]
+# (params, the other model, mini-batch) -> the value to minimize, ().
+PairObjective = Callable[[Params, Params, Batch], Array]
+# (params, ahead=0, number=0) -> the slope there, see `Problem.descend`.
+SlopeFunction = Callable[..., Slope]
+# (slope_at, params, memory) -> (the slope to follow, memory); see `Problem.descend`.
+Direction = Callable[[SlopeFunction, Params, PyTree], tuple[Slope, PyTree]]
+
+
+def kept_or_new(kept: KeptOptimizer, state: PyTree, new: PyTree) -> PyTree:
+    """A kept optimizer state, or before the client's first round, a new one."""
+    return jax.tree.map(lambda old, fresh: jnp.where(kept.started, old, fresh), state, new)
+
+
+def side_by_side(*optimizers: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """One optimizer for a tuple of models, made of one for each."""
+
+    def init(params: Any) -> Any:
+        return tuple(optimizer.init(model) for optimizer, model in zip(optimizers, params, strict=True))
+
+    def update(grads: Any, states: Any, params: Any = None, **extra: Any) -> Any:
+        results = []
+        for optimizer, *of_one in zip(optimizers, grads, states, params, strict=True):
+            results.append(optimizer.update(*of_one, **extra))
+        updates, states = zip(*results, strict=True)
+        return updates, states
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 class Problem(NamedTuple):
@@ -175,7 +216,7 @@ class Problem(NamedTuple):
         """
         return kept if self.keep_optimizer and kept != () else self.solver.resumed(params, kept)
 
-    def fit(
+    def fit_with(
         self,
         context: ClientContext,
         models: Params,
@@ -214,7 +255,7 @@ class Problem(NamedTuple):
         models, opt_states, losses = self.plan.over_models(one, *stacks)
         return models, self.plan.over_rows(self.kept_optimizer, opt_states, models), losses
 
-    def descend(
+    def descend_with(
         self,
         context: ClientContext,
         models: Params,
@@ -243,6 +284,238 @@ class Problem(NamedTuple):
         )
         kept = tree.stack_one(self.kept_optimizer(opt_state, params))
         return tree.stack_one(params), kept, loss[None], memory
+
+    def fit(
+        self,
+        context: ClientContext,
+        models: Params,
+        split: Split,
+        objective: Objective | None = None,
+        *,
+        per_model: PyTree = None,
+    ) -> Trained:
+        """Trains each of the J models that a client received, all on the same mini-batches.
+
+        The optimizer begins anew, unless the engine keeps its state. Batch statistics follow the forward passes.
+
+        Args:
+            context: The client's context; its key determines the mini-batches.
+            models: Leaves (J, ...): whole models, or as a method gets them, without batch statistics.
+            split: The client's training data.
+            objective: (params, mini-batch) -> the value to minimize; with `per_model`, (params, mini-batch, row of
+                it). `params` is one model without batch statistics. None: the mean loss.
+            per_model: What differs between the J models' objectives, leaves (J, ...); None: nothing.
+
+        Returns:
+            The trained models, as whole as they came, with their mean losses and optimizer states.
+        """
+        objective = scalar(objective or self.solver.mean_loss)
+        weights, statistics = self._apart(context, models)
+        opt_states = self._optimizers(context, self.solver, weights)
+
+        def train_one(number, params, statistics, opt_state, *row):
+            step = descent(lambda params, batch: objective(params, batch, *row), number)
+            start = TrainState(params, statistics, opt_state)
+            state, loss, _ = self.solver.train(context.key, start, split, step, round_number=context.round)
+            return state, loss
+
+        rows = () if per_model is None else (per_model,)
+        numbers = jnp.arange(tree.num_rows(weights))
+        state, losses = self.plan.over_models(train_one, numbers, weights, statistics, opt_states, *rows)
+        return self._trained(context, state, losses)
+
+    def descend(
+        self,
+        context: ClientContext,
+        models: Params,
+        split: Split,
+        direction: Direction,
+        memory: PyTree = (),
+        objective: Objective | None = None,
+        *,
+        num_steps: Array | None = None,
+    ) -> tuple[Trained, PyTree]:
+        """Trains the only model that a client received along directions that the method makes of its gradients.
+
+        Args:
+            context: The client's context; its key determines the mini-batches.
+            models: Leaves (1, ...), as in `fit`.
+            split: The client's training data.
+            direction: (slope_at, params, memory) -> (Slope, memory), called in every step: the slope whose
+                `gradient` the optimizer gets. `slope_at(params, ahead=0, number=0)` is the slope at any parameters, on
+                the step's mini-batch, or on the one `ahead` of it, with dropout and noise of model `number`. The
+                batch statistics of the slope that is returned become the model's.
+            memory: Carry of `direction` from step to step.
+            objective: As in `fit`.
+            num_steps: () int32, number of steps; None: the solver's own.
+
+        Returns:
+            As `fit`, and the memory after the last step.
+        """
+        objective = scalar(objective or self.solver.mean_loss)
+        weights, statistics = self._apart(context, models)
+        opt_states = self._optimizers(context, self.solver, weights)
+
+        def step(params, statistics, memory, batches):
+            def slope_at(params: Params, ahead: int = 0, number: int = 0) -> Slope:
+                batch = batches(ahead).of_model(number)
+                loss, (gradient, change) = value_and_gradients(objective, params, statistics, batch)
+                return Slope(loss, gradient, change)
+
+            slope, memory = direction(slope_at, params, memory)
+            return slope.loss, slope.gradient, slope.statistics, memory
+
+        start = TrainState(*map(tree.first, (weights, statistics, opt_states)))
+        state, loss, memory = self.solver.train(
+            context.key, start, split, step, memory, round_number=context.round, num_steps=num_steps, ahead=True
+        )
+        return self._trained(context, tree.stack_one(state), loss[None]), memory
+
+    def init_personal(
+        self, key: Key, client: Array, part: Callable[[Params], Params] | None = None, *, common: bool = True
+    ) -> Personal:
+        """A client's own initial model, or the `part` of it that it keeps, with its optimizer's state.
+
+        Args:
+            key: Random key, the same for all clients.
+            client: () int32, the client's number.
+            part: A model's parameters -> the client's own part of them, with None in place of the rest; None: all.
+            common: As in `init_model`.
+        """
+        params = self.init_model(key, client, common=common)
+        if part is not None:
+            params = part(params)
+        return Personal(params, self.solver.begin(params).opt_state)
+
+    def fit_personal(
+        self, context: ClientContext, personal: Personal, split: Split, objective: Objective | None = None
+    ) -> tuple[Personal, Array]:
+        """Trains a client's own model for a round; returns it with its optimizer, and the mean loss ().
+
+        Args:
+            context: The client's context; its key determines the mini-batches, the same ones as in `fit`.
+            personal: The client's own model.
+            split: The client's training data.
+            objective: (params, mini-batch) -> the value to minimize; None: the mean loss. It draws other dropout and
+                noise than the received models do.
+        """
+        step = descent(scalar(objective or self.solver.mean_loss), number=1)
+        start = TrainState(*self.solver.apart(personal.params), personal.opt_state)
+        state, loss, _ = self.solver.train(context.key, start, split, step, round_number=context.round)
+        return Personal(state.whole, state.opt_state), loss
+
+    def fit_side_by_side(
+        self,
+        context: ClientContext,
+        models: Params,
+        personal: Personal,
+        split: Split,
+        global_objective: PairObjective,
+        personal_objective: PairObjective,
+    ) -> Trained:
+        """Trains the received model and a client's own model or part, on the same mini-batches, step by step.
+
+        In a step, each takes a gradient of its own objective, in which the other one is fixed as it was before the
+        step. A fixed model is whole: it has its batch statistics, for predictions.
+
+        Args:
+            context: The client's context; its key determines the mini-batches.
+            models: The received model, leaves (1, ...), as in `fit`.
+            personal: The client's own model, or its own part.
+            split: The client's training data.
+            global_objective: (params of the received model, the client's own model, mini-batch) -> its value.
+            personal_objective: (the client's own params, the received model, mini-batch) -> its value.
+
+        Returns:
+            As `fit`, with the client's next `Personal` as the row, and the mean of the personal objective as loss.
+        """
+        shared_problem = self.of_server
+        weights, statistics = shared_problem._apart(context, models)
+        opt_states = shared_problem._optimizers(context, shared_problem.solver, weights)
+        global_start = TrainState(*map(tree.first, (weights, statistics, opt_states)))
+        personal_start = TrainState(*self.solver.apart(personal.params), personal.opt_state)
+        optimizer = side_by_side(shared_problem.solver.optimizer, self.solver.optimizer)
+
+        def step(params, statistics, memory, batch):
+            global_whole, personal_whole = (joined(*of_one) for of_one in zip(params, statistics, strict=True))
+            of_global = lambda params, batch: global_objective(params, personal_whole, batch)
+            of_personal = lambda params, batch: personal_objective(params, global_whole, batch)
+            _, global_grads = value_and_gradients(of_global, params[0], statistics[0], batch.of_model(0))
+            loss, personal_grads = value_and_gradients(of_personal, params[1], statistics[1], batch.of_model(1))
+            grads, changes = zip(global_grads, personal_grads, strict=True)
+            return loss, grads, changes, memory
+
+        start = TrainState(*zip(global_start, personal_start, strict=True))
+        solver = self.solver._replace(optimizer=optimizer)
+        pair, loss, _ = solver.train(context.key, start, split, step, round_number=context.round)
+        global_state, personal_state = (TrainState(*of_one) for of_one in zip(*pair, strict=True))
+        trained = shared_problem._trained(context, tree.stack_one(global_state), loss[None])
+        return trained._replace(row=Personal(personal_state.whole, personal_state.opt_state))
+
+    def train_newcomer(
+        self,
+        context: ClientContext,
+        data: ClientData,
+        objective: Objective | None = None,
+        *,
+        start: Params | None = None,
+        part: Callable[[Params], Params] | None = None,
+        rounds: int | None = None,
+    ) -> Params:
+        """What a client unseen in training makes of its own data, alone: a trained model, or a part of one.
+
+        Args:
+            context: The client's context.
+            data: The client's data.
+            objective: (params, mini-batch) -> the value to minimize; None: the mean loss.
+            start: What it begins with; None: an initial model, of which it trains the `part`.
+            part: A model's parameters -> what is trained of them, as in `init_personal`; None: all.
+            rounds: Number of rounds' worth of local epochs or steps; None: as many as the run has.
+        """
+        if start is None:
+            init_key, train_key = jax.random.split(context.key)
+            context = context._replace(key=train_key)
+            start = self.model.init(init_key)
+            if part is not None:
+                start = part(start)
+        step = descent(scalar(objective or self.solver.mean_loss))
+
+        def one_round(number, state):
+            key = jax.random.fold_in(context.key, number)
+            return self.solver.train(key, state, data.train, step, round_number=number)[0]
+
+        num_rounds = self.rounds if rounds is None else rounds
+        return jax.lax.fori_loop(0, num_rounds, one_round, self.solver.begin(start)).whole
+
+    def zero_params(self) -> Params:
+        """Zeros in the shapes of a model's parameters, without batch statistics."""
+        params, _ = self.solver.apart(self.model.network.shapes)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), params)
+
+    def full_gradient(self, context: ClientContext, models: Params, split: Split) -> Params:
+        """The gradient of the mean loss over all of a client's examples, at the only model that it received."""
+        weights, statistics = self._apart(context, models)
+        _, gradient = self.solver.loss_and_gradient(tree.first(joined(weights, statistics)), split)
+        return self.solver.apart(gradient)[0]
+
+    def _apart(self, context: ClientContext, models: Params) -> tuple[Params, Params]:
+        """Parameters and batch statistics of models (J, ...), wherever the statistics are."""
+        if context.statistics is not None:
+            return models, context.statistics
+        return self.solver.apart(models)
+
+    def _optimizers(self, context: ClientContext, solver: Solver, weights: Params) -> PyTree:
+        """Optimizer states of J models: those that the engine kept, or new ones."""
+        new = self.plan.over_models(solver.optimizer.init, weights)
+        if context.optimizer is None:
+            return new
+        return kept_or_new(context.optimizer, context.optimizer.state, new)
+
+    def _trained(self, context: ClientContext, state: TrainState, losses: Array) -> Trained:
+        """Trained models (J, ...) as whole as they came."""
+        if context.statistics is not None:
+            return Trained(state.params, losses, state.opt_state, state.statistics)
+        return Trained(state.whole, losses, state.opt_state)
 
     def alone(
         self,

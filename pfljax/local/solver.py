@@ -34,6 +34,70 @@ def scalar(objective: Callable[..., Array]) -> Callable[..., Array]:
     return checked
 
 
+class TrainState(NamedTuple):
+    """A model in training.
+
+    Attributes:
+        params: What the optimizer changes; None in place of batch statistics.
+        statistics: The batch statistics, with None in place of the rest; None if there are none.
+        opt_state: The optimizer's state for `params`.
+    """
+
+    params: Params
+    statistics: Params
+    opt_state: PyTree
+
+    @property
+    def whole(self) -> Params:
+        """The model, with its batch statistics."""
+        return joined(self.params, self.statistics)
+
+
+def joined(params: Params, statistics: Params) -> Params:
+    """A whole model, from what `Solver.apart` returned."""
+    return params if statistics is None else tree.combine(params, statistics)
+
+
+def value_and_gradients(
+    objective: Callable[..., Array], params: Params, statistics: Params, batch: Batch, *rest: PyTree
+) -> tuple[Array, tuple[Params, Params]]:
+    """objective(params, mini-batch, *rest), and its gradients in the parameters and in the batch statistics."""
+
+    def value(params, statistics):
+        return objective(params, batch._replace(statistics=statistics), *rest)
+
+    return jax.value_and_grad(value, argnums=(0, 1))(params, statistics)
+
+
+def descent(objective: Callable[..., Array], number: Array | None = None) -> StepFunction:
+    """The step that follows an objective's gradients; `number`: the model's, for dropout and noise of its own."""
+
+    def step(params, statistics, memory, batch):
+        batch = batch if number is None else batch.of_model(number)
+        loss, (grads, changes) = value_and_gradients(objective, params, statistics, batch)
+        return loss, grads, changes, memory
+
+    return step
+
+
+# (params, statistics, memory, batch) -> (loss, gradient of params, gradient of statistics, memory)
+StepFunction = Callable[[Params, Params, PyTree, Batch], tuple[Array, Params, Params, PyTree]]
+
+
+class Slope(NamedTuple):
+    """The loss of a mini-batch and what it says about a model.
+
+    Attributes:
+        loss: () the objective's value.
+        gradient: Its gradient in the parameters.
+        statistics: Old minus new batch statistics, as the forward pass wrote them; methods pass this on.
+    """
+
+    loss: Array
+    gradient: Params
+    statistics: Params = None
+
+
 class Solver(NamedTuple):
     """Trains a model on a client's own data.
 
@@ -75,7 +139,12 @@ class Solver(NamedTuple):
             return self.loss(jax.tree.map(hold, mask, params), *args, **options)
 
         optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
-        labels = jax.tree.map(lambda chosen: "part" if chosen else "rest", mask)
+
+        def labels(params: Params) -> PyTree:
+            """For parameters with or without batch statistics, which are None in the latter."""
+            label = lambda leaf, chosen: None if leaf is None else "part" if chosen else "rest"
+            return jax.tree.map(label, params, mask, is_leaf=lambda leaf: leaf is None)
+
         return self.with_loss(loss)._replace(optimizer=optax.partition(optimizers, labels))
 
     def lasting(self, opt_state: PyTree, params: Params) -> tuple:
@@ -210,12 +279,86 @@ class Solver(NamedTuple):
         mask = real | ~real.any()  # a client without examples has statistics as well, which nobody reads
         return Training(jax.random.fold_in(batch.key, DROPOUT), mask)
 
+    def train(
+        self,
+        key: Key,
+        start: TrainState,
+        split: Split,
+        step: StepFunction,
+        memory: PyTree = (),
+        *,
+        round_number: Array,
+        num_steps: Array | None = None,
+        ahead: bool = False,
+    ) -> tuple[TrainState, Array, PyTree]:
+        """A round of local training, in which methods see parameters and batch statistics follow by themselves.
+
+        Args:
+            key: Key for the order of the examples, drawn anew in every epoch.
+            start: Parameters, batch statistics and optimizer state.
+            split: One client's training data.
+            step: (params, statistics, memory, batch) -> (loss, gradient of the parameters, gradient of the
+                statistics, memory).
+            memory: Carry of `step`.
+            round_number: Number of the round, for learning rate schedules.
+            num_steps: () int32, number of steps; None: the solver's own.
+            ahead: Whether `step` gets a function of n in place of the mini-batch: batch(0) is the step's, batch(n) the
+                n-th after it (after the round's last comes its first).
+
+        Returns:
+            The state after training, the mean loss over the steps, and the memory.
+        """
+        n_max = split.y.shape[0]
+        if num_steps is None:
+            total = self.num_steps(split.size, n_max)
+        else:
+            total = jnp.where(split.size > 0, num_steps, 0)
+        orders = self.draw_orders(key, split.size, n_max)
+
+        def one_step(number, carry):
+            state, loss_sum, memory = carry
+
+            def take(after: int) -> Batch:
+                place = (number + after) % jnp.maximum(total, 1) if after else number
+                return self.take_batch(key, orders, split, place)
+
+            batch = take if ahead else take(0)
+            loss, grads, changes, memory = step(state.params, state.statistics, memory, batch)
+            updates, opt_state = self.optimizer.update(
+                grads, state.opt_state, state.params, round_number=round_number
+            )
+            params = optax.apply_updates(state.params, updates)
+            # The gradient of a statistic is the old value minus the new one, so this sets it to the new one.
+            statistics = jax.tree.map(lambda old, change: old + -1.0 * change, state.statistics, changes)
+            return TrainState(params, statistics, opt_state), loss_sum + loss, memory
+
+        with jax.named_scope("steps"):  # by this name, compiled programs are weighed with the number of steps
+            carry = (start, jnp.zeros(()), memory)
+            state, loss_sum, memory = jax.lax.fori_loop(0, total, one_step, carry)
+        return state, loss_sum / jnp.maximum(total, 1), memory
+
+    def begin(self, params: Params) -> TrainState:
+        """A whole model's state before training with a new optimizer."""
+        weights, statistics = self.apart(params)
+        return TrainState(weights, statistics, self.optimizer.init(weights))
+
+    def apart(self, params: Params) -> tuple[Params, Params]:
+        """A model's parameters without batch statistics, and its batch statistics; None where leaves are left out.
+
+        The second is None if the model has no batch statistics.
+        """
+        if self.statistics is None:
+            return params, None
+        statistics, weights = tree.partition(params, self.statistics(params))
+        return weights, statistics
+
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
         """Mean loss over the batch; with weights (n_max,), the weighted sum divided by the number of examples.
 
         Its gradient is private if the solver's gradients are.
         """
         mode = self.mode(batch)
+        params = joined(params, batch.statistics)
         if self.privacy.active:
             weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
             examples, loss = (batch.x, batch.y, weighed), self.loss
