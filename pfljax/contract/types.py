@@ -247,8 +247,10 @@ class Trained(NamedTuple):
         opt_state: Optimizer states of these models. The engine keeps them if the run says so.
         statistics: Batch statistics of the trained models, leaves (J, ...), where `models` has none.
         row: What the client keeps.
-        weight: () weight of this client in averages; None: n_k.
+        weight: () weight of this client in averages; None: n_k. A client with weight 0 sends nothing.
         sums: Trees that the server adds up over the round's clients, by name.
+        count: Weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
+        square: () squared norm of the client's update, if the server needs it.
         told: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
     """
 
@@ -259,6 +261,8 @@ class Trained(NamedTuple):
     row: PyTree = ()
     weight: Array | None = None
     sums: Mapping[str, PyTree] = {}
+    count: Array | None = None
+    square: Array | None = None
     told: Mapping[str, PyTree] = {}
 
 
