@@ -24,8 +24,8 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.algorithms.common.aggregation import client_weight
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import (

@@ -117,7 +117,9 @@ class Cohort:
         """Positions of clients (...) in `ids`, or -1; uses bisection, so that no array has size K."""
         if self.everyone:
             return clients
-        place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(jnp.int32)
+        place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(
+            jnp.int32
+        )
         return jnp.where(self.ids[place] == clients, place, -1)
 
 
@@ -431,7 +433,11 @@ class Ledger:
     def beside(self, text: str) -> Ledger:
         """The ledger with one more entry in `unaccounted`."""
         known = self.unaccounted.split("; ") if self.unaccounted else []
-        return self if text in known else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
+        return (
+            self
+            if text in known
+            else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -559,7 +565,9 @@ class Algorithm:
     exchanges: int = 1
     root: Callable[[Key, State], dict[str, PyTree]] | None = None
     report: Report = Report()
-    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
+    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(
+        default_factory=dict
+    )
     via_server: bool = False
     averages: bool = False
     changes: tuple[str, ...] = ()
@@ -574,7 +582,9 @@ class Algorithm:
             raise ArgumentError("topology", f"accepted: {', '.join(SCORED)}", self.topology)
         object.__setattr__(self, "topology", Topology(self.topology))
         if self.download is None and self.topology.between_clients:
-            text = f"required with topology={str(self.topology)!r}; it says who receives whose model"
+            text = (
+                f"required with topology={str(self.topology)!r}; it says who receives whose model"
+            )
             raise ArgumentError("download", text)
         if not isinstance(self.averages, bool):
             text = "accepted: True or False, whether uploads hold weight x (theta_k - theta)"
@@ -583,6 +593,10 @@ class Algorithm:
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)
         if not self.report.scored:
-            tuned = self.topology.on_server and self.predict is not None  # such as a copy that the client trains
-            report = dataclasses.replace(self.report, scored=SCORED[Topology.OWN if tuned else self.topology])
+            tuned = (
+                self.topology.on_server and self.predict is not None
+            )  # such as a copy that the client trains
+            report = dataclasses.replace(
+                self.report, scored=SCORED[Topology.OWN if tuned else self.topology]
+            )
             object.__setattr__(self, "report", report)

@@ -69,8 +69,12 @@ def of_pair_optimizer(
         return Pair(shared.init(params.shared), personal.init(params.personal))
 
     def update(gradients: Pair, states: Pair, params: Pair, **extra: Any) -> tuple[Pair, Pair]:
-        shared_update, shared_state = shared.update(gradients.shared, states.shared, params.shared, **extra)
-        personal_update, personal_state = personal.update(gradients.personal, states.personal, params.personal, **extra)
+        shared_update, shared_state = shared.update(
+            gradients.shared, states.shared, params.shared, **extra
+        )
+        personal_update, personal_state = personal.update(
+            gradients.personal, states.personal, params.personal, **extra
+        )
         return Pair(shared_update, personal_update), Pair(shared_state, personal_state)
 
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
@@ -149,7 +153,9 @@ class Problem(NamedTuple):
         if self.model.network.fixed and not common and self.num_clients > 1:
             text = "is one NNX module, but initial models must differ; accepted: a function of rngs that creates it"
             raise ArgumentError("model", text)
-        return self.model.init(jax.random.fold_in(key, jnp.zeros_like(number) if common else number))
+        return self.model.init(
+            jax.random.fold_in(key, jnp.zeros_like(number) if common else number)
+        )
 
     def init_global(self, key: Key) -> Params:
         """The initial model of a server that has one."""
@@ -159,7 +165,9 @@ class Problem(NamedTuple):
         """`num` initial models, stacked, with the numbers 0 to `num` - 1; see `init_model`."""
         if num == 1:
             return tree.stack_one(self.init_global(key))
-        return self.plan.over_rows(lambda n: self.init_model(key, n, common=common), jnp.arange(num))
+        return self.plan.over_rows(
+            lambda n: self.init_model(key, n, common=common), jnp.arange(num)
+        )
 
     def with_loss(self, loss: Callable[..., Array]) -> Problem:
         """The problem whose local training minimizes another loss; see `Solver.with_loss`."""
@@ -175,7 +183,9 @@ class Problem(NamedTuple):
 
     def passes(self, epochs: int | None) -> float:
         """Mini-batches in `epochs` epochs as a multiple of the solver's steps, for the largest client."""
-        return self.with_epochs(epochs).solver.max_steps(self.n_max) / self.solver.max_steps(self.n_max)
+        return self.with_epochs(epochs).solver.max_steps(self.n_max) / self.solver.max_steps(
+            self.n_max
+        )
 
     def fit(
         self,
@@ -330,7 +340,9 @@ class Problem(NamedTuple):
 
         params, statistics = self.solver.without_statistics(personal.params)
         start = TrainState(params, statistics, personal.opt_state)
-        state, loss = self.solver.fit(context.key, start, split, of_model, round_number=context.round)
+        state, loss = self.solver.fit(
+            context.key, start, split, of_model, round_number=context.round
+        )
         return Personal(state.whole, state.opt_state), loss
 
     # ---- The received model and one of the client's own, on the same mini-batches.
@@ -387,7 +399,9 @@ class Problem(NamedTuple):
 
         optimizer = of_pair_optimizer(server.solver.optimizer, self.solver.optimizer)
         solver = self.solver._replace(optimizer=optimizer)
-        state, loss, memory = solver.train(context.key, start, split, step, memory, round_number=context.round)
+        state, loss, memory = solver.train(
+            context.key, start, split, step, memory, round_number=context.round
+        )
         shared = TrainState(state.params.shared, state.statistics.shared, state.opt_state.shared)
         whole = joined(state.params.personal, state.statistics.personal)
         trained = server.trained(context, tree.stack_one(shared), loss[None])
@@ -421,7 +435,9 @@ class Problem(NamedTuple):
             objective as loss.
         """
 
-        def direction(params: Pair, statistics: Pair, memory: PyTree, batch: Batch) -> tuple[Pair, PyTree]:
+        def direction(
+            params: Pair, statistics: Pair, memory: PyTree, batch: Batch
+        ) -> tuple[Pair, PyTree]:
             global_model = joined(params.shared, statistics.shared)
             own_model = joined(params.personal, statistics.personal)
 

@@ -15,7 +15,16 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Split, Training
 from pfljax.exchange.views import read
 from pfljax.local import lasting
-from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, of_examples, shuffle, sum_over_examples
+from pfljax.local.batches import (
+    AUGMENTATION,
+    DROPOUT,
+    NOISE,
+    Batch,
+    masked,
+    of_examples,
+    shuffle,
+    sum_over_examples,
+)
 from pfljax.local.privacy import Privacy, private_mean
 
 
@@ -77,7 +86,9 @@ class Slope(NamedTuple):
 StepFunction = Callable[[Any, Any, Any, Callable[[int], Batch]], tuple[Slope, Any]]
 
 
-def slope(objective: Callable[..., Array], params: Params, statistics: Params, batch: Batch) -> Slope:
+def slope(
+    objective: Callable[..., Array], params: Params, statistics: Params, batch: Batch
+) -> Slope:
     """The slope of objective(params, mini-batch) at a model's parameters and batch statistics."""
 
     def value(params: Params, statistics: Params) -> Array:
@@ -123,15 +134,26 @@ class Solver(NamedTuple):
         The other leaves do not change, do not count in gradient clipping, and have no optimizer state.
         """
 
-        def loss(params: Params, *args: Any, **options: Any) -> Array:
-            hold = lambda chosen, leaf: leaf if chosen else jax.lax.stop_gradient(leaf)
-            return self.loss(jax.tree.map(hold, mask, params), *args, **options)
+        def stop_unless(chosen: bool, leaf: Array) -> Array:
+            return leaf if chosen else jax.lax.stop_gradient(leaf)
 
-        optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
+        def loss(params: Params, *args: Any, **options: Any) -> Array:
+            trained = jax.tree.map(stop_unless, mask, params)
+            return self.loss(trained, *args, **options)
+
+        optimizers: dict[Hashable, optax.GradientTransformation] = {
+            "part": self.optimizer,
+            "rest": optax.set_to_zero(),
+        }
 
         def labels(params: Params) -> PyTree:
             """For parameters with or without batch statistics, which are None in the latter."""
-            label = lambda leaf, chosen: None if leaf is None else "part" if chosen else "rest"
+
+            def label(leaf: Any, chosen: bool) -> str | None:
+                if leaf is None:
+                    return None
+                return "part" if chosen else "rest"
+
             return jax.tree.map(label, params, mask, is_leaf=lambda leaf: leaf is None)
 
         return self.with_loss(loss)._replace(optimizer=optax.partition(optimizers, labels))
@@ -143,7 +165,11 @@ class Solver(NamedTuple):
     def resumed(self, params: Params, earlier: tuple) -> PyTree:
         """A new optimizer state for a shared model, with what goes on of an `earlier` one; (): of none."""
         fresh = self.optimizer.init(params)
-        return lasting.resumed(lasting.marks(self.optimizer, params), fresh, earlier) if earlier else fresh
+        return (
+            lasting.resumed(lasting.marks(self.optimizer, params), fresh, earlier)
+            if earlier
+            else fresh
+        )
 
     def with_epochs(self, epochs: int | None) -> Solver:
         """The solver with `epochs` epochs per round; None: with its own epochs or steps."""
@@ -224,7 +250,9 @@ class Solver(NamedTuple):
         ) -> tuple[Slope, PyTree]:
             return slope(objective, params, statistics, batch_at(0)), memory
 
-        state, loss, _ = self.train(key, start, split, step, round_number=round_number, num_steps=num_steps)
+        state, loss, _ = self.train(
+            key, start, split, step, round_number=round_number, num_steps=num_steps
+        )
         return state, loss
 
     def train(
@@ -262,7 +290,9 @@ class Solver(NamedTuple):
             total = jnp.where(split.size > 0, num_steps, 0)
         orders = self.draw_orders(key, split.size, n_max)
 
-        def one_step(number: Array, carry: tuple[TrainState, Array, PyTree]) -> tuple[TrainState, Array, PyTree]:
+        def one_step(
+            number: Array, carry: tuple[TrainState, Array, PyTree]
+        ) -> tuple[TrainState, Array, PyTree]:
             state, loss_sum, memory = carry
 
             def batch_at(ahead: int) -> Batch:
@@ -279,7 +309,9 @@ class Solver(NamedTuple):
             )
             params = optax.apply_updates(state.params, updates)
             # The gradient of a statistic is the old value minus the new one: this sets the new one.
-            statistics = jax.tree.map(lambda old, change: old + -1.0 * change, state.statistics, found.statistics)
+            statistics = jax.tree.map(
+                lambda old, change: old + -1.0 * change, state.statistics, found.statistics
+            )
             return TrainState(params, statistics, opt_state), loss_sum + found.loss, memory
 
         # By this name, compiled programs are weighed with the number of steps.
@@ -293,7 +325,9 @@ class Solver(NamedTuple):
         if not self.keyed:
             return None
         real = batch.mask > 0
-        mask = real | ~real.any()  # a client without examples has statistics as well, which nobody reads
+        mask = (
+            real | ~real.any()
+        )  # a client without examples has statistics as well, which nobody reads
         return Training(jax.random.fold_in(batch.key, DROPOUT), mask)
 
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
@@ -308,7 +342,10 @@ class Solver(NamedTuple):
             examples, loss = (batch.x, batch.y, weighed), self.loss
             if mode is not None:  # one key per example, for per-example gradients
                 examples = (*examples, jax.random.split(mode.key, batch.mask.shape[0]))
-                loss = lambda params, x, y, keys: self.loss(params, x, y, keys[0])
+
+                def loss(params: Params, x: PyTree, y: Array, keys: Key) -> Array:
+                    return self.loss(params, x, y, keys[0])
+
             return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
         losses = self.loss(params, batch.x, batch.y, mode)
         mask = batch.mask if weights is None else batch.mask * weights[batch.index]
@@ -332,13 +369,18 @@ class Solver(NamedTuple):
 
     def total_loss(self, params: Params, split: Split) -> Array:
         """Sum of the loss over all of a client's examples."""
-        return sum_over_examples(lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split)
+        return sum_over_examples(
+            lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split
+        )
 
     def loss_and_gradient(self, params: Params, split: Split) -> tuple[Array, Params]:
         """Mean loss over all of a client's examples, and its gradient; processes examples in blocks."""
 
         def sums(x, y, mask):
-            total = lambda params: jnp.where(mask, self.loss(params, *masked(x, y, mask)), 0).sum()
+            def total(params: Params) -> Array:
+                losses = self.loss(params, *masked(x, y, mask))
+                return jnp.where(mask, losses, 0).sum()
+
             return jax.value_and_grad(total)(params)
 
         return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
@@ -372,7 +414,11 @@ class Solver(NamedTuple):
             index = places
         else:
             epoch = step // per_epoch % orders.shape[0]
-            index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
+            index = (
+                jnp.asarray(orders)
+                .at[epoch, jnp.minimum(places, n_max - 1)]
+                .get(mode="promise_in_bounds")
+            )
         taken = ... if orders is None and self.statistics is None else index
         x, y = read(split[:2], taken)
         x, y = masked(x, y, inside)

@@ -30,7 +30,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
+from pfljax.local.solver import Solver, TrainState, joined
 
 PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
 
@@ -65,8 +65,9 @@ def sharing_layers(
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    A client's row is phi_k. Newcomers minimize the mean loss over their own phi, with theta fixed, for as many rounds as
-    the run has. If some phases name their epochs and do not train theta, newcomers train for the epochs of these.
+    A client's row is phi_k. Newcomers minimize the mean loss over their own phi, with theta fixed,
+    for as many rounds as the run has. If some phases name their epochs and do not train theta,
+    newcomers train for the epochs of these.
 
     Args:
         problem: The problem to build the algorithm for.
@@ -91,9 +92,7 @@ def sharing_layers(
         theta, phi = tree.partition(trained.models, shared(models))
         return trained._replace(models=theta, row=tree.first(phi))
 
-    def predict(
-        context: ClientContext, theta: Params, phi: Params, data: ClientData
-    ) -> Prediction:
+    def predict(context: ClientContext, theta: Params, phi: Params, data: ClientData) -> Prediction:
         return Prediction(tree.combine(theta, tree.stack_one(phi)))
 
     def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
@@ -111,7 +110,9 @@ def sharing_layers(
         context = context._replace(key=train_key)
         return Prediction.one(personal_part.train_newcomer(context, data, start=start))
 
-    passes = sum(problem.passes(phase.epochs) for phase in phases) if phases else problem.passes(None)
+    passes = (
+        sum(problem.passes(phase.epochs) for phase in phases) if phases else problem.passes(None)
+    )
     if phases:
         epochs = ["as given" if phase.epochs is None else str(phase.epochs) for phase in phases]
         facts = (*report.facts, ("local epochs, phase by phase", ", then ".join(epochs)))
@@ -191,7 +192,9 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
     return base
 
 
-def named(problem: Problem, personal: str, method: str = "", needs: str = "") -> Callable[[Params], PyTree]:
+def named(
+    problem: Problem, personal: str, method: str = "", needs: str = ""
+) -> Callable[[Params], PyTree]:
     """A model's parameters -> a tree of bools: which leaves' paths contain a match of a regular expression.
 
     Raises:
@@ -206,9 +209,13 @@ def named(problem: Problem, personal: str, method: str = "", needs: str = "") ->
     if not found:
         paths = ", ".join("/".join(path) for path in model.network.above)
         if method:
-            text = f"needs {needs}, whose parameters' paths contain {personal}; this model has {paths}"
+            text = (
+                f"needs {needs}, whose parameters' paths contain {personal}; this model has {paths}"
+            )
             raise ArgumentError("method", text, method)
-        raise ArgumentError("personal", f"matches no parameter; accepted: parts of {paths}", personal)
+        raise ArgumentError(
+            "personal", f"matches no parameter; accepted: parts of {paths}", personal
+        )
 
     def mask(params: Params) -> PyTree:
         return model.named(params, personal)
