@@ -43,13 +43,14 @@ class Phase(NamedTuple):
     Attributes:
         part: Parameters of a model -> a tree of bools: which leaves are trained.
         epochs: Passes over the client's data; None: the solver's epochs or steps.
-        objective: (params, start, mini-batch) -> the value to minimize; None: the mean loss. `start`
-            is the client's model before the round's first phase, to which a phase may stay near.
+        objective: (solver, params, start, mini-batch) -> the value to minimize; None: the mean loss.
+            `solver` trains the part, and `start` is the client's model before the round's first
+            phase, to which a phase may stay near.
     """
 
     part: Callable[[Params], PyTree]
     epochs: int | None = None
-    objective: Callable[[Params, Params, Batch], Array] | None = None
+    objective: Callable[[Solver, Params, Params, Batch], Array] | None = None
 
 
 def sharing_layers(
@@ -165,7 +166,7 @@ def train_phases(
         ) -> Array:
             if phase.objective is None:
                 return solver.mean_loss(params, batch)
-            return phase.objective(params, start, batch)
+            return phase.objective(solver, params, start, batch)
 
         key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), number)
         state, loss = part.solver.fit(key, state, split, objective, round_number=context.round)
