@@ -1,4 +1,4 @@
-"""Signs that a method's file is written for the contract of versions up to 0.2, and what replaces them."""
+"""Signs that a method's file is written for the former contract, and what replaces them."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ def hint(file: str) -> str:
     found = [text for pattern, text in REPLACED.items() if re.search(pattern, source)]
     if not found:
         return ""
-    return f"; the file is written for pfljax up to 0.2: {'; '.join(found)}; {GUIDE}"
+    return f"; the file is written for the former contract of methods: {'; '.join(found)}; {GUIDE}"
