@@ -74,7 +74,7 @@ class FedeRiCoCentralized:
 
             # Pi_i <- w_i (Eq. 4), and w_ij grad_phi_j sum_s l(phi_j; x_s, y_s) for each j (Eq. 5).
             weighed = gradients.after_e_step(
-                problem, context, models, split, log_prior, e_step, weights=jnp.exp
+                problem, context, models, split, log_prior, e_step=e_step, weights=jnp.exp
             )
 
             # log p(D_i; Theta) of Eq. 1, in the round's first exchange.

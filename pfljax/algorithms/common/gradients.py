@@ -84,9 +84,7 @@ def after_e_step(
     nothing = jnp.zeros((tree.num_rows(models),))
 
     def next_row(totals: Array) -> PyTree:
-        return jax.tree.map(
-            lambda new, old: jnp.where(is_first, new, old), e_step(totals), row
-        )
+        return jax.tree.map(lambda new, old: jnp.where(is_first, new, old), e_step(totals), row)
 
     # A program without an E-step is smaller.
     if context.later:
