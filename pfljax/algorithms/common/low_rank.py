@@ -6,7 +6,7 @@ layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ class Products(NamedTuple):
         others: The model's other parameters, with None in place of LoRA's.
     """
 
-    products: dict[tuple[str, ...], Array]
+    products: Mapping[tuple[str, ...], Array]
     others: Params
 
 
