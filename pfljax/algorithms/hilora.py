@@ -28,14 +28,13 @@ training on the root, then train a leaf for as many rounds as the third stage ha
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import low_rank
-from pfljax.algorithms.common.clusters import spectral_clusters
+from pfljax.algorithms.common.clusters import by_eigengap
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
@@ -320,7 +319,8 @@ def spanned(basis: PyTree) -> PyTree:
 def overlap(a: PyTree, b: PyTree) -> Array:
     """() |A B^T|^2, summed over layers and weights."""
     squares = jax.tree.map(lambda x, y: jnp.square(x @ y.mT).sum(), a, b)
-    return jnp.asarray(sum(jax.tree.leaves(squares)))
+    total = sum(jax.tree.leaves(squares))
+    return jnp.asarray(total)
 
 
 def similarity(a: PyTree, b: PyTree) -> Array:
@@ -344,9 +344,10 @@ def leading_directions(bases: PyTree, num: int) -> PyTree:
     distance = 1 - similarity(bases, bases)
     is_self = jnp.eye(len(distance), dtype=bool)
     sigma = jnp.nanmedian(jnp.where(is_self, jnp.nan, distance))
-    affinity = jnp.exp(-jnp.square(distance / jnp.maximum(sigma, 1e-6)) / 2)
+    relative = distance / jnp.maximum(sigma, 1e-6)
+    affinity = jnp.exp(-jnp.square(relative) / 2)
 
-    labels = clusters_by_eigengap(affinity, num)
+    labels = by_eigengap(affinity, num)
     is_member = jax.nn.one_hot(labels, num)
 
     def of_weight(u: Array) -> Array:
@@ -357,25 +358,3 @@ def leading_directions(bases: PyTree, num: int) -> PyTree:
         return v[..., : u.shape[-2], :]
 
     return jax.tree.map(of_weight, bases)
-
-
-def clusters_by_eigengap(affinity: Array, most: int) -> Array:
-    """(S,) labels of 2 to `most` spectral clusters: as many as have the largest eigengap.
-
-    All in one cluster if S is less than 3.
-    """
-    most = min(most, len(affinity) - 1)
-    if most < 2:
-        return jnp.zeros(len(affinity), jnp.int32)
-
-    # Eigenvalues of D^-1/2 A D^-1/2, and the gaps after the second to the last one.
-    between = affinity * (1 - jnp.eye(len(affinity)))
-    scale = 1 / jnp.sqrt(jnp.maximum(between.sum(axis=1), 1e-12))
-    eigenvalues = jnp.linalg.eigvalsh(between * scale[:, None] * scale[None, :])[::-1]
-    gaps = eigenvalues[1:most] - eigenvalues[2 : most + 1]
-
-    def cluster(num: int, affinity: Array) -> Array:
-        return spectral_clusters(affinity, num).astype(jnp.int32)
-
-    branches = [functools.partial(cluster, num) for num in range(2, most + 1)]
-    return jax.lax.switch(jnp.argmax(gaps), branches, affinity)
