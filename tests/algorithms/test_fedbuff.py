@@ -66,7 +66,7 @@ def drawer(**knobs):
     cohort = Cohort(jnp.arange(20, dtype=jnp.int32))
 
     def draw(keys, played):
-        state = State((), (), (), (), played)
+        state = State(round=played)
         return jax.vmap(lambda key: lifting.download(algorithm, PROBLEM.plan, key, state, cohort))(keys)
 
     return jax.jit(draw)

@@ -11,7 +11,7 @@ from pfljax.algorithms.common import stale
 
 def drawn(delays, mean, most, rounds, num=4000):
     keys = jax.random.split(jax.random.key(0), num)
-    draw = jax.jit(jax.vmap(lambda key: stale.drawn(key, delays, mean, most, np.int32(rounds))[0]))
+    draw = jax.jit(jax.vmap(lambda key: stale.draw_delay(key, delays, mean, most, np.int32(rounds))[0]))
     return np.asarray(draw(keys))
 
 
