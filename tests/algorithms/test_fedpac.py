@@ -23,7 +23,12 @@ def statistics(params, x, y):
     """Per-class feature sums and counts, h and V / (n - 1); V is the trace of the covariance of z (x) e_y."""
     z, hot = features(params, x), np.eye(3)[y]
     outer = np.stack([np.outer(e, f).ravel() for e, f in zip(hot, z, strict=True)])
-    return hot.T @ z, hot.sum(axis=0), outer.mean(axis=0), outer.var(axis=0).sum() / max(len(y) - 1, 1)
+    return (
+        hot.T @ z,
+        hot.sum(axis=0),
+        outer.mean(axis=0),
+        outer.var(axis=0).sum() / max(len(y) - 1, 1),
+    )
 
 
 def quadratic(a, k, means, variance):
@@ -39,7 +44,13 @@ def weights_by_hand(k, means, variance):
     sums = {"type": "eq", "fun": lambda a: a.sum() - 1, "jac": np.ones_like}
     start = np.full(num, 1 / num)
     return scipy.optimize.minimize(
-        value, start, jac=slope, bounds=[(0, 1)] * num, constraints=[sums], method="SLSQP", options=options
+        value,
+        start,
+        jac=slope,
+        bounds=[(0, 1)] * num,
+        constraints=[sums],
+        method="SLSQP",
+        options=options,
     ).x
 
 
@@ -92,7 +103,9 @@ def fedpac(rounds):
 
 def test_rounds_by_hand():
     knobs = {"alignment": STRENGTH, "head_epochs": 2, "body_epochs": EPOCHS}
-    rounds = by_hand("fedpac", fedpac, rtol=1e-3, atol=1e-4, sizes=SIZES, hidden=(3,), knobs=knobs, epochs=1)
+    rounds = by_hand(
+        "fedpac", fedpac, rtol=1e-3, atol=1e-4, sizes=SIZES, hidden=(3,), knobs=knobs, epochs=1
+    )
     assert rounds.algorithm.ledger.gradients == 1 and rounds.algorithm.ledger.passes == 2 + EPOCHS
 
 
@@ -115,7 +128,10 @@ def test_weights_solve_the_quadratic(num, noise):
     for place, k in enumerate(np.flatnonzero(active)):
         expected = weights_by_hand(place, flat, variance[active])
         np.testing.assert_allclose(found[k, active], expected, atol=1e-2)
-        value, least = (quadratic(np.float64(a), place, flat, variance[active]) for a in (found[k, active], expected))
+        value, least = (
+            quadratic(np.float64(a), place, flat, variance[active])
+            for a in (found[k, active], expected)
+        )
         assert value <= least + 1e-5
     own = np.diagonal(found)[active]
     assert own.min() < 0.99 and (noise < 0.5 or own.max() < 0.7)
@@ -128,7 +144,9 @@ def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
         old, new = (np.asarray(state.clients.row[HEAD]["bias"]) for state in (before, after))
         (k,) = np.flatnonzero((old != new).any(axis=1))
         classes = np.bincount(rounds.examples(k)[1], minlength=3) > 0
-        moved = (np.asarray(before.server.state.mean) != np.asarray(after.server.state.mean)).any(axis=1)
+        moved = (np.asarray(before.server.state.mean) != np.asarray(after.server.state.mean)).any(
+            axis=1
+        )
         assert not moved[~classes].any() and moved.any()
         changed.append(k)
     assert len(set(changed)) > 1

@@ -130,7 +130,9 @@ def test_newcomers_are_at_the_center():
 @functools.cache
 def projection(num):
     """(changes, known) -> the points of eight clients; compiled."""
-    return jax.jit(lambda changes, known: floco_module.points_of(PLAN, {"kernel": changes}, known, num))
+    return jax.jit(
+        lambda changes, known: floco_module.points_of(PLAN, {"kernel": changes}, known, num)
+    )
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,9 @@ def feddpa(share):
     def reference(rounds):
         a, b = start_of(rounds, "models", "models")
         # The clients' own adapters start apart.
-        own = list(zip(*(rounds.start(f"clients.row.params.{name}") for name in (A, B)), strict=True))
+        own = list(
+            zip(*(rounds.start(f"clients.row.params.{name}") for name in (A, B)), strict=True)
+        )
         x = np.float64(rounds.federation.test.x[0])
         for _ in rounds:
             w = a @ b
@@ -285,6 +287,8 @@ def test_hilora_finds_groups_that_adapt_in_other_directions():
     moved = rng.normal(size=F)
     y = x @ W0
     y[np.arange(80), client // 4] += 2 * x @ moved
-    result = trained(pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1)
+    result = trained(
+        pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1
+    )
     of = result.collaboration.index[-1][:, 1]
     assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]

@@ -59,7 +59,9 @@ def pfedmb(simplex, averaging, rate):
             weights = []
             alphas = []
             for k in rounds.clients:
-                raw[k], alpha, mine = client_step(rounds, k, shared, raw[k], simplex, rate, rounds.epochs)
+                raw[k], alpha, mine = client_step(
+                    rounds, k, shared, raw[k], simplex, rate, rounds.epochs
+                )
                 trained.append(mine)
                 alphas.append(alpha)
                 weights.append(rounds.sizes[k] * (alpha if averaging == "alpha" else np.ones(B)))
@@ -104,7 +106,9 @@ def test_fine_tuning_repeats_a_client_s_step():
     """A client's step of 3 epochs, from where it is."""
     rounds = played()
     tuned = fine_tuned(rounds.problem, rounds.algorithm, 3)
-    after = toys.predict(tuned, rounds.problem, KEY, rounds.states[-1], rounds.federation.client_data)
+    after = toys.predict(
+        tuned, rounds.problem, KEY, rounds.states[-1], rounds.federation.client_data
+    )
     shared = entry(rounds.states[-1], "models")[0]
     raw = entry(rounds.states[-1], "clients.row")[:, 0]
     for k in rounds.clients:
@@ -173,7 +177,9 @@ def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
     assert jax.tree.structure(mixed) == jax.tree.structure(one)
     for names, pick in zip(model.layers, picks, strict=True):
         for top in names:
-            toys.assert_trees_close(mixed[top], jax.tree.map(lambda leaf, b=pick: leaf[b], stack[top]))
+            toys.assert_trees_close(
+                mixed[top], jax.tree.map(lambda leaf, b=pick: leaf[b], stack[top])
+            )
 
     even = mix_stack(jnp.array([[0.5, 0.3, 0.2]]))  # one row for all layers
     expected = jax.tree.map(lambda leaf: 0.5 * leaf[0] + 0.3 * leaf[1] + 0.2 * leaf[2], stack)
