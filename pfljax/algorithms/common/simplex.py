@@ -21,11 +21,15 @@ NEGLIGIBLE = 1e-6  # a component's variance, relative to the first one's, that i
 def draw(key: Key, point: Array, radius: Array | float) -> Array:
     """A point (M,) of the simplex: from the whole of it for radius inf, otherwise from a region around a point."""
     direction_key, radius_key = jax.random.split(key)
+    is_anywhere = jnp.isinf(radius)
+    # From the whole simplex
     anywhere = jax.random.exponential(direction_key, point.shape)
+    # From the region around the point
     direction = jax.random.uniform(direction_key, point.shape, minval=-1)
     direction /= jnp.maximum(jnp.abs(direction).sum(), jnp.finfo(jnp.float32).tiny)
-    near = point + jax.random.uniform(radius_key) * jnp.where(jnp.isinf(radius), 0, radius) * direction
-    alpha = jnp.where(jnp.isinf(radius), anywhere, jnp.maximum(near, 0))
+    distance = jax.random.uniform(radius_key) * jnp.where(is_anywhere, 0, radius)
+    near = jnp.maximum(point + distance * direction, 0)
+    alpha = jnp.where(is_anywhere, anywhere, near)
     return alpha / alpha.sum()
 
 
@@ -34,16 +38,31 @@ def components(plan: ExecutionPlan, changes: PyTree, known: Array, num: int) -> 
 
     In each direction, the change with the largest absolute value is positive, as in scikit-learn.
     """
-    mean = tree.mix(known / jnp.maximum(known.sum(), 1), changes)
-    centered = jax.tree.map(lambda leaf, mean: jnp.where(tree.per_row(known, leaf), leaf - mean, 0), changes, mean)
+    # The known changes, centered.
+    means = tree.mix(known / jnp.maximum(known.sum(), 1), changes)
+
+    def center(leaf: Array, mean: Array) -> Array:
+        return jnp.where(tree.per_row(known, leaf), leaf - mean, 0)
+
+    centered = jax.tree.map(center, changes, means)
+
+    # Eigenvectors of their inner products, the largest variances first.
     variances, vectors = jnp.linalg.eigh(plan.gram(centered))
-    variances, vectors = variances[::-1][:num], vectors[:, ::-1][:, :num]
-    directions = [leaf.reshape(len(variances), -1) for leaf in jax.tree.leaves(tree.mix(vectors.T, centered))]
-    directions = jnp.concatenate(directions, axis=1)
-    largest = jnp.take_along_axis(directions, jnp.abs(directions).argmax(axis=1)[:, None], axis=1)[:, 0]
-    scale = jnp.where(variances > NEGLIGIBLE * variances[0], jnp.sqrt(jnp.maximum(variances, 0)), 0)
-    found = vectors * scale * jnp.where(largest < 0, -1, 1)
-    return jnp.pad(found, ((0, 0), (0, num - found.shape[1])))
+    variances = variances[::-1][:num]
+    vectors = vectors[:, ::-1][:, :num]
+
+    # The sign of each direction.
+    directions = tree.mix(vectors.T, centered)
+    flat = [leaf.reshape(len(variances), -1) for leaf in jax.tree.leaves(directions)]
+    flat_directions = jnp.concatenate(flat, axis=1)
+    index = jnp.abs(flat_directions).argmax(axis=1)
+    largest = jnp.take_along_axis(flat_directions, index[:, None], axis=1)[:, 0]
+    sign = jnp.where(largest < 0, -1, 1)
+
+    deviation = jnp.sqrt(jnp.maximum(variances, 0))
+    scale = jnp.where(variances > NEGLIGIBLE * variances[0], deviation, 0)
+    projections = vectors * scale * sign
+    return jnp.pad(projections, ((0, 0), (0, num - projections.shape[1])))
 
 
 def projected(plan: ExecutionPlan, changes: PyTree, known: Array, num: int) -> Array:
@@ -57,16 +76,23 @@ def projected(plan: ExecutionPlan, changes: PyTree, known: Array, num: int) -> A
     """
     kappa = components(plan, changes, known, num)
     kappa -= kappa.max(axis=1, keepdims=True)  # the same projection, with less rounding
-    pairs = known[:, None] & known & ~jnp.eye(len(known), dtype=bool)
+    is_pair = known[:, None] & known & ~jnp.eye(len(known), dtype=bool)
 
-    def one(best, z):
-        points = plan.over_rows(lambda row: projection_simplex(row, z), kappa)
+    def keep_better(best: tuple[Array, Array], z: Array) -> tuple[tuple[Array, Array], None]:
+        """The points for the z of least energy so far."""
+        least_energy, best_points = best
+
+        def project(row: Array) -> Array:
+            return projection_simplex(row, z)
+
+        points = plan.over_rows(project, kappa)
         points /= points.sum(axis=1, keepdims=True)
         squares = jnp.square(points[:, None] - points).sum(axis=-1)
-        energy = jnp.where(pairs, 1 / jnp.maximum(squares, CLOSEST**2), 0).sum()
-        better = energy < best[0]
-        return (jnp.where(better, energy, best[0]), jnp.where(better, points, best[1])), None
+        energy = jnp.where(is_pair, 1 / jnp.maximum(squares, CLOSEST**2), 0).sum()
+        is_better = energy < least_energy
+        energy = jnp.where(is_better, energy, least_energy)
+        return (energy, jnp.where(is_better, points, best_points)), None
 
-    begin = jnp.float32(jnp.inf), jnp.full_like(kappa, 1 / num)
-    points = jax.lax.scan(one, begin, jnp.linspace(CLOSEST, 1, SCALES))[0][1]
+    start = (jnp.float32(jnp.inf), jnp.full_like(kappa, 1 / num))
+    (_, points), _ = jax.lax.scan(keep_better, start, jnp.linspace(CLOSEST, 1, SCALES))
     return jnp.where(known[:, None], points, 1 / num)
