@@ -8,11 +8,10 @@ import toys
 from quadratics import descend, play, vectors
 
 from pfljax.algorithms import clustered
-from pfljax.algorithms.common import clusters
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate
+from pfljax.contract.types import Aggregate, Told, Upload
 
-divide = jax.jit(clusters.bipartition, static_argnums=2)
+divide = jax.jit(clustered.bipartition, static_argnums=2)
 
 
 def parts(similarity, linkage="single", member=None):
@@ -124,14 +123,15 @@ def test_thresholds_are_in_units_of_the_first_round_s_largest_update(relative, l
     def server_update(number, size, state):
         signs = size * jnp.array([1.0, -1.0, 1.0, -1.0])
         update = jax.tree.map(lambda leaf: tree.per_row(signs, leaf) * jnp.ones_like(leaf), state.models)
-        upload = {"update": update, "size": jnp.ones(4)}
-        aggregate = Aggregate(upload, jnp.ones(4, jnp.int32), jnp.ones((4, 1), bool), {})
+        upload = Upload(update, sums={"num_examples": jnp.ones(4)})
+        everyone = jnp.ones((4, 1), bool)
+        aggregate = Aggregate(upload, jnp.ones(4, jnp.int32), everyone, Told(jnp.zeros(4)))
         return algorithm.server_update(jax.random.key(0), state._replace(round=number), aggregate)[0]
 
     for number, size in enumerate((2e-3, 1e-3)):
         state = server_update(np.int32(number), size, state)
-    np.testing.assert_array_equal(state.server.label, labels)
-    np.testing.assert_allclose(state.server.unit, 2 * size * 2, rtol=1e-5)  # 4 parameters
+    np.testing.assert_array_equal(state.server.state.label, labels)
+    np.testing.assert_allclose(state.server.state.unit, 2 * size * 2, rtol=1e-5)  # 4 parameters
 
 
 def noisy_targets(kinds):
@@ -147,14 +147,14 @@ def noisy_targets(kinds):
 def test_by_default_clusters_are_the_distributions(kinds):
     """Equal clients do not split."""
     states = play("clustered", rounds=40, epochs=2, federation=noisy_targets(kinds))[2]
-    np.testing.assert_array_equal(states[-1].server.label, np.arange(6) % kinds)
+    np.testing.assert_array_equal(states[-1].server.state.label, np.arange(6) % kinds)
 
 
 @pytest.mark.long
 def test_without_an_estimate_of_the_noise_equal_clients_split():
     federation = noisy_targets(1)
     states = play("clustered", rounds=40, epochs=2, federation=federation, knobs={"gamma": 0.0})[2]
-    assert len(set(states[-1].server.label.tolist())) > 1
+    assert len(set(states[-1].server.state.label.tolist())) > 1
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_clusters_are_found_and_averaged_apart():
     federation.train.y[...] = sign * federation.train.x.sum(axis=2)
     knobs = {"eps1": 0.4, "eps2": 0.6, "relative": False}
     _, _, states, records, predictions = play("clustered", rounds=6, epochs=2, knobs=knobs, federation=federation)
-    np.testing.assert_array_equal(states[-1].server.label, [0, 1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(states[-1].server.state.label, [0, 1, 0, 1, 0, 1])
     assert records[-1].metrics["clusters"] == 2
     theta = vectors(predictions.models)[:, 0]
     np.testing.assert_allclose(theta[0], theta[4], rtol=1e-6)
@@ -174,4 +174,4 @@ def test_clusters_are_found_and_averaged_apart():
         trained = [descend(federation, k, before[k], 2) for k in range(kind, 6, 2)]
         np.testing.assert_allclose(theta[kind], np.mean(trained, axis=0), rtol=1e-4, atol=1e-5)
     late = play("clustered", rounds=2, epochs=2, knobs=knobs | {"warmup": 9}, federation=federation)[2]
-    assert (np.asarray(late[-1].server.label) == 0).all()
+    assert (np.asarray(late[-1].server.state.label) == 0).all()

@@ -18,7 +18,7 @@ def test_shared_data_are_a_uniform_part_of_all():
     drawn = np.zeros(len(everything))
     start = jax.jit(algorithm.start)
     for key in jax.random.split(jax.random.key(0), 200):
-        pool = start(key, federation.client_data).server
+        pool = start(key, federation.client_data).state
         size = int(pool.size)
         assert size == 4  # 0.4 of 11 examples
         position = [int(np.flatnonzero((everything == x).all(axis=1))[0]) for x in np.asarray(pool.x[:size])]
@@ -30,7 +30,7 @@ def test_shared_data_are_a_uniform_part_of_all():
 
 def fedavg_data(rounds):
     """Everyone trains on the shared examples, too; these do not count in its weight n_k."""
-    pool = rounds.states[0].server
+    pool = rounds.states[0].server.state
     size = int(pool.size)
     theta = rounds.start("models")[0]
     for _ in rounds:

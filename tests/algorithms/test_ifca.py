@@ -51,7 +51,7 @@ def by_gradients(rounds):
             models = models - RATE * sums / rounds.sizes.sum()
         yield {
             "models": models,
-            "clients": chosen,
+            "clients.row": chosen,
             "record.metrics.clusters_chosen": len(set(chosen)),
         }
 
