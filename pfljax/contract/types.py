@@ -27,6 +27,8 @@ PyTree = Any
 Metrics = dict[str, Any]
 Task = Literal["classification", "regression", "multilabel"]
 
+NO_TREES: dict[str, PyTree] = {}  # default of trees by name; never changed
+
 
 class Topology(enum.StrEnum):
     """Whose models clients receive, and where their contributions go."""
@@ -167,14 +169,19 @@ class State(NamedTuple):
     round: Array = np.zeros((), np.int32)
 
     @property
+    def models_on_server(self) -> bool:
+        """Whether the models that clients can download are the server's, and not the clients' own."""
+        return bool(jax.tree.leaves(self.server.models))
+
+    @property
     def models(self) -> Params:
         """The models that clients can download, leaves (N, ...): the server's, or the clients' own."""
-        return self.clients.model if self.server.models == () else self.server.models
+        return self.server.models if self.models_on_server else self.clients.model
 
     @property
     def opt_state(self) -> PyTree:
         """Optimizer states of `models`, leaves (N, ...)."""
-        return self.clients.opt_state if self.server.models == () else self.server.opt_state
+        return self.server.opt_state if self.models_on_server else self.clients.opt_state
 
     @property
     def rows(self) -> PyTree:
@@ -184,9 +191,9 @@ class State(NamedTuple):
     def with_models(self, models: Params, opt_state: PyTree | None = None) -> State:
         """The state with other `models`, and with their optimizer states if these are given."""
         opt_state = self.opt_state if opt_state is None else opt_state
-        if self.server.models == ():
-            return self._replace(clients=self.clients._replace(model=models, opt_state=opt_state))
-        return self._replace(server=self.server._replace(models=models, opt_state=opt_state))
+        if self.models_on_server:
+            return self._replace(server=self.server._replace(models=models, opt_state=opt_state))
+        return self._replace(clients=self.clients._replace(model=models, opt_state=opt_state))
 
     def with_server(self, state: PyTree) -> State:
         """The state with another state of the server's own."""
@@ -332,7 +339,7 @@ class Upload(NamedTuple):
 
     update: Params = ()
     weight: Array | None = None
-    sums: dict[str, PyTree] = {}
+    sums: dict[str, PyTree] = NO_TREES
     count: Array | None = None
 
 
@@ -348,7 +355,7 @@ class Told(NamedTuple):
 
     loss: Array
     square: Array | None = None
-    entries: dict[str, PyTree] = {}
+    entries: dict[str, PyTree] = NO_TREES
 
 
 class Participation(NamedTuple):
@@ -391,7 +398,7 @@ class ClientOutput(NamedTuple):
     sent: Array | None = None
     mixing_weights: Array | None = None
     participation: Participation = Participation()
-    notes: dict[str, PyTree] = {}
+    notes: dict[str, PyTree] = NO_TREES
 
 
 class Aggregate(NamedTuple):
@@ -411,7 +418,7 @@ class Aggregate(NamedTuple):
     sent: Array
     told: Told
     participation: Participation = Participation()
-    notes: dict[str, PyTree] = {}
+    notes: dict[str, PyTree] = NO_TREES
 
 
 @settings
