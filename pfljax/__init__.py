@@ -46,7 +46,11 @@ from pfljax.contract.types import (
     Report,
     Start,
     State,
+    Told,
+    Topology,
     Traffic,
+    Trained,
+    Upload,
 )
 from pfljax.data import Federation, partitions
 from pfljax.evaluation.measures import metric
@@ -98,8 +102,12 @@ __all__ = [
     "State",
     "Table",
     "TensorBoard",
+    "Told",
+    "Topology",
     "Traffic",
+    "Trained",
     "Tuning",
+    "Upload",
     "WandB",
     "adapters",
     "compare",

@@ -80,7 +80,7 @@ class Paced:
 
         def server_update(key, state, aggregate):
             state, metrics = plain.server_update(key, state, aggregate)
-            return state._replace(models=paced("server_update", problem, state.models)), metrics
+            return state.with_models(paced("server_update", problem, state.models)), metrics
 
         def predict(context, models, row, data):
             return pfl.Prediction(paced("predict", problem, models))
