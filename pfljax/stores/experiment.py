@@ -27,14 +27,17 @@ from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.stages.asynchrony import on_clock
+from pfljax.stages.asynchrony import clock_stage
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
-from pfljax.stages.latecomers import with_latecomers
+from pfljax.stages.latecomers import latecomers_stage
 from pfljax.stages.networks import Mixed
+from pfljax.stages.optimizers import optimizer_stage
+from pfljax.stages.pipeline import pipelined
 from pfljax.stages.server import Server
+from pfljax.stages.stage import StageMaker
 
 
 @settings
@@ -267,13 +270,35 @@ class Experiment:
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
 
-        tuned = self.built(problem, method, numbers.learning_rate)
-        sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
-        timed = self.faults.on(problem, on_clock(problem, sent), self.checked)
-        covered = self.client_privacy.on(problem, timed)
-        arrived = self.server.of(problem, covered, self.attack, self.client_privacy.active)
-        found = with_latecomers(problem, arrived)
-        return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
+        algorithm = pipelined(
+            problem, self.built(problem, method, numbers.learning_rate), self.stages
+        )
+        if self.local is None:
+            return algorithm
+        return dataclasses.replace(algorithm, matmul_precision=self.local.matmul_precision)
+
+    @property
+    def stages(self) -> list[StageMaker]:
+        """What makes the stages between clients and server, from the client to the server.
+
+        This is the only list of stages: a new one is entered here. See `stages.stage` for what a
+        stage is, and `stages.pipeline` for what is done with them.
+        """
+        clients = tree.shapes_of_rows(self.federation.client_data, self.problem.num_clients)
+        noised = self.client_privacy.active
+        return [
+            functools.partial(optimizer_stage, clients=clients),
+            self.attack.stage,
+            self.compression.downloads,
+            self.compression.uploads,
+            clock_stage,
+            functools.partial(self.faults.stage, checked=self.checked),
+            self.client_privacy.stage,
+            functools.partial(self.server.summing, attack=self.attack, noised=noised),
+            self.server.sampling,
+            functools.partial(self.server.combining, attack=self.attack),
+            latecomers_stage,
+        ]
 
     def built(self, problem: Problem, method: Any, learning_rate: Any = None) -> Algorithm:
         """The method without stages, for one network or several."""
