@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 import pfljax as pfl
-from pfljax.algorithms.common import aggregation
+from pfljax.algorithms.common import Received, ServerStep, averaging
 
 
 @pfl.method(keeps="nothing", travels="the global model, both ways")
@@ -25,34 +25,31 @@ from pfljax.algorithms.common import aggregation
 class FedClip:
     """FedAvg with clipped updates (Sun et al., 2019): no client moves the global model farther than `norm`."""
 
-    norm: float = pfl.knob(0.5, above=0, help="norm to which client updates are clipped")  # the flag --fedclip.norm
+    # This is also the flag --fedclip.norm.
+    norm: float = pfl.knob(0.5, above=0, help="norm to which client updates are clipped")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
-        def start(key, clients):  # the server begins with one global model
-            return pfl.Start(models=problem.init_models(key, 1))
+        def train(context, models, row, data) -> pfl.Trained:
+            """One client's work, with the stack (1, ...) of the one model that it received."""
+            trained = problem.fit(context, models, data.train)
 
-        def first_row(key, client, start):  # what one client keeps: its optimizer state, if the run says so
-            return pfl.First(problem.kept_optimizers(start.models))
-
-        def client_update(context, models, row, data):  # one client, with the stack of models it received
-            trained, row, losses = problem.fit(context, models, row, data.train)
-            update = pfl.tree.subtract(trained, models)
+            # d_k <- (theta_k - theta) min(1, norm / |theta_k - theta|)
+            update = pfl.tree.subtract(trained.models, models)
             length = jnp.sqrt(pfl.tree.inner(update, update))
-            update = pfl.tree.scale(update, jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12)))
-            upload, sent = aggregation.weighted(update, data.train.size)  # n_k d_k and n_k; the engine sums them
-            return pfl.ClientOutput(row, upload, {"loss": losses[0], "cut": length > self.norm}, sent)
+            share = jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12))
+            clipped = pfl.tree.scale(update, share)
+            return trained._replace(models=clipped, told={"cut": length > self.norm})
 
-        def server_update(key, state, aggregate):
-            models = aggregation.average(state.models, aggregate)  # theta + sum_k n_k d_k / sum_k n_k
-            return state._replace(models=models), {"clients_cut": aggregate.report["cut"].mean()}
+        def server_step(received: Received, server) -> ServerStep:
+            """theta <- theta + sum_k n_k d_k / sum_k n_k is what `averaging` does; here is only a metric."""
+            return ServerStep(metrics={"clients_cut": received.told["cut"].mean()})
 
-        return pfl.Algorithm(
-            start=start,
-            first_row=first_row,
-            client_update=client_update,
-            server_update=server_update,
-            topology="shared",  # all clients receive the server's models, and predict with them
-            ledger=pfl.Ledger(gradients=1),  # per mini-batch, for the accounting of differential privacy
+        return averaging(
+            problem,
+            train=train,
+            server_step=server_step,
+            uploads="updates",  # `train` returns theta_k - theta, not theta_k
+            ledger=pfl.Ledger(gradients=1),  # per mini-batch, to account for differential privacy
         )
 
 

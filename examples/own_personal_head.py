@@ -28,14 +28,22 @@ class PersonalHead:
     momentum: float = pfl.knob(0.5, at_least=0, below=1, help="momentum of the server")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
-        head = lambda params: problem.model.mask(params, 1)  # the last layer
-        body = lambda params: pfl.tree.complement(head(params))
-        near = lambda solver, start: solver.proximal(start, self.strength)
+        def head(params):
+            return problem.model.mask(params, 1)  # the last layer
+
+        def body(params):
+            return pfl.tree.complement(head(params))
+
+        def near_start(solver, params, start, batch):
+            """l_k(theta, phi_k) + strength / 2 |phi_k - start|^2; the body is the same in both."""
+            distance = solver.squared_distance(params, start)
+            return solver.mean_loss(params, batch) + self.strength / 2 * distance
+
         return sharing_layers(
             problem,
             shared=body,
-            phases=[Phase(head, objective=near), Phase(body)],
-            server=optax.sgd(1.0, self.momentum),
+            phases=[Phase(head, objective=near_start), Phase(body)],
+            server_optimizer=optax.sgd(1.0, self.momentum),
             report=pfl.Report(scored="each client's own head on the shared body"),
         )
 

@@ -28,8 +28,12 @@ class BodyFirst:
     head_epochs: int = pfl.knob(5, at_least=1, help="number of epochs for the head, with the body fixed")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
-        head = lambda params: problem.model.mask(params, 1)  # the last layer
-        body = lambda params: pfl.tree.complement(head(params))
+        def head(params):
+            return problem.model.mask(params, 1)  # the last layer
+
+        def body(params):
+            return pfl.tree.complement(head(params))
+
         phases = [Phase(body, self.body_epochs), Phase(head, self.head_epochs)]
         report = pfl.Report(scored="each client's own head on the shared body")
         return sharing_layers(problem, body, phases=phases, report=report)

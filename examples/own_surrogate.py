@@ -32,17 +32,27 @@ class Moreau:
         solver = problem.solver
 
         def minimize(context, u, v, split):
+            """theta, the minimum over v: local training near w with a new optimizer."""
             w = pfl.tree.first(u)
-            near, start = solver.proximal(w, self.strength), solver.optimizer.init(w)
-            theta, _, _ = solver.fit(context.key, w, start, split, round_number=context.round, objective=near)
+
+            def near(params, batch):
+                distance = solver.squared_distance(params, w)
+                return solver.mean_loss(params, batch) + self.strength / 2 * distance
+
+            start = solver.begin(w)
+            state, _ = solver.fit(context.key, start, split, near, round_number=context.round)
+            theta = state.whole
             return theta, pfl.tree.stack_one(theta), {}
+
+        def loss(w, batch, theta):
+            return self.strength / 2 * solver.squared_distance(w, theta)
 
         return surrogates.Surrogate(
             num_models=1,
             init=pfl.tree.first,
             minimize=minimize,
-            loss=lambda w, batch, theta: self.strength / 2 * solver.squared_distance(w, theta),
-            predict=lambda theta: pfl.Prediction.one(theta),
+            loss=loss,
+            predict=pfl.Prediction.one,
             scored="each client's theta",
         )
 

@@ -46,12 +46,16 @@ from pfljax.contract.types import (
     Report,
     Start,
     State,
+    Told,
+    Topology,
     Traffic,
+    Trained,
+    Upload,
 )
 from pfljax.data import Federation, partitions
 from pfljax.evaluation.measures import metric
-from pfljax.local.problem import OwnModel, Problem
-from pfljax.local.solver import Solver
+from pfljax.local.problem import Pair, Personal, Problem
+from pfljax.local.solver import Slope, Solver
 from pfljax.models import Model, Networks, adapters, weights
 
 __version__ = "0.2.0"
@@ -83,7 +87,8 @@ __all__ = [
     "Mixture",
     "Model",
     "Networks",
-    "OwnModel",
+    "Pair",
+    "Personal",
     "Prediction",
     "Privacy",
     "Problem",
@@ -93,13 +98,18 @@ __all__ = [
     "RunError",
     "Server",
     "Simulation",
+    "Slope",
     "Solver",
     "Start",
     "State",
     "Table",
     "TensorBoard",
+    "Told",
+    "Topology",
     "Traffic",
+    "Trained",
     "Tuning",
+    "Upload",
     "WandB",
     "adapters",
     "compare",

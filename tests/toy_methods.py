@@ -4,7 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.types import Algorithm, ClientData, ClientOutput, First, Ledger, Split, Start
+from pfljax.contract.types import (
+    Algorithm,
+    ClientData,
+    ClientOutput,
+    First,
+    Ledger,
+    Split,
+    Start,
+    Told,
+    Topology,
+    Upload,
+)
 
 PARAMETERS = 3  # of a model
 
@@ -21,34 +32,36 @@ def data_of(sizes, seed=0):
 
 def idle(context, models, row, data):
     """A client that does nothing."""
-    return ClientOutput(row, (), {"loss": jnp.zeros(())})
+    return ClientOutput(row, Upload(), Told(jnp.zeros(())))
 
 
 def step_to_mean(context, models, row, data):
     """A client that moves each received model to the mean of its examples, and counts its rounds."""
     x = data.train.x[...].sum(axis=0) / jnp.maximum(data.train.size, 1)
-    upload = jax.tree.map(lambda leaf: leaf + 0.5 * (x - leaf), models)
-    return ClientOutput(row + 1, upload, {"loss": jnp.square(models["w"] - x).sum()})
+    moved = jax.tree.map(lambda leaf: leaf + 0.5 * (x - leaf), models)
+    return ClientOutput(row + 1, Upload(moved), Told(jnp.square(models["w"] - x).sum()))
 
 
 def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fields):
     """A method whose clients keep a count, and whose server replaces models by the means of what came back."""
 
+    topology = Topology(topology)
+
     def start(key, clients):
-        models = {"w": jax.random.normal(key, (num_models, PARAMETERS))} if topology == "shared" else ()
+        models = {"w": jax.random.normal(key, (num_models, PARAMETERS))} if topology.on_server else ()
         return Start(server, models)
 
     def first_row(key, client, start):
         own = {"w": jax.random.normal(jax.random.fold_in(key, client), (PARAMETERS,))}
-        return First(jnp.zeros((), jnp.int32), () if topology == "shared" else own)
+        return First(jnp.zeros((), jnp.int32), () if topology.on_server else own)
 
     def server_update(key, state, aggregate):
         if not jax.tree.leaves(aggregate.upload):
             return state, {}
-        if topology in ("own", "push"):
-            return state._replace(models=aggregate.upload), {}
-        count = jnp.maximum(aggregate.count, 1)[:, None]
-        return state._replace(models=jax.tree.map(lambda leaf: leaf / count, aggregate.upload)), {}
+        if topology in (Topology.OWN, Topology.PUSH):
+            return state.with_models(aggregate.upload.update), {}
+        count = jnp.maximum(aggregate.num_sent, 1)[:, None]
+        return state.with_models(jax.tree.map(lambda leaf: leaf / count, aggregate.upload.update)), {}
 
     required = {"start": start, "first_row": first_row, "client_update": client_update, "server_update": server_update}
     return Algorithm(**required | {"topology": topology, "ledger": Ledger(1)} | fields)

@@ -267,7 +267,7 @@ def evaluate(algorithm, problem, key, state, clients, split):
 def shardings(algorithm, problem, clients):
     """Where a run keeps the state."""
     shape = jax.eval_shape(functools.partial(init, algorithm, problem), jax.random.key(0), clients)
-    return state_shardings(algorithm, problem.plan, shape)
+    return state_shardings(problem.plan, shape)
 
 
 def zeros(algorithm, problem, clients):

@@ -1,27 +1,40 @@
 """Ditto: a global model and personal models regularized toward it.
 
-Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization" (ICML 2021, Algorithm 1).
+Li, Hu, Beirami, Smith, "Ditto: fair and robust federated learning through personalization" (ICML
+2021, Algorithm 1).
 
     A round: client k receives w and trains it to w_k as in FedAvg;
     its own v_k takes local steps on l_k(v_k) + lambda / 2 |v_k - w|^2, w as received;
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with v_k.
 
-On adapters of a frozen model, this is PerAda (Xie et al., CVPR 2024, `perada`) without its server's distillation.
+On adapters of a frozen model, this is PerAda (Xie et al., CVPR 2024, `perada`) without its server's
+distillation.
 
-Departures from the paper: Both models see the data in the same order and for equally long. The mean is weighted by n_k.
-Newcomers train a model from w, regularized toward it, for as many rounds as the run has.
+Departures from the paper: Both models see the data in the same order and for equally long. The mean
+is weighted by n_k. Newcomers train a model from w, regularized toward it, for as many rounds as the
+run has.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.beside import Row, first_row
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Objective, Personal, Problem
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -37,23 +50,46 @@ class Ditto:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        def near(w):
-            return lambda params, batch: problem.solver.proximal(w, self.strength)(params, batch.of_model(1))
+        solver = problem.solver
 
-        def train(context, models, row, data):
-            trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
-            own, loss = row.own.fit(problem, context, data.train, near(tree.first(models)))
-            return trained, Row(own, optimizer), loss[None]
+        def near(global_params: Params) -> Objective:
+            """l_k(v_k) + lambda / 2 |v_k - w|^2."""
 
-        def adapt(context, models, data):
-            w = tree.first(models)
-            return Prediction.one(problem.alone(context, w, data, rounds=problem.rounds, objective=near(w)))
+            def objective(params: Params, batch: Batch) -> Array:
+                distance = solver.squared_distance(params, global_params)
+                return solver.mean_loss(params, batch) + self.strength / 2 * distance
+
+            return objective
+
+        def first_row(key: Key, client: Array) -> Personal:
+            return problem.init_personal(key, client)
+
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            # w_k, as in FedAvg.
+            trained = problem.fit(context, models, data.train)
+            # v_k, toward w as received.
+            objective = near(tree.first(models))
+            personal, loss = problem.fit_personal(
+                context, personal, data.train, objective, number=1
+            )
+            return trained._replace(row=personal, losses=loss[None])
+
+        def own_model(personal: Personal) -> Params:
+            return personal.params
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a model from w, regularized toward it."""
+            global_params = tree.first(models)
+            params = problem.train_newcomer(context, data, near(global_params), start=global_params)
+            return Prediction.one(params)
 
         return averaging(
             problem,
             train=train,
-            row=first_row(problem),
-            own=lambda row: row.own.model,
-            adapt=adapt,
             ledger=Ledger(gradients=2),
+            first_row=first_row,
+            own_model=own_model,
+            adapt=adapt,
         )

@@ -1,20 +1,20 @@
 """FedAvg: one global model.
 
-McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks from decentralized
-data" (AISTATS 2017).
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-efficient learning of deep networks
+from decentralized data" (AISTATS 2017).
 
     A round: every client of the cohort receives theta, trains it on D_k for E epochs to theta_k;
     theta <- sum_k n_k theta_k / sum_k n_k.
 
-Departures from the paper: none. The clients' optimizer is reset in every round, except for counts of steps, unless
-`Problem.keep_optimizer` is set.
+Departures from the paper: none. The clients' optimizer is reset in every round, except for counts
+of steps, unless `Problem.keep_optimizer` is set.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem

@@ -1,39 +1,55 @@
 """FedRoD: a generic model with a balanced loss, plus the logits of personal heads.
 
-Chen, Chao, "On bridging generic and personalized federated learning for image classification" (ICLR 2022).
+Chen, Chao, "On bridging generic and personalized federated learning for image classification" (ICLR
+2022).
 
-    g = h(z; psi) are the generic head's logits of the body's features z = f(x; theta); n_kc counts class c's examples.
+    g = h(z; psi) are the generic head's logits of the body's features z = f(x; theta);
+        n_kc counts class c's examples.
     A round: client k receives theta and psi; on each mini-batch
     (theta, psi) <- (theta, psi) - eta grad CE(g + log n_k, y), the balanced softmax, and
     phi_k <- phi_k - eta grad CE(g + h(z; phi_k), y), where g and z are constants; phi_k stays;
-    (theta, psi) <- sum_k n_k (theta_k, psi_k) / sum_k n_k.  Client k predicts with softmax(g + h(z; phi_k)).
+    (theta, psi) <- sum_k n_k (theta_k, psi_k) / sum_k n_k.
+        Client k predicts with softmax(g + h(z; phi_k)).
 
-Departures from the paper: Personal heads are free parameters; the variant that generates them with a hypernetwork is
-left out. In a client's balanced softmax, a class without examples counts as the smallest positive number. Personal
-heads start from heads of initial models (our reading). Newcomers train a personal head with the global model fixed, for
-as many rounds as the run has.
+Departures from the paper: Personal heads are free parameters; the variant that generates them with
+a hypernetwork is left out. In a client's balanced softmax, a class without examples counts as the
+smallest positive number. Personal heads start from heads of initial models (our reading). Newcomers
+train a personal head with the global model fixed, for as many rounds as the run has.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
-import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import beside, classes
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes
+from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.heads import head_of
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
-from pfljax.local.problem import OwnModel, Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Personal, Problem
 
 
 @method(keeps="its personal head", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedRoD:
-    """FedRoD (Chen and Chao, 2022): a generic model with a balanced loss, plus the logits of personal heads."""
+    """FedRoD (Chen and Chao, 2022): a balanced generic model plus personal heads' logits."""
 
     balance: float = knob(
         1.0,
@@ -42,53 +58,79 @@ class FedRoD:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "fedrod")
-        head = lambda params: tree.partition(params, model.mask(params, 1))[0]
-        under = lambda own, generic: tree.combine(own, tree.partition(generic, model.mask(generic, 1))[1])
+        model = problem.model
+        solver = problem.solver
+        num_classes = classes.required(problem, "fedrod")
 
-        def empirical(generic):
-            """Solver for a personal head on top of a fixed generic model."""
+        def init_head(params: Params) -> Params:
+            return head_of(problem, params)
 
-            def loss(own, x, y, key=None):
-                return solver.loss(under(own, generic), x, y, key, shift=model.apply(generic, x, key))
+        def with_head(head: Params, generic: Params) -> Params:
+            """The body of the generic model under a personal head."""
+            return tree.combine(head, generic)
 
-            return solver.with_loss(loss)
+        def personal_objective(head: Params, generic: Params, batch: Batch) -> Array:
+            """CE(g + h(z; phi_k), y), where g and z are constants."""
 
-        def train(context, models, row, data):
-            count = classes.counts(data.train, num_classes)
-            shift = self.balance * jnp.log(jnp.maximum(count, jnp.finfo(jnp.float32).tiny))
-            balanced = solver.with_loss(functools.partial(solver.loss, shift=shift))
+            def loss(head: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                generic_logits = model.apply(generic, x, mode)
+                whole = with_head(head, generic)
+                return solver.loss(whole, x, y, mode, shift=generic_logits)
 
-            def gradient(params, memory, batch):
-                generic, own = params
-                slope = jax.grad(balanced.mean_loss)(generic, batch(0).of_model(0))
-                loss, of_own = jax.value_and_grad(empirical(generic).mean_loss)(own, batch(0).of_model(1))
-                return loss, beside.Pair(slope, of_own), memory
+            return solver.with_loss(loss).mean_loss(head, batch)
 
-            models, row, loss, _ = beside.descend(problem, context, models, row, data.train, gradient)
-            return models, row, loss[None]
+        def first_row(key: Key, client: Array) -> Personal:
+            return problem.init_personal(key, client, init_head)
 
-        def row(key, client, models):
-            own = head(problem.init_model(key, client))
-            return beside.Row(OwnModel(own, solver.optimizer.init(own)), problem.kept_optimizers(models))
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            counts = classes.counts(data.train, num_classes)
+            smallest = jnp.finfo(jnp.float32).tiny
+            log_counts = self.balance * jnp.log(jnp.maximum(counts, smallest))
 
-        def apply(models, own, x):
+            def generic_objective(params: Params, head: Params, batch: Batch) -> Array:
+                """CE(g + log n_k, y), the balanced softmax."""
+
+                def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                    return solver.loss(params, x, y, mode, shift=log_counts)
+
+                return solver.with_loss(loss).mean_loss(params, batch)
+
+            return problem.fit_side_by_side(
+                context, models, personal, data.train, generic_objective, personal_objective
+            )
+
+        def predict(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Prediction:
+            return Prediction(inputs=personal.params)
+
+        def apply(models: Params, head: Params, x: PyTree) -> Array:
+            """g + h(z; phi_k)."""
             generic = tree.first(models)
-            return model.apply(generic, x) + model.apply(under(own, generic), x)
+            generic_logits = model.apply(generic, x)
+            return generic_logits + model.apply(with_head(head, generic), x)
 
-        def adapt(context, models, data):
-            init_key, train_key = jax.random.split(context.key)
-            objective, own = empirical(tree.first(models)).mean_loss, head(model.init(init_key))
-            context = context._replace(key=train_key)
-            return Prediction(inputs=problem.alone(context, own, data, rounds=problem.rounds, objective=objective))
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a personal head with the global model fixed."""
+            generic = tree.first(models)
+
+            def objective(head: Params, batch: Batch) -> Array:
+                return personal_objective(head, generic, batch)
+
+            head = problem.train_newcomer(context, data, objective, part=init_head)
+            return Prediction(inputs=head)
 
         return averaging(
             problem,
             train=train,
-            row=row,
-            predict=lambda context, models, row, data: Prediction(inputs=row.own.model),
+            ledger=Ledger(
+                gradients=2, unaccounted="a client's class counts, which balance its loss"
+            ),
+            first_row=first_row,
+            predict=predict,
             apply=apply,
             adapt=adapt,
-            ledger=Ledger(gradients=2, unaccounted="a client's class counts, which balance its loss"),
             report=Report(scored="the global model with each client's personal head"),
         )

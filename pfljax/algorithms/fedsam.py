@@ -19,18 +19,24 @@ theta_k.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Params
-from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
+from pfljax.contract.types import (
+    Algorithm,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    PyTree,
+    Trained,
+)
+from pfljax.local.problem import Problem, SlopeFunction
+from pfljax.local.solver import Slope
 
 RADII = (0.01, 0.05, 0.1, 0.5)
 
@@ -40,14 +46,19 @@ RADII = (0.01, 0.05, 0.1, 0.5)
 class FedSAM:
     """FedSAM (Qu et al., 2022): FedAvg whose clients take sharpness-aware steps."""
 
-    rho: float = knob(0.05, at_least=0, grid=RADII, help="radius of the ascent before each step; 0 is FedAvg")
+    rho: float = knob(
+        0.05, at_least=0, grid=RADII, help="radius of the ascent before each step; 0 is FedAvg"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        sharp = sharpness_aware(problem.solver, self.rho)
+        def direction(
+            slope_at: SlopeFunction, params: Params, memory: PyTree
+        ) -> tuple[Slope, PyTree]:
+            return sharpness_aware_slope(slope_at, params, self.rho), memory
 
-        def train(context, models, kept, data):
-            along = lambda params, memory, batch: (*sharp(params, batch), memory)
-            return problem.descend(context, models, kept, data.train, along)[:3]
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            trained, _ = problem.descend(context, models, data.train, direction)
+            return trained
 
         return averaging(problem, train=train, ledger=Ledger(gradients=2))
 
@@ -59,48 +70,56 @@ class MoFedSAM:
 
     rho: float = knob(0.05, at_least=0, grid=RADII, help="radius of the ascent before each step")
     beta: float = knob(
-        0.1, at_least=0, at_most=1, grid=(0.1, 0.5, 0.9), help="weight of the client's own gradient; 1 is FedSAM"
+        0.1,
+        at_least=0,
+        at_most=1,
+        grid=(0.1, 0.5, 0.9),
+        help="weight of the client's own gradient; 1 is FedSAM",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        solver, sharp = problem.solver, sharpness_aware(problem.solver, self.rho)
-        zeros = lambda models: jax.tree.map(jnp.zeros_like, solver.trained(models)[0])
+        def first_server(key: Key, params: Params, clients: ClientData) -> Params:
+            """d = 0. The server's state is d."""
+            return problem.zero_params()
 
-        def client_update(context, models, kept, data):
-            received = tree.scale(tree.first(context.server), 1 - self.beta)
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # v = beta s + (1 - beta) d; along the way, sum the v.
+            received = tree.scale(context.server, 1 - self.beta)
 
-            def along(params, total, batch):
-                loss, slope = sharp(params, batch)
-                own = tree.scale(solver.trained(slope)[0], self.beta)
-                mixed = tree.add(own, received)
-                return loss, tree.combine(mixed, slope), tree.add(total, mixed)
+            def direction(
+                slope_at: SlopeFunction, params: Params, total: Params
+            ) -> tuple[Slope, Params]:
+                slope = sharpness_aware_slope(slope_at, params, self.rho)
+                v = tree.add(tree.scale(slope.gradient, self.beta), received)
+                return slope._replace(gradient=v), tree.add(total, v)
 
-            start = zeros(tree.first(models))
-            trained, kept, losses, total = problem.descend(context, models, kept, data.train, along, start)
-            steps = solver.num_steps(data.train.size, problem.n_max)
-            mean = tree.scale(total, data.train.size / jnp.maximum(steps, 1))
-            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
-            return ClientOutput(kept, upload | {"direction": tree.stack_one(mean)}, {"loss": losses[0]}, sent)
+            trained, total = problem.descend(
+                context, models, data.train, direction, problem.zero_params()
+            )
 
-        def server_update(key, state, aggregate):
-            weight, models = aggregate.upload["weight"], aggregation.average(state.models, aggregate)
-            mean = tree.scale(aggregate.upload["direction"], 1 / jnp.maximum(weight, 1))
-            return state._replace(server=tree.where(weight > 0, mean, state.server), models=models), {}
+            # n_k v_k, where v_k is the mean of v over the steps.
+            num_steps = problem.solver.num_steps(data.train.size, problem.n_max)
+            v_sum = tree.scale(total, data.train.size / jnp.maximum(num_steps, 1))
+            return trained._replace(sums={"direction": v_sum})
 
-        functions = {"client_update": client_update, "server_update": server_update}
-        return averaging(problem, beside=lambda models, clients: zeros(models), **functions, ledger=Ledger(gradients=2))
+        def server_step(received: Received, d: Params) -> ServerStep:
+            # d <- sum_k n_k v_k / sum_k n_k
+            mean = tree.scale(received.sums["direction"], 1 / jnp.maximum(received.weight, 1))
+            return ServerStep(server=tree.where(received.weight > 0, mean, d))
+
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=2),
+            first_server=first_server,
+            server_step=server_step,
+        )
 
 
-def sharpness_aware(solver: Solver, rho: Array | float) -> Callable[..., tuple[Array, Params]]:
-    """(params, batch as of `Solver.descend`) -> the loss, and the gradient at the point of ascent."""
-
-    def gradient(params, batch):
-        loss, g = jax.value_and_grad(solver.mean_loss)(params, batch(0).of_model(0))
-        own, steep = solver.trained(params, g)
-        norm = jnp.sqrt(tree.inner(steep, steep))
-        ascent = tree.scale(steep, rho / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
-        above = tree.combine(tree.add(own, ascent), params)
-        (slope,) = solver.trained(jax.grad(solver.mean_loss)(above, batch(0).of_model(1)))
-        return loss, tree.combine(slope, g)
-
-    return gradient
+def sharpness_aware_slope(slope_at: SlopeFunction, params: Params, rho: float) -> Slope:
+    """The slope at theta, with s in place of its gradient: the gradient at theta + rho g / |g|."""
+    slope = slope_at(params)
+    norm = jnp.sqrt(tree.inner(slope.gradient, slope.gradient))
+    step_size = rho / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)
+    above = tree.add(params, tree.scale(slope.gradient, step_size))
+    return slope._replace(gradient=slope_at(above, number=1).gradient)

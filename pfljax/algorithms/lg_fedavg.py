@@ -27,7 +27,10 @@ class LGFedAvg:
     """LG-FedAvg (Liang et al., 2020): local lower layers and shared upper layers."""
 
     shared_layers: int = knob(
-        0, at_least=0, grid=(1, 2), help="number of shared last layers; 0: half of the layers, at least one"
+        0,
+        at_least=0,
+        grid=(1, 2),
+        help="number of shared last layers; 0: half of the layers, at least one",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -1,6 +1,7 @@
 """Local training: every client trains alone, the baseline that shows whether collaboration helps.
 
-Each client k trains its own model phi_k on D_k; nothing is sent. Each client keeps its optimizer state across rounds.
+Each client k trains its own model phi_k on D_k; nothing is sent. Each client keeps its optimizer's
+state across rounds.
 """
 
 from __future__ import annotations
@@ -9,8 +10,27 @@ import dataclasses
 
 from pfljax.contract import tree
 from pfljax.contract.method import method
-from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger
-from pfljax.local.problem import OwnModel, Problem
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    First,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    PyTree,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
+from pfljax.local.problem import Personal, Problem
 
 
 @method(keeps="its model", travels="nothing")
@@ -19,19 +39,32 @@ class Local:
     """Local training: every client trains its own model alone."""
 
     def build(self, problem: Problem) -> Algorithm:
-        def first_row(key, client, start):
-            own = problem.own_model(key, client, common=problem.model.network.fixed)
-            return First(own.optimizer, own.model)
+        def first_row(key: Key, client: Array, start: Start) -> First:
+            """A client's row is its optimizer's state."""
+            own = problem.init_personal(key, client, common=problem.model.network.fixed)
+            return First(row=own.opt_state, model=own.params)
 
-        def client_update(context, models, optimizer, data):
-            own, loss = OwnModel(tree.first(models), optimizer).fit(problem, context, data.train)
-            return ClientOutput(own.optimizer, tree.stack_one(own.model), {"loss": loss})
+        def client_update(
+            context: ClientContext, models: Params, opt_state: PyTree, data: ClientData
+        ) -> ClientOutput:
+            own = Personal(tree.first(models), opt_state)
+            own, loss = problem.fit_personal(context, own, data.train)
+            return ClientOutput(
+                row=own.opt_state, upload=Upload(tree.stack_one(own.params)), told=Told(loss)
+            )
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            return state.with_models(aggregate.upload.update), {}
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train alone, too."""
+            return Prediction.one(problem.train_newcomer(context, data))
 
         return Algorithm(
             first_row=first_row,
             client_update=client_update,
-            server_update=lambda key, state, aggregate: (state._replace(models=aggregate.upload), {}),
-            adapt=problem.newcomer,
-            topology="own",
+            server_update=server_update,
+            adapt=adapt,
+            topology=Topology.OWN,
             ledger=Ledger(gradients=1),
         )

@@ -29,20 +29,29 @@ from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
 from pfljax.local.problem import Problem
 
 
-@method(name="per_fedavg", keeps="a gradient step from the global model", travels="the global model, both ways")
+@method(
+    name="per_fedavg",
+    keeps="a gradient step from the global model",
+    travels="the global model, both ways",
+)
 @dataclasses.dataclass(frozen=True)
 class PerFedAvg:
     """Per-FedAvg (Fallah et al., 2020): a global model that one gradient step turns into a good personal model."""
 
     alpha: float = knob(
-        0.03, at_least=0, grid=(0.003, 0.01, 0.03, 0.1), help="learning rate of the personalizing step; 0 is FedAvg"
+        0.03,
+        at_least=0,
+        grid=(0.003, 0.01, 0.03, 0.1),
+        help="learning rate of the personalizing step; 0 is FedAvg",
     )
     form: Literal["first_order", "hessian_free"] = knob(
         "first_order",
         help="meta-gradient without second derivatives, or approximating them by gradient differences",
     )
     delta: float = knob(0.001, above=0, help="step size of these differences")
-    adapt_steps: int = knob(1, at_least=0, help="number of steps at rate alpha before a client predicts")
+    adapt_steps: int = knob(
+        1, at_least=0, help="number of steps at rate alpha before a client predicts"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         solver, hessian_free = problem.solver, self.form == "hessian_free"
@@ -56,8 +65,12 @@ class PerFedAvg:
             loss, outer = of_batch(inner, batch(0).of_model(0))
             if hessian_free:
                 third, steps = batch(2), ((1, self.delta), (2, -self.delta))
-                ahead, behind = (of_batch(moved(params, outer, -d), third.of_model(n))[1] for n, d in steps)
-                curvature = tree.scale(tree.subtract(ahead, behind), 1 / (2 * self.delta))  # H times the outer gradient
+                ahead, behind = (
+                    of_batch(moved(params, outer, -d), third.of_model(n))[1] for n, d in steps
+                )
+                curvature = tree.scale(
+                    tree.subtract(ahead, behind), 1 / (2 * self.delta)
+                )  # H times the outer gradient
                 outer = moved(outer, curvature, self.alpha)
             return loss, outer, memory
 
@@ -65,10 +78,14 @@ class PerFedAvg:
             return problem.descend(context, models, kept, data.train, meta_gradient)[:3]
 
         def predict(context, models, row, data):
-            step = lambda _, params: moved(params, solver.loss_and_gradient(params, data.train)[1], self.alpha)
+            step = lambda _, params: moved(
+                params, solver.loss_and_gradient(params, data.train)[1], self.alpha
+            )
             return Prediction.one(jax.lax.fori_loop(0, self.adapt_steps, step, tree.first(models)))
 
         # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
         ledger = Ledger(gradients=4 if hessian_free else 2)
         scored = f"the global model after {self.adapt_steps} steps at rate alpha on each client's training data"
-        return averaging(problem, train=train, predict=predict, ledger=ledger, report=Report(scored))
+        return averaging(
+            problem, train=train, predict=predict, ledger=ledger, report=Report(scored)
+        )

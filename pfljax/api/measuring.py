@@ -119,7 +119,7 @@ def check_state(experiment: Experiment) -> int:
         largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # a second copy while it is moved
         check_fit(copy + tree.num_bytes(state) + largest, "clients' state and data on the host")
         return 0
-    state = compiled.shaped(state, compiled.state_shardings(experiment.algorithm(plan), plan, state))
+    state = compiled.shaped(state, compiled.state_shardings(plan, state))
     check_fit(copy, "data on the host")
     copy = copy // len(jax.local_devices()) if plan.device.platform == "cpu" else 0
     check_fit(on_a_device((state, clients)) + copy, "state and data on a device", memory.device_limit())

@@ -27,6 +27,8 @@ PyTree = Any
 Metrics = dict[str, Any]
 Task = Literal["classification", "regression", "multilabel"]
 
+NO_TREES: dict[str, PyTree] = {}  # default of trees by name; never changed
+
 
 class Topology(enum.StrEnum):
     """Whose models clients receive, and where their contributions go."""
@@ -117,7 +119,9 @@ class Cohort:
         """Positions of clients (...) in `ids`, or -1; uses bisection, so that no array has size K."""
         if self.everyone:
             return clients
-        place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(jnp.int32)
+        place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(
+            jnp.int32
+        )
         return jnp.where(self.ids[place] == clients, place, -1)
 
 
@@ -165,14 +169,19 @@ class State(NamedTuple):
     round: Array = np.zeros((), np.int32)
 
     @property
+    def models_on_server(self) -> bool:
+        """Whether the models that clients can download are the server's, and not the clients' own."""
+        return bool(jax.tree.leaves(self.server.models))
+
+    @property
     def models(self) -> Params:
         """The models that clients can download, leaves (N, ...): the server's, or the clients' own."""
-        return self.clients.model if self.server.models == () else self.server.models
+        return self.server.models if self.models_on_server else self.clients.model
 
     @property
     def opt_state(self) -> PyTree:
         """Optimizer states of `models`, leaves (N, ...)."""
-        return self.clients.opt_state if self.server.models == () else self.server.opt_state
+        return self.server.opt_state if self.models_on_server else self.clients.opt_state
 
     @property
     def rows(self) -> PyTree:
@@ -182,9 +191,9 @@ class State(NamedTuple):
     def with_models(self, models: Params, opt_state: PyTree | None = None) -> State:
         """The state with other `models`, and with their optimizer states if these are given."""
         opt_state = self.opt_state if opt_state is None else opt_state
-        if self.server.models == ():
-            return self._replace(clients=self.clients._replace(model=models, opt_state=opt_state))
-        return self._replace(server=self.server._replace(models=models, opt_state=opt_state))
+        if self.models_on_server:
+            return self._replace(server=self.server._replace(models=models, opt_state=opt_state))
+        return self._replace(clients=self.clients._replace(model=models, opt_state=opt_state))
 
     def with_server(self, state: PyTree) -> State:
         """The state with another state of the server's own."""
@@ -247,8 +256,10 @@ class Trained(NamedTuple):
         opt_state: Optimizer states of these models. The engine keeps them if the run says so.
         statistics: Batch statistics of the trained models, leaves (J, ...), where `models` has none.
         row: What the client keeps.
-        weight: () weight of this client in averages; None: n_k.
+        weight: () weight of this client in averages; None: n_k. A client with weight 0 sends nothing.
         sums: Trees that the server adds up over the round's clients, by name.
+        count: Weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
+        square: () squared norm of the client's update, if the server needs it.
         told: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
     """
 
@@ -259,6 +270,8 @@ class Trained(NamedTuple):
     row: PyTree = ()
     weight: Array | None = None
     sums: Mapping[str, PyTree] = {}
+    count: Array | None = None
+    square: Array | None = None
     told: Mapping[str, PyTree] = {}
 
 
@@ -326,7 +339,7 @@ class Upload(NamedTuple):
 
     update: Params = ()
     weight: Array | None = None
-    sums: dict[str, PyTree] = {}
+    sums: dict[str, PyTree] = NO_TREES
     count: Array | None = None
 
 
@@ -342,7 +355,7 @@ class Told(NamedTuple):
 
     loss: Array
     square: Array | None = None
-    entries: dict[str, PyTree] = {}
+    entries: dict[str, PyTree] = NO_TREES
 
 
 class Participation(NamedTuple):
@@ -385,7 +398,7 @@ class ClientOutput(NamedTuple):
     sent: Array | None = None
     mixing_weights: Array | None = None
     participation: Participation = Participation()
-    notes: dict[str, PyTree] = {}
+    notes: dict[str, PyTree] = NO_TREES
 
 
 class Aggregate(NamedTuple):
@@ -405,7 +418,7 @@ class Aggregate(NamedTuple):
     sent: Array
     told: Told
     participation: Participation = Participation()
-    notes: dict[str, PyTree] = {}
+    notes: dict[str, PyTree] = NO_TREES
 
 
 @settings
@@ -427,7 +440,11 @@ class Ledger:
     def beside(self, text: str) -> Ledger:
         """The ledger with one more entry in `unaccounted`."""
         known = self.unaccounted.split("; ") if self.unaccounted else []
-        return self if text in known else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
+        return (
+            self
+            if text in known
+            else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -555,7 +572,9 @@ class Algorithm:
     exchanges: int = 1
     root: Callable[[Key, State], dict[str, PyTree]] | None = None
     report: Report = Report()
-    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(default_factory=dict)
+    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(
+        default_factory=dict
+    )
     via_server: bool = False
     averages: bool = False
     changes: tuple[str, ...] = ()
@@ -570,7 +589,9 @@ class Algorithm:
             raise ArgumentError("topology", f"accepted: {', '.join(SCORED)}", self.topology)
         object.__setattr__(self, "topology", Topology(self.topology))
         if self.download is None and self.topology.between_clients:
-            text = f"required with topology={str(self.topology)!r}; it says who receives whose model"
+            text = (
+                f"required with topology={str(self.topology)!r}; it says who receives whose model"
+            )
             raise ArgumentError("download", text)
         if not isinstance(self.averages, bool):
             text = "accepted: True or False, whether uploads hold weight x (theta_k - theta)"
@@ -579,6 +600,10 @@ class Algorithm:
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)
         if not self.report.scored:
-            tuned = self.topology.on_server and self.predict is not None  # such as a copy that the client trains
-            report = dataclasses.replace(self.report, scored=SCORED[Topology.OWN if tuned else self.topology])
+            tuned = (
+                self.topology.on_server and self.predict is not None
+            )  # such as a copy that the client trains
+            report = dataclasses.replace(
+                self.report, scored=SCORED[Topology.OWN if tuned else self.topology]
+            )
             object.__setattr__(self, "report", report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree, Topology
+from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, Participation, PyTree, Topology, Upload
 from pfljax.exchange.layout import Layout, block, flat, replace
 from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
 from pfljax.exchange.side_by_side import CLIENTS
@@ -39,6 +39,14 @@ class Clients:
     sizes: Array | None
     topology: Topology = dataclasses.field(metadata={"static": True})
     own_first: bool = dataclasses.field(metadata={"static": True})
+
+
+class Results(NamedTuple):
+    """What an exchange hands to the server of each client, as in `Aggregate`."""
+
+    told: PyTree
+    participation: Participation
+    notes: dict[str, PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +85,15 @@ class Exchange:
                 check_vma=False,
             )
         of_clients, collected = on_device(models, clients, real, common)
-        rows, report, sent = layout.cut(of_clients)
-        upload, count = layout.cut(collected, route.sums_held) if route.sums_held else collected
-        return rows, Aggregate(upload, count, sent, report)
+        rows, results, sent = layout.cut(of_clients)
+        sums, num_sent = layout.cut(collected, route.sums_held) if route.sums_held else collected
+        upload = sums if clients.topology.moves else Upload(sums)
+        return rows, Aggregate(upload, num_sent, sent, results.told, results.participation, results.notes)
 
     def _on_device(
         self, models: Params, clients: Clients, real: Array, common: tuple
-    ) -> tuple[tuple[PyTree, PyTree, Array], Kept]:
-        """The exchange on one device: ((rows, report, sent) of its clients, collected contributions)."""
+    ) -> tuple[tuple[PyTree, Results, Array], Kept]:
+        """The exchange on one device: ((rows, results, sent) of its clients, collected contributions)."""
         order = self.layout.order(clients.sizes)
         index, real, rows = order.sort((clients.index, real, clients.rows))
         data = on_this_device(clients.data)
@@ -107,9 +116,9 @@ class Exchange:
             parts.append(flat(out))
             start += width * count
         rows, kept = carry
-        report, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        results, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         kept = order.undo(kept, route.sums_held) if route.sums_held else kept
-        return order.undo((rows, report, sent)), route.collect(kept)
+        return order.undo((rows, results, sent)), route.collect(kept)
 
     def _step(self, work: Callable, models: Params, index: Array, real: Array, width: int, carry: Any, at: Array):
         """Processes one block of clients; replaces rows and the route's carry in place.
@@ -126,8 +135,9 @@ class Exchange:
         sent = sent if out.sent is None else sent & out.sent
         kept = self.route.deposit(kept, here, out, sent)
         sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
-        rows = replace(rows, at, out.client)
-        return (rows, kept, block(rows, at + width, width)), (out.report, sent)
+        rows = replace(rows, at, out.row)
+        results = Results(out.told, out.participation, out.notes)
+        return (rows, kept, block(rows, at + width, width)), (results, sent)
 
     def _work(
         self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Array, Params, PyTree
+from pfljax.contract.types import Aggregate, Array, Params, PyTree, Topology, Upload
 from pfljax.exchange.exchange import Clients
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.views import view
@@ -30,35 +30,37 @@ class PythonPlan(ExecutionPlan):
 
     def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
         index, held, topology = clients.index, clients.index.shape[1], clients.topology
-        adjacent = {"own": held, "push": 1}.get(topology, 0)
+        adjacent = {Topology.OWN: held, Topology.PUSH: 1}.get(topology, 0)
         outputs, places = [], []
         for client in range(len(index)):
             place = client * adjacent + jnp.arange(adjacent) if adjacent else index[client]
             row, data = tree.take(clients.rows, jnp.int32(client)), view(clients.data, jnp.int32(client))
             outputs.append(client_fn(tree.take(models, place), row, data, *common))
-            places.append(index[client] if topology == "push" else place)
+            places.append(index[client] if topology is Topology.PUSH else place)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
         uploads = jax.tree.leaves(stacked.upload)
-        num_sent = uploads[0].shape[1] if uploads and topology != "push" else held
+        num_sent = uploads[0].shape[1] if uploads and topology is not Topology.PUSH else held
         sent = jnp.ones((len(index), num_sent), bool) if stacked.sent is None else stacked.sent
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
         receivers = jnp.where(sent, jnp.stack(places)[:, :num_sent], num_models)  # dropped where nothing is sent
         count = jnp.zeros((num_models,), jnp.int32).at[receivers].add(1, mode="drop")
 
-        def total(leaf: Array, model: Array | None = None) -> Array:
-            if topology == "push":
+        def total(leaf: Array) -> Array:
+            if topology is Topology.PUSH:
                 assert stacked.mixing_weights is not None
                 leaf = tree.per_row(stacked.mixing_weights, leaf[:, None]) * leaf[:, None]
-            if topology == "own":
-                return jnp.asarray(model).at[receivers].set(leaf, mode="drop")
             return jnp.zeros((num_models, *leaf.shape[2:]), leaf.dtype).at[receivers].add(leaf, mode="drop")
 
-        upload = models if topology == "own" else stacked.upload
-        if uploads:
-            of_models = (models,) if topology == "own" else ()
-            upload = jax.tree.map(total, stacked.upload, *of_models)
+        def replaced(leaf: Array, model: Array) -> Array:
+            return jnp.asarray(model).at[receivers].set(leaf, mode="drop")
+
+        if topology.moves:
+            upload = jax.tree.map(total, stacked.upload)
+        else:
+            upload = Upload(jax.tree.map(replaced, stacked.upload.update, models) if uploads else models)
         sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
-        return stacked.client, Aggregate(upload, count, sent, stacked.report)
+        aggregate = Aggregate(upload, count, sent, stacked.told, stacked.participation, stacked.notes)
+        return stacked.row, aggregate
 
 
 def calling(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:

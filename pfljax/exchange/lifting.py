@@ -17,6 +17,7 @@ from pfljax.contract.types import (
     ClientData,
     ClientOutput,
     Cohort,
+    First,
     Key,
     Mixture,
     Params,
@@ -25,6 +26,7 @@ from pfljax.contract.types import (
     Start,
     State,
     Topology,
+    Upload,
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.views import read, view
@@ -54,36 +56,11 @@ def precisely(fn: F) -> F:
     return cast(F, functools.wraps(fn)(called))
 
 
-def by_client(algorithm: Algorithm) -> State:
-    """A State of bools: which parts of a method's State are rows of clients."""
-    models = algorithm.topology != "shared"  # otherwise models and their optimizers belong to the server
-    parts: dict[str, Any] = {"server": False, "models": models, "optimizer": models, "clients": True, "round": False}
-    return State(**parts)
-
-
-def split_state(algorithm: Algorithm, state: State) -> tuple[State, State]:
-    """(the clients' rows, the rest): two States, each with () for the parts of the other."""
-
-    def pick(wanted: bool) -> State:
-        parts: list[Any] = [
-            part if rows == wanted else () for part, rows in zip(state, by_client(algorithm), strict=True)
-        ]
-        return State(*parts)
-
-    return pick(True), pick(False)
-
-
-def join_state(algorithm: Algorithm, rows: State, rest: State) -> State:
-    """Undoes `split_state`."""
-    parts: list[Any] = [a if of_client else b for a, b, of_client in zip(rows, rest, by_client(algorithm), strict=True)]
-    return State(*parts)
-
-
 def init(algorithm: Algorithm, plan: ExecutionPlan, key: Key, clients: ClientData) -> State:
     """The initial state of all K clients and the server."""
     start = begin(algorithm, key, clients)
-    rows = first_rows(algorithm, plan, key, start, jnp.arange(tree.num_rows(clients), dtype=jnp.int32))
-    return join_state(algorithm, rows, State(start.server, start.models, start.optimizer, ()))
+    ids = jnp.arange(tree.num_rows(clients), dtype=jnp.int32)
+    return State(start, first_rows(algorithm, plan, key, start, ids))
 
 
 @precisely
@@ -93,10 +70,13 @@ def begin(algorithm: Algorithm, key: Key, clients: ClientData) -> Start:
 
 
 @precisely
-def first_rows(algorithm: Algorithm, plan: ExecutionPlan, key: Key, start: Start, ids: Array) -> State:
-    """What clients `ids` (n,) begin with, as the rows of a State."""
-    first = plan.over_rows(lambda client: algorithm.first_row(key, client, start), ids)
-    return split_state(algorithm, State((), first.model, first.optimizer, first.row))[0]
+def first_rows(algorithm: Algorithm, plan: ExecutionPlan, key: Key, start: Start, ids: Array) -> First:
+    """What clients `ids` (n,) begin with, leaves (n, ...)."""
+
+    def first_row(client: Array) -> First:
+        return algorithm.first_row(key, client, start)
+
+    return plan.over_rows(first_row, ids)
 
 
 def context_of(
@@ -104,23 +84,31 @@ def context_of(
 ) -> ClientContext:
     """A client's view outside of an exchange of the round."""
     index = jnp.zeros((0,), jnp.int32) if index is None else index
-    server = state.server if server is None else server
     client = jnp.asarray(client, jnp.int32)
-    return ClientContext(jax.random.fold_in(key, client), state.round, jnp.zeros((), jnp.int32), index, server, client)
+    return ClientContext(
+        key=jax.random.fold_in(key, client),
+        round=state.round,
+        step=jnp.zeros((), jnp.int32),
+        index=index,
+        server=state.server.state if server is None else server,
+        client=client,
+    )
 
 
 @precisely
 def download(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cohort: Cohort) -> Array:
     """(S, J) int32: the models that each client of the cohort receives; `state` has the cohort's rows."""
-    if algorithm.topology == "own":
+    if not algorithm.topology.moves:
         return cohort.ids[:, None]
     if algorithm.download is None:
         num = tree.num_rows(state.models)
         return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))
-    receives = algorithm.download
-    return plan.over_rows(
-        lambda client, row: receives(context_of(key, client, state), row, cohort), cohort.ids, state.clients
-    )
+    method_download = algorithm.download
+
+    def download_of(client: Array, row: PyTree) -> Array:
+        return method_download(context_of(key, client, state), row, cohort)
+
+    return plan.over_rows(download_of, cohort.ids, state.rows)
 
 
 @precisely
@@ -135,18 +123,17 @@ def whom(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids:
         ids: Their numbers.
         sizes: (n,) n_k.
     """
-    return plan.over_rows(
-        lambda client, row, size: _whom_of(algorithm, context_of(key, client, state), state.models, row, size),
-        ids,
-        state.clients,
-        sizes,
-    )
+
+    def whom_of(client: Array, row: PyTree, size: Array) -> Mixture:
+        return _whom_of(algorithm, context_of(key, client, state), state.models, row, size)
+
+    return plan.over_rows(whom_of, ids, state.rows, sizes)
 
 
 def _whom_of(algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, size: Array) -> Mixture:
     if algorithm.whom is not None:
         return algorithm.whom(context, row, size)
-    if algorithm.topology != "shared":
+    if algorithm.topology.first_is_own:
         return Mixture(context.client[None], jnp.ones((1,)))
     num = tree.num_rows(models)
     return Mixture(jnp.arange(num, dtype=jnp.int32), jnp.full((num,), 1 / num))
@@ -183,18 +170,21 @@ def serve(
         plan: How clients are mapped.
         use: (prediction, a client's inputs) -> anything. The prediction has its models and weights.
         key: Key of the predictions.
-        state: The state, with the rows of clients `ids`. Under "peers" it has all K clients' models, or, with a
+        state: The state, whose `clients` are clients `ids`. Under "peers" it has all K clients' models, or, with a
             `mixture`, those of its index, J for each client.
         ids: (n,) int32 numbers of the clients.
         clients: Their data, stacked.
         inputs: Further inputs of `use`, stacked.
         mixture: What `whom` returned, if the models in its index were fetched.
     """
-    fetched = mixture is not None and algorithm.topology == "peers"
-    mixture = whom(algorithm, plan, key, state, ids, clients.train.size) if mixture is None else mixture
-    topology: Topology = "own" if algorithm.topology == "push" or fetched else algorithm.topology
+    topology = algorithm.topology
+    # Models that were fetched lie beside their client, as its own do, and no client reads those of others.
+    if topology.first_is_own and (mixture is not None or not topology.reads_others):
+        topology = Topology.OWN
+    if mixture is None:
+        mixture = whom(algorithm, plan, key, state, ids, clients.train.size)
 
-    def client(models, _, data, server):
+    def client(models: Params, _: PyTree, data: tuple, server: PyTree) -> ClientOutput:
         number, row, own, mixture, inputs = data
         row, mixture = read((row, mixture))
         context = context_of(key, number, state, mixture.index, server)
@@ -203,12 +193,20 @@ def serve(
         if algorithm.report.collaboration:
             used = dict(algorithm.report.collaboration(context, row))
         prediction = _tuned(algorithm, key, context, resolved(made, models, mixture.weights), own)
-        return ClientOutput((), (), (use(prediction, inputs), used))
+        served: Any = Served(use(prediction, inputs), used)
+        return ClientOutput(row=(), upload=Upload(), told=served)
 
-    data = (ids, state.clients, clients, mixture, inputs)
-    index = mixture.index
-    report = plan.exchange(client, state.models, index, (), data, topology=topology, common=state.server)[1].report
-    return Served(*report)
+    _, aggregate = plan.exchange(
+        client,
+        state.models,
+        mixture.index,
+        rows=(),
+        data=(ids, state.rows, clients, mixture, inputs),
+        topology=topology,
+        common=state.server.state,
+    )
+    served: Any = aggregate.told
+    return served
 
 
 def serve_some(
@@ -222,12 +220,11 @@ def serve_some(
     inputs: PyTree = (),
 ) -> Served:
     """Like `serve`, but for clients `ids` (n,) of the K whose rows, data and inputs are given."""
-    rows, rest = split_state(algorithm, state)
-    rows, clients, inputs = plan.take_rows((rows, clients, inputs), ids)
-    part = join_state(algorithm, rows, rest)
+    of_some, clients, inputs = plan.take_rows((state.clients, clients, inputs), ids)
+    part = state._replace(clients=of_some)
     mixture = whom(algorithm, plan, key, part, ids, clients.train.size)
-    if algorithm.topology == "peers":
-        part = part._replace(models=plan.take_rows(state.models, mixture.index.reshape(-1)))
+    if algorithm.topology.reads_others:
+        part = part.with_models(plan.take_rows(state.models, mixture.index.reshape(-1)))
     return serve(algorithm, plan, use, key, part, ids, clients, inputs, mixture)
 
 
@@ -238,7 +235,7 @@ def serve_newcomers(
     """What `use` returns for clients unseen in training; `state` needs no rows but peers' models."""
     num = tree.num_rows(clients)
 
-    def client(_, __, data, common):
+    def client(_: Params, __: PyTree, data: tuple, common: tuple) -> ClientOutput:
         number, own, inputs = data
         models, server = common
         context = context_of(key, number, state, None, server)
@@ -249,12 +246,19 @@ def serve_newcomers(
             received, context = tree.take(models, index), context._replace(index=index)
             made = algorithm.predict(context, received, (), own) if algorithm.predict else Prediction()
             prediction = resolved(made, received, weights)
-        return ClientOutput((), (), use(_tuned(algorithm, key, context, prediction, own), inputs))
+        prediction = _tuned(algorithm, key, context, prediction, own)
+        return ClientOutput(row=(), upload=Upload(), told=use(prediction, inputs))
 
-    common = (() if algorithm.topology == "own" else state.models, state.server)
-    data = (jnp.arange(num, dtype=jnp.int32), clients, inputs)
-    index = jnp.zeros((num, 1), jnp.int32)
-    return plan.exchange(client, (), index, (), data, topology="shared", common=common)[1].report
+    _, aggregate = plan.exchange(
+        client,
+        models=(),
+        index=jnp.zeros((num, 1), jnp.int32),
+        rows=(),
+        data=(jnp.arange(num, dtype=jnp.int32), clients, inputs),
+        topology=Topology.SHARED,
+        common=(state.models if algorithm.topology.moves else (), state.server.state),
+    )
+    return aggregate.told
 
 
 def resolved(prediction: Prediction, received: Params, weights: Array | None = None) -> Prediction:
@@ -283,10 +287,10 @@ def _tuned(
 
 def _recorded(context: ClientContext, made: Prediction, mixture: Mixture) -> dict[str, Array]:
     """Whose models a client uses: see `recorded_topology`."""
-    form = recorded_topology("peers", made, mixture.index.shape[0])
-    if form == "own":
+    form = recorded_topology(Topology.PEERS, made, mixture.index.shape[0])
+    if form is Topology.OWN:
         return {"index": context.client[None], "weights": jnp.ones((1,))}
-    if form == "shared":  # places among its own models
+    if form is Topology.SHARED:  # places among its own models
         weights = resolved(made, ()).weights
         assert weights is not None
         return {"index": jnp.arange(len(weights), dtype=jnp.int32), "weights": weights}
@@ -306,10 +310,10 @@ def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topol
     """
     own = jax.tree.leaves(made.models)
     if own and own[0].shape[0] > 1:
-        return "shared"  # a mixture of models of its own, by their places
+        return Topology.SHARED  # a mixture of models of its own, by their places
     if own and width == 1:
-        return "own"
-    return "own" if topology == "push" else topology
+        return Topology.OWN
+    return Topology.OWN if topology is Topology.PUSH else topology
 
 
 def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> tuple[Any, Any]:
@@ -326,5 +330,5 @@ def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cl
         context = context_of(key, jnp.zeros((), jnp.int32), state, mixture.index)
         return predict(context, models, row, view(data, jnp.zeros((), jnp.int32)))
 
-    args = of_client, tree.shapes_of_rows(state.models, width), tree.shapes_of_rows(state.clients), clients
+    args = of_client, tree.shapes_of_rows(state.models, width), tree.shapes_of_rows(state.rows), clients
     return of_client, jax.eval_shape(one, key, state, *args)

@@ -256,12 +256,12 @@ class ExecutionPlan:
         Args:
             client_fn: (models_s, row_s, data_s) -> ClientOutput, for one client; models_s has a leading axis J. The
                 upload has a leading axis of at most J: contributions to the first received models, summed there. Under
-                "own", the upload is the next model and replaces it. Under "push", models_s is the client's own model
-                (1, ...), and the upload has no such axis: it goes to all models in the index.
+                "own", the upload's `update` is the next model and replaces it. Under "push", models_s is the client's
+                own model (1, ...), and the upload has no such axis: it goes to all models in the index.
             models: Stacked models, leaves (N, ...).
             index: (S, J) int32, the models that each client receives, or under "push" uploads to; not read under
                 "own".
-            rows: The clients' own state, leaves (S, ...), replaced in place by ClientOutput.client.
+            rows: The clients' own state, leaves (S, ...), replaced in place by `ClientOutput.row`.
             data: The clients' data, leaves (S, ...).
             topology: As in `Algorithm`; under "own" a client may have J models, N = S J.
             own_first: Whether, under "peers", N = S and column 0 of index is arange(S): own models then stay in
@@ -272,7 +272,7 @@ class ExecutionPlan:
         Returns:
             The next rows, and the aggregate of what came back.
         """
-        clients = Clients(index, rows, data, sizes, topology, own_first)
+        clients = Clients(index, rows, data, sizes, Topology(topology), own_first)
         models, clients = jax.tree.map(jnp.asarray, (models, clients))
         return self._exchange(client_fn, models, clients, () if common is None else (common,))
 

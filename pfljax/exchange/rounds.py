@@ -16,10 +16,14 @@ from pfljax.contract.types import (
     Array,
     ClientContext,
     ClientData,
+    ClientOutput,
     Cohort,
     Key,
     Metrics,
+    Params,
+    PyTree,
     State,
+    Topology,
     Traffic,
 )
 from pfljax.exchange import lifting, traffic
@@ -132,11 +136,10 @@ def make_round(
             # On every device. If they were spread, looking up the cohort would need independent collectives; together
             # with those that move rows, they can occupy all of a CPU's few threads and deadlock.
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
-        all_rows, rest = lifting.split_state(algorithm, state)
-        rows, clients = plan.take_rows((all_rows, clients), cohort.ids)
-        state, record = work(key, number, cohort, lifting.join_state(algorithm, rows, rest), clients)
-        rows, rest = lifting.split_state(algorithm, state)
-        return lifting.join_state(algorithm, plan.put_rows(all_rows, cohort.ids, rows), rest), record
+        of_cohort, data = plan.take_rows((state.clients, clients), cohort.ids)
+        trained, record = work(key, number, cohort, state._replace(clients=of_cohort), data)
+        everyone = plan.put_rows(state.clients, cohort.ids, trained.clients)
+        return trained._replace(clients=everyone), record
 
     return lifting.in_precision(algorithm, one_round)
 
@@ -149,7 +152,7 @@ def make_cohort_round(
     def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData) -> tuple[State, Record]:
         state = state._replace(round=number)
         index = lifting.download(algorithm, plan, _key(key, DOWNLOAD, number), state, cohort)
-        position = index if algorithm.topology == "shared" else cohort.position(index)
+        position = index if algorithm.topology.on_server else cohort.position(index)
         playing = _Round(_key(key, WORK, number), number, cohort, index, position, clients)
 
         def exchange(step: Array, state: State, later: bool = False) -> tuple[State, Record]:
@@ -196,53 +199,81 @@ def _exchange(
     """Returns (state with the clients' next rows, aggregate, bytes that a client read from the server's state)."""
     index, topology = playing.index, algorithm.topology
 
-    def client(models, row, data, server):
+    def client(models: Params, row: PyTree, data: tuple, server: PyTree) -> ClientOutput:
         number, index, client_data = data
-        key = jax.random.fold_in(playing.key, number)
-        context = ClientContext(key, playing.number, step, index[...], server, number, later)
-        return algorithm.client_update(context, models, row, client_data)
+        context = ClientContext(
+            key=jax.random.fold_in(playing.key, number),
+            round=playing.number,
+            step=step,
+            index=index[...],
+            server=server,
+            client=number,
+            later=later,
+        )
+        output = algorithm.client_update(context, models, row, client_data)
+        return as_sent(output) if topology.moves else output
 
     data = (playing.cohort.ids, index, playing.clients)
     rows, aggregate = plan.exchange(
         client,
         state.models,
         playing.position,
-        state.clients,
+        state.rows,
         data,
         topology=topology,
-        own_first=topology == "peers",
-        common=state.server,
+        own_first=topology.reads_others,
+        common=state.server.state,
         sizes=playing.clients.train.size,
     )
-    received = tree.shapes_of_rows(state.models, 1 if topology == "push" else index.shape[1])
-    traced = lambda server, models, row, data: client(models, row, view(data, jnp.zeros((), jnp.int32)), server)
-    read = traffic.bytes_read(traced, state.server, received, tree.shapes_of_rows(state.clients), data)
-    return state._replace(clients=rows), aggregate, read
+
+    # What a client reads from the server's state, by tracing one client's work.
+    def client_at_zero(server: PyTree, models: Params, row: PyTree, data: tuple) -> ClientOutput:
+        return client(models, row, view(data, jnp.zeros((), jnp.int32)), server)
+
+    received = tree.shapes_of_rows(state.models, 1 if topology is Topology.PUSH else index.shape[1])
+    row = tree.shapes_of_rows(state.rows)
+    read = traffic.bytes_read(client_at_zero, state.server.state, received, row, data)
+    return state.with_rows(rows), aggregate, read
+
+
+def as_sent(output: ClientOutput) -> ClientOutput:
+    """A client's output as it is added up: with w_k u_k in place of u_k, which is sent where w_k > 0."""
+    upload, weight = output.upload, output.upload.weight
+    if weight is None:
+        return output
+    sent = weight > 0 if output.sent is None else output.sent
+    return output._replace(upload=upload._replace(update=tree.scale(upload.update, weight)), sent=sent)
 
 
 def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic) -> Record:
     """The record of an exchange; `moved` holds the bytes of its parts."""
-    ids, sizes = playing.cohort.ids, playing.clients.train.size
+    ids = playing.cohort.ids
+    sizes = playing.clients.train.size
     if algorithm.traffic is not None:
         moved = algorithm.traffic(moved)
-    away = aggregate.report.get("away", jnp.zeros(ids.shape, bool))
+    participation = aggregate.participation
+    none = jnp.iinfo(jnp.int32).max
+    away = jnp.zeros(ids.shape, bool) if participation.away is None else participation.away
     first = (step == 0) & ~away[:, None]
     down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, first).num_bytes(moved)
-    loss, none, attacker = aggregate.report["loss"], jnp.iinfo(jnp.int32).max, playing.clients.attacker
-    for left_out in (attacker, aggregate.report.get("absent"), away):  # their results do not count
+    loss = aggregate.told.loss
+    for left_out in (playing.clients.attacker, participation.absent, away):  # their results do not count
         if left_out is not None:
-            loss, sizes = jnp.where(left_out, 0, loss), jnp.where(left_out, 0, sizes)
+            loss = jnp.where(left_out, 0, loss)
+            sizes = jnp.where(left_out, 0, sizes)
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
-    if (dropped := aggregate.report.get("dropped")) is not None:
-        own = dropped & ~aggregate.report["broken"]
+    dropped = participation.dropped
+    if dropped is not None:
+        own = dropped if participation.broken is None else dropped & ~participation.broken
         alone = jnp.where(own & ~(sizes > 0).any(), ids, none)  # nobody is left whose results count
-        diverged, dropped = jnp.minimum(diverged, alone.min()), jnp.where(dropped, ids, -1)
+        diverged = jnp.minimum(diverged, alone.min())
+        dropped = jnp.where(dropped, ids, -1)
     return Record(
         train_loss=jnp.sum(loss * sizes) / sizes.sum(),
         diverged=jnp.where(diverged == none, -1, diverged),
         down=down,
         up=up,
         metrics={},
-        seconds=traffic.seconds_of(aggregate.report) if "seconds" in aggregate.report else None,
+        seconds=traffic.seconds_of(participation),
         dropped=dropped,
     )

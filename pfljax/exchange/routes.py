@@ -78,7 +78,7 @@ class Route(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Own(Route):
-    """Every model stays with its client; the client's upload replaces it in place."""
+    """Every model stays with its client, whose update replaces it in place."""
 
     models_held: int  # J, consecutive: a stack of shape (S, J, ...) would be copied
 
@@ -96,8 +96,8 @@ class Own(Route):
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
         (models, count), row = kept, at.at * self.models_held
-        if jax.tree.leaves(output.upload):
-            new = flat(output.upload)
+        if jax.tree.leaves(output.upload.update):
+            new = flat(output.upload.update)
             if output.sent is not None:
                 new = tree.where(sent.reshape(-1), new, self._block(models, at))
             models = replace(models, row, new)

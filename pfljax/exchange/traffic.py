@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Algorithm, Array, ClientOutput, Params, PyTree, Traffic
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientOutput,
+    Params,
+    Participation,
+    PyTree,
+    Topology,
+    Traffic,
+)
 
 
 class Messages(NamedTuple):
@@ -44,28 +54,33 @@ def messages(algorithm: Algorithm, client: Array, index: Array, sent: Array, fir
         sent: (..., J) which contributions are sent.
         first: (..., 1) or () whether it is a round's first exchange, in which all clients that are there take part.
     """
-    travels = jnp.ones_like(index, bool)
-    if algorithm.topology == "own":
-        travels = jnp.zeros_like(index, bool)
-    elif algorithm.topology != "shared":
+    topology = algorithm.topology
+    travels = jnp.full_like(index, topology.moves, bool)
+    if topology.between_clients:
         travels = index != client[..., None]  # also for a push: as many models arrive as are sent
-    lifted = travels | (algorithm.via_server and algorithm.topology != "own")
+    lifted = travels | (algorithm.via_server and topology.moves)
     # After the first exchange, a client without a batch left no longer takes part.
     active = sent | first
     return Messages(travels & active, lifted & sent, jnp.any(active, axis=-1))
 
 
-def seconds_of(report: Mapping[str, Any]) -> Array:
-    """() simulated seconds of an exchange: those of the slowest client that is there; if none is, of the wait."""
-    away = report.get("away", jnp.zeros(report["seconds"].shape, bool))
-    there = jnp.where(away & ~away.all(), 0, report["seconds"])
-    return there.max()
+def seconds_of(participation: Participation) -> Array | None:
+    """() simulated seconds of an exchange: those of the slowest client that is there; if none is, of the wait.
+
+    None without a clock.
+    """
+    seconds, away = participation.seconds, participation.away
+    if seconds is None:
+        return None
+    if away is not None:
+        seconds = jnp.where(away & ~away.all(), 0, seconds)
+    return seconds.max()
 
 
 def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server: float) -> Traffic:
     """As `of_exchange`, of the models (J, ...) that one client received and of its output, as sent."""
-    upload = tree.stack_one(output.upload) if algorithm.topology == "push" else output.upload
-    arrays = [leaf for leaf in jax.tree.leaves(output.report) if leaf.ndim]
+    upload = tree.stack_one(output.upload) if algorithm.topology is Topology.PUSH else output.upload
+    arrays = [leaf for leaf in jax.tree.leaves((output.told, output.notes)) if leaf.ndim]
     shapes = tree.shapes_of_rows((models, upload))
     counted = Traffic(tree.row_bytes(models), tree.row_bytes(upload), tree.num_bytes(arrays), server, shapes)
     return algorithm.traffic(counted) if algorithm.traffic else counted
@@ -79,9 +94,14 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
         aggregate: What came back.
         server: Bytes that one client reads from the server's state; see `bytes_read`.
     """
-    beyond_scalars = [leaf for leaf in jax.tree.leaves(aggregate.report) if leaf.ndim > 1]
-    model, upload, report = map(tree.row_bytes, (models, aggregate.upload, beyond_scalars))
-    return Traffic(model, upload, report, server, tree.shapes_of_rows((models, aggregate.upload)))
+    beyond_scalars = [leaf for leaf in jax.tree.leaves((aggregate.told, aggregate.notes)) if leaf.ndim > 1]
+    return Traffic(
+        model=tree.row_bytes(models),
+        upload=tree.row_bytes(aggregate.upload),
+        report=tree.row_bytes(beyond_scalars),
+        server=server,
+        shapes=tree.shapes_of_rows((models, aggregate.upload)),
+    )
 
 
 def bytes_read(fn: Callable[..., PyTree], server: PyTree, *args: PyTree) -> int:

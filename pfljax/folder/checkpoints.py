@@ -13,26 +13,32 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from pfljax.contract import optional, processes
-from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import State
-from pfljax.folder import files, history
+from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.types import First, Start, State
+from pfljax.folder import files, former, history
 
 KEEP = 2  # the newest, and one in case the newest is truncated
 
 
-def _as_dict(state: State | dict) -> dict:
-    """Returns the nonempty parts, since Orbax does not store empty containers."""
-    parts = state if isinstance(state, dict) else state._asdict()
-    parts = {name: _as_dict(part) if isinstance(part, State) else part for name, part in parts.items()}
-    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+def _as_dict(part: Any) -> Any:
+    """Returns a state as nested dicts without its empty parts, since Orbax does not store empty containers."""
+    if not isinstance(part, (State, Start, First)):
+        return part
+    parts = {name: _as_dict(value) for name, value in part._asdict().items()}
+    return {name: value for name, value in parts.items() if jax.tree.leaves(value)}
 
 
-def _filled(like: State | dict, parts: dict) -> Any:
+def _filled(like: Any, parts: Any) -> Any:
     """Undoes `_as_dict`. Takes empty parts from `like`."""
-    found = {}
-    for name, part in (like if isinstance(like, dict) else like._asdict()).items():
-        found[name] = _filled(part, parts.get(name, {})) if isinstance(part, State) else parts.get(name, part)
-    return found if isinstance(like, dict) else State(**found)
+    if not isinstance(like, (State, Start, First)):
+        return parts
+    filled = {}
+    for name, part in like._asdict().items():
+        if isinstance(part, (State, Start, First)):
+            filled[name] = _filled(part, parts.get(name, {}))
+        else:
+            filled[name] = parts.get(name, part)
+    return type(like)(**filled)
 
 
 def newest(directory: Path, round_number: int) -> list[int]:
@@ -40,8 +46,8 @@ def newest(directory: Path, round_number: int) -> list[int]:
     return [step for step in history.checkpoints(directory) if step <= round_number][:KEEP]
 
 
-def save(directory: Path, round_number: int, state: State | dict) -> None:
-    """Saves the state after `round_number` rounds. It may be a dict that contains a `State`."""
+def save(directory: Path, round_number: int, state: State) -> None:
+    """Saves the state after `round_number` rounds."""
     with optional.quiet(logging.CRITICAL):  # Orbax logs an error's trace in each of its threads
         ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
 
@@ -67,12 +73,17 @@ def agreed(rounds: Sequence[int]) -> list[int]:
     return [step for step in processes.from_first(told).tolist() if step >= 0]
 
 
-def restore(directory: Path, round_number: int, like: State | dict) -> Any:
+def restore(directory: Path, round_number: int, like: State) -> Any:
     """Restores the state after `round_number` rounds. Returns None on all processes if any cannot read its part.
 
     `like` is the expected `State`: ShapeDtypeStructs with shardings for arrays on devices, NumPy arrays for arrays on
     the host.
+
+    Raises:
+        ArgumentError: if an earlier version saved the state in another layout.
     """
+    if is_former(directory, round_number):
+        raise ArgumentError("resume", f"{directory.parent}: {former.STATE}")
     parts: Any = None
     try:
         parts = ocp.load(str((directory / str(round_number)).absolute()), _as_dict(like))
@@ -82,11 +93,27 @@ def restore(directory: Path, round_number: int, like: State | dict) -> Any:
     return _filled(like, parts) if processes.least(parts is not None) else None
 
 
-def read(directory: Path, round_number: int, like: State | dict) -> Any:
+def is_former(directory: Path, round_number: int) -> bool:
+    """Whether an earlier version saved this checkpoint, in whose states the models were no part of server or clients.
+
+    False for a checkpoint that cannot be read.
+    """
+    try:
+        with optional.quiet(logging.CRITICAL):
+            names = ocp.metadata(str((directory / str(round_number)).absolute())).metadata
+    except Exception:  # a truncated file can make Orbax raise anything
+        return False
+    return not names.keys() <= set(State._fields)
+
+
+def read(directory: Path, round_number: int, like: State) -> Any:
     """Reads a checkpoint as NumPy arrays, but only the arrays of `like`, which has their shapes and dtypes.
 
-    Raises `ArgumentError` if the checkpoint has other shapes.
+    Raises `ArgumentError` if the checkpoint has other shapes, and `RunError` if an earlier version saved the state in
+    another layout.
     """
+    if is_former(directory, round_number):
+        raise RunError(f"{directory.parent}: {former.STATE}")
     path, skipped = str((directory / str(round_number)).absolute()), cast(Any, ocp.PLACEHOLDER)
     wanted = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(_as_dict(like))}
 

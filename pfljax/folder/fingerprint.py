@@ -279,7 +279,7 @@ def named_arrays(problem: Problem, arguments: Arguments) -> dict[str, PyTree]:
     state = arguments.state
     return {
         MODEL: [model.network.shapes for model in problem.models],
-        "start": (state.server, state.models, state.optimizer),
+        "start": state.server,
         "first_row": state.clients,
     }
 

@@ -42,6 +42,8 @@ class Folders:
     def check(self) -> None:
         """Raises `ArgumentError` if a run would overwrite another run, or resume from other settings or data."""
         for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
+            if self.resume in (True, "if_possible"):
+                processes.first(functools.partial(check_layout, out))
             processes.first(functools.partial(check, out, each, self.resume))
             if self.resume != "from_scratch":
                 processes.first(functools.partial(check_store, each.client_store, out))
@@ -308,6 +310,17 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
         if ((old and new) or part == "unseen") and old != new:
             return f"on other {what} (digest {old}, now {new}); {WAY_ON}"
     return f"by another program; what differs: {', '.join(parts)}; {WAY_ON}" if parts else ""
+
+
+def check_layout(out: Path) -> None:
+    """Raises `ArgumentError` if a folder's newest checkpoint has the layout of an earlier version."""
+    steps = whole_checkpoints(out)
+    if not steps:
+        return
+    from pfljax.folder import checkpoints  # orbax is slow to import
+
+    if checkpoints.is_former(out / "checkpoints", steps[0]):
+        raise ArgumentError("resume", f"{out}: {former.STATE}; {WAY_ON}")
 
 
 def check_store(client_store: str, out: Path) -> None:

@@ -14,6 +14,10 @@ import numpy as np
 
 from pfljax.folder import files
 
+STATE = (
+    "its checkpoints are those of an earlier version, whose states had another layout: the run cannot go on, and its "
+    "models cannot predict; scores, history and figures can still be read"
+)
 METHOD = {"algorithm": "method"}
 GROUP = {"distribution": "group"}
 

@@ -15,7 +15,16 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, PyTree, Split, Training
 from pfljax.exchange.views import read
 from pfljax.local import lasting
-from pfljax.local.batches import AUGMENTATION, DROPOUT, NOISE, Batch, masked, of_examples, shuffle, sum_over_examples
+from pfljax.local.batches import (
+    AUGMENTATION,
+    DROPOUT,
+    NOISE,
+    Batch,
+    masked,
+    of_examples,
+    shuffle,
+    sum_over_examples,
+)
 from pfljax.local.privacy import Privacy, private_mean
 
 
@@ -58,44 +67,35 @@ def joined(params: Params, statistics: Params) -> Params:
     return params if statistics is None else tree.combine(params, statistics)
 
 
-def value_and_gradients(
-    objective: Callable[..., Array], params: Params, statistics: Params, batch: Batch, *rest: PyTree
-) -> tuple[Array, tuple[Params, Params]]:
-    """objective(params, mini-batch, *rest), and its gradients in the parameters and in the batch statistics."""
-
-    def value(params, statistics):
-        return objective(params, batch._replace(statistics=statistics), *rest)
-
-    return jax.value_and_grad(value, argnums=(0, 1))(params, statistics)
-
-
-def descent(objective: Callable[..., Array], number: Array | None = None) -> StepFunction:
-    """The step that follows an objective's gradients; `number`: the model's, for dropout and noise of its own."""
-
-    def step(params, statistics, memory, batch):
-        batch = batch if number is None else batch.of_model(number)
-        loss, (grads, changes) = value_and_gradients(objective, params, statistics, batch)
-        return loss, grads, changes, memory
-
-    return step
-
-
-# (params, statistics, memory, batch) -> (loss, gradient of params, gradient of statistics, memory)
-StepFunction = Callable[[Params, Params, PyTree, Batch], tuple[Array, Params, Params, PyTree]]
-
-
 class Slope(NamedTuple):
     """The loss of a mini-batch and what it says about a model.
 
     Attributes:
         loss: () the objective's value.
         gradient: Its gradient in the parameters.
-        statistics: Old minus new batch statistics, as the forward pass wrote them; methods pass this on.
+        statistics: Old minus new batch statistics, as the forward pass wrote them; methods pass this
+            on. None if there are none.
     """
 
     loss: Array
     gradient: Params
     statistics: Params = None
+
+
+# (params, statistics, memory, n -> the n-th mini-batch after the step's) -> (slope, memory)
+StepFunction = Callable[[Any, Any, Any, Callable[[int], Batch]], tuple[Slope, Any]]
+
+
+def slope(
+    objective: Callable[..., Array], params: Params, statistics: Params, batch: Batch
+) -> Slope:
+    """The slope of objective(params, mini-batch) at a model's parameters and batch statistics."""
+
+    def value(params: Params, statistics: Params) -> Array:
+        return objective(params, batch._replace(statistics=statistics))
+
+    loss, gradients = jax.value_and_grad(value, argnums=(0, 1))(params, statistics)
+    return Slope(loss, gradients[0], gradients[1])
 
 
 class Solver(NamedTuple):
@@ -134,15 +134,26 @@ class Solver(NamedTuple):
         The other leaves do not change, do not count in gradient clipping, and have no optimizer state.
         """
 
-        def loss(params: Params, *args: Any, **options: Any) -> Array:
-            hold = lambda chosen, leaf: leaf if chosen else jax.lax.stop_gradient(leaf)
-            return self.loss(jax.tree.map(hold, mask, params), *args, **options)
+        def stop_unless(chosen: bool, leaf: Array) -> Array:
+            return leaf if chosen else jax.lax.stop_gradient(leaf)
 
-        optimizers: dict[Hashable, optax.GradientTransformation] = {"part": self.optimizer, "rest": optax.set_to_zero()}
+        def loss(params: Params, *args: Any, **options: Any) -> Array:
+            trained = jax.tree.map(stop_unless, mask, params)
+            return self.loss(trained, *args, **options)
+
+        optimizers: dict[Hashable, optax.GradientTransformation] = {
+            "part": self.optimizer,
+            "rest": optax.set_to_zero(),
+        }
 
         def labels(params: Params) -> PyTree:
             """For parameters with or without batch statistics, which are None in the latter."""
-            label = lambda leaf, chosen: None if leaf is None else "part" if chosen else "rest"
+
+            def label(leaf: Any, chosen: bool) -> str | None:
+                if leaf is None:
+                    return None
+                return "part" if chosen else "rest"
+
             return jax.tree.map(label, params, mask, is_leaf=lambda leaf: leaf is None)
 
         return self.with_loss(loss)._replace(optimizer=optax.partition(optimizers, labels))
@@ -154,7 +165,11 @@ class Solver(NamedTuple):
     def resumed(self, params: Params, earlier: tuple) -> PyTree:
         """A new optimizer state for a shared model, with what goes on of an `earlier` one; (): of none."""
         fresh = self.optimizer.init(params)
-        return lasting.resumed(lasting.marks(self.optimizer, params), fresh, earlier) if earlier else fresh
+        return (
+            lasting.resumed(lasting.marks(self.optimizer, params), fresh, earlier)
+            if earlier
+            else fresh
+        )
 
     def with_epochs(self, epochs: int | None) -> Solver:
         """The solver with `epochs` epochs per round; None: with its own epochs or steps."""
@@ -190,94 +205,55 @@ class Solver(NamedTuple):
             lambda: jnp.broadcast_to(jnp.arange(n_max, dtype=jnp.int32), (epochs, n_max)),
         )
 
+    def begin(self, params: Params) -> TrainState:
+        """A model's state before training with a new optimizer."""
+        params, statistics = self.without_statistics(params)
+        return TrainState(params, statistics, self.optimizer.init(params))
+
+    def without_statistics(self, params: Params) -> tuple[Params, Params]:
+        """A model's parameters, and its batch statistics; None where leaves are left out.
+
+        The second is None if the model has no batch statistics.
+        """
+        if self.statistics is None:
+            return params, None
+        statistics, rest = tree.partition(params, self.statistics(params))
+        return rest, statistics
+
     def fit(
         self,
         key: Key,
-        params: Params,
-        opt_state: PyTree,
+        start: TrainState,
         split: Split,
+        objective: Callable[[Params, Batch], Array] | None = None,
         *,
         round_number: Array,
-        objective: Callable[[Params, Batch], Array] | None = None,
-        steps: Array | None = None,
-    ) -> tuple[Params, PyTree, Array]:
+        num_steps: Array | None = None,
+    ) -> tuple[TrainState, Array]:
         """A round of local training with gradients of an objective.
 
         Args:
             key: Key for the order of the examples, drawn anew in every epoch.
-            params: One model.
-            opt_state: Its optimizer state.
+            start: One model in training; `begin` makes this of a model.
             split: One client's training data.
+            objective: (params, mini-batch) -> the value to minimize; None: the mean loss.
             round_number: Number of the round, for learning rate schedules.
-            objective: (params, mini-batch) -> the value to minimize, instead of the mean loss.
-            steps: As in `descend`.
+            num_steps: As in `train`.
 
         Returns:
-            The trained parameters, the optimizer state, and the mean over steps of the loss before each update.
+            The state after training, and the mean over steps of the loss before each update.
         """
         objective = scalar(objective or self.mean_loss)
 
-        def gradient(params, memory, batch):
-            return *jax.value_and_grad(objective)(params, batch(0)), memory
+        def step(
+            params: Params, statistics: Params, memory: PyTree, batch_at: Callable[[int], Batch]
+        ) -> tuple[Slope, PyTree]:
+            return slope(objective, params, statistics, batch_at(0)), memory
 
-        found = self.descend(key, params, opt_state, split, gradient, (), round_number=round_number, steps=steps)
-        return found[:3]
-
-    def descend(
-        self,
-        key: Key,
-        params: Params,
-        opt_state: PyTree,
-        split: Split,
-        gradient: Callable[[Params, PyTree, Callable[[int], Batch]], tuple[Array, Params, PyTree]],
-        memory: PyTree,
-        *,
-        round_number: Array,
-        steps: Array | None = None,
-    ) -> tuple[Params, PyTree, Array, PyTree]:
-        """A round of local training along a direction that the method defines.
-
-        Args:
-            key: Key for the order of the examples, drawn anew in every epoch.
-            params: One model.
-            opt_state: Its optimizer state.
-            split: One client's training data.
-            gradient: (params, memory, batch) -> (loss, gradient for the optimizer, memory), called at each step;
-                batch(0) is the step's mini-batch, batch(1) the next one (after the round's last comes its first).
-            memory: Carry of `gradient` from step to step.
-            round_number: Number of the round, for learning rate schedules.
-            steps: () int32, the number of steps, which may differ between clients and rounds; None: the solver's own.
-                A client without examples takes no steps. Beyond the solver's own epochs, their orders of the examples
-                repeat.
-
-        Returns:
-            The trained parameters, the optimizer state, the mean loss over the steps, and the memory.
-        """
-        n_max = split.y.shape[0]
-        total = self.num_steps(split.size, n_max) if steps is None else jnp.where(split.size > 0, steps, 0)
-        orders = self.draw_orders(key, split.size, n_max)
-
-        def step(number, carry):
-            params, opt_state, loss_sum, memory = carry
-            place = lambda ahead: (number + ahead) % jnp.maximum(total, 1) if ahead else number
-            batch = lambda ahead: self.take_batch(key, orders, split, place(ahead))
-            loss, grads, memory = gradient(params, memory, batch)
-            extra = {"round_number": round_number, "value": loss}
-            updates, opt_state = self.optimizer.update(grads, opt_state, params, **extra)
-            return optax.apply_updates(params, updates), opt_state, loss_sum + loss, memory
-
-        carry = (params, opt_state, jnp.zeros(()), memory)
-        with jax.named_scope("steps"):  # by this name, compiled programs are weighed with the number of steps
-            params, opt_state, loss_sum, memory = jax.lax.fori_loop(0, total, step, carry)
-        return params, opt_state, loss_sum / jnp.maximum(total, 1), memory
-
-    def mode(self, batch: Batch) -> Training | None:
-        """The mode in which a network computes on a mini-batch: training mode, or None if it is inference mode, too."""
-        if not self.keyed:
-            return None
-        real = batch.mask > 0
-        mask = real | ~real.any()  # a client without examples has statistics as well, which nobody reads
-        return Training(jax.random.fold_in(batch.key, DROPOUT), mask)
+        state, loss, _ = self.train(
+            key, start, split, step, round_number=round_number, num_steps=num_steps
+        )
+        return state, loss
 
     def train(
         self,
@@ -289,21 +265,20 @@ class Solver(NamedTuple):
         *,
         round_number: Array,
         num_steps: Array | None = None,
-        ahead: bool = False,
     ) -> tuple[TrainState, Array, PyTree]:
-        """A round of local training, in which methods see parameters and batch statistics follow by themselves.
+        """A round of local training along slopes that the caller defines; batch statistics follow by themselves.
 
         Args:
             key: Key for the order of the examples, drawn anew in every epoch.
             start: Parameters, batch statistics and optimizer state.
             split: One client's training data.
-            step: (params, statistics, memory, batch) -> (loss, gradient of the parameters, gradient of the
-                statistics, memory).
+            step: (params, statistics, memory, batch_at) -> (slope, memory); batch_at(0) is the step's
+                mini-batch, batch_at(n) the n-th after it (after the round's last comes its first).
             memory: Carry of `step`.
             round_number: Number of the round, for learning rate schedules.
-            num_steps: () int32, number of steps; None: the solver's own.
-            ahead: Whether `step` gets a function of n in place of the mini-batch: batch(0) is the step's, batch(n) the
-                n-th after it (after the round's last comes its first).
+            num_steps: () int32, number of steps, which may differ between clients and rounds; None:
+                the solver's own. A client without examples takes no steps. Beyond the solver's own
+                epochs, their orders of the examples repeat.
 
         Returns:
             The state after training, the mean loss over the steps, and the memory.
@@ -315,42 +290,45 @@ class Solver(NamedTuple):
             total = jnp.where(split.size > 0, num_steps, 0)
         orders = self.draw_orders(key, split.size, n_max)
 
-        def one_step(number, carry):
+        def one_step(
+            number: Array, carry: tuple[TrainState, Array, PyTree]
+        ) -> tuple[TrainState, Array, PyTree]:
             state, loss_sum, memory = carry
 
-            def take(after: int) -> Batch:
-                place = (number + after) % jnp.maximum(total, 1) if after else number
+            def batch_at(ahead: int) -> Batch:
+                place = (number + ahead) % jnp.maximum(total, 1) if ahead else number
                 return self.take_batch(key, orders, split, place)
 
-            batch = take if ahead else take(0)
-            loss, grads, changes, memory = step(state.params, state.statistics, memory, batch)
+            found, memory = step(state.params, state.statistics, memory, batch_at)
             updates, opt_state = self.optimizer.update(
-                grads, state.opt_state, state.params, round_number=round_number
+                found.gradient,
+                state.opt_state,
+                state.params,
+                round_number=round_number,
+                value=found.loss,
             )
             params = optax.apply_updates(state.params, updates)
-            # The gradient of a statistic is the old value minus the new one, so this sets it to the new one.
-            statistics = jax.tree.map(lambda old, change: old + -1.0 * change, state.statistics, changes)
-            return TrainState(params, statistics, opt_state), loss_sum + loss, memory
+            # The gradient of a statistic is the old value minus the new one: this sets the new one.
+            statistics = jax.tree.map(
+                lambda old, change: old + -1.0 * change, state.statistics, found.statistics
+            )
+            return TrainState(params, statistics, opt_state), loss_sum + found.loss, memory
 
-        with jax.named_scope("steps"):  # by this name, compiled programs are weighed with the number of steps
+        # By this name, compiled programs are weighed with the number of steps.
+        with jax.named_scope("steps"):
             carry = (start, jnp.zeros(()), memory)
             state, loss_sum, memory = jax.lax.fori_loop(0, total, one_step, carry)
         return state, loss_sum / jnp.maximum(total, 1), memory
 
-    def begin(self, params: Params) -> TrainState:
-        """A whole model's state before training with a new optimizer."""
-        weights, statistics = self.apart(params)
-        return TrainState(weights, statistics, self.optimizer.init(weights))
-
-    def apart(self, params: Params) -> tuple[Params, Params]:
-        """A model's parameters without batch statistics, and its batch statistics; None where leaves are left out.
-
-        The second is None if the model has no batch statistics.
-        """
-        if self.statistics is None:
-            return params, None
-        statistics, weights = tree.partition(params, self.statistics(params))
-        return weights, statistics
+    def mode(self, batch: Batch) -> Training | None:
+        """The mode in which a network computes on a mini-batch: training mode, or None if it is inference mode, too."""
+        if not self.keyed:
+            return None
+        real = batch.mask > 0
+        mask = (
+            real | ~real.any()
+        )  # a client without examples has statistics as well, which nobody reads
+        return Training(jax.random.fold_in(batch.key, DROPOUT), mask)
 
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
         """Mean loss over the batch; with weights (n_max,), the weighted sum divided by the number of examples.
@@ -364,7 +342,10 @@ class Solver(NamedTuple):
             examples, loss = (batch.x, batch.y, weighed), self.loss
             if mode is not None:  # one key per example, for per-example gradients
                 examples = (*examples, jax.random.split(mode.key, batch.mask.shape[0]))
-                loss = lambda params, x, y, keys: self.loss(params, x, y, keys[0])
+
+                def loss(params: Params, x: PyTree, y: Array, keys: Key) -> Array:
+                    return self.loss(params, x, y, keys[0])
+
             return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
         losses = self.loss(params, batch.x, batch.y, mode)
         mask = batch.mask if weights is None else batch.mask * weights[batch.index]
@@ -388,13 +369,18 @@ class Solver(NamedTuple):
 
     def total_loss(self, params: Params, split: Split) -> Array:
         """Sum of the loss over all of a client's examples."""
-        return sum_over_examples(lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split)
+        return sum_over_examples(
+            lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split
+        )
 
     def loss_and_gradient(self, params: Params, split: Split) -> tuple[Array, Params]:
         """Mean loss over all of a client's examples, and its gradient; processes examples in blocks."""
 
         def sums(x, y, mask):
-            total = lambda params: jnp.where(mask, self.loss(params, *masked(x, y, mask)), 0).sum()
+            def total(params: Params) -> Array:
+                losses = self.loss(params, *masked(x, y, mask))
+                return jnp.where(mask, losses, 0).sum()
+
             return jax.value_and_grad(total)(params)
 
         return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
@@ -428,7 +414,11 @@ class Solver(NamedTuple):
             index = places
         else:
             epoch = step // per_epoch % orders.shape[0]
-            index = jnp.asarray(orders).at[epoch, jnp.minimum(places, n_max - 1)].get(mode="promise_in_bounds")
+            index = (
+                jnp.asarray(orders)
+                .at[epoch, jnp.minimum(places, n_max - 1)]
+                .get(mode="promise_in_bounds")
+            )
         taken = ... if orders is None and self.statistics is None else index
         x, y = read(split[:2], taken)
         x, y = masked(x, y, inside)

@@ -64,19 +64,26 @@ class LocalTraining:
     """
 
     optimizer: optax.GradientTransformation | Callable[[Any], optax.GradientTransformation] = knob(
-        optax.adam, accepted="a function of the learning rate, such as optax.sgd, or an optax transformation"
+        optax.adam,
+        accepted="a function of the learning rate, such as optax.sgd, or an optax transformation",
     )
     learning_rate: float | None = knob(None, above=0)  # traced if runs share a kernel
     _: dataclasses.KW_ONLY
     batch_size: int = knob(0, at_least=0)
     epochs: int = knob(1, at_least=1)
     steps: int = knob(0, at_least=0)
-    schedule: optax.Schedule | None = knob(None, accepted="a function of the round's number, or None")
+    schedule: optax.Schedule | None = knob(
+        None, accepted="a function of the round's number, or None"
+    )
     keep_optimizer: bool = False
     common_init: bool | None = None
     privacy: Privacy = knob(Privacy(), accepted="a pfljax.Privacy")
-    loss: str | Callable[[Any, Any], Any] = knob("auto", accepted=f"auto, {', '.join(losses.LOSSES)}, or a function")
-    label_smoothing: float = knob(0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")})
+    loss: str | Callable[[Any, Any], Any] = knob(
+        "auto", accepted=f"auto, {', '.join(losses.LOSSES)}, or a function"
+    )
+    label_smoothing: float = knob(
+        0.0, at_least=0, below=1, read_with={"loss": ("auto", "cross_entropy")}
+    )
     class_weights: Sequence[float] | Literal["inverse"] | None = knob(
         None, accepted="positive numbers, one per class, or inverse"
     )
@@ -87,7 +94,9 @@ class LocalTraining:
     def __post_init__(self):
         made = isinstance(self.optimizer, optax.GradientTransformation)
         if made and self.learning_rate is not None:
-            text = "accepted only if `optimizer` is a function of it, such as optax.sgd without (...)"
+            text = (
+                "accepted only if `optimizer` is a function of it, such as optax.sgd without (...)"
+            )
             raise ArgumentError("learning_rate", text, self.learning_rate)
         if not made and self.learning_rate is None:
             object.__setattr__(self, "learning_rate", LEARNING_RATE)
@@ -137,14 +146,18 @@ def checked_weights(weights: Sequence[float] | str, model: Model) -> np.ndarray:
     found = np.asarray(weights, np.float32)
     classes = model.output_shape[-1]
     if found.shape != (classes,) or not (np.isfinite(found) & (found > 0)).all():
-        raise ArgumentError("class_weights", f"accepted: {classes} positive numbers, one per class", weights)
+        raise ArgumentError(
+            "class_weights", f"accepted: {classes} positive numbers, one per class", weights
+        )
     return found
 
 
 def check_cross_entropy(argument: str, value: Any, model: Model) -> None:
     """Raises `ArgumentError` for an argument of the cross entropy if a model has another loss."""
     if model.task != "classification" or model.criterion is not None:
-        raise ArgumentError(argument, "accepted only for classification with loss=cross_entropy", value)
+        raise ArgumentError(
+            argument, "accepted only for classification with loss=cross_entropy", value
+        )
 
 
 def beside_statistics(
@@ -156,8 +169,14 @@ def beside_statistics(
         optimizer: Optimizer for parameters.
         statistics: Parameters -> a tree of bools, which leaves are statistics.
     """
-    optimizers: dict[Hashable, optax.GradientTransformation] = {"parameter": optimizer, "statistic": optax.sgd(1.0)}
-    label = lambda params: jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
+    optimizers: dict[Hashable, optax.GradientTransformation] = {
+        "parameter": optimizer,
+        "statistic": optax.sgd(1.0),
+    }
+
+    def label(params: Params) -> PyTree:
+        return jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
+
     return optax.partition(optimizers, label)
 
 
@@ -170,5 +189,7 @@ def scheduled(
         del params, extra
         return jax.tree.map(lambda leaf: leaf * schedule(round_number), updates), state
 
-    scale = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), cast(Any, update))
+    scale = optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), cast(Any, update)
+    )
     return optax.chain(optimizer, scale)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pfljax.contract.held import Holder, taking
-from pfljax.contract.types import Algorithm, ClientData, Key, State
-from pfljax.exchange.lifting import by_client
+from pfljax.contract.types import Algorithm, ClientData, First, Key, Start, State
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.stores import memory
 
@@ -100,19 +99,23 @@ class Compiled:
     saving: Saving | None = None
 
 
-def state_shardings(algorithm: Algorithm, plan: ExecutionPlan, state: State, axis: int = 0) -> State:
+def state_shardings(plan: ExecutionPlan, state: State, axis: int = 0) -> State:
     """Returns shardings that spread the rows (at `axis`) of clients, and of clients' own models, over the devices.
 
     Arrays of one model are spread over the devices that share it.
     """
 
-    def of_part(name: str, part: Any, rows: bool) -> Any:
-        leading = axis if name == "server" else axis + 1  # all else is stacked
-        return jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=rows, axis=axis, leading=leading), part)
+    def shardings_of(part: Any, by_rows: bool = False, stacked: bool = True) -> Any:
+        leading = axis + 1 if stacked else axis
+        return jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=by_rows, axis=axis, leading=leading), part)
 
-    by_rows: Any = by_client(algorithm)
-    parts: list[Any] = [of_part(*each) for each in zip(State._fields, state, by_rows, strict=True)]
-    return State(*parts)
+    server = Start(
+        state=shardings_of(state.server.state, stacked=False),
+        models=shardings_of(state.server.models),
+        opt_state=shardings_of(state.server.opt_state),
+    )
+    clients = First(*shardings_of(tuple(state.clients), by_rows=True))
+    return State(server, clients, shardings_of(state.round))
 
 
 def shaped(stack: Any, shardings: Any) -> Any:

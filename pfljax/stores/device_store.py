@@ -47,7 +47,7 @@ def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) ->
                 break
         return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *records), len(records)
 
-    state = shaped(shape, state_shardings(algorithm, plan, shape))
+    state = shaped(shape, state_shardings(plan, shape))
     nothing = memory.MemoryPlan(0, 0, 0, memory.device_limit())
     return Compiled(algorithm, plan, state, calling(init), segment, nothing, 0.0)
 
@@ -58,12 +58,21 @@ def _apart(state: State) -> tuple[State, Any]:
     The rest comes first because JAX reuses donated memory for the first outputs of the same shape, and Adam's moments
     have the shapes of the models.
     """
-    return state._replace(models=()), state.models
+    models = state.server.models, state.clients.model
+    return _together(state, ((), ())), models
+
+
+def _together(rest: State, models: Any) -> State:
+    """Undoes `_apart`."""
+    of_server, of_clients = models
+    server = rest.server._replace(models=of_server)
+    clients = rest.clients._replace(model=of_clients)
+    return rest._replace(server=server, clients=clients)
 
 
 def _one_round(one_round: Callable) -> Callable:
     def segment(key, start, stop, rest, models, clients):
-        state, record = one_round(key, start, rest._replace(models=models), clients)
+        state, record = one_round(key, start, _together(rest, models), clients)
         return _apart(state), tree.stack_one(record), jnp.ones((), jnp.int32)
 
     return segment
@@ -85,7 +94,7 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
 
         records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
         records = records._replace(diverged=jnp.full_like(records.diverged, -1))
-        state = rest._replace(models=models)
+        state = _together(rest, models)
         done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
         return _apart(state), records, done
 
@@ -113,7 +122,7 @@ class DeviceStore(Store):
         if replicates.num == 1:
             return compiled.state
         shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
-        return shaped(shape, state_shardings(compiled.algorithm, compiled.plan, shape))
+        return shaped(shape, state_shardings(compiled.plan, shape))
 
     def lower_segment(
         self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
@@ -137,11 +146,11 @@ class DeviceStore(Store):
         init, key = self._init(experiment, plan, replicates)
         keys = replicates.join([experiment.keys(*[jax.random.key(experiment.seed)] * 2)] * replicates.num)
         shape = jax.eval_shape(init, key, clients)
-        shardings = state_shardings(algorithm, plan, shape, replicates.axis)
+        shardings = state_shardings(plan, shape, replicates.axis)
         state = shaped(shape, shardings)
         number = jax.ShapeDtypeStruct((), jnp.int32)
         everyone = problem.cohort_size == problem.num_clients  # otherwise the models that clients read are copies
-        single = algorithm.topology in ("peers", "push") and everyone and tree.num_bytes(shape.models) > LARGE
+        single = algorithm.topology.between_clients and everyone and tree.num_bytes(shape.models) > LARGE
         if single:
             segment = _one_round(one_round)
         else:
@@ -175,7 +184,7 @@ class DeviceStore(Store):
         def dispatch(key, start, stop, state, clients):
             args = key, np.int32(start), np.int32(stop), *_apart(state), clients
             (rest, models), records, done = compiled(*args, frozen=frozen)
-            return rest._replace(models=models), records, done
+            return _together(rest, models), records, done
 
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         init, key = self._init(experiment, plan, replicates)

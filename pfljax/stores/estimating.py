@@ -217,7 +217,7 @@ def choices(experiment: Experiment, target: Target) -> Iterator[tuple[int, str]]
     problem = experiment.problem
     plan = target.plan(0, "auto", problem.plan.model_devices)
     devices, topology = plan.num_devices, experiment.algorithm(plan).topology
-    exchanges = ("gather", "ring") if topology in ("peers", "push") and devices > 1 else ("",)
+    exchanges = ("gather", "ring") if topology.between_clients and devices > 1 else ("",)
     per_device = -(-problem.cohort_size // devices)
     chunks = [0, *([1] if per_device > 1 else []), *(chunk for chunk in CHUNKS if chunk < per_device)]
     for chunk in chunks:

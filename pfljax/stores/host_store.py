@@ -22,10 +22,9 @@ import numpy as np
 
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, ClientData, Cohort, Key, PyTree, Start, State
+from pfljax.contract.types import Algorithm, ClientData, Cohort, First, Key, PyTree, Start, State
 from pfljax.evaluation import measures
 from pfljax.exchange import lifting
-from pfljax.exchange.lifting import join_state, split_state
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import known_cohort, make_cohort_round
@@ -41,7 +40,7 @@ class Ahead(NamedTuple):
     """A prefetched cohort: its state is still on the host, its data are on the devices."""
 
     ids: np.ndarray
-    rows: State
+    rows: First
     clients: ClientData
 
 
@@ -62,16 +61,15 @@ def _segment_of_all(
 def _in_memory(experiment: Experiment, replicates: Replicates, like: State) -> Callable[..., State]:
     """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
-    algorithm = experiment.algorithm(host)
     jitted = functools.partial(Jitted, experiment.problem.model.network, host)
     make = jitted(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.device):
             state = make(replicates.numbers_of(run), key, clients)
-        rows, rest = split_state(algorithm, state)
-        rest = jax.tree.map(_on_devices, jax.device_get(rest), split_state(algorithm, like)[1])
-        return join_state(algorithm, jax.tree.map(_taken_over, rows), rest)
+        clients = jax.tree.map(_taken_over, state.clients)
+        rest = jax.device_get(without_clients(state))
+        return jax.tree.map(_on_devices, rest, without_clients(like))._replace(clients=clients)
 
     return init
 
@@ -102,8 +100,9 @@ def _on_disk(
         data: All clients' data, for each run; used by `thaw`.
         writable: Whether rows may be written.
     """
-    algorithm, problem = experiment.algorithm(experiment.problem.plan), experiment.problem
-    shapes, rest = split_state(algorithm, like)
+    problem = experiment.problem
+    shapes = like.clients
+    rest = without_clients(like)
     host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
     if jax.process_count() > 1 and None in directories:
         raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
@@ -116,7 +115,7 @@ def _on_disk(
         with jax.default_device(device):
             return jax.device_get(begin(replicates.numbers_of(run), key, clients))
 
-    def join(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
+    def with_files(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
         of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
         first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
         directory = directories[run]
@@ -126,25 +125,29 @@ def _on_disk(
         else:
             with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # open files outlive their folder
                 files = stacks.open_files(Path(folder), shapes, table)
-        return join_state(algorithm, files, rest)
+        return rest._replace(clients=files)
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         start = started(run, key, clients)
-        made = State(start.server, start.models, start.optimizer, (), np.zeros((), np.int32))
-        made = jax.tree.map(_on_devices, split_state(algorithm, made)[1], rest)
-        return join(run, key, start, stacks.no_rows(problem.num_clients), made)
+        placed = jax.tree.map(_on_devices, State(start), rest)
+        return with_files(run, key, start, stacks.no_rows(problem.num_clients), placed)
 
-    def freeze(state: State) -> dict:
-        rows, others = split_state(algorithm, state)
-        return {**stacks.flush(rows, problem.num_clients), "rest": others}
+    def freeze(state: State) -> State:
+        kept: Any = stacks.flush(state.clients, problem.num_clients)
+        return state._replace(clients=kept)
 
-    thaw = lambda run, key, saved: join(run, key, started(run, key, data[run]), saved, saved["rest"])
-    saved = lambda state: stacks.keep(split_state(algorithm, state)[0])
+    def thaw(run: int, key: Key, saved: State) -> State:
+        kept: Any = saved.clients
+        return with_files(run, key, started(run, key, data[run]), kept, without_clients(saved))
+
+    def saved(state: State) -> None:
+        stacks.keep(state.clients)
 
     def check(rounds: int) -> int:
         return stacks.check_disk(directories, shapes, min(rounds * problem.cohort_size, problem.num_clients))
 
-    return init, Saving({**stacks.no_rows(problem.num_clients), "rest": rest}, freeze, thaw, saved, check)
+    no_rows: Any = stacks.no_rows(problem.num_clients)
+    return init, Saving(rest._replace(clients=no_rows), freeze, thaw, saved, check)
 
 
 def _in_blocks(
@@ -163,29 +166,29 @@ class Segment:
     """Runs rounds on the cohort's rows. With a single process, a thread prefetches the next cohort."""
 
     def __init__(self, algorithm: Algorithm, plan: ExecutionPlan, compiled: Callable, num_clients: int, size: int):
-        self.algorithm, self.plan, self.compiled, self.size = algorithm, plan, compiled, size
+        self.plan, self.compiled, self.size = plan, compiled, size
         self.draw = jax.jit(lambda key, number: known_cohort(algorithm, key, number, num_clients, size).ids)
 
-    def fetch(self, key: Key, number: int, rows: State, clients: ClientData) -> Ahead:
+    def fetch(self, key: Key, number: int, rows: First, clients: ClientData) -> Ahead:
         """Fetches a round's cohort."""
         ids = np.asarray(self.draw(key, number))
         return Ahead(ids, stacks.read(rows, ids), place(self.plan, stacks.read(clients, ids), self.size))
 
     def __call__(self, key: Key, start: int, stop: int, state: State, clients: ClientData):
         """Returns (state, stacked records, number of rounds done). Changes the clients' rows of the state in place."""
-        rows, rest = split_state(self.algorithm, state)
-        records, ahead = [], self.fetch(key, start, rows, clients)
+        rows = state.clients
+        records = []
+        ahead = self.fetch(key, start, rows, clients)
         alone = jax.process_count() == 1  # otherwise other processes may have to send or write rows first
         with ThreadPoolExecutor(1) as fetcher:
             for number in range(start, stop):
                 more = number + 1 < stop
                 future = fetcher.submit(self.fetch, key, number + 1, rows, clients) if alone and more else None
-                given = join_state(self.algorithm, place(self.plan, ahead.rows, self.size), rest)
-                given, record = self.compiled(key, np.int32(number), ahead.ids, given, ahead.clients)
-                trained, rest = split_state(self.algorithm, given)
+                state = state._replace(clients=place(self.plan, ahead.rows, self.size))
+                state, record = self.compiled(key, np.int32(number), ahead.ids, state, ahead.clients)
                 records.append(jax.device_get(record))
                 following = future.result() if future else None  # it may read rows that are written next
-                stacks.write(rows, ahead.ids, trained)
+                stacks.write(rows, ahead.ids, state.clients)
                 processes.wait()
                 if more and not alone:
                     ahead = self.fetch(key, number + 1, rows, clients)
@@ -194,10 +197,15 @@ class Segment:
                 if records[-1].diverged >= 0:
                     break
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
-        return join_state(self.algorithm, rows, rest), stacked, len(records)
+        return state._replace(clients=rows), stacked, len(records)
 
 
-def renew(ahead: Ahead, old: np.ndarray, rows: State) -> Ahead:
+def without_clients(state: State) -> State:
+    """The state without what the clients hold."""
+    return state._replace(clients=First())
+
+
+def renew(ahead: Ahead, old: np.ndarray, rows: First) -> Ahead:
     """Reads the rows of a cohort again where `old` (S,) is true: these clients were in the previous cohort, too."""
 
     def one(leaf, new):
@@ -232,11 +240,11 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     problem, clients = experiment.problem, experiment.federation.client_data
     algorithm, key = experiment.algorithm(plan), jax.random.key(0)
     state = shapes_of(experiment, clients)
-    of_cohort = each = tree.row_bytes((split_state(algorithm, state)[0], clients))
+    of_cohort = each = tree.row_bytes((state.clients, clients))
     if experiment.metrics:
         sizes = (getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
         each += sum(measures.row_bytes(problem, size) for size in sizes)
-    if algorithm.topology == "peers":  # other clients' models are stored next to each client's
+    if algorithm.topology.reads_others:  # other clients' models are stored next to each client's
         each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(state.models)
     size = max(BLOCK_BYTES // each, problem.cohort_size * of_cohort // each, 1)
     num_scored = problem.num_clients if experiment.scored is None else len(experiment.scored)
@@ -279,9 +287,9 @@ class HostStore(Store):
         algorithm, problem = experiment.algorithm(plan), experiment.problem
         self.check(experiment, algorithm)
         num_clients, size, clients = problem.num_clients, problem.cohort_size, replicates.split(clients)[0]
-        rows, rest = split_state(algorithm, shapes_of(experiment, clients))
-        state = join_state(algorithm, tree.shapes_of_rows(rows, size), rest)
-        shardings = state_shardings(algorithm, plan, state)
+        state = shapes_of(experiment, clients)
+        state = state._replace(clients=tree.shapes_of_rows(state.clients, size))
+        shardings = state_shardings(plan, state)
         state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
         cohort = shaped(cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort))
 
@@ -294,7 +302,7 @@ class HostStore(Store):
         jitted = Jitted(problem.model.network, plan, step, **options)
         keys = experiment.keys(*[jax.random.key(experiment.seed)] * 2)
         program = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort)
-        ahead = tree.num_bytes((split_state(algorithm, state)[0], cohort)) // plan.num_devices
+        ahead = tree.num_bytes((state.clients, cohort)) // plan.num_devices
         return Lowered(algorithm, state, program, jitted.frozen, ahead)
 
     def compile_segment(
@@ -305,13 +313,13 @@ class HostStore(Store):
         algorithm, state, program, frozen, ahead = self.lower_segment(experiment, clients, plan, length, replicates)
         num_clients, size = experiment.problem.num_clients, experiment.problem.cohort_size
         data, compiled = replicates.split(clients), program.compile()
-        needs, rest = memory.of_compiled(compiled), split_state(algorithm, state)[1]  # a run's server and models
-        others = (replicates.num - 1) * tree.num_bytes(rest)
+        needs = memory.of_compiled(compiled)
+        others = (replicates.num - 1) * tree.num_bytes(without_clients(state))  # a run's server and models
         needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
         of_run = lambda run: functools.partial(compiled, replicates.numbers_of(run), frozen=frozen)
         segments = [Segment(algorithm, plan, of_run(run), num_clients, size) for run in range(replicates.num)]
-        rows = split_state(algorithm, shapes_of(experiment, data[0]))[0]
-        like = join_state(algorithm, jax.tree.map(_placeholder, rows), rest)
+        rows = shapes_of(experiment, data[0]).clients
+        like = state._replace(clients=jax.tree.map(_placeholder, rows))
         init, saving = self.begin(experiment, replicates, like, data)
 
         def init_all(key, clients):
@@ -334,7 +342,8 @@ class HostStore(Store):
             data: All clients' data, for each run.
         """
         del data
-        leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves((like.models, like.optimizer, like.clients))]
+        held = like.server.models, like.server.opt_state, like.clients
+        leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves(held)]
         memory.check_host(replicates.num * sum(leaves) + max(leaves, default=0))  # one more leaf, while it is copied
         return _in_memory(experiment, replicates, like), _whole(like) if jax.process_count() > 1 else None
 

@@ -10,6 +10,7 @@ import jax
 from pfljax.contract import processes
 from pfljax.contract.errors import OutOfMemory
 from pfljax.contract.host import free_memory, readable
+from pfljax.contract.types import Topology
 from pfljax.exchange.plan import ExecutionPlan
 
 SHARE = 0.9  # fraction of a device's memory that a run may plan with
@@ -66,12 +67,12 @@ def of_compiled(compiled: Any) -> MemoryPlan:
     return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
 
 
-def next_smaller(plan: ExecutionPlan, num_clients: int, topology: str) -> ExecutionPlan | None:
+def next_smaller(plan: ExecutionPlan, num_clients: int, topology: Topology) -> ExecutionPlan | None:
     """Returns a plan that needs less memory: first a ring instead of gathered peer models, then half the chunk size.
 
     Clients that are side by side only as far as a cache has room come one by one.
     """
-    if topology in ("peers", "push") and plan.peers == "auto" and plan.num_devices > 1:
+    if topology.between_clients and plan.peers == "auto" and plan.num_devices > 1:
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)

@@ -9,9 +9,21 @@ import jax
 import numpy as np
 
 from pfljax.contract.held import Holder
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, Prediction, PyTree, Split, State, Task
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    First,
+    Key,
+    Mixture,
+    Prediction,
+    PyTree,
+    Split,
+    State,
+    Task,
+)
 from pfljax.evaluation import measures, metrics
-from pfljax.exchange.lifting import Served, Use, join_state, serve, split_state, whom
+from pfljax.exchange.lifting import Served, Use, serve, whom
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
@@ -83,32 +95,36 @@ def in_blocks(
         (numbers, ids (n,), key, state, clients, inputs) -> what these clients found, as NumPy arrays (n, ...); see
         `lifting.serve`.
     """
-    algorithm = build(OWN)
-    peers = algorithm.topology == "peers"
+    reads_others = build(OWN).topology.reads_others
 
-    def choose(numbers, ids, key, rows, rest, sizes):
-        method = build(numbers)
-        return whom(method, plan, key, join_state(method, rows, rest), ids, sizes)
+    def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
+        return whom(build(numbers), plan, key, state, ids, sizes)
 
-    def serve_block(numbers, ids, key, rows, rest, clients, inputs, mixture):
+    def serve_block(numbers: Numbers, ids: Array, key: Key, state: State, *args: Any) -> Served:
         method = build(numbers)
-        return serve(method, plan, use(method), key, join_state(method, rows, rest), ids, clients, inputs, mixture)
+        return serve(method, plan, use(method), key, state, ids, *args)
 
     chosen, served = (Jitted(network, plan, fn, out_shardings=plan.everywhere) for fn in (choose, serve_block))
 
-    def of_block(numbers, ids, key, state, clients, inputs):
-        there = lambda stack: place(plan, stacks.read(stack, ids), len(ids))
-        stack, rest = split_state(algorithm, state)
-        if peers:
+    def read(stack: PyTree, ids: np.ndarray) -> PyTree:
+        return place(plan, stacks.read(stack, ids), len(ids))
+
+    def of_block(numbers: Numbers, ids: np.ndarray, key: Key, state: State, clients: ClientData, inputs: PyTree):
+        stack: First = state.clients
+        clients = read(clients, ids)
+        inputs = read(inputs, ids)
+        if reads_others:  # each client's collaborators become models of its own, adjacent
             stacks.verify(stack, ids)
-        rows, mixture = there(stack._replace(models=()) if peers else stack), None
-        clients, inputs = there(clients), there(inputs)
-        if peers:  # each client's collaborators become models of its own, adjacent
-            mixture = chosen(numbers, ids, key, rows, rest, clients.train.size)
+            held = read(stack._replace(model=()), ids)
+            mixture = chosen(numbers, ids, key, state._replace(clients=held), clients.train.size)
             index = np.asarray(mixture.index).reshape(-1)
             stacks.verify(stack, index)
-            rows = rows._replace(models=place(plan, stacks.read(stack.models, index), len(index)))
-        found = jax.device_get(served(numbers, ids, key, rows, rest, clients, inputs, mixture))
+            held = held._replace(model=read(stack.model, index))
+        else:
+            held = read(stack, ids)
+            mixture = None
+        state = state._replace(clients=held)
+        found = jax.device_get(served(numbers, ids, key, state, clients, inputs, mixture))
         return found._replace(found=finish(found.found))
 
     def of_all(numbers: Numbers, ids: np.ndarray, key: Key, state: State, clients: ClientData, inputs: PyTree = ()):

@@ -33,12 +33,15 @@ from pfljax.contract.types import (
     PyTree,
     Start,
     State,
+    Told,
+    Topology,
+    Upload,
 )
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import draw_cohort, make_round
+from pfljax.exchange.rounds import as_sent, draw_cohort, make_round
 from pfljax.exchange.views import view
 from pfljax.models import building
 from pfljax.stores import stacks
@@ -107,9 +110,8 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     contract.check_places(key, state, clients, ids)
     if store_of(experiment).on_devices:
         return contract.check_values(key, state, clients)
-    rows, rest = lifting.split_state(contract.algorithm, state)
-    rows, clients = (place(plan, stacks.read(stack, ids), num) for stack in (rows, clients))
-    contract.check_values(key, lifting.join_state(contract.algorithm, rows, rest), clients, ids)
+    held, data = (place(plan, stacks.read(stack, ids), num) for stack in (state.clients, clients))
+    contract.check_values(key, state._replace(clients=held), data, ids)
 
 
 def check_weights(experiment: Experiment, field: str, weights: np.ndarray, ids: np.ndarray | None = None) -> None:
@@ -149,11 +151,11 @@ class Contract:
         self._instance("start", start, Start)
         first = self._traced("first_row", key, jax.ShapeDtypeStruct((), jnp.int32), start)
         self._instance("first_row", first, First)
-        own = ("own", "peers", "push")
-        self._check_owner("start", "Start.models", start.models, ("shared",), "the models that clients can download")
-        self._check_owner("start", "Start.optimizer", start.optimizer, ("shared",))
-        self._check_owner("first_row", "First.model", first.model, own, "the client's own model")
-        self._check_owner("first_row", "First.optimizer", first.optimizer, own)
+        shared = algorithm.topology.on_server
+        self._check_owner("start", "Start.models", start.models, shared, "the models that clients can download")
+        self._check_owner("start", "Start.opt_state", start.opt_state, shared)
+        self._check_owner("first_row", "First.model", first.model, not shared, "the client's own model")
+        self._check_owner("first_row", "First.opt_state", first.opt_state, not shared)
         state = jax.eval_shape(lambda *args: lifting.init(algorithm, problem.plan, *args), key, clients)
         if algorithm.sample:
             found = self._traced("sample", key, state, clients)
@@ -161,25 +163,24 @@ class Contract:
         self._check_round(key, state, clients)
         self._check_predictions(key, state, clients)
 
-    def _check_owner(self, field: str, what: str, found: PyTree, among: tuple[str, ...], required: str = "") -> None:
-        """Checks that a part is given only with the topologies `among`, and always with these if it is `required`."""
-        topology, given = self.algorithm.topology, bool(jax.tree.leaves(found))
-        if given and topology not in among:
+    def _check_owner(self, field: str, what: str, found: PyTree, accepted: bool, required: str = "") -> None:
+        """Checks that a part is given only where it is accepted, and always there if it is `required`."""
+        topology = str(self.algorithm.topology)
+        is_given = bool(jax.tree.leaves(found))
+        if is_given and not accepted:
             raise self._error(field, f"{what} is given; accepted with topology={topology!r}: ()")
-        if required and not given and topology in among:
+        if required and not is_given and accepted:
             raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
         algorithm, size = self.algorithm, self.problem.cohort_size
-        rows, rest = lifting.split_state(algorithm, state)
-        rows, data = tree.shapes_of_rows((rows, clients), size)
-        state, held = lifting.join_state(algorithm, rows, rest), 1
-        if algorithm.topology == "shared":
-            held = tree.num_rows(state.models)
-        if algorithm.download and algorithm.topology != "own":
+        of_cohort, data = tree.shapes_of_rows((state.clients, clients), size)
+        state = state._replace(clients=of_cohort)
+        held = tree.num_rows(state.models) if algorithm.topology.on_server else 1
+        if algorithm.download and algorithm.topology.moves:
             ids = jax.ShapeDtypeStruct((size,), jnp.int32)
             cohort = Cohort(ids, everyone=size == self.problem.num_clients)  # pyright: ignore[reportArgumentType]
-            index = self._of_client("download", key, state, tree.shapes_of_rows(state.clients), cohort)
+            index = self._of_client("download", key, state, tree.shapes_of_rows(state.rows), cohort)
             held = _width(index)
             self._shape("download", "the index", index, (held,), "integer")
         output = self._check_client(key, state, data, held)
@@ -207,37 +208,51 @@ class Contract:
 
     def _check_client(self, key: Key, state: State, data: ClientData, held: int) -> ClientOutput:
         """Traces one client's update. Returns the shapes of its output."""
-        algorithm, push = self.algorithm, self.algorithm.topology == "push"
-        received, row = tree.shapes_of_rows(state.models, 1 if push else held), tree.shapes_of_rows(state.clients)
-        found = self._of_client("client_update", key, state, received, row, data, held=held)
-        self._instance("client_update", found, ClientOutput)
-        self._same("client_update", "client", found.client, row)
-        self._instance("client_update", found.report, Mapping, "report: ")
-        self._shape("client_update", "report['loss']", found.report.get("loss"), (), "float")
+        topology = self.algorithm.topology
+        push = topology is Topology.PUSH
+        received = tree.shapes_of_rows(state.models, 1 if push else held)
+        row = tree.shapes_of_rows(state.rows)
+        output = self._of_client("client_update", key, state, received, row, data, held=held)
+        self._instance("client_update", output, ClientOutput)
+        self._same("client_update", "row", output.row, row)
+        self._instance("client_update", output.upload, Upload, "upload: ")
+        self._instance("client_update", output.told, Told, "told: ")
+        self._shape("client_update", "told.loss", output.told.loss, (), "float")
         sent = held
-        if found.mixing_weights is not None or push:
-            self._shape("client_update", "mixing_weights", found.mixing_weights, (held,), "float")
-        elif jax.tree.leaves(found.upload) and algorithm.topology == "own":
-            self._same("client_update", "upload", found.upload, received)
-        elif uploads := jax.tree.leaves(found.upload):
+        uploads = jax.tree.leaves(output.upload)
+        if output.mixing_weights is not None or push:
+            self._shape("client_update", "mixing_weights", output.mixing_weights, (held,), "float")
+        elif uploads and not topology.moves:
+            self._same("client_update", "upload", output.upload, Upload(received))
+        elif uploads:
             sent = min((uploads[0].shape or (0,))[0], held) or held
-            self._rows("client_update", "upload", found.upload, sent)
-        if found.sent is not None:
-            self._shape("client_update", "sent", found.sent, (sent,), "bool")
-        return found
+            self._rows("client_update", "upload", output.upload, sent)
+        if push and output.upload.weight is not None:
+            raise self._error("client_update", "upload.weight is given; accepted with topology='push': None")
+        if output.upload.weight is not None:
+            self._shape("client_update", "upload.weight", output.upload.weight, (sent,), "float")
+        if output.sent is not None:
+            self._shape("client_update", "sent", output.sent, (sent,), "bool")
+        return output
 
     def _aggregate(self, state: State, index: Any, data: ClientData, output: ClientOutput) -> Aggregate:
         """Shapes of what the server gets back if all clients return outputs of these shapes."""
         topology = self.algorithm.topology
-        zeros = lambda *args: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output)
-        options = {"topology": topology, "own_first": topology == "peers"}
-        exchange = functools.partial(self.problem.plan.exchange, zeros, **options)
-        return jax.eval_shape(exchange, state.models, index, state.clients, data)[1]
+
+        def zeros(*args: Any) -> ClientOutput:
+            """An output as it is added up, when `sent` is known."""
+            return as_sent(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), output))
+
+        exchange = functools.partial(
+            self.problem.plan.exchange, zeros, topology=topology, own_first=topology.reads_others
+        )
+        return jax.eval_shape(exchange, state.models, index, state.rows, data)[1]
 
     def _check_predictions(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces what clients predict with, and what is recorded of it."""
-        algorithm, row = self.algorithm, tree.shapes_of_rows(state.clients)
-        held = tree.num_rows(state.models) if algorithm.topology == "shared" else 1
+        algorithm = self.algorithm
+        row = tree.shapes_of_rows(state.rows)
+        held = tree.num_rows(state.models) if algorithm.topology.on_server else 1
         if algorithm.whom:
             mixture = self._of_client("whom", key, state, row, jax.ShapeDtypeStruct((), jnp.int32))
             self._instance("whom", mixture, Mixture)
@@ -265,11 +280,13 @@ class Contract:
 
     def _check_newcomers(self, key: Key, state: State, clients: ClientData) -> None:
         """Traces what clients unseen in training predict with."""
-        algorithm, models = self.algorithm, () if self.algorithm.topology == "own" else state.models
+        algorithm = self.algorithm
+        topology = algorithm.topology
+        models = state.models if topology.moves else ()
         if algorithm.adapt:
             found = self._of_client("adapt", key, state, models, clients)
-        elif algorithm.topology != "shared":
-            text = f"required for unseen clients with topology={algorithm.topology!r}; it says what they predict with"
+        elif not topology.on_server:
+            text = f"required for unseen clients with topology={str(topology)!r}; it says what they predict with"
             raise self._error("adapt", text)
         else:  # `whom` and `predict`, with an empty row
             as_it_is = lambda prediction, _: prediction
@@ -321,20 +338,21 @@ class Contract:
         cohort, index, mixture, num_models, finite = jax.device_get(found)
         if not finite:
             raise self._error("start and first_row", "returned models with values that are not finite")
-        num, topology = self.problem.num_clients, self.algorithm.topology
+        num = self.problem.num_clients
+        topology = self.algorithm.topology
         found, counts = np.unique(cohort, return_counts=True)
         self._check_range("sample", found, num)
         if counts.max() > 1:
             raise self._error("sample", f"returned {found[counts.argmax()]} more than once; accepted: distinct ids")
-        if topology == "shared":
+        if topology.on_server:
             self._check_range("download", index, num_models)
-        elif topology != "own":
+        elif topology.moves:
             others = np.setdiff1d(index, cohort)
             if others.size:
                 raise self._error("download", f"returned index {others[0]}; accepted: the ids of the cohort")
-            if topology == "peers" and (index[:, 0] != cohort).any():
+            if topology.reads_others and (index[:, 0] != cohort).any():
                 raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
-        self._check_range("whom", mixture.index, num_models if topology == "shared" else num)
+        self._check_range("whom", mixture.index, num_models if topology.on_server else num)
         check_weights(self.experiment, "whom", mixture.weights, cohort)
 
     def check_places(self, key: Key, state: State, clients: ClientData, ids: np.ndarray) -> None:
@@ -363,7 +381,6 @@ class Contract:
     def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
         """What `check_values` checks."""
         algorithm, problem, plan = self.algorithm, self.problem, self.problem.plan
-        rows, rest = lifting.split_state(algorithm, state)
         if ids is not None:
             cohort = Cohort(ids, everyone=len(ids) == problem.num_clients)
         elif algorithm.sample:
@@ -372,8 +389,10 @@ class Contract:
             cohort = draw_cohort(key, problem.num_clients, problem.cohort_size)
         if ids is None and not cohort.everyone:
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))  # as in a round
-            rows, clients = plan.take_rows((rows, clients), cohort.ids)
-        part = lifting.join_state(algorithm, rows, rest)
+            of_cohort, clients = plan.take_rows((state.clients, clients), cohort.ids)
+            part = state._replace(clients=of_cohort)
+        else:
+            part = state
         index = lifting.download(algorithm, plan, key, part, cohort)
         mixture = lifting.whom(algorithm, plan, key, part, cohort.ids, clients.train.size)
         num_models = tree.num_rows(state.models) if jax.tree.leaves(state.models) else 1

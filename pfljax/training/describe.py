@@ -110,11 +110,11 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     most = "at most " * plan.in_cache
     store = store_of(experiment)
     cut = lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
-    of_round = state.models if algorithm.topology == "shared" else jax.tree.map(cut, state.models)
+    of_round = state.models if algorithm.topology.on_server else jax.tree.map(cut, state.models)
     lines = [
         ("models", tree.num_bytes(state.models)),
-        ("optimizer", tree.num_bytes(state.optimizer)),
-        ("per-client state", tree.num_bytes(state.clients)),
+        ("optimizer", tree.num_bytes(state.opt_state)),
+        ("per-client state", tree.num_bytes(state.rows)),
         ("data", sum(leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(data)}.values())),
         ("inputs", inputs(experiment.federation.scaling, experiment.inputs)),
         *features(experiment),
@@ -163,7 +163,7 @@ def kept_of_optimizer(experiment: Experiment, topology: Topology) -> str:
     optimizer, shapes = problem.solver.optimizer, problem.model.network.shapes
     if not jax.tree.leaves(jax.eval_shape(optimizer.init, shapes)):
         return ""
-    if topology == "own" or problem.keep_optimizer:
+    if not topology.moves or problem.keep_optimizer:
         return "all of it goes on over rounds"
     return f"for shared models, {lasting.described(optimizer, shapes)}; for clients' own models, all goes on"
 

@@ -16,7 +16,7 @@ import numpy as np
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.fields import knob
-from pfljax.contract.types import Algorithm, ClientData, Key, Split, State
+from pfljax.contract.types import Algorithm, ClientData, Key, Split, State, Topology
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.rounds import Record
@@ -269,11 +269,11 @@ class Trainer:
         for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
             files.write_json(out / "config.json", each.described)
 
-    def _topology(self) -> str:
+    def _topology(self) -> Topology:
         """Returns the topology that is recorded for the models that clients use."""
         algorithm = self.compiled.algorithm
         if algorithm.report.topology:
-            return algorithm.report.topology
+            return Topology(algorithm.report.topology)
         of_first = lambda clients: self.replicates.split(clients)[0]
         on_devices = self.store.on_devices
         clients = jax.eval_shape(of_first, self.clients) if on_devices else of_first(self.clients)
@@ -516,7 +516,7 @@ def check(experiment: Experiment) -> Experiment:
 def _check_optimizer(experiment: Experiment, algorithm: Algorithm) -> None:
     """Warns of an optimizer that learns from many steps in a row, but starts anew in each round."""
     problem = experiment.problem
-    if algorithm.topology != "shared" or problem.keep_optimizer:
+    if not algorithm.topology.on_server or problem.keep_optimizer:
         return
     names = lasting.long_lived(problem.solver.optimizer, problem.model.network.shapes)
     if names:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pfljax.contract.errors import OutOfMemory
+from pfljax.contract.errors import OutOfMemory, RunError
 from pfljax.contract.types import Algorithm, ClientData, Key, State
 from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
@@ -35,17 +35,17 @@ class Outcome:
     plan: ExecutionPlan  # how clients are mapped to devices
     key: Key  # the key of the last evaluation
     clients: ClientData  # the clients' data, where the run stores them
-    state: State | OutOfMemory  # the final state; an error if further rounds overwrote it
+    state: State | RunError  # the final state; an error if further rounds overwrote it, or it cannot be read
 
     def whole_state(self) -> State:
         """Returns the final state with all clients' rows. Raises `OutOfMemory` if these are on disk and do not fit."""
-        if isinstance(self.state, OutOfMemory):
+        if isinstance(self.state, RunError):
             raise self.state
         return stacks.in_memory(self.state)
 
     def serve(self, use: Callable[[Algorithm], Use], clients: Sequence[int]) -> Any:
         """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
-        if isinstance(self.state, OutOfMemory):
+        if isinstance(self.state, RunError):
             raise self.state
         build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
         args = build, self.plan, use, ids, self.key, self.state, self.clients
@@ -71,7 +71,10 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     federation, plan = experiment.federation, experiment.problem.plan
     clients = store_of(experiment).put(plan, ONE, [federation.client_data], federation.num_clients)
     read = functools.partial(checkpoints.read, out / "checkpoints", done)
-    state = store_of(experiment).read_saved(experiment, read, clients)
+    try:
+        state = store_of(experiment).read_saved(experiment, read, clients)
+    except RunError as error:  # an earlier version's, which `predict` raises
+        state = error
     topology = str(files.read_npz(out / "collaboration.npz")["topology"])
     history = History(experiment, out, done, topology, summary["scored"])
     key = make_key(experiment, key, secret_key(experiment.noise_seeds, key), 2, done)

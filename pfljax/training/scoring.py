@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.contract.types import Algorithm, Key, State
+from pfljax.contract.types import Algorithm, First, Key, State
 from pfljax.data import Federation
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
@@ -60,15 +60,13 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     there = lambda part: place(plan, part, unseen.num_clients)
     use = serving.scores(experiment.problem._replace(plan=plan), algorithm, outputs=bool(experiment.metrics))
     serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
-    rows, rest = lifting.split_state(algorithm, state)
-    if algorithm.topology in ("peers", "push"):
-        stacks.verify(rows, np.arange(experiment.federation.num_clients))
-        rows = State((), stacks.in_memory(rows.models), (), ())
-    else:
-        rows = State((), (), (), ())
+    needed = First()
+    if algorithm.topology.between_clients:
+        stacks.verify(state.clients, np.arange(experiment.federation.num_clients))
+        needed = First(model=stacks.in_memory(state.clients.model))
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
-    found = run(key, lifting.join_state(algorithm, rows, rest), there(unseen.client_data), splits)
+    found = run(key, state._replace(clients=needed), there(unseen.client_data), splits)
     task, groups = experiment.problem.model.task, experiment.problem.groups
     scores = serving.measured(experiment.metrics, jax.device_get(found), task)
     networks = groups and groups.of_clients(unseen.num_clients, unseen=True)

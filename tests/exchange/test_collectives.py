@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
-from pfljax.contract.types import ClientOutput, State
+from pfljax.contract.types import ClientOutput, Told, Upload
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import make_round
@@ -18,7 +18,7 @@ CLIENTS = 64  # so that a gathered stack, (64, ...), is like nothing else
 
 def push(context, models, row, data):
     upload = jax.tree.map(lambda leaf: leaf[0], models)
-    return ClientOutput(row, upload, {"loss": jnp.zeros(())}, mixing_weights=jnp.full((4,), 0.25))
+    return ClientOutput(row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((4,), 0.25))
 
 
 def look_up(context, row, cohort):
@@ -44,8 +44,8 @@ def collectives(name, peers, cohort, kind=("map", 0)):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=rows))
 
     shape = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
-    parts = zip(shape, lifting.by_client(algorithm), strict=True)
-    state = State(*(jax.tree.map(lambda leaf, rows=rows: spread(leaf, rows), part) for part, rows in parts))
+    state = jax.tree.map(lambda leaf: spread(leaf, False), shape)
+    state = state._replace(clients=jax.tree.map(lambda leaf: spread(leaf, True), shape.clients))
     one_round = make_round(algorithm, plan, cohort or CLIENTS)
     lowered = jax.jit(one_round, out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None)).lower(
         jax.random.key(0),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors
 
-from pfljax.contract.types import Cohort, Mixture, Prediction, Report, State
+from pfljax.contract.types import Cohort, First, Mixture, Prediction, Report, Start, State
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 
@@ -26,7 +26,10 @@ def state_of(topology, num_models=3):
     """A state whose models and rows are numbered: entry 0 of model n is n, and row k is 10 k."""
     num = num_models if topology == "shared" else K
     models = {"w": jnp.arange(num)[:, None] + jnp.zeros((num, PARAMETERS))}
-    return State(jnp.float32(0.5), models, (), 10 * jnp.arange(K, dtype=jnp.int32), np.int32(ROUND))
+    rows = 10 * jnp.arange(K, dtype=jnp.int32)
+    if topology == "shared":
+        return State(Start(jnp.float32(0.5), models), First(rows), np.int32(ROUND))
+    return State(Start(jnp.float32(0.5)), First(rows, models), np.int32(ROUND))
 
 
 def seen(prediction, inputs):
@@ -76,18 +79,15 @@ def test_first_rows_are_made_client_by_client(plan):
 
     state, rows, expected = run(clients)
     np.testing.assert_array_equal(state.models["w"], expected)
-    np.testing.assert_array_equal(rows.models["w"], state.models["w"][ids])
-    assert int(state.round) == 0 and rows.server == ()
+    np.testing.assert_array_equal(rows.model["w"], state.models["w"][ids])
+    assert int(state.round) == 0 and state.server.models == ()
 
 
 def test_the_server_s_models_are_no_rows():
     algorithm = make(num_models=2, server=jnp.ones(4))
     state = lifting.init(algorithm, make_plan("map", devices=1), KEY, data_of(SIZES))
-    rows, rest = lifting.split_state(algorithm, state)
-    assert state.models["w"].shape == (2, PARAMETERS) and state.clients.shape == (K,)
-    assert rows.models == () and rest.clients == () and rest.server.shape == (4,)
-    assert lifting.join_state(algorithm, rows, rest) is not state
-    jax.tree.map(np.testing.assert_array_equal, lifting.join_state(algorithm, rows, rest), state)
+    assert state.models["w"].shape == (2, PARAMETERS) and state.rows.shape == (K,)
+    assert state.clients.model == () and state.server.state.shape == (4,)
 
 
 RECEIVES = [("shared", [[0, 1, 2]] * 3), ("own", [[1], [4], [6]]), ("peers", [[1, 4], [4, 6], [6, 1]])]
@@ -97,7 +97,7 @@ RECEIVES = [("shared", [[0, 1, 2]] * 3), ("own", [[1], [4], [6]]), ("peers", [[1
 def test_what_clients_of_a_cohort_receive(topology, expected):
     algorithm, plan = make(topology=topology, download=neighbors(1) if topology == "peers" else None), make_plan("map")
     cohort = Cohort(jnp.array([1, 4, 6], jnp.int32))
-    part = state_of(topology)._replace(clients=jnp.zeros(3, jnp.int32))
+    part = state_of(topology).with_rows(jnp.zeros(3, jnp.int32))
     download = jax.jit(functools.partial(lifting.download, algorithm, plan))
     np.testing.assert_array_equal(download(KEY, part, cohort), expected)
 
@@ -107,7 +107,7 @@ def test_a_download_is_by_the_client_s_own_context_and_row():
         return jnp.stack([context.client, row + context.round, *jax.random.key_data(context.key).astype(jnp.int32)])
 
     algorithm, cohort = make(topology="peers", download=download), Cohort(jnp.array([1, 4, 6], jnp.int32))
-    part = state_of("peers")._replace(clients=jnp.array([7, 8, 9], jnp.int32))
+    part = state_of("peers").with_rows(jnp.array([7, 8, 9], jnp.int32))
     found = jax.jit(functools.partial(lifting.download, algorithm, make_plan("map")))(KEY, part, cohort)
     np.testing.assert_array_equal(found[:, :2], [[1, 7 + ROUND], [4, 8 + ROUND], [6, 9 + ROUND]])
     np.testing.assert_array_equal(np.uint32(found[:, 2:]), KEYS[[1, 4, 6]])
@@ -243,7 +243,7 @@ def test_newcomers_predict_as_adapt_says(plan):
     newcomers = data_of((3, 1, 2), seed=5)
     run = lambda algorithm: jax.jit(functools.partial(lifting.serve_newcomers, algorithm, make_plan(*plan), seen))
     algorithm = make(topology="peers", adapt=adapt, download=neighbors(0))
-    found, inputs = run(algorithm)(KEY, state_of("peers")._replace(clients=()), newcomers, np.arange(3))
+    found, inputs = run(algorithm)(KEY, state_of("peers").with_rows(()), newcomers, np.arange(3))
     np.testing.assert_array_equal(found.models["w"][..., 0], [[0, 1], [1, 2], [2, 3]])
     np.testing.assert_array_equal(found.weights, np.full((3, 2), 0.5))
     np.testing.assert_array_equal(found.inputs["models"][..., 0], [np.arange(K)] * 3)
@@ -256,7 +256,7 @@ def test_newcomers_predict_as_adapt_says(plan):
         return noting(context, models, jnp.int32(0), data)
 
     default = make(num_models=3, predict=predict, whom=lambda context, row, size: Mixture(size[None] - 1, jnp.ones(1)))
-    found, _ = run(default)(KEY, state_of("shared")._replace(clients=()), newcomers, np.arange(3))
+    found, _ = run(default)(KEY, state_of("shared").with_rows(()), newcomers, np.arange(3))
     np.testing.assert_array_equal(found.models["w"][..., 0], [[2], [0], [1]])
     np.testing.assert_array_equal(found.inputs["index"], [[2], [0], [1]])
 
@@ -265,13 +265,13 @@ def test_what_is_fetched_for_some_is_what_the_index_says():
     """As the host store serves a block: each client's collaborators become adjacent models of its own."""
     algorithm, plan = make(topology="peers", whom=pairs, download=neighbors(0)), make_plan("map", devices=1)
     ids, state, clients = np.array([2, 7], np.int32), state_of("peers"), data_of(SIZES)
-    part = state._replace(clients=state.clients[ids])
+    part = state.with_rows(state.rows[ids])
     some = jax.tree.map(lambda leaf: leaf[ids], clients)
 
     @jax.jit
     def run(part, some):
         mixture = lifting.whom(algorithm, plan, KEY, part, ids, some.train.size)
-        fetched = part._replace(models={"w": state.models["w"][mixture.index.reshape(-1)]})
+        fetched = part.with_models({"w": state.models["w"][mixture.index.reshape(-1)]})
         return lifting.serve(algorithm, plan, seen, KEY, fetched, ids, some, np.zeros(2), mixture)
 
     found = run(part, some)

@@ -12,7 +12,7 @@ import toys
 from jax.sharding import PartitionSpec
 
 import pfljax as pfl
-from pfljax.contract.types import ClientOutput
+from pfljax.contract.types import ClientOutput, Told, Upload
 from pfljax.exchange.model_axis import parts
 from pfljax.exchange.plan import make_plan
 from pfljax.stores import memory
@@ -47,8 +47,9 @@ def test_the_largest_dimension_that_divides_is_spread(shape, devices, leading, e
 def client(models, row, data):
     """Contributions to two models, of which some are not sent."""
     scores = jnp.tanh(models["w"] @ data["x"][...]).sum(axis=1)
-    upload = {"w": models["w"] * scores[:, None, None], "s": scores}
-    return ClientOutput({"r": row["r"] + upload["w"].sum(axis=0)}, upload, {"loss": scores.mean()}, scores > 0)
+    update = {"w": models["w"] * scores[:, None, None], "s": scores}
+    row = {"r": row["r"] + update["w"].sum(axis=0)}
+    return ClientOutput(row, Upload(update), Told(scores.mean()), sent=scores > 0)
 
 
 def exchanged(plan):
@@ -83,7 +84,7 @@ def test_only_parts_of_models_travel(peers, kind, on_one_device):
     (rows, sums), text = exchanged(make_plan(*kind, devices=4, peers=peers, model_devices=2))
     toys.assert_trees_close((rows, sums), on_one_device, rtol=1e-5, atol=1e-5)
     assert sums.sent.any() and not sums.sent.all()
-    for leaf in (rows["r"], sums.upload["w"]):
+    for leaf in (rows["r"], sums.upload.update["w"]):
         assert leaf.sharding.spec == PartitionSpec("clients", None, "model")
         assert {each.data.shape for each in leaf.addressable_shards} == {(2, 32, 32)}
     found = re.findall(r"= (.+?) (all-gather|collective-permute|all-reduce|reduce-scatter|all-to-all)\(", text)

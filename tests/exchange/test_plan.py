@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfljax.contract.types import ClientOutput
+from pfljax.contract.types import ClientOutput, Told, Upload
 from pfljax.exchange.layout import lay_out
 from pfljax.exchange.plan import make_plan
 
@@ -39,9 +39,9 @@ def problem(num_clients, num_models, held, seed=0):
 def client(models, row, data):
     """ClientOutput that depends on all of a client's inputs; some contributions are not sent."""
     scores = models["w"] @ data["x"][...].sum(axis=0) + models["b"]["c"].sum(axis=(1, 2))
-    upload = {"w": models["w"] * scores[:, None] + row["r"][0], "s": scores}
-    report = {"loss": scores.mean(), "picked": data["x"][data["pick"]]}
-    return ClientOutput({"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, report, scores > 0)
+    upload = Upload(models["w"] * scores[:, None] + row["r"][0], sums={"s": scores})
+    told = Told(scores.mean(), entries={"picked": data["x"][data["pick"]]})
+    return ClientOutput({"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, told, sent=scores > 0)
 
 
 def by_hand(models, index, rows, data):
@@ -79,13 +79,13 @@ def compare(result, expected):
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
     close(rows["r"], expected["r"])
     np.testing.assert_array_equal(rows["n"], expected["n"])
-    close(returned.upload["w"], expected["w"])
-    close(returned.upload["s"], expected["s"])
-    np.testing.assert_array_equal(returned.count, expected["count"])
+    close(returned.upload.update, expected["w"])
+    close(returned.upload.sums["s"], expected["s"])
+    np.testing.assert_array_equal(returned.num_sent, expected["count"])
     np.testing.assert_array_equal(returned.sent, expected["sent"])
-    close(returned.report["loss"], expected["loss"])
-    close(returned.report["picked"], expected["picked"])
-    assert returned.count.dtype == jnp.int32 and returned.sent.dtype == bool
+    close(returned.told.loss, expected["loss"])
+    close(returned.told.entries["picked"], expected["picked"])
+    assert returned.num_sent.dtype == jnp.int32 and returned.sent.dtype == bool
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,9 @@ def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
 def next_own(models, row, data):
     """A client that replaces its own models with the uploads of `client`."""
     work = client(models, row, data)
-    return work._replace(upload={"w": work.upload["w"], "b": {"c": models["b"]["c"] + work.upload["s"][:, None, None]}})
+    scores = work.upload.sums["s"]
+    update = {"w": work.upload.update, "b": {"c": models["b"]["c"] + scores[:, None, None]}}
+    return work._replace(upload=Upload(update))
 
 
 def compare_own(result, args):
@@ -143,9 +145,9 @@ def compare_own(result, args):
     rows, returned = result
     next_w = np.where(sent[:, None], expected["w"], models["w"])
     next_c = models["b"]["c"] + expected["s"][:, None, None]  # the sum is zero where nothing is sent
-    np.testing.assert_allclose(returned.upload["w"], next_w, rtol=2e-5, atol=2e-5)
-    np.testing.assert_allclose(returned.upload["b"]["c"], next_c, rtol=2e-5, atol=2e-5)
-    np.testing.assert_array_equal(returned.count, sent)
+    np.testing.assert_allclose(returned.upload.update["w"], next_w, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(returned.upload.update["b"]["c"], next_c, rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(returned.num_sent, sent)
     np.testing.assert_array_equal(returned.sent, expected["sent"])
     np.testing.assert_allclose(rows["r"], expected["r"], rtol=2e-5, atol=2e-5)
 
@@ -235,10 +237,9 @@ def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size
 
     def client(models, row, data):
         weights, sent = data
-        upload = jax.tree.map(lambda leaf: 2 * leaf[0], models)
-        return ClientOutput(
-            row, upload, {"held": jnp.asarray(models["w"].shape[0])}, sent=sent[...], mixing_weights=weights[...]
-        )
+        upload = Upload(jax.tree.map(lambda leaf: 2 * leaf[0], models))
+        told = Told(jnp.zeros(()), entries={"held": jnp.asarray(models["w"].shape[0])})
+        return ClientOutput(row, upload, told, sent=sent[...], mixing_weights=weights[...])
 
     sizes = rng.permutation(num).astype(np.int32) ** 3
     plan = make_plan(*layout)
@@ -249,9 +250,9 @@ def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size
     expected = np.zeros((num, 3))
     for k in range(num):
         np.add.at(expected, index[k], (weights[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k]))
-    np.testing.assert_allclose(returned.upload["w"], expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(returned.count, np.bincount(index[sent], minlength=num))
-    assert (np.asarray(returned.report["held"]) == 1).all()
+    np.testing.assert_allclose(returned.upload.update["w"], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(returned.num_sent, np.bincount(index[sent], minlength=num))
+    assert (np.asarray(returned.told.entries["held"]) == 1).all()
 
 
 def log_normal_steps(num_clients, seed=0, batch=10):
@@ -360,12 +361,13 @@ def test_own_models_and_rows_are_replaced_in_place(devices):
     def client(models, row, data):  # products, since XLA would fuse elementwise work with the replacement
         own, data = models[0], data[...]
         new = own + data @ (data.T @ own)
-        return ClientOutput(row + own @ (own.T @ row), new[None], {"loss": new.sum()}, new.sum()[None] > 0)
+        row = row + own @ (own.T @ row)
+        return ClientOutput(row, Upload(new[None]), Told(new.sum()), sent=new.sum()[None] > 0)
 
     def one_round(models, rows, data):
         index = np.arange(num, dtype=np.int32)[:, None]
         rows, returned = plan.exchange(client, models, index, rows, data, topology="own")
-        return returned.upload, rows
+        return returned.upload.update, rows
 
     stats = jax.jit(one_round, donate_argnums=(0, 1)).lower(stack, stack, stack).compile().memory_analysis()
     model = 4 * 100 * 50

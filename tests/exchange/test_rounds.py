@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
-from pfljax.contract.types import ClientOutput
+from pfljax.contract.types import ClientOutput, Told, Upload
 from pfljax.exchange.lifting import init
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round, participations, sample_cohort
@@ -71,7 +71,7 @@ def test_participations_count_the_uniform_cohorts():
 
 def test_without_sampling_of_its_own_a_method_gets_the_uniform_cohort():
     before, after, _ = play(make(step_to_mean), number=4)
-    taken = np.flatnonzero(np.asarray(after.clients != before.clients))
+    taken = np.flatnonzero(np.asarray(after.rows != before.rows))
     np.testing.assert_array_equal(taken, cohort_of(KEY, 4, K, 3).ids)
 
 
@@ -81,7 +81,7 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
 
     def sample(key, state, clients):
         seen.append(state.round)
-        return jnp.argsort(10 * state.clients - clients.train.size)[:2]  # in no order
+        return jnp.argsort(10 * state.rows - clients.train.size)[:2]  # in no order
 
     seen, clients, plan = [], data_of(SIZES), make_plan("map", devices=1)
     algorithm = make(step_to_mean, topology=topology, sample=sample)
@@ -90,7 +90,7 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
     counts, models = [], []
     for number in range(2):
         state, _ = one_round(KEY, np.int32(number), state, clients)
-        counts.append(state.clients.tolist())
+        counts.append(state.rows.tolist())
         models.append(np.asarray(state.models["w"]))
     assert counts == [[1, 0, 1, 0, 0], [1, 1, 1, 0, 1]]
     assert len(seen) == 1
@@ -147,7 +147,7 @@ def test_a_push_sends_one_upload_to_all_receivers(devices):
 
     def push(context, models, row, data):
         upload = jax.tree.map(lambda leaf: leaf[0], models)
-        return ClientOutput(row, upload, {"loss": jnp.zeros(())}, mixing_weights=jnp.full((2,), 0.5))
+        return ClientOutput(row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((2,), 0.5))
 
     before, after, record = play(make(push, topology="push", download=neighbors(1)), cohort=K, devices=devices)
     models = np.asarray(before.models["w"])
@@ -157,12 +157,13 @@ def test_a_push_sends_one_upload_to_all_receivers(devices):
 
 def ships_model(context, models, row, data):
     output = step_to_mean(context, models, row, data)
-    return ClientOutput(row, (), output.report | {"model": output.upload, "examples": data.train.size})
+    entries = {"model": output.upload.update, "examples": data.train.size}
+    return ClientOutput(row, Upload(), output.told._replace(entries=entries))
 
 
 def reads_weights(context, models, row, data):
     loss = context.server["weights"].sum() + context.server["rate"]
-    return ClientOutput(row, (), {"loss": loss})
+    return ClientOutput(row, Upload(), Told(loss))
 
 
 SERVER = {"weights": jnp.ones((K,)), "rate": jnp.ones(()), "gram": jnp.ones((K, 50))}
@@ -185,7 +186,8 @@ def test_traffic_is_what_is_exchanged(what):
 
 def test_what_clients_pass_on_of_the_server_is_charged():
     def passed_on(context, models, row, data):
-        return ClientOutput(row, (), {"loss": jnp.zeros(()), "weights": context.server["weights"]})
+        told = Told(jnp.zeros(()), entries={"weights": context.server["weights"]})
+        return ClientOutput(row, Upload(), told)
 
     assert traffic(make(passed_on, topology="own", server=SERVER)) == (3 * 4 * K, 3 * 4 * K)
 
@@ -193,7 +195,8 @@ def test_what_clients_pass_on_of_the_server_is_charged():
 def test_a_method_may_send_fewer_bytes_than_the_engine_counts():
     def both(context, models, row, data):
         output = ships_model(context, models, row, data)
-        return output._replace(upload=models, report=output.report | {"loss": context.server["weights"].sum()})
+        told = output.told._replace(loss=context.server["weights"].sum())
+        return output._replace(upload=Upload(models), told=told)
 
     def halve(counted):
         parts = {part: getattr(counted, part) / 2 for part in ("model", "upload", "report", "server")}
@@ -210,8 +213,9 @@ def test_in_later_exchanges_only_those_that_send_are_charged():
 
     def work(context, models, row, data):
         sent = jnp.broadcast_to(context.step < data.train.size, (1,))
-        report = ships_model(context, models, row, data).report
-        return ClientOutput(row, models, report | {"rate": context.server["weights"].sum()}, sent)
+        told = ships_model(context, models, row, data).told
+        told = told._replace(entries=told.entries | {"rate": context.server["weights"].sum()})
+        return ClientOutput(row, Upload(models), told, sent=sent)
 
     down, up = traffic(make(work, server=SERVER, exchanges=3), cohort=K)
     assert (down, up) == ((5 + 3 + 1) * (MODEL + 4 * K), (5 + 3 + 1) * (MODEL + MODEL))
@@ -222,7 +226,36 @@ def test_a_method_knows_a_later_exchange_when_it_is_traced():
 
     def work(context, models, row, data):
         right = context.step > 0 if context.later else context.step == 0
-        report = ships_model(context, models, row, data).report
-        return ClientOutput(row, models, report, jnp.broadcast_to(right, (1,)))
+        told = ships_model(context, models, row, data).told
+        return ClientOutput(row, Upload(models), told, sent=jnp.broadcast_to(right, (1,)))
 
     assert traffic(make(work, exchanges=3), cohort=K)[1] == 3 * K * (MODEL + MODEL)
+
+
+def test_an_update_is_added_up_with_its_weight_and_sent_where_that_is_positive():
+    """What is added up beside it, and its count, are as the client made them."""
+    sizes = np.array([3, 0, 5], np.int32)
+
+    def work(context, models, row, data):
+        weight = jnp.float32(data.train.size)[None]
+        update = jax.tree.map(lambda leaf: jnp.ones_like(leaf) * (context.client + 1), models)
+        sums = {"clients": jnp.float32(context.client)[None]}
+        return ClientOutput(row, Upload(update, weight, sums, count=2 * weight), Told(jnp.zeros(())))
+
+    def server_update(key, state, aggregate):
+        return state.with_server(aggregate), {}
+
+    server = jax.tree.map(jnp.zeros_like, received(work, server_update, sizes, server=()))
+    aggregate = received(work, server_update, sizes, server=server)
+    np.testing.assert_allclose(aggregate.upload.update["w"], np.full((1, PARAMETERS), 3 * 1 + 5 * 3))
+    assert aggregate.upload.weight.tolist() == [8] and aggregate.upload.count.tolist() == [16]
+    assert aggregate.upload.sums["clients"].tolist() == [2]
+    assert aggregate.num_sent.tolist() == [2] and aggregate.sent[:, 0].tolist() == [True, False, True]
+
+
+def received(work, server_update, sizes, server):
+    """What the server gets in a round."""
+    clients, plan = data_of(sizes), make_plan("map", devices=1)
+    algorithm = make(work, server=server, server_update=server_update)
+    state = init(algorithm, plan, KEY, clients)
+    return make_round(algorithm, plan, len(sizes))(KEY, np.int32(0), state, clients)[0].server.state

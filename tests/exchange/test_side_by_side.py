@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pfljax.contract.types import ClientOutput, Split
+from pfljax.contract.types import ClientOutput, Split, Told, Upload
 from pfljax.exchange import plan as plans
 from pfljax.exchange import side_by_side
 from pfljax.exchange.side_by_side import CLIENTS, largest_array, width
@@ -21,10 +21,10 @@ WIDE = 1000  # numbers that a model computes for a client: 4,000 bytes
 def exchange(plan, models, x, sizes=None):
     def client(models, _, x):
         one = lambda w: jnp.tanh(w @ x[...] * jnp.arange(1.0, 1 + WIDE)).sum()
-        return ClientOutput((), (), {"loss": plan.over_models(one, models)})
+        return ClientOutput((), Upload(), Told(plan.over_models(one, models)))
 
     index = jnp.broadcast_to(jnp.arange(len(models)), (len(x), len(models)))
-    return plan.exchange(client, models, index, (), x, topology="shared", sizes=sizes)[1].report["loss"]
+    return plan.exchange(client, models, index, (), x, topology="shared", sizes=sizes)[1].told.loss
 
 
 @pytest.mark.parametrize(("kind", "side"), [("vmap", 6), ("chunk", 2)])

@@ -11,23 +11,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
     Algorithm,
     Array,
     ClientContext,
+    ClientData,
+    Key,
     Ledger,
     Params,
     Prediction,
     PyTree,
     Report,
     Split,
+    Trained,
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
-from pfljax.local.solver import Solver
+from pfljax.local.solver import Solver, TrainState, joined
 
 PHASE = 0xFA5E  # folded into a client's key for a round: the phases of its training
 
@@ -38,23 +41,16 @@ class Phase(NamedTuple):
     Even a single phase draws other mini-batches than training without phases does.
 
     Attributes:
-        part: Parameters of a model or of a stack of models -> a tree of bools: which leaves are trained.
+        part: Parameters of a model -> a tree of bools: which leaves are trained.
         epochs: Passes over the client's data; None: the solver's epochs or steps.
-        objective: (solver, start) -> the value to minimize, a function of (params, mini-batch); None: the mean loss.
-            `solver` trains the part, and `start` is the client's model before the round's first phase. For example,
-            `lambda solver, start: solver.proximal(start, 0.1)` keeps the part near its start.
+        objective: (solver, params, start, mini-batch) -> the value to minimize; None: the mean loss.
+            `solver` trains the part, and `start` is the client's model before the round's first
+            phase, to which a phase may stay near.
     """
 
     part: Callable[[Params], PyTree]
     epochs: int | None = None
-    objective: Callable[[Solver, Params], Callable[[Params, Batch], Array]] | None = None
-
-
-class PersonalPart(NamedTuple):
-    """A client's row: its own part of the model (...), and its optimizer states, if they are kept."""
-
-    own: Params
-    optimizer: PyTree
+    objective: Callable[[Solver, Params, Params, Batch], Array] | None = None
 
 
 def sharing_layers(
@@ -62,7 +58,7 @@ def sharing_layers(
     shared: Callable[[Params], PyTree],
     *,
     phases: Sequence[Phase] = (),
-    server: optax.GradientTransformation | None = None,
+    server_optimizer: optax.GradientTransformation | None = None,
     report: Report,
 ) -> Algorithm:
     """An algorithm that averages a part theta of the model; each client keeps the rest, phi_k, and trains both parts.
@@ -70,49 +66,114 @@ def sharing_layers(
         A round: client k receives theta, trains (theta, phi_k) on D_k; phi_k stays;
         theta <- sum_k n_k theta_k / sum_k n_k.
 
-    Newcomers minimize the mean loss over their own phi, with theta fixed, for as many rounds as the run has. If some
-    phases name their epochs and do not train theta, newcomers train for the epochs of these.
+    A client's row is phi_k. Newcomers minimize the mean loss over their own phi, with theta fixed,
+    for as many rounds as the run has. If some phases name their epochs and do not train theta,
+    newcomers train for the epochs of these.
 
     Args:
         problem: The problem to build the algorithm for.
         shared: A model's parameters -> a tree of bools: which leaves are averaged.
         phases: Parts that are trained in turn; (): all at once, for the solver's epochs or steps.
-        server: As in `averaging`: the server's optimizer for theta.
+        server_optimizer: As in `averaging`: the server's optimizer for theta.
         report: As in `Algorithm`.
     """
 
-    def split(models):
-        return tree.partition(models, shared(models))
+    def first_row(key: Key, client: Array) -> Params:
+        model = problem.init_model(key, client)
+        _, phi = tree.partition(model, shared(model))
+        return phi
 
-    def row(key, client, theta):
-        models = problem.init_models(key, 1)
-        optimizers = [problem.part(phase.part(models)).kept_optimizers(models) for phase in phases]
-        optimizer = optimizers or problem.kept_optimizers(models)
-        return PersonalPart(split(problem.init_model(key, client))[1], optimizer)
+    def train(context: ClientContext, theta: Params, phi: Params, data: ClientData) -> Trained:
+        context, theta = problem.whole(context, theta)
+        models = tree.combine(theta, tree.stack_one(phi))
+        if phases:
+            trained = train_phases(problem, phases, context, models, data.train)
+        else:
+            trained = problem.fit(context, models, data.train)
+        theta, phi = tree.partition(trained.models, shared(models))
+        return trained._replace(models=theta, row=tree.first(phi))
 
-    def train(context, models, row, data):
-        models = tree.combine(models, tree.stack_one(row.own))
-        models, optimizer, losses = fit_phases(problem, phases, context, models, row.optimizer, data.train)
-        theta, phi = split(models)
-        return theta, PersonalPart(tree.first(phi), optimizer), losses
+    def predict(context: ClientContext, theta: Params, phi: Params, data: ClientData) -> Prediction:
+        return Prediction(tree.combine(theta, tree.stack_one(phi)))
 
-    def predict(context, models, row, data):
-        return Prediction(tree.combine(models, tree.stack_one(row.own)))
-
-    def adapt(context, models, data):
+    def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
         init_key, train_key = jax.random.split(context.key)
-        start = tree.combine(tree.first(models), split(problem.model.init(init_key))[1])
-        own = [each.epochs for each in phases if each.epochs and not tree.overlap(each.part(start), shared(start))]
-        own_part = problem.part(tree.complement(shared(start))).with_epochs(sum(own) if own else None)
-        trained = own_part.alone(context._replace(key=train_key), start, data, rounds=problem.rounds)
-        return Prediction.one(trained)
+        initial = problem.model.init(init_key)
+        _, phi = tree.partition(initial, shared(initial))
+        start = tree.combine(tree.first(models), phi)
+        epochs = [
+            phase.epochs
+            for phase in phases
+            if phase.epochs and not tree.overlap(phase.part(start), shared(start))
+        ]
+        personal_part = problem.part(tree.complement(shared(start)))
+        personal_part = personal_part.with_epochs(sum(epochs) if epochs else None)
+        context = context._replace(key=train_key)
+        return Prediction.one(personal_part.train_newcomer(context, data, start=start))
 
-    ledger = Ledger(gradients=1, passes=sum(problem.passes(phase.epochs) for phase in phases or (Phase(shared),)))
+    passes = (
+        sum(problem.passes(phase.epochs) for phase in phases) if phases else problem.passes(None)
+    )
     if phases:
-        epochs = ", then ".join("as given" if phase.epochs is None else str(phase.epochs) for phase in phases)
-        report = dataclasses.replace(report, facts=(*report.facts, ("local epochs, phase by phase", epochs)))
-    functions = {"row": row, "train": train, "predict": predict, "adapt": adapt}
-    return averaging(problem, shared=shared, server=server, **functions, ledger=ledger, report=report)
+        epochs = ["as given" if phase.epochs is None else str(phase.epochs) for phase in phases]
+        facts = (*report.facts, ("local epochs, phase by phase", ", then ".join(epochs)))
+        report = dataclasses.replace(report, facts=facts)
+    return averaging(
+        problem,
+        train=train,
+        ledger=Ledger(gradients=1, passes=passes),
+        first_row=first_row,
+        server_optimizer=server_optimizer,
+        shared=shared,
+        predict=predict,
+        adapt=adapt,
+        report=report,
+    )
+
+
+def train_phases(
+    problem: Problem,
+    phases: Sequence[Phase],
+    context: ClientContext,
+    models: Params,
+    split: Split,
+) -> Trained:
+    """As `Problem.fit` for a stack of one model (1, ...), training its parts in turn.
+
+    Args:
+        problem: The problem of the method.
+        phases: The parts, in order.
+        context: The client's context; its key and the phase's number determine the mini-batches.
+        models: The model, leaves (1, ...), as in `Problem.fit`.
+        split: The client's training data.
+    """
+    params, statistics = problem.parts(context, models)
+    start = tree.first(params)
+    state = TrainState(start, tree.first(statistics), ())
+    kept = context.optimizer
+    opt_states = []
+    losses = []
+    for number, phase in enumerate(phases):
+        whole = joined(state.params, state.statistics)
+        part = problem.part(phase.part(whole)).with_epochs(phase.epochs)
+        of_phase = None if kept is None else kept._replace(state=kept.state[number])
+        own_context = context._replace(optimizer=of_phase)
+        opt_state = part.round_optimizers(own_context, tree.stack_one(state.params))
+        state = state._replace(opt_state=tree.first(opt_state))
+
+        def objective(
+            params: Params, batch: Batch, phase: Phase = phase, solver: Solver = part.solver
+        ) -> Array:
+            if phase.objective is None:
+                return solver.mean_loss(params, batch)
+            return phase.objective(solver, params, start, batch)
+
+        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), number)
+        state, loss = part.solver.fit(key, state, split, objective, round_number=context.round)
+        trained = part.trained(context, tree.stack_one(state), loss[None])
+        opt_states.append(trained.opt_state)
+        losses.append(loss)
+    return trained._replace(losses=jnp.stack(losses).mean()[None], opt_state=opt_states)
 
 
 def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], PyTree]:
@@ -125,10 +186,16 @@ def base_layers(problem: Problem, personal_layers: int) -> Callable[[Params], Py
     if personal_layers > num_layers:
         accepted = f"accepted: 0 to {num_layers}, the number of layers"
         raise ArgumentError("personal_layers", accepted, personal_layers)
-    return lambda params: tree.complement(problem.model.mask(params, personal_layers))
+
+    def base(params: Params) -> PyTree:
+        return tree.complement(problem.model.mask(params, personal_layers))
+
+    return base
 
 
-def named(problem: Problem, personal: str, method: str = "", needs: str = "") -> Callable[[Params], PyTree]:
+def named(
+    problem: Problem, personal: str, method: str = "", needs: str = ""
+) -> Callable[[Params], PyTree]:
     """A model's parameters -> a tree of bools: which leaves' paths contain a match of a regular expression.
 
     Raises:
@@ -143,29 +210,15 @@ def named(problem: Problem, personal: str, method: str = "", needs: str = "") ->
     if not found:
         paths = ", ".join("/".join(path) for path in model.network.above)
         if method:
-            text = f"needs {needs}, whose parameters' paths contain {personal}; this model has {paths}"
+            text = (
+                f"needs {needs}, whose parameters' paths contain {personal}; this model has {paths}"
+            )
             raise ArgumentError("method", text, method)
-        raise ArgumentError("personal", f"matches no parameter; accepted: parts of {paths}", personal)
-    return lambda params: model.named(params, personal)
-
-
-def fit_phases(
-    problem: Problem, phases: Sequence[Phase], context: ClientContext, models: Params, kept: list, split: Split
-) -> tuple[Params, list, Array]:
-    """Like `Problem.fit` for a stack of one model (1, ...), training its parts in turn; without phases, all at once."""
-    if not phases:
-        return problem.fit(context, models, kept, split)
-    start = params = tree.first(models)
-    optimizers, losses = [], []
-    for number, phase in enumerate(phases):
-        part = problem.part(phase.part(params)).with_epochs(phase.epochs)
-        solver = part.solver
-        optimizer = part.round_optimizer(tree.first(kept[number]) if kept else (), params)
-        key = jax.random.fold_in(jax.random.fold_in(context.key, PHASE), number)
-        objective = phase.objective(solver, start) if phase.objective else None
-        params, optimizer, loss = solver.fit(
-            key, params, optimizer, split, round_number=context.round, objective=objective
+        raise ArgumentError(
+            "personal", f"matches no parameter; accepted: parts of {paths}", personal
         )
-        optimizers.append(tree.stack_one(part.kept_optimizer(optimizer, params)))
-        losses.append(loss)
-    return tree.stack_one(params), optimizers, jnp.stack(losses).mean()[None]
+
+    def mask(params: Params) -> PyTree:
+        return model.named(params, personal)
+
+    return mask
