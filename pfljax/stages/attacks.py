@@ -162,14 +162,15 @@ class Attacking(Stage):
 
     def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
         data = work.data
-        if data.attacker is None:
+        attacker = data.attacker
+        if attacker is None:
             return work
         if self.attack.kind in FLIPPING:
-            train = self._flipped(data.train, data.attacker)
-            validation = self._flipped(data.validation, data.attacker)
+            train = self._flipped(data.train, attacker)
+            validation = self._flipped(data.validation, attacker)
             data = data._replace(train=train, validation=validation)
         if self.attack.backdoor is not None:
-            train = self.attack.backdoor.poisoned(data.train, data.attacker)
+            train = self.attack.backdoor.poisoned(data.train, attacker)
             data = data._replace(train=train)
         return work._replace(data=data)
 

@@ -216,6 +216,7 @@ class Private(Stage):
 
     def takes_part(self, key: Key) -> Array:
         """() whether a client takes part in a round, given its key for it."""
+        assert self.problem.chance is not None
         coin = jax.random.uniform(jax.random.fold_in(key, COIN))
         return coin < self.problem.chance
 
@@ -343,8 +344,13 @@ def noise_tree(library: Any) -> Any:
 
 def tree_sensitivity(problem: Problem, key: Key, rounds: int) -> np.ndarray:
     """(K,) the norm of C u_k, where u_k (R,) is 1 in the rounds whose cohort client k is in; see `noise_tree`."""
-    draw = jax.jit(lambda number: cohort_of(key, number, problem.num_clients, problem.cohort_size).ids)
-    counts, squares = np.zeros((LEVELS, problem.num_clients)), np.zeros(problem.num_clients)
+
+    @jax.jit
+    def draw(number: int) -> Array:
+        return cohort_of(key, number, problem.num_clients, problem.cohort_size).ids
+
+    counts = np.zeros((LEVELS, problem.num_clients))
+    squares = np.zeros(problem.num_clients)
     for number in range(1, rounds + 1):
         counts[:, np.asarray(draw(number - 1))] += 1
         level = (number & -number).bit_length() - 1
@@ -383,8 +389,12 @@ def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) ->
     if not noise or not rounds:
         return np.full(num, np.inf if rounds else 0.0)
     if privacy.mechanism == "tree":
-        lengths, client = np.unique(tree_sensitivity(problem, key, rounds), return_inverse=True)
-        bound = lambda length: epsilon(noise / length, 1.0, 1, privacy.delta) if length else 0.0
+        sensitivity = tree_sensitivity(problem, key, rounds)
+        lengths, client = np.unique(sensitivity, return_inverse=True)
+
+        def bound(length: float) -> float:
+            return epsilon(noise / length, 1.0, 1, privacy.delta) if length else 0.0
+
         return np.array([bound(length) for length in lengths.tolist()])[client]
     full = rounds * float(overflow(num, chance, problem.cohort_size)) if chance is not None else 0.0
     return np.full(num, epsilon(noise, 1.0 if chance is None else chance, rounds, privacy.delta - full))

@@ -1,9 +1,10 @@
 """A server that combines what it averages in its own way: clients' updates, and whatever they send to be averaged.
 
 A part is what a client adds to one average: its update, each of its sums (SCAFFOLD's changes of control variates,
-FedPAC's features by class) and the squared norm of its update that it may tell, all divided by their weights. Each part is combined on its own, features by class for each class, and counts again as much as the weights'
-sum. In one stack of all parts, the largest would decide which client stands out, and hide what attackers do to others.
-Weights, counts and single numbers stay sums.
+FedPAC's features by class) and the squared norm of its update that it may tell, all divided by their weights. Each part
+is combined on its own, features by class for each class, and counts again as much as the weights' sum. In one stack of
+all parts, the largest would decide which client stands out, and hide what attackers do to others. Weights, counts and
+single numbers stay sums.
 
 A rule of changes that a server adds up (`Algorithm.changes`) would add up its errors, too. The server has the sum of
 each client's changes so far, and moves by the rule of the new sums minus that of the old ones; for the mean, this is

@@ -213,6 +213,13 @@ def _completed(made: Prediction, received: Params, weights: Array | None, own: b
 
 def _wide(found: Any, width: int) -> Any:
     """A mixture or prediction with `width` models or places: the first is repeated, with weight 0."""
-    again = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], width - len(leaf), axis=0)])
-    parts = {name: jax.tree.map(again, getattr(found, name)) for name in ("models", "index") if hasattr(found, name)}
-    return found._replace(**parts, weights=jnp.pad(found.weights, (0, width - len(found.weights))))
+
+    def widened(leaf: Array) -> Array:
+        again = jnp.repeat(leaf[:1], width - len(leaf), axis=0)
+        return jnp.concatenate([leaf, again])
+
+    weights = jnp.pad(found.weights, (0, width - len(found.weights)))
+    found = found._replace(index=jax.tree.map(widened, found.index), weights=weights)
+    if isinstance(found, Prediction):
+        found = found._replace(models=jax.tree.map(widened, found.models))
+    return found

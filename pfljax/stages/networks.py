@@ -71,8 +71,11 @@ class Packing(NamedTuple):
         parts: dict[str, list[Array]] = {name: [] for name in self.sizes}
         for leaf in map(jnp.asarray, jax.tree.leaves(unpacked)):
             parts[str(leaf.dtype)].append(leaf.reshape(-1))
-        behind = lambda name: jnp.zeros((self.sizes[name] - sum(part.size for part in parts[name]),), name)
-        return {name: jnp.concatenate([*parts[name], behind(name)]) for name in parts}
+        packed = {}
+        for name, leaves in parts.items():
+            padding = self.sizes[name] - sum(leaf.size for leaf in leaves)
+            packed[name] = jnp.concatenate([*leaves, jnp.zeros((padding,), name)])
+        return packed
 
     def unpack(self, number: int, packed: Packed) -> PyTree:
         """Undoes `pack`."""

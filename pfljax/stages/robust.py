@@ -279,8 +279,11 @@ def majority(updates: Params, counts: Array) -> Array:
     both = counts[:, None] & counts[None, :]
     apart = jnp.where(both, jnp.maximum(1 - tree.inner_products(units, units), 0), jnp.inf)
     apart = jnp.where(jnp.eye(len(counts), dtype=bool) & both, 0, apart)
+
     # The least threshold at which single linkage joins two updates: the longest step of the best way between them.
-    through = lambda k, joined: jnp.minimum(joined, jnp.maximum(joined[:, k, None], joined[None, k]))
+    def through(k: Array, joined: Array) -> Array:
+        return jnp.minimum(joined, jnp.maximum(joined[:, k, None], joined[None, k]))
+
     joined = jax.lax.fori_loop(0, len(counts), through, apart)
     least = jnp.sort(joined, axis=1)[:, counts.sum() // 2]  # of floor(n / 2) + 1 updates, oneself included
     first = jnp.argmin(least)
