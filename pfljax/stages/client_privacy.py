@@ -346,7 +346,7 @@ def tree_sensitivity(problem: Problem, key: Key, rounds: int) -> np.ndarray:
     """(K,) the norm of C u_k, where u_k (R,) is 1 in the rounds whose cohort client k is in; see `noise_tree`."""
 
     @jax.jit
-    def draw(number: int) -> Array:
+    def draw(number: Array) -> Array:
         return cohort_of(key, number, problem.num_clients, problem.cohort_size).ids
 
     counts = np.zeros((LEVELS, problem.num_clients))

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, RATE, descend, gradient, vectors
+from staged import client_notes, rows, server_note, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
 from pfljax.local.clock import Clock
-from pfljax.stages.asynchrony import AtWork, next_buffer, on_clock
+from pfljax.stages.asynchrony import AtWork, next_buffer
 
 SIZES = (3, 5, 2, 4, 6, 3, 4)
 
@@ -78,7 +79,7 @@ def test_discarded_updates_are_counted():
 def played(name, clock, rounds, cohort, task="regression", **knobs):
     federation = toys.make_federation(SIZES, task)
     problem = toys.make_problem(federation, OPTIMIZER, cohort=cohort)._replace(clock=clock)
-    algorithm = on_clock(problem, toys.make_algorithm(name, problem, **knobs))
+    algorithm = staged(problem, toys.make_algorithm(name, problem, **knobs), federation)
     return federation, *toys.train(algorithm, problem, federation.client_data, rounds)
 
 
@@ -90,7 +91,7 @@ def test_servers_apply_what_arrives_by_hand(name):
     federation, states, records = played(name, clock, 8, size, max_staleness=6, **knobs)
     models, latest = [vectors(states[0].models)[0]], 0
     for state, after, record in zip(states, states[1:], records, strict=False):
-        buffer = state.server.note.buffer
+        buffer = server_note(state, "clock").buffer
         pairs = list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True))
         assert record.seconds == buffer.seconds and record.metrics["staleness"] == np.mean(buffer.late)
         latest, total = max(latest, *(late for _, late in pairs)), sum(SIZES[k] for k, _ in pairs)
@@ -123,7 +124,7 @@ def test_fedbuff_on_a_clock_hears_every_client_however_late(tmp_path):
     federation, states, records = played("fedbuff", clock, 30, 2, server_rate=0.7)
     models, heard, latest = [vectors(states[0].models)[0]], set(), 0
     for state, after, record in zip(states, states[1:], records, strict=False):
-        buffer = state.server.note.buffer
+        buffer = server_note(state, "clock").buffer
         pairs = list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True))
         total = sum(SIZES[k] for k, _ in pairs)
         step = np.zeros(4)
@@ -142,7 +143,7 @@ def test_fedbuff_on_a_clock_hears_every_client_however_late(tmp_path):
 def test_with_max_staleness_5_the_slowest_are_never_heard(tmp_path):
     clock = Clock(devices=slow_devices(tmp_path, slow=(2, 5)), concurrency=5)
     _, states, records = played("fedbuff", clock, 30, 2, max_staleness=5)
-    heard = {k for state in states for k in state.server.note.buffer.ids.tolist()}
+    heard = {k for state in states for k in server_note(state, "clock").buffer.ids.tolist()}
     assert not heard & {2, 5} and sum(int(record.metrics["discarded_updates"]) for record in records) > 0
 
 
@@ -152,7 +153,7 @@ def test_slow_clients_are_late_more_often_and_send_less_often(tmp_path):
     entries = [{"computation": 1.0 if k < 4 else 8.0, "communication": 1e12} for k in range(7)]
     path.write_text(json.dumps(entries))
     _, states, _ = played("fedbuff", Clock(devices=str(path), concurrency=5), 60, 2, max_staleness=40)
-    buffers = [state.server.note.buffer for state in states]
+    buffers = [server_note(state, "clock").buffer for state in states]
     ids, late = (np.concatenate([getattr(each, part) for each in buffers]) for part in ("ids", "late"))
     assert late[ids >= 4].mean() > 2 * late[ids < 4].mean()
     assert (ids < 4).mean() > 0.7
@@ -169,11 +170,11 @@ def test_turns_end_in_the_order_of_the_clock_but_no_client_ends_two_in_a_round(t
     federation = toys.make_federation((4, 4, 4, 4), "regression")
     problem = toys.make_problem(federation, OPTIMIZER, epochs=2)._replace(clock=Clock(devices=str(path), turns=2))
     local = dataclasses.replace(toys.make_algorithm("local", problem), exchanges=2)
-    states, records = toys.train(on_clock(problem, local), problem, federation.client_data, 7)
+    states, records = toys.train(staged(problem, local, federation), problem, federation.client_data, 7)
 
     # Client 0 ends turns at 1, 2, 3 and so on. By 4.5, 5 and 7.3 a second client ends one.
     expected = [[0], [0], [0], [0, 1], [0, 2], [0], [0, 3]]
-    ends = [np.flatnonzero(np.asarray(state.clients.note)).tolist() for state in states[:-1]]
+    ends = [np.flatnonzero(np.asarray(client_notes(state, "clock"))).tolist() for state in states[:-1]]
     assert ends == expected
     models = [vectors(state.models) for state in states]
     assert [np.flatnonzero((a != b).any(axis=1)).tolist() for a, b in itertools.pairwise(models)] == expected
@@ -188,9 +189,10 @@ def test_turns_end_in_the_order_of_the_clock_but_no_client_ends_two_in_a_round(t
 def test_federico_at_its_own_pace_reads_models_as_they_are(update):
     """Those whose turn does not end keep their rows; where all turns end at once, it is the synchronous method."""
     federation = toys.make_federation(SIZES)
-    play = lambda clock: toys.train(
-        on_clock(problem._replace(clock=clock), algorithm), problem, federation.client_data, 3
-    )
+    def play(clock):
+        timed = staged(problem._replace(clock=clock), algorithm, federation)
+        return toys.train(timed, problem, federation.client_data, 3)
+
     problem = toys.make_problem(federation, batch_size=3)
     algorithm = toys.make_algorithm("federico", problem, neighbors=2, update=update)
     equal = Clock(compute="constant:1", bandwidth="constant:1e9", turns=len(SIZES))
@@ -198,12 +200,12 @@ def test_federico_at_its_own_pace_reads_models_as_they_are(update):
     toys.assert_trees_close(whole[0][1].models, plain[0][1].models, rtol=1e-5, atol=1e-6)
     states, records = play(Clock(turns=2))
     for before, after in itertools.pairwise(states):
-        rounds = np.asarray(after.clients.inner.rounds) - np.asarray(before.clients.inner.rounds)
-        assert rounds.tolist() == np.asarray(before.clients.note).astype(int).tolist() and rounds.sum() in (1, 2)
+        rounds = np.asarray(rows(after).rounds) - np.asarray(rows(before).rounds)
+        assert rounds.tolist() == np.asarray(client_notes(before, "clock")).astype(int).tolist() and rounds.sum() in (1, 2)
     assert all(record.seconds > 0 for record in records)
     # Only clients whose turn ends receive anything.
     if update == "delta":
-        awake = [float(np.asarray(state.clients.note).sum()) for state in states[:-1]]
+        awake = [float(np.asarray(client_notes(state, "clock")).sum()) for state in states[:-1]]
         assert [float(record.down) for record in records] == [n / 7 * float(plain[1][0].down) for n in awake]
 
 

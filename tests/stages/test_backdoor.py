@@ -7,6 +7,7 @@ import optax
 import pytest
 import toys
 from networks import OPTIMIZER
+from staged import staged
 
 import pfljax as pfl
 from pfljax.contract.errors import ArgumentError
@@ -54,7 +55,7 @@ def test_a_round_with_an_attacker_is_one_with_poisoned_data_whose_update_is_scal
     strength = sum(SIZES) / SIZES[1]
     options = {"strength": strength} if kind == "replacement" else {}
     attack = Attack(kind, 0.25, target=2, poisoned=0.5, trigger=1.5, **options)
-    method = attack.on(problem, toys.make_algorithm("fedavg", problem))
+    method = staged(problem, toys.make_algorithm("fedavg", problem), federation, attack=attack)
 
     def play(train, attacker):
         clients = ClientData(train, federation.validation, attacker)
@@ -75,7 +76,7 @@ def test_success_is_the_share_of_other_classes_that_the_trigger_turns_into_the_t
     federation = toys.make_federation((40,) * 3, test_size=25).with_attackers(0.34)
     problem = toys.make_problem(federation, optax.sgd(0.5))
     attack = Attack("replacement", 0.34, strength=3.0, target=1, poisoned=1.0, trigger=2.0)
-    method = attack.on(problem, toys.make_algorithm("fedavg", problem))
+    method = staged(problem, toys.make_algorithm("fedavg", problem), federation, attack=attack)
     state = toys.train(method, problem, federation.client_data, 1)[0][1]
     found = toys.evaluate(method, problem, jax.random.key(0), state, federation.client_data, federation.test)
     weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), state.models["Dense_0"])
@@ -125,16 +126,24 @@ def test_no_other_metric_has_its_name():
     ],
 )
 def test_what_backdoors_are_refused_for(task, options, text):
-    problem = toys.make_problem(toys.make_federation(SIZES, task), optax.sgd(0.1))
+    federation = toys.make_federation(SIZES, task)
+    problem = toys.make_problem(federation, optax.sgd(0.1))
     with pytest.raises(ArgumentError, match=text):
-        Attack("backdoor", **options).on(problem, toys.make_algorithm("fedavg", problem))
+        staged(
+            problem,
+            toys.make_algorithm("fedavg", problem),
+            federation,
+            attack=Attack("backdoor", **options),
+        )
 
 
 def test_tokens_have_no_place_for_a_trigger():
-    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    method = toys.make_algorithm("fedavg", problem)
     model = pfl.Model(problem.model.module, jnp.zeros((2, 3), jnp.int32))
     with pytest.raises(ArgumentError, match="tokens, or several arrays: no backdoors"):
-        Attack("backdoor").on(problem._replace(model=model), toys.make_algorithm("fedavg", problem))
+        staged(problem._replace(model=model), method, federation, attack=Attack("backdoor"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("target", 2), ("poisoned", 0.7), ("trigger", 2.5)])

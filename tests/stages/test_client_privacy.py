@@ -12,6 +12,7 @@ import optax
 import pytest
 import quadratics
 import toys
+from staged import staged
 
 from pfljax.api import table
 from pfljax.contract.errors import ArgumentError
@@ -24,6 +25,7 @@ from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy, epsilons, noise_tree, overflow, places
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
+from pfljax.stages.pipeline import Pipeline
 from pfljax.stages.server import Server
 from pfljax.training.loop import check
 
@@ -38,7 +40,8 @@ def vector(models):
 
 def played(privacy, name="fedavg", rounds=1, chance=1.0, **options):
     problem = privacy.seated(toys.make_problem(FEDERATION, optax.sgd(0.5), **options), chance)
-    algorithm = privacy.on(problem, toys.make_algorithm(name, problem))
+    method = toys.make_algorithm(name, problem)
+    algorithm = staged(problem, method, FEDERATION, client_privacy=privacy)
     states, records = toys.train(algorithm, problem, FEDERATION.client_data, rounds)
     return problem, states, [record.metrics for record in records]
 
@@ -69,7 +72,8 @@ def test_a_round_is_the_clipped_sum_with_noise(updates, chance):
     norm = float(np.median(np.linalg.norm(updates, axis=1)))
     privacy = ClientPrivacy(0.5, norm)
     problem = privacy.seated(toys.make_problem(FEDERATION, optax.sgd(0.5), hidden=(8,)), chance)
-    algorithm = privacy.on(problem, toys.make_algorithm("ditto", problem))
+    method = toys.make_algorithm("ditto", problem)
+    algorithm = staged(problem, method, FEDERATION, client_privacy=privacy)
     clients = FEDERATION.client_data
     nobody = clients._replace(train=clients.train._replace(size=np.zeros(len(SIZES), np.int32)))
     states, records = toys.train(algorithm, problem, clients, 3)
@@ -88,7 +92,7 @@ def test_a_round_is_the_clipped_sum_with_noise(updates, chance):
 
     came = [int(record.metrics["clients_in_round"]) for record in records]
     for (before, after), number in zip(itertools.pairwise(states), came, strict=True):
-        rows = [jax.tree.leaves(state.clients)[0].reshape(len(SIZES), -1) for state in (before, after)]
+        rows = [jax.tree.leaves(state.rows)[0].reshape(len(SIZES), -1) for state in (before, after)]
         assert (rows[0] != rows[1]).any(axis=1).sum() == number
     assert chance == 1 or 0 < sum(came) < 15
 
@@ -120,8 +124,10 @@ def test_updates_and_their_number_cost_one_noise_multiplier():
 def test_cohorts_are_poisson():
     """Each client at its own chance: rates, and counts whose variance is that of independent coins."""
     num, chance, rounds = 60, 0.2, 600
-    problem = NOISY.seated(toys.make_problem(toys.make_federation((2,) * num)), chance)
-    algorithm = NOISY.on(problem, toys.make_algorithm("fedavg", problem))
+    federation = toys.make_federation((2,) * num)
+    problem = NOISY.seated(toys.make_problem(federation), chance)
+    method = toys.make_algorithm("fedavg", problem)
+    algorithm = staged(problem, method, federation, client_privacy=NOISY)
     key = jax.random.split(jax.random.key(0))
     size = problem.cohort_size
     assert size < num
@@ -205,9 +211,9 @@ def test_the_tree_s_noise_and_sensitivity():
 
 def test_off_is_nothing():
     problem = toys.make_problem(FEDERATION)
+    assert ClientPrivacy().seated(problem, 0.5) is problem
     method = toys.make_algorithm("fedavg", problem)
-    assert ClientPrivacy().on(problem, method) is method and ClientPrivacy().seated(problem, 0.5) is problem
-    assert Server().of(problem, method) is method
+    assert ClientPrivacy().stage(problem, Pipeline(method)) is None
 
 
 def experiment(privacy=NOISY, name="fedavg", chance=0.5, federation=FEDERATION, **fields):
@@ -275,7 +281,7 @@ def test_sums_are_all_that_secure_aggregation_needs():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, quadratics.OPTIMIZER)
     method = toys.make_algorithm("fedexp", problem, eps=1e-8, predict="last")
-    secure = Server(secure_aggregation=True).of(problem, method)
+    secure = staged(problem, method, federation, server=Server(secure_aggregation=True))
     states, _ = toys.train(secure, problem, federation.client_data, 1)
     theta, found = (quadratics.vectors(state.models)[0] for state in states)
     step = np.array([quadratics.descend(federation, k, theta, 1) - theta for k in range(len(SIZES))])

@@ -7,6 +7,7 @@ import scipy.optimize
 import scipy.stats
 import toys
 from quadratics import OPTIMIZER, descend, vectors
+from staged import staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.stages.attacks import Attack
@@ -76,8 +77,8 @@ def test_a_round_with_colluders_is_the_rule_of_what_they_and_others_send(rule):
     problem = toys.make_problem(federation, OPTIMIZER)
     attacker = np.arange(5) < 2
     attack = Attack("ipm", attackers=0.4, strength=2.0)
-    method = attack.on(problem, toys.make_algorithm("fedavg", problem))
-    attacked = Server(aggregator=rule).of(problem, method, attack)
+    method = toys.make_algorithm("fedavg", problem)
+    attacked = staged(problem, method, federation, attack=attack, server=Server(aggregator=rule))
     before, after = toys.train(attacked, problem, federation.client_data._replace(attacker=attacker), 1)[0]
     theta = vectors(before.models)[0]
     updates = np.array([descend(federation, k, theta, 1) - theta for k in range(5)])
@@ -93,7 +94,7 @@ def test_colluders_move_each_of_several_models():
     problem = toys.make_problem(federation, OPTIMIZER)
     clients = federation.client_data
     attack = Attack("ipm", attackers=0.2, strength=2.0)
-    method = Server().of(problem, attack.on(problem, toys.make_algorithm("fedem", problem)), attack)
+    method = staged(problem, toys.make_algorithm("fedem", problem), federation, attack=attack)
     play = lambda clients: toys.train(method, problem, clients, 1)[0]
     before, after = play(clients._replace(attacker=attacker))
     # The honest clients alone: the attacker has no examples.
@@ -105,10 +106,11 @@ def test_colluders_move_each_of_several_models():
 
 @pytest.mark.parametrize("name", ["federico", "local", "fedfomo"])
 def test_methods_without_a_mean_refuse_colluders(name):
-    problem = toys.make_problem(toys.make_federation(SIZES), OPTIMIZER)
-    attack = Attack("alie")
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, OPTIMIZER)
+    method = toys.make_algorithm(name, problem)
     with pytest.raises(ArgumentError, match=r"^attack=alie: accepted for this method: none, or one without collusion"):
-        Server().of(problem, attack.on(problem, toys.make_algorithm(name, problem)), attack)
+        staged(problem, method, federation, attack=Attack("alie"))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,8 @@ def test_rules_hold_against_colluders_where_the_mean_does_not(rule):
     attack = Attack("ipm", attackers=0.2, strength=50.0)
 
     def moved(server):
-        before, after = toys.train(server.of(problem, attack.on(problem, plain), attack), problem, clients, 1)[0]
+        attacked = staged(problem, plain, federation, attack=attack, server=server)
+        before, after = toys.train(attacked, problem, clients, 1)[0]
         return np.float64(after.models["Dense_0"]["kernel"] - before.models["Dense_0"]["kernel"]).ravel()
 
     alone = clients.train._replace(size=np.where(ATTACKERS, 0, clients.train.size))

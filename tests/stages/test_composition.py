@@ -9,6 +9,7 @@ import optax
 import pytest
 import quadratics
 import toys
+from staged import bare, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
@@ -16,7 +17,6 @@ from pfljax.local.clock import Clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
-from pfljax.stages.notes import Noted
 from pfljax.stages.server import Server
 
 SIZES = (4, 3, 5, 2, 4, 6, 3, 5)
@@ -104,11 +104,15 @@ def test_who_fails_before_training_takes_no_longer_than_its_download():
     assert records[0].seconds == pytest.approx(4 * 4, rel=1e-5)
 
 
-def test_stages_that_are_off_leave_the_method_alone():
-    problem = experiment("fedavg").problem
-    method = toys.make_algorithm("fedavg", problem)
-    assert Server().of(problem, method, Attack()) is method
-    assert all(stage.on(problem, method) is method for stage in (Attack(), Compression(), Faults()))
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", pytest.param("ditto", marks=pytest.mark.slow)])
+def test_with_all_stages_off_a_round_is_the_plain_one_to_the_bit(name):
+    made = experiment(name)
+    clients = made.federation.client_data
+    method = toys.make_algorithm(name, made.problem)
+    plain, plain_records = toys.train(method, made.problem, clients, 3)
+    found, records = toys.train(staged(made.problem, method, made.federation), made.problem, clients, 3)
+    assert toys.same_trees(bare(found[-1]), plain[-1])
+    assert toys.same_trees(records, plain_records)
 
 
 # Stages at work that change no figure of a round. Trimming nothing is the uniform mean.
@@ -146,16 +150,6 @@ def taken(made, stage):
         assert "accepted for " in str(error) and "\n" not in str(error)
         return None
     return made
-
-
-def bare(state):
-    """The state as the method knows it."""
-    parts = []
-    for part in (state.server, state.clients):
-        while isinstance(part, Noted):
-            part = part.inner
-        parts.append(part)
-    return state._replace(server=parts[0], clients=parts[1])
 
 
 @toys.each_method(fast=("ditto",), slow=("fedem", "dfedem", "federico", "fedpac"))

@@ -1,5 +1,7 @@
 """Compressed messages against NumPy: what arrives, what is left out, what it weighs, and every method with it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,21 +11,22 @@ import toys
 from networks import softmax
 from quadratics import OPTIMIZER, RATE, gradient, loss_of
 from quadratics import vectors as of_models
+from staged import client_notes, staged
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Traffic
+from pfljax.contract.types import Traffic, Upload
 from pfljax.exchange.rounds import cohort_of
-from pfljax.stages.compression import BLOCK, Compression, Compressor, counted, parsed
+from pfljax.stages.compression import BLOCK, Compression, Compressor, Uploads, parsed
 
 SIZES = (4, 3, 5, 2)
 DRAWS = 4000
 
 
 def stacked(seed=0):
-    """Updates (2, ...) with a matrix, a vector, and a weight that is sent as it is."""
+    """Updates (2, ...) with a matrix, a vector, and whole numbers that are sent as they are."""
     rng = np.random.default_rng(seed)
-    shapes = {"model": {"a": (2, 5, 4), "b": (2, 3)}, "weight": (2,)}
-    return jax.tree.map(lambda shape: jnp.float32(rng.normal(size=shape)), shapes, is_leaf=lambda x: type(x) is tuple)
+    model = {"a": jnp.float32(rng.normal(size=(2, 5, 4))), "b": jnp.float32(rng.normal(size=(2, 3)))}
+    return {"model": model, "steps": jnp.int32([3, 4])}
 
 
 def vectors(update):
@@ -55,12 +58,12 @@ def test_the_largest_entries_and_signs(text, bytes_sent):
         smallest = np.sort(np.abs(rows), axis=1)[:, [-5]]  # 0.2 of 23 entries
         expected = np.where(np.abs(rows) >= smallest, rows, 0)
     np.testing.assert_allclose(vectors(found), expected, rtol=1e-6)
-    np.testing.assert_array_equal(found["weight"], update["weight"])
+    np.testing.assert_array_equal(found["steps"], update["steps"])
     check_bytes(text, bytes_sent)
 
 
 def check_bytes(text, expected):
-    """An update of 23 entries and a weight of 4 bytes."""
+    """An update of 23 entries and a number of 4 bytes."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked())
     assert parsed("upload", text).num_bytes(shapes) == expected + 4
 
@@ -162,20 +165,21 @@ def test_clients_keep_their_factors():
     """Each sends the projection of its update, and what was left out, on M Q; those without a turn keep their Q."""
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, OPTIMIZER, cohort=3)
-    algorithm = Compression("lowrank:1").on(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    algorithm = staged(problem, method, federation, compression=Compression("lowrank:1"))
     states, _ = toys.train(algorithm, problem, federation.client_data, 4)
     kernel = lambda models: np.float64(models["Dense_0"]["kernel"])
 
     def update(k, layer):
-        """The change of the kernel that client k sends, times n_k."""
+        """The change of the kernel that client k sends."""
         x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
         errors = softmax(x @ np.float64(layer["kernel"][0]) + np.float64(layer["bias"][0])) - np.eye(3)[y]
-        return -RATE * x.T @ errors
+        return -RATE * x.T @ errors / SIZES[k]
 
     for number in range(1, 4):
-        before, after = (states[at].clients.note for at in (number, number + 1))
+        before, after = (client_notes(states[at], "upload") for at in (number, number + 1))
         updates = np.stack([update(k, states[number].models["Dense_0"]) for k in range(4)])
-        matrices = updates + kernel(before.left["model"])[:, 0]
+        matrices = updates + kernel(before.left.update)[:, 0]
         cohort = np.asarray(cohort_of(jax.random.key(0), number, 4, 3).ids)
         for k in range(4):
             q, new = (np.float64(note.factors[0])[k, 0] for note in (before, after))
@@ -184,7 +188,7 @@ def test_clients_keep_their_factors():
                 continue
             p = np.linalg.qr(matrices[k] @ q)[0]
             sent = p @ p.T @ matrices[k]
-            np.testing.assert_allclose(kernel(after.left["model"])[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(kernel(after.left.update)[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5)
             np.testing.assert_allclose(np.outer(new, new), sent.T @ sent, rtol=1e-3, atol=1e-5)
 
 
@@ -204,7 +208,8 @@ def test_error_feedback_sends_later_what_was_left_out(corrects):
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER, cohort=3)
     compression = Compression("topk:0.5", error_feedback=corrects)
-    algorithm = compression.on(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    algorithm = staged(problem, method, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 5)
     cohorts = [np.asarray(cohort_of(jax.random.key(0), n, 4, 3).ids) for n in range(5)]
     theta = of_models(states[0].models)[0]
@@ -224,7 +229,9 @@ def test_a_server_keeps_what_it_sends_compressed():
     """Clients that do not train change nothing, however coarse what they receive is."""
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(0.0))
-    algorithm = Compression("none", "quantize:2").on(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    compression = Compression("none", "quantize:2")
+    algorithm = staged(problem, method, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 2)
     toys.assert_trees_close(states[2].models, states[0].models, rtol=1e-5, atol=1e-6)
     assert [float(record.down) for record in records] == [4 * (1 + 4)] * 2  # 4 entries of 2 bits, and their scale
@@ -243,7 +250,8 @@ def test_fedexp_is_told_the_norms_of_what_arrives():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
     plain = toys.make_algorithm("fedexp", problem, eps=1e-8)
-    algorithm = Compression("topk:0.25", error_feedback=False).on(problem, plain)
+    compression = Compression("topk:0.25", error_feedback=False)
+    algorithm = staged(problem, plain, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 2)
 
     def step(updates):
@@ -263,9 +271,10 @@ def test_fedexp_is_told_the_norms_of_what_arrives():
 
 def test_a_method_that_sends_a_share_still_does():
     half = toys.make_algorithm("fedavg", toys.make_problem(toys.make_federation(SIZES)))
-    half = half.__class__(**{**vars(half), "traffic": lambda counted: counted._replace(upload=counted.upload / 2)})
-    shapes = {"model": jax.ShapeDtypeStruct((10,), np.float32), "weight": jax.ShapeDtypeStruct((), np.float32)}
-    found = counted(half, Compressor("topk", 0.2), "upload")(Traffic(40, 44, 0, 0, ({}, shapes)))
+    half = dataclasses.replace(half, traffic=lambda whole: whole._replace(upload=whole.upload / 2))
+    shapes = Upload(jax.ShapeDtypeStruct((10,), np.float32), jax.ShapeDtypeStruct((), np.float32))
+    compressed = Uploads(Compressor("topk", 0.2), half).declare(half)
+    found = compressed.traffic(Traffic(40, 44, 0, 0, ({}, shapes)))
     assert found.upload == (2 * 8 + 4) / 2 and found.model == 40
 
 
@@ -287,16 +296,19 @@ def test_a_method_that_sends_a_share_still_does():
     ],
 )
 def test_bad_compression_is_refused(method, options, message):
-    problem = toys.make_problem(toys.make_federation(SIZES))
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation)
     with pytest.raises(ArgumentError, match=message):
-        Compression(**options).on(problem, toys.make_algorithm(method, problem))
+        compression = Compression(**options)
+        staged(problem, toys.make_algorithm(method, problem), federation, compression=compression)
 
 
 def test_error_feedback_corrects_updates_of_stale_models():
     """FedBuff's clients contribute to one model, however old the one that they received is; here all are new."""
     federation = toys.make_federation((4, 3, 5), "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
-    algorithm = Compression("topk:0.25").on(problem, toys.make_algorithm("fedbuff", problem, staleness=0.0))
+    method = toys.make_algorithm("fedbuff", problem, staleness=0.0)
+    algorithm = staged(problem, method, federation, compression=Compression("topk:0.25"))
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     theta = of_models(states[0].models)[0]
     left = np.zeros((3, 4))

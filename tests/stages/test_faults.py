@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, descend, vectors
+from staged import rows, staged
 
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
 from pfljax.folder.folders import is_checked
 from pfljax.stages.faults import Faults, spoiled
+from pfljax.stages.pipeline import Pipeline
 from pfljax.stores.registry import STORES
 from pfljax.training.loop import Schedule, Trainer
 
@@ -27,7 +29,8 @@ OPTIONS = ("drop", "stop")
 @functools.cache
 def failing(faults, name="fedavg", checked=False):
     """A method whose clients fail."""
-    return faults.on(PROBLEM, toys.make_algorithm(name, PROBLEM), checked)
+    method = toys.make_algorithm(name, PROBLEM)
+    return staged(PROBLEM, method, FEDERATION, faults=faults, checked=checked)
 
 
 def average(theta, clients):
@@ -41,12 +44,14 @@ def telling(algorithm):
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
-        return out._replace(report={**out.report, "drawn": jax.random.uniform(context.key, (3,))})
+        drawn = {"drawn": jax.random.uniform(context.key, (3,))}
+        return out._replace(told=out.told._replace(entries=out.told.entries | drawn))
 
     def server_update(key, state, aggregate):
-        report = dict(aggregate.report)
-        drawn = report.pop("drawn")
-        state, metrics = algorithm.server_update(key, state, aggregate._replace(report=report))
+        entries = dict(aggregate.told.entries)
+        drawn = entries.pop("drawn")
+        aggregate = aggregate._replace(told=aggregate.told._replace(entries=entries))
+        state, metrics = algorithm.server_update(key, state, aggregate)
         return state, metrics | {"drawn": drawn}
 
     return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update)
@@ -56,14 +61,15 @@ def telling(algorithm):
 def rounds():
     """Forty rounds of Ditto whose clients fail before or after they train: (states, records)."""
     faults = Faults(dropout=0.3, lost=0.3)
-    algorithm = faults.on(PROBLEM, telling(toys.make_algorithm("ditto", PROBLEM)))
+    method = telling(toys.make_algorithm("ditto", PROBLEM))
+    algorithm = staged(PROBLEM, method, FEDERATION, faults=faults)
     states, records = toys.train(algorithm, PROBLEM, FEDERATION.client_data, 40)
     return jax.device_get(states), jax.device_get(records)
 
 
 def those_that_trained(before, after):
     """The clients whose own models have changed."""
-    models = [vectors(state.clients.own.model) for state in (before, after)]
+    models = [vectors(rows(state).params) for state in (before, after)]
     return np.flatnonzero((models[0] != models[1]).any(axis=1)).tolist()
 
 
@@ -85,7 +91,7 @@ def test_the_server_averages_those_that_arrive(rounds):
 def test_clients_that_fail_before_training_keep_what_they_have_and_others_what_they_learned(rounds):
     states, _ = rounds
     theta = vectors(states[0].models)[0]
-    before, after = (vectors(state.clients.own.model) for state in states[:2])
+    before, after = (vectors(rows(state).params) for state in states[:2])
     trained = those_that_trained(*states[:2])
     assert 0 < len(trained) < len(SIZES)
     strength = METHODS["ditto"]().strength
@@ -154,7 +160,7 @@ class Spoiling(METHODS["fedavg"]):
         def client_update(context, models, row, data):
             out = algorithm.client_update(context, models, row, data)
             broken = (context.client == 3) & (context.round >= 1) & (context.round <= 2)
-            return out._replace(upload=spoiled(out.upload, broken))
+            return spoiled(out, broken)
 
         return dataclasses.replace(algorithm, client_update=client_update)
 
@@ -249,14 +255,13 @@ def test_runs_start_over_under_every_store(store, tmp_path):
 
 
 def test_faults_that_mean_nothing_are_refused():
-    problem = PROBLEM
-    method = toys.make_algorithm("local", problem)
+    method = toys.make_algorithm("local", PROBLEM)
     for rule in OPTIONS:
         faults = Faults(on_divergence=rule)
-        assert not faults.active and faults.on(problem, method) is method
+        assert not faults.active and faults.stage(PROBLEM, Pipeline(method)) is None
     with pytest.raises(ArgumentError, match=r"^lost=0.2: accepted for this method: 0; no client sends"):
-        Faults(lost=0.2).on(problem, method)
+        failing(Faults(lost=0.2), "local")
     with pytest.raises(ArgumentError, match=r"^faults: accepted for this method: none; clients mix"):
-        Faults(dropout=0.2).on(problem, toys.make_algorithm("dfedem", problem))
+        failing(Faults(dropout=0.2), "dfedem")
     with pytest.raises(ArgumentError, match=r"^dropout=1"):
         Faults(dropout=1.0)

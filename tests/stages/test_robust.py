@@ -12,6 +12,7 @@ import scipy.optimize
 import sklearn.cluster
 import toys
 from quadratics import OPTIMIZER, descend, vectors
+from staged import staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
@@ -183,9 +184,11 @@ def test_the_geometric_median_converges_among_many_far_attackers():
 @pytest.mark.parametrize(("rule", "share", "least"), [("krum", 0.4, 7), ("multi_krum", 0.4, 7), ("bulyan", 0.4, 11)])
 def test_rules_that_need_more_clients_say_so(rule, share, least):
     """Krum needs n > 2 f + 2, Bulyan n >= 4 f + 3; f is 2 of 5."""
-    problem = toys.make_problem(toys.make_federation((3,) * 5))
+    federation = toys.make_federation((3,) * 5)
+    problem = toys.make_problem(federation)
     with pytest.raises(ArgumentError, match=f"^trim={share}: needs at least {least} clients a round, of whom 2 may"):
-        Server(aggregator=rule, trim=share).of(problem, toys.make_algorithm("fedavg", problem))
+        server = Server(aggregator=rule, trim=share)
+        staged(problem, toys.make_algorithm("fedavg", problem), federation, server=server)
 
 
 @pytest.mark.parametrize(("share", "num", "assumed"), [(0.3, 3, 0), (0.29, 100, 29), (0.33, 10, 3), (0.395, 10, 3)])
@@ -200,7 +203,8 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER, plan=make_plan("chunk", 2, 2))
     clients = federation.client_data
-    served = Server(aggregator="median").of(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    served = staged(problem, method, federation, server=Server(aggregator="median"))
     states, records = toys.train(served, problem, clients, 1)
 
     theta = vectors(states[0].models)[0]
@@ -218,11 +222,11 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send():
 
 
 def test_only_methods_that_average_take_another_aggregator():
-    problem = toys.make_problem(toys.make_federation(SIZES, "regression"))
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation)
     method = toys.make_algorithm("federico", problem)
     with pytest.raises(ArgumentError, match="aggregator=median: accepted for this method: mean"):
-        Server(aggregator="median").of(problem, method)
-    assert Server().of(problem, method) is method
+        staged(problem, method, federation, server=Server(aggregator="median"))
     for wrong in ({"sampler": "random"}, {"aggregator": "mode"}, {"trim": 0.5}):
         with pytest.raises(ArgumentError, match="accepted: "):
             Server(**wrong)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, RATE, descend, gradient, vectors
+from staged import server_state, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.local.batches import sampled
@@ -92,7 +93,7 @@ def test_a_round_is_fltrust_of_what_clients_and_server_send(name):
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
     server = Server(aggregator="fltrust", root_examples=1000)
-    served = server.of(problem, server.with_root(problem, toys.make_algorithm(name, problem)))
+    served = staged(problem, toys.make_algorithm(name, problem), federation, server=server)
     states, records = toys.train(served, problem, federation.client_data, 1)
 
     theta = vectors(states[0].models)[0]
@@ -104,7 +105,7 @@ def test_a_round_is_fltrust_of_what_clients_and_server_send(name):
         expected *= np.linalg.norm(moved) / np.linalg.norm(expected)
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-5)
     if name == "scaffold":  # c moves by the rule of the changes of c_k, which are updates divided by -E eta
-        np.testing.assert_allclose(vectors(states[1].server.inner.control), -expected / RATE, rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(vectors(server_state(states[1]).control_variate), -expected / RATE, rtol=1e-3, atol=1e-5)
     # Nobody reads the server's examples.
     vectors_down = 2 if name == "scaffold" else 1
     assert records[0].down == len(SIZES) * vectors_down * 4 * 4
@@ -119,7 +120,7 @@ def test_fltrust_holds_where_the_mean_does_not():
     attack = Attack("ipm", attackers=0.45, strength=50.0)
 
     def loss(server):
-        method = server.of(problem, attack.on(problem, server.with_root(problem, plain)), attack)
+        method = staged(problem, plain, federation, attack=attack, server=server)
         states, _ = toys.train(method, problem, clients, 8)
         found = toys.evaluate(method, problem, jax.random.key(0), states[-1], clients, federation.test)["loss"]
         return np.asarray(found).mean()
@@ -134,7 +135,8 @@ def test_methods_that_have_no_single_mean_refuse_it(name, text):
     federation = toys.make_federation(SIZES)
     problem, server = toys.make_problem(federation), Server(aggregator="fltrust")
     with pytest.raises(ArgumentError, match=f"^aggregator=fltrust: accepted for this method.*{text}"):
-        toys.start(server.with_root(problem, toys.make_algorithm(name, problem)), problem, federation.client_data)
+        served = staged(problem, toys.make_algorithm(name, problem), federation, server=server)
+        toys.start(served, problem, federation.client_data)
 
 
 def test_root_examples_are_refused_without_fltrust():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, descend, loss_of, vectors
+from staged import staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange import rounds
@@ -31,7 +32,8 @@ per_example = jax.jit(sampling.per_example, static_argnums=1)
 def sampled(name, sampler, candidates=0):
     """A method whose clients are drawn by a sampler."""
     options = {"candidates": candidates} if candidates else {}
-    return Server(sampler, **options).of(PROBLEM, toys.make_algorithm(name, PROBLEM, **KNOBS.get(name, {})))
+    method = toys.make_algorithm(name, PROBLEM, **KNOBS.get(name, {}))
+    return staged(PROBLEM, method, FEDERATION, server=Server(sampler, **options))
 
 
 def test_clients_are_drawn_one_after_the_other_in_proportion_to_their_examples():
@@ -148,7 +150,8 @@ def test_candidates_are_what_power_of_choice_chooses_among():
     assert len({tuple(ids) for ids in found}) > 1
     for wrong in (1, 7):
         with pytest.raises(ArgumentError, match=r"^candidates=.*accepted: 0, or 2 .* to 6"):
-            Server("power_of_choice", candidates=wrong).of(PROBLEM, method)
+            server = Server("power_of_choice", candidates=wrong)
+            staged(PROBLEM, method, FEDERATION, server=server)
 
 
 def test_epsilon_does_not_cover_the_losses_of_power_of_choice():
@@ -164,7 +167,7 @@ def test_samplers_need_something_to_draw():
     method = toys.make_algorithm("local", problem)
     for sampler in ("weighted", "power_of_choice"):
         with pytest.raises(ArgumentError, match=f"sampler={sampler}: every client is in every round"):
-            Server(sampler).of(problem, method)
+            staged(problem, method, FEDERATION, server=Server(sampler))
 
 
 def test_clients_without_a_server_s_model_are_drawn_in_proportion_to_their_examples():
