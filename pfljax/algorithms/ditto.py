@@ -82,7 +82,9 @@ class Ditto:
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train a model from w, regularized toward it."""
             global_params = tree.first(models)
-            params = problem.train_newcomer(context, data, near(global_params), start=global_params)
+            params = problem.train_newcomer(
+                context, data, near(global_params), start=global_params, number=1
+            )
             return Prediction.one(params)
 
         return averaging(

@@ -60,6 +60,18 @@ Direction = Callable[[SlopeFunction, Params, Any], tuple[Slope, Any]]
 PairDirection = Callable[[Pair, Pair, Any, Batch], tuple[Pair, Any]]
 
 
+def numbered(objective: Objective, number: int | None) -> Objective:
+    """The objective with dropout and noise of model `number`; None: with those of the mini-batch itself."""
+    objective = scalar(objective)
+    if number is None:
+        return objective
+
+    def of_model(params: Params, batch: Batch) -> Array:
+        return objective(params, batch.of_model(number))
+
+    return of_model
+
+
 def of_pair_optimizer(
     shared: optax.GradientTransformationExtraArgs, personal: optax.GradientTransformationExtraArgs
 ) -> optax.GradientTransformationExtraArgs:
@@ -78,6 +90,9 @@ def of_pair_optimizer(
         return Pair(shared_update, personal_update), Pair(shared_state, personal_state)
 
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
+
+
+OwnModel = None  # TEMP
 
 
 class Problem(NamedTuple):
@@ -333,15 +348,11 @@ class Problem(NamedTuple):
             number: Beside received models: a number that none of them has, so that dropout and noise
                 are drawn for this model alone.
         """
-        objective = scalar(objective or self.solver.mean_loss)
-
-        def of_model(params: Params, batch: Batch) -> Array:
-            return objective(params, batch if number is None else batch.of_model(number))
-
+        objective = numbered(objective or self.solver.mean_loss, number)
         params, statistics = self.solver.without_statistics(personal.params)
         start = TrainState(params, statistics, personal.opt_state)
         state, loss = self.solver.fit(
-            context.key, start, split, of_model, round_number=context.round
+            context.key, start, split, objective, round_number=context.round
         )
         return Personal(state.whole, state.opt_state), loss
 
@@ -465,6 +476,7 @@ class Problem(NamedTuple):
         start: Params | None = None,
         part: Callable[[Params], Params] | None = None,
         rounds: int | None = None,
+        number: int | None = None,
     ) -> Params:
         """What a client unseen in training makes of its own data, alone: a trained model, or a part of one.
 
@@ -475,7 +487,9 @@ class Problem(NamedTuple):
             start: What it begins with; None: an initial model, of which it trains the `part`.
             part: A model's parameters -> what is trained of them, as in `init_personal`; None: all.
             rounds: Number of rounds' worth of local epochs or steps; None: as many as the run has.
+            number: As in `fit_personal`.
         """
+        objective = numbered(objective or self.solver.mean_loss, number)
         if start is None:
             init_key, train_key = jax.random.split(context.key)
             context = context._replace(key=train_key)

@@ -222,3 +222,6 @@ def named(
         return model.named(params, personal)
 
     return mask
+
+
+fit_phases = PersonalPart = None  # TEMP
