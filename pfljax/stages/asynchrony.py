@@ -259,9 +259,7 @@ class Arriving(Stage):
             state = state.with_models(tree.take(state.models, rows))
         return state, note
 
-    def _following(
-        self, key: Key, seconds: Array, at_work: AtWork, num_models: int
-    ) -> Arrivals:
+    def _following(self, key: Key, seconds: Array, at_work: AtWork, num_models: int) -> Arrivals:
         """The arrivals until the server's next step."""
         most_late = MOST if self.method.any_age else num_models - 1
         size = self.problem.cohort_size
@@ -274,7 +272,9 @@ def place_in_buffer(context: ClientContext, note: Arrivals) -> Array:
     return jnp.searchsorted(note.buffer.ids, context.client).astype(jnp.int32)
 
 
-def next_buffer(key: Key, seconds: Array, at_work: AtWork, size: int, most: int) -> tuple[AtWork, Buffer]:
+def next_buffer(
+    key: Key, seconds: Array, at_work: AtWork, size: int, most: int
+) -> tuple[AtWork, Buffer]:
     """Plays the clock until a buffer is full.
 
     Args:
@@ -319,7 +319,9 @@ def next_buffer(key: Key, seconds: Array, at_work: AtWork, size: int, most: int)
         return count, draws + 1, now, discarded + ~kept, at_work, ids, late, rows
 
     zero = jnp.zeros((), jnp.int32)
-    nobody = jnp.full((size,), seconds.shape[0], jnp.int32)  # out of range, so that it is written nowhere
+    nobody = jnp.full(
+        (size,), seconds.shape[0], jnp.int32
+    )  # out of range, so that it is written nowhere
     zeros = jnp.zeros((size,), jnp.int32)
     carry = (zero, zero, jnp.zeros(()), zero, at_work, nobody, zeros, zeros)
     filled = jax.lax.while_loop(is_filling, arrive, carry)

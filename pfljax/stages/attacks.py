@@ -91,7 +91,11 @@ class Attack:
     @property
     def backdoor(self) -> Trigger | None:
         """The trigger; None: there is none, or nobody attacks."""
-        return Trigger(self.trigger, self.target, self.poisoned) if self.active and self.kind in STAMPED else None
+        return (
+            Trigger(self.trigger, self.target, self.poisoned)
+            if self.active and self.kind in STAMPED
+            else None
+        )
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -101,7 +105,9 @@ class Attack:
     @property
     def collusion(self) -> Collusion | None:
         """What attackers that see all updates do; None: they act alone, or nobody attacks."""
-        return cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
+        return (
+            cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
+        )
 
     @property
     def factor(self) -> float | None:
@@ -134,7 +140,9 @@ class Attack:
         """Raises `ArgumentError` if examples are not arrays of numbers with one class each, the target among them."""
         model = problem.model
         if model.task != "classification" or model.targets.ndim != 1:
-            raise ArgumentError("attack", "accepted for data without a class per example: no backdoors", self.kind)
+            raise ArgumentError(
+                "attack", "accepted for data without a class per example: no backdoors", self.kind
+            )
         leaves = jax.tree.leaves(model.example_input)
         if len(leaves) != 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
             text = "accepted for inputs that are tokens, or several arrays: no backdoors"

@@ -59,7 +59,9 @@ if TYPE_CHECKING:
 
 COIN = 0xC014  # folded into a client's key for a round to draw whether it takes part
 NOISE = 0x9015E  # folded into the server's key for a round to draw the noise
-OVERFLOW = 1e-10  # largest probability that more clients want to take part in a round than have a place
+OVERFLOW = (
+    1e-10  # largest probability that more clients want to take part in a round than have a place
+)
 LEVELS = 16  # of the tree, which covers fewer than 2^LEVELS rounds
 LOGGED = "losses, scores, counts and numbers of clients, traffic and simulated seconds, which only the simulator logs"
 NOISY = {"noise_multiplier": ()}
@@ -98,7 +100,9 @@ class ClientPrivacy:
                 if value := getattr(self, name):
                     raise ArgumentError(name, "needs a finite clip_norm, such as 1", value)
         if self.mechanism == "tree" and self.adaptive_quantile:
-            raise ArgumentError("adaptive_quantile", "accepted with mechanism=tree: 0", self.adaptive_quantile)
+            raise ArgumentError(
+                "adaptive_quantile", "accepted with mechanism=tree: 0", self.adaptive_quantile
+            )
         if self.active:
             optional.load("jax_privacy", "privacy")
 
@@ -110,7 +114,9 @@ class ClientPrivacy:
     @property
     def described(self) -> str:
         """Noise and norm, in words."""
-        norm = f"{self.clip_norm:g}" + f", then at quantile {self.adaptive_quantile:g}" * bool(self.adaptive_quantile)
+        norm = f"{self.clip_norm:g}" + f", then at quantile {self.adaptive_quantile:g}" * bool(
+            self.adaptive_quantile
+        )
         return f"{self.mechanism}, noise multiplier {self.noise_multiplier:g}, updates clipped to {norm}"
 
     def seated(self, problem: Problem, share: float) -> Problem:
@@ -122,7 +128,9 @@ class ClientPrivacy:
     def check_rounds(self, rounds: int) -> None:
         """Raises `ArgumentError` if the tree does not cover so many rounds."""
         if self.active and self.mechanism == "tree" and rounds >= 2**LEVELS:
-            raise ArgumentError("mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism)
+            raise ArgumentError(
+                "mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism
+            )
 
     def stage(self, problem: Problem, pipeline: Pipeline) -> Private | None:
         """The stage that clips updates and adds noise, if updates are clipped.
@@ -159,7 +167,10 @@ class ClientPrivacy:
         found = epsilons(self, problem, key, rounds)
         told = [*omitted, LOGGED] + [BY_SEED] * (self.noise_seed is not None)
         return {
-            **{name: getattr(self, name) for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")},
+            **{
+                name: getattr(self, name)
+                for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")
+            },
             "participation": problem.chance,
             "epsilon": finite(found.max()),
             "unaccounted": "; ".join(told),
@@ -272,9 +283,7 @@ class Private(Stage):
         total = aggregate.upload.update
         if deviation:
             make_privatizer = self.library.noise_addition.matrix_factorization_privatizer
-            privatizer = make_privatizer(
-                self.matrix, stddev=deviation * norm, prng_key=noise_key
-            )
+            privatizer = make_privatizer(self.matrix, stddev=deviation * norm, prng_key=noise_key)
             total, (_, noise) = privatizer.update(total, (noise_key, noise))
         metrics = {
             "clients_in_round": num_here(aggregate.participation, aggregate.sent.shape[0]),
@@ -367,7 +376,9 @@ def places(num_clients: int, chance: float) -> int:
 
 def overflow(num_clients: int, chance: float, size: Array | int) -> np.ndarray:
     """The probability that others leave no place to a client: that at least `size` of K - 1 take part."""
-    return np.asarray(scipy.special.bdtrc(size - 1, num_clients - 1, chance)) * (np.asarray(size) < num_clients)
+    return np.asarray(scipy.special.bdtrc(size - 1, num_clients - 1, chance)) * (
+        np.asarray(size) < num_clients
+    )
 
 
 def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) -> np.ndarray:
@@ -397,7 +408,9 @@ def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) ->
 
         return np.array([bound(length) for length in lengths.tolist()])[client]
     full = rounds * float(overflow(num, chance, problem.cohort_size)) if chance is not None else 0.0
-    return np.full(num, epsilon(noise, 1.0 if chance is None else chance, rounds, privacy.delta - full))
+    return np.full(
+        num, epsilon(noise, 1.0 if chance is None else chance, rounds, privacy.delta - full)
+    )
 
 
 def epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
@@ -407,4 +420,6 @@ def epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
     library: Any = optional.load("dp_accounting", "privacy")
     event = library.PoissonSampledDpEvent(chance, library.GaussianDpEvent(noise))
     with optional.quiet():
-        return float(accountant(noise, 1e-4).create_accountant().compose(event, rounds).get_epsilon(delta))
+        return float(
+            accountant(noise, 1e-4).create_accountant().compose(event, rounds).get_epsilon(delta)
+        )

@@ -163,9 +163,7 @@ class Combining(Stage):
             total = tree.scale(part, weight_of(name, totals))
             sums[name] = tree.combine(total, sums[name]) if name in sums else total
         upload = Upload(update, totals["weight"], sums, totals.get("count"))
-        aggregate = aggregate._replace(
-            upload=upload, num_sent=count, sent=sent > 0, told=told
-        )
+        aggregate = aggregate._replace(upload=upload, num_sent=count, sent=sent > 0, told=told)
         return aggregate, note, {}
 
     def _roots(self, key: Key, state: State, note: StageState) -> Parts:

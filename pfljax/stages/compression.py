@@ -80,7 +80,10 @@ class Compression:
 
     def __post_init__(self):
         parsed("upload", self.upload, FORMS)
-        if parsed("download", self.download, "quantize:BITS (1 to 8)").kind not in ("none", "quantize"):
+        if parsed("download", self.download, "quantize:BITS (1 to 8)").kind not in (
+            "none",
+            "quantize",
+        ):
             raise ArgumentError("download", "accepted: none, quantize:BITS (1 to 8)", self.download)
 
     @property
@@ -146,7 +149,9 @@ class Compressor(NamedTuple):
             values = over_vectors(lambda rows: self._of_vectors(key, rows, scaled), values)
         return tree.combine(values if axes else tree.first(values), rest)
 
-    def low_rank(self, key: Key, values: PyTree, last: Sequence[Array] = ()) -> tuple[PyTree, tuple[Array, ...]]:
+    def low_rank(
+        self, key: Key, values: PyTree, last: Sequence[Array] = ()
+    ) -> tuple[PyTree, tuple[Array, ...]]:
         """What arrives of leaves (J, ..., outputs), as matrices (J, inputs, outputs); vectors are unchanged.
 
         Args:
@@ -162,7 +167,9 @@ class Compressor(NamedTuple):
         found, factors = [], []
         for key, leaf in zip(keys, leaves, strict=False):
             if leaf.ndim > 2 and leaf.size:
-                leaf, factor = self._power_iteration(key, leaf, last[len(factors)] if last else None)
+                leaf, factor = self._power_iteration(
+                    key, leaf, last[len(factors)] if last else None
+                )
                 factors.append(factor)
             found.append(leaf)
         return jax.tree.unflatten(form, found), tuple(factors)
@@ -209,7 +216,9 @@ class Compressor(NamedTuple):
     def _vector_bytes(self, n: int) -> float:
         bits = {"sign": 1, "quantize": self.amount}.get(self.kind)
         if bits is not None:
-            return math.ceil(n * bits / 8) + FLOAT * (1 if self.kind == "sign" else math.ceil(n / BLOCK))
+            return math.ceil(n * bits / 8) + FLOAT * (
+                1 if self.kind == "sign" else math.ceil(n / BLOCK)
+            )
         return self.entries(n) * (FLOAT + PLACE * (self.kind == "topk"))
 
     def _low_rank_bytes(self, shape: tuple[int, ...]) -> int:
@@ -243,11 +252,15 @@ def parsed(field: str, text: str, accepted: str = FORMS) -> Compressor:
 def check_upload(problem: Problem, algorithm: Algorithm, text: str) -> None:
     """Raises `ArgumentError` if what the algorithm sends cannot be compressed this way."""
     if algorithm.topology == "own":
-        raise ArgumentError("upload", "accepted for this method: none; no client sends anything", text)
+        raise ArgumentError(
+            "upload", "accepted for this method: none; no client sends anything", text
+        )
     if problem.solver.statistics is not None:
         raise ArgumentError("upload", "accepted for a model with batch statistics: none", text)
     if algorithm.sends == "products":
-        raise ArgumentError("upload", "accepted for this method: none; it sends factors of what is averaged", text)
+        raise ArgumentError(
+            "upload", "accepted for this method: none; it sends factors of what is averaged", text
+        )
     if algorithm.sends != "updates" and not text.startswith("quantize"):
         accepted = f"accepted for this method: none, quantize:BITS; it sends {algorithm.sends}, not updates"
         raise ArgumentError("upload", accepted, text)
@@ -368,9 +381,7 @@ class CorrectedUploads(Uploads):
         return Memory(values, factors)
 
 
-def first_output(
-    method: Algorithm, key: Key, start: Start, clients: ClientData
-) -> ClientOutput:
+def first_output(method: Algorithm, key: Key, start: Start, clients: ClientData) -> ClientOutput:
     """Client 0's first output, for its shapes.
 
     Raises:

@@ -85,10 +85,16 @@ class Faults:
     @property
     def described(self) -> str:
         """What fails, in words."""
-        shares = {"fail before training": self.dropout, "uploads lost": self.lost, "uploads not finite": self.broken}
+        shares = {
+            "fail before training": self.dropout,
+            "uploads lost": self.lost,
+            "uploads not finite": self.broken,
+        }
         return ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share)
 
-    def stage(self, problem: Problem, pipeline: Pipeline, *, checked: bool = False) -> Failing | None:
+    def stage(
+        self, problem: Problem, pipeline: Pipeline, *, checked: bool = False
+    ) -> Failing | None:
         """The stage of these faults, if anything fails or is checked.
 
         Args:

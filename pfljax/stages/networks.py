@@ -37,7 +37,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.lifting import resolved
 from pfljax.exchange.views import view
 from pfljax.local.problem import Problem
-from pfljax.stages.optimizers import client_output
+from pfljax.stages.optimizers import client_output, keeps_optimizers
 
 Packed = dict[str, Array]
 
@@ -67,7 +67,9 @@ class Packing(NamedTuple):
     def pack(self, number: int, unpacked: PyTree) -> Packed:
         """Tree `number` as arrays, by dtype."""
         if shapes_of(unpacked) != shapes_of(self.shapes[number]):
-            raise TypeError(f"got arrays {shapes_of(unpacked)}; expected {shapes_of(self.shapes[number])}")
+            raise TypeError(
+                f"got arrays {shapes_of(unpacked)}; expected {shapes_of(self.shapes[number])}"
+            )
         parts: dict[str, list[Array]] = {name: [] for name in self.sizes}
         for leaf in map(jnp.asarray, jax.tree.leaves(unpacked)):
             parts[str(leaf.dtype)].append(leaf.reshape(-1))
@@ -157,7 +159,10 @@ class Mixed:
     def differs(self) -> ArgumentError:
         """The error for what travels in different shapes."""
         text = f"differs between clients, and what this method sends has other shapes in some of {self.named}"
-        return ArgumentError("model", f"{text}; accepted: methods that send what all have, such as prototypes or heads")
+        return ArgumentError(
+            "model",
+            f"{text}; accepted: methods that send what all have, such as prototypes or heads",
+        )
 
     @functools.cached_property
     def starts(self) -> list[Start]:
@@ -169,7 +174,10 @@ class Mixed:
     def firsts(self) -> list[First]:
         """Shapes of what a client of each group begins with."""
         args = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
-        return [jax.eval_shape(a.first_row, *args, s) for a, s in zip(self.algorithms, self.starts, strict=True)]
+        return [
+            jax.eval_shape(a.first_row, *args, s)
+            for a, s in zip(self.algorithms, self.starts, strict=True)
+        ]
 
     @functools.cached_property
     def rows(self) -> Packing:
@@ -200,11 +208,19 @@ class Mixed:
 
         def one(number, algorithm, key, row, server, received, clients):
             data, zero = view(clients, jnp.zeros((), jnp.int32)), jnp.zeros((), jnp.int32)
-            index = jnp.zeros((tree.num_rows(received),), jnp.int32) if jax.tree.leaves(received) else zero[None]
-            return self.resolved(number, ClientContext(key, zero, zero, index, server, zero), received, row, data)
+            index = (
+                jnp.zeros((tree.num_rows(received),), jnp.int32)
+                if jax.tree.leaves(received)
+                else zero[None]
+            )
+            return self.resolved(
+                number, ClientContext(key, zero, zero, index, server, zero), received, row, data
+            )
 
         shapes = []
-        for number, (algorithm, first, start) in enumerate(zip(self.algorithms, self.firsts, self.starts, strict=True)):
+        for number, (algorithm, first, start) in enumerate(
+            zip(self.algorithms, self.firsts, self.starts, strict=True)
+        ):
             received = start.models
             if not algorithm.topology.on_server:
                 received = jax.eval_shape(tree.stack_one, first.model)
@@ -222,7 +238,9 @@ class Mixed:
             return [jnp.asarray(leaf) for leaf in leaves]
 
         try:
-            found = jax.lax.switch(group, [functools.partial(run, number) for number in range(len(self.algorithms))])
+            found = jax.lax.switch(
+                group, [functools.partial(run, number) for number in range(len(self.algorithms))]
+            )
         except TypeError as error:
             raise (self.differs() if "branch" in str(error) else error) from error
         if 0 not in structures:  # nothing is compiled, so that only one branch was called
@@ -247,7 +265,9 @@ class Mixed:
         group = self.groups.number_of(client)
 
         def branch(number):
-            first = self.algorithms[number].first_row(key, client, formed(self.starts[number], start))
+            first = self.algorithms[number].first_row(
+                key, client, formed(self.starts[number], start)
+            )
             return First(
                 row=self.rows.pack(number, first.row),
                 model=self.models.pack(number, first.model),
@@ -264,15 +284,13 @@ class Mixed:
             algorithm = self.algorithms[number]
             own_context = self.within(number, context)
             kept = self.rows.unpack(number, row.kept)
-            output = algorithm.client_update(
-                own_context, self.received(number, models), kept, data
-            )
+            output = algorithm.client_update(own_context, self.received(number, models), kept, data)
             if not algorithm.topology.on_server:
                 packed = self.models.pack(number, tree.first(output.upload.update))
                 upload = output.upload._replace(update=tree.stack_one(packed))
                 output = output._replace(upload=upload)
             opt_state = ()
-            if self.problem.keep_optimizer:
+            if keeps_optimizers(self.problem):
                 opt_state = self.kept_optimizers.pack(number, output.opt_state)
             return output._replace(row=self.rows.pack(number, output.row), opt_state=opt_state)
 
@@ -305,7 +323,9 @@ class Mixed:
     def resolved(self, number, context, received, row, data):
         """What a client of a group predicts with: models, their weights and further inputs."""
         algorithm = self.algorithms[number]
-        made = algorithm.predict(context, received, row, data) if algorithm.predict else Prediction()
+        made = (
+            algorithm.predict(context, received, row, data) if algorithm.predict else Prediction()
+        )
         weights = algorithm.whom(context, row, data.train.size).weights if algorithm.whom else None
         return parts_of(resolved(made, received, weights))
 
@@ -346,7 +366,9 @@ class Mixed:
 
     def apply(self, models, group, x):
         def branch(number):
-            return self.outputs(self.problems[number], self.algorithms[number], self.unpacked(number, models), x)
+            return self.outputs(
+                self.problems[number], self.algorithms[number], self.unpacked(number, models), x
+            )
 
         return self.switch(group, branch)
 
@@ -358,7 +380,9 @@ def parts_of(prediction: Prediction) -> tuple:
 
 def shapes_of(found: PyTree) -> tuple:
     """Shape and dtype of each leaf."""
-    return tuple((tuple(jnp.shape(leaf)), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(found))
+    return tuple(
+        (tuple(jnp.shape(leaf)), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(found)
+    )
 
 
 def formed(like: PyTree, found: PyTree) -> PyTree:

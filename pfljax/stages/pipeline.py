@@ -190,9 +190,7 @@ class Pipeline:
             output = output._replace(sent=weight > 0)
         return output
 
-    def _arrived(
-        self, work: LocalWork, before: ClientOutput, after: ClientOutput
-    ) -> ClientOutput:
+    def _arrived(self, work: LocalWork, before: ClientOutput, after: ClientOutput) -> ClientOutput:
         """What later stages see: of a message that a stage loses, that of an idle client."""
         if after.participation.absent is before.participation.absent:
             return after
@@ -219,9 +217,7 @@ class Pipeline:
         assert self.method.sample is not None
         return self.method.sample(key, state_of_method(state), clients)
 
-    def server_update(
-        self, key: Key, state: State, aggregate: Aggregate
-    ) -> tuple[State, Metrics]:
+    def server_update(self, key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
         """The stages' and the method's part on the server."""
         server_notes = dict(state.server.state.notes)
         client_notes = dict(state.rows.notes)
@@ -265,9 +261,7 @@ class Pipeline:
         assert self.method.adapt is not None
         return self.method.adapt(of_method(context), models, data)
 
-    def tune(
-        self, context: ClientContext, prediction: Prediction, data: ClientData
-    ) -> Prediction:
+    def tune(self, context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
         """A fine-tuned prediction."""
         assert self.method.tune is not None
         return self.method.tune(of_method(context), prediction, data)

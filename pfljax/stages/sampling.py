@@ -208,7 +208,5 @@ def losses_of(
     def loss(prediction: Prediction, train: Split) -> Array:
         return metrics.evaluate(problem, algorithm, prediction, train)["loss"]
 
-    served = serve_some(
-        algorithm, problem.plan, loss, key, state, ids, clients, clients.train
-    )
+    served = serve_some(algorithm, problem.plan, loss, key, state, ids, clients, clients.train)
     return served.found

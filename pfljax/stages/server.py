@@ -101,10 +101,16 @@ class Server:
     def _check_sums(self, cause: str, noised: bool, collusion: str | None) -> None:
         """Raises `ArgumentError` for what needs more than sums; noise covers uniformly drawn clients' own updates."""
         if self.aggregator != "mean":
-            raise ArgumentError("aggregator", f"accepted with {cause}: mean; it needs single updates", self.aggregator)
+            raise ArgumentError(
+                "aggregator",
+                f"accepted with {cause}: mean; it needs single updates",
+                self.aggregator,
+            )
         if self.sampler == "power_of_choice" or (noised and self.sampler != "uniform"):
             needs = "single losses" if self.sampler == "power_of_choice" else "weights"
-            raise ArgumentError("sampler", f"accepted with {cause}: uniform; this one needs {needs}", self.sampler)
+            raise ArgumentError(
+                "sampler", f"accepted with {cause}: uniform; this one needs {needs}", self.sampler
+            )
         if collusion:
             text = f"accepted with {cause}: one without collusion; colluders know what others send"
             raise ArgumentError("attack", text, collusion)

@@ -62,7 +62,9 @@ class Elapsed(NamedTuple):
 def check(clock: Clock, problem: Problem, algorithm: Algorithm) -> None:
     """Raises `ArgumentError` if the algorithm cannot do what the clock says."""
     if clock.over_selection and problem.cohort_size == problem.num_clients:
-        raise ArgumentError("over_selection", "accepted with all clients in every round: 0", clock.over_selection)
+        raise ArgumentError(
+            "over_selection", "accepted with all clients in every round: 0", clock.over_selection
+        )
     mixes = "clients mix what all their neighbors send"
     if math.isfinite(clock.deadline):
         text = "accepted for this method: inf"
@@ -172,7 +174,9 @@ def exchange_seconds(
     found = traffic.messages(algorithm, context.client, context.index, sent, context.step == 0)
     batch = jnp.minimum(problem.solver.batch(problem.n_max), size)
     down, up = found.num_bytes(moved)
-    each = problem.clock.seconds(context.client, gradients * max(algorithm.ledger.gradients, 1), batch, down + up)
+    each = problem.clock.seconds(
+        context.client, gradients * max(algorithm.ledger.gradients, 1), batch, down + up
+    )
     return jnp.where(context.step < taken, each, 0)
 
 

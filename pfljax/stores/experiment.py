@@ -73,9 +73,13 @@ class Execution:
         cores.warn_once()
         if self.plan == "python":
             if self.client_store != "device":
-                raise ArgumentError("client_store", "accepted with plan=python: device", self.client_store)
+                raise ArgumentError(
+                    "client_store", "accepted with plan=python: device", self.client_store
+                )
             if self.model_devices > 1:
-                raise ArgumentError("model_devices", "accepted with plan=python: 1", self.model_devices)
+                raise ArgumentError(
+                    "model_devices", "accepted with plan=python: 1", self.model_devices
+                )
             return PythonPlan(make_plan("map", devices=1).mesh, 1)
         return make_plan(self.plan, self.chunk, self.devices, self.exchange, self.model_devices)
 
@@ -93,7 +97,9 @@ class Numbers(NamedTuple):
 
 
 OWN = Numbers(None, {})
-PER_RUN = types.MappingProxyType({"per_run": True})  # metadata of fields that may differ between runs in one kernel
+PER_RUN = types.MappingProxyType(
+    {"per_run": True}
+)  # metadata of fields that may differ between runs in one kernel
 SHARED = "seed, data, learning rate and the method's float knobs"  # what may differ, in words
 
 
@@ -224,7 +230,9 @@ class Experiment:
     @property
     def numbers(self) -> Numbers:
         """The numbers that `algorithm` can replace: not those that a method declares as static."""
-        fields = [field for field in dataclasses.fields(self.method) if not field.metadata.get("static")]
+        fields = [
+            field for field in dataclasses.fields(self.method) if not field.metadata.get("static")
+        ]
         names = [field.name for field in fields if field.type in (float, "float")]
         rate = self.local.learning_rate if self.local else None
         return Numbers(rate, {name: getattr(self.method, name) for name in names})
@@ -242,7 +250,11 @@ class Experiment:
         # The solver is made from `local`, if that is known.
         made = ("problem.solver",) if self.local is not None else ()
         left_out = traced | padded
-        return {name: value for name, value in found.items() if name not in left_out and not name.startswith(made)}
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in left_out and not name.startswith(made)
+        }
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -266,7 +278,9 @@ class Experiment:
         if numbers.learning_rate is not None:
             assert self.local is not None
             local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
-            problem = problem._replace(solver=local.bind(problem.model), learning_rate=numbers.learning_rate)
+            problem = problem._replace(
+                solver=local.bind(problem.model), learning_rate=numbers.learning_rate
+            )
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
 
@@ -313,7 +327,9 @@ class Experiment:
         if learning_rate is not None:
             local = dataclasses.replace(local, learning_rate=learning_rate)
         alone = problem._replace(groups=None)
-        problems = [alone._replace(model=model, solver=local.bind(model)) for model in problem.groups.models]
+        problems = [
+            alone._replace(model=model, solver=local.bind(model)) for model in problem.groups.models
+        ]
         problems = [each._replace(common=problems[0]) for each in problems]
         algorithms = [fine_tuned(each, method.build(each), epochs) for each in problems]
         clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)

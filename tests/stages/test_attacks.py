@@ -34,7 +34,9 @@ def sent(attack, upload, told, *, attacks=True):
     algorithm = dataclasses.replace(plain, client_update=client_update)
     zero = jnp.zeros((), jnp.int32)
     nothing = WithNotes((), {"attack": ()})
-    context = ClientContext(jax.random.key(7), zero, zero, jnp.zeros((1,), jnp.int32), nothing, zero)
+    context = ClientContext(
+        jax.random.key(7), zero, zero, jnp.zeros((1,), jnp.int32), nothing, zero
+    )
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), FEDERATION.train)
     data = ClientData(one, one, jnp.asarray(attacks))
     attacked = staged(PROBLEM, algorithm, FEDERATION, attack=attack)
@@ -47,21 +49,32 @@ UPDATE = {"a": np.float32([[1, -2, 2]]), "weight": np.float32([[-2, 1]])}
 WEIGHT, COUNT, MEANS = np.float32([5]), np.float32([[3, 2]]), np.float32([[[1, 2], [3, -4]]])
 STEPS = np.int32([4, 4])
 UPLOAD = Upload(UPDATE, WEIGHT, {"means": MEANS, "step": np.float32([7])}, COUNT)
-TOLD = Told(np.float32(2.5), np.float32(1.5), {"head": np.float32([1, -2]), "steps": STEPS, "rate": np.float32(3)})
+TOLD = Told(
+    np.float32(2.5),
+    np.float32(1.5),
+    {"head": np.float32([1, -2]), "steps": STEPS, "rate": np.float32(3)},
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "factor"), [("sign_flip", -3.0), ("scale", 3.0), ("replacement", 3.0), ("free_ride", 0.0)]
+    ("kind", "factor"),
+    [("sign_flip", -3.0), ("scale", 3.0), ("replacement", 3.0), ("free_ride", 0.0)],
 )
 def test_updates_and_arrays_are_multiplied_but_no_weights_and_numbers(kind, factor):
     """A parameter that is called a weight is no weight of an upload."""
     strength = {} if kind == "free_ride" else {"strength": 3.0}
     upload, told = sent(Attack(kind, **strength), UPLOAD, TOLD)
-    toys.assert_trees_close(upload.update, jax.tree.map(lambda leaf: factor * leaf, UPDATE), rtol=1e-6)
+    toys.assert_trees_close(
+        upload.update, jax.tree.map(lambda leaf: factor * leaf, UPDATE), rtol=1e-6
+    )
     np.testing.assert_allclose(upload.sums["means"], factor * MEANS, rtol=1e-6)
     np.testing.assert_allclose(told.entries["head"], factor * TOLD.entries["head"], rtol=1e-6)
     assert told.square == pytest.approx(factor**2 * 1.5)
-    for found, expected in [(upload.weight, WEIGHT), (upload.count, COUNT), (told.entries["steps"], STEPS)]:
+    for found, expected in [
+        (upload.weight, WEIGHT),
+        (upload.count, COUNT),
+        (told.entries["steps"], STEPS),
+    ]:
         np.testing.assert_array_equal(found, expected)
     assert told.loss == 2.5 and upload.sums["step"] == 7 and told.entries["rate"] == 3
 
@@ -116,7 +129,9 @@ def classes(federation):
 @functools.cache
 def attacked(name, attack=FLIP, **knobs):
     """(problem, algorithm) with attackers, which the data tell."""
-    problem = toys.make_problem(FEDERATION, OPTIMIZER, hidden=(3,) if name in ("fedpac", "fedproto") else ())
+    problem = toys.make_problem(
+        FEDERATION, OPTIMIZER, hidden=(3,) if name in ("fedpac", "fedproto") else ()
+    )
     method = toys.make_algorithm(name, problem, **knobs)
     return problem, staged(problem, method, FEDERATION, attack=attack)
 
@@ -144,7 +159,9 @@ def test_a_round_is_the_mean_of_what_attackers_and_others_send(kind, factor):
     models = []
     for k, (trained, start) in enumerate(each):
         own = factor if k == 1 else 1.0
-        models.append(jax.tree.map(lambda new, old, own=own: old + own * (new - old), trained, start))
+        models.append(
+            jax.tree.map(lambda new, old, own=own: old + own * (new - old), trained, start)
+        )
     expected = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *models)
     found = played("fedavg", ATTACKER, train, Attack(kind, strength=3.0))[0][1].models
     toys.assert_trees_close(found, expected, rtol=1e-5, atol=1e-6)
@@ -156,9 +173,13 @@ def test_gradients_are_attacked_as_they_are():
     moved = []
     for attacker in (NOBODY, ATTACKER):
         before, after = played("federico", attacker, neighbors=0)[0]
-        moved.append(jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), after.models, before.models))
+        moved.append(
+            jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), after.models, before.models)
+        )
     factor = np.where(ATTACKER, -3.0, 1.0)
-    expected = jax.tree.map(lambda leaf: factor.reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, moved[0])
+    expected = jax.tree.map(
+        lambda leaf: factor.reshape(-1, *[1] * (leaf.ndim - 1)) * leaf, moved[0]
+    )
     toys.assert_trees_close(moved[1], expected, rtol=1e-4, atol=1e-7)
     assert any(np.abs(leaf[1]).max() > 1e-4 for leaf in jax.tree.leaves(moved[0]))
 
@@ -168,10 +189,17 @@ def test_gradients_are_attacked_as_they_are():
 def test_updates_and_sums_are_turned_around_but_no_counts(name):
     """If all attack, what the server adds up is -3 times what it would be."""
     (start, honest), (_, lies) = (played(name, attacker)[0] for attacker in (NOBODY, ALL))
-    turned = {"scaffold": ("model", "control"), "fedpac": ("body", "centroids"), "fedproto": ("mean",)}[name]
+    turned = {
+        "scaffold": ("model", "control"),
+        "fedpac": ("body", "centroids"),
+        "fedproto": ("mean",),
+    }[name]
 
     def summed(state):
-        of_scaffold = lambda: {"model": state.models, "control": server_state(state).control_variate}
+        of_scaffold = lambda: {
+            "model": state.models,
+            "control": server_state(state).control_variate,
+        }
         return jax.device_get(of_scaffold() if name == "scaffold" else state.models._asdict())
 
     for part in summed(honest):
@@ -186,19 +214,27 @@ def test_flipped_classes_leave_what_is_no_class():
     y = jnp.array([0, 2, 1, 255], jnp.uint8)
     np.testing.assert_array_equal(Flipped(y, 3, jnp.bool_(True))[...], [2, 0, 1, 255])
     np.testing.assert_array_equal(Flipped(y, 3, jnp.bool_(False))[...], y)
-    assert Flipped(y, 3, jnp.bool_(True))[jnp.array([1])].tolist() == [0] and Flipped(y, 3, jnp.bool_(True)).shape == (
-        4,
-    )
+    assert Flipped(y, 3, jnp.bool_(True))[jnp.array([1])].tolist() == [0] and Flipped(
+        y, 3, jnp.bool_(True)
+    ).shape == (4,)
 
 
 def test_bad_attacks_are_refused():
-    for wrong in ({"kind": "bribe"}, {"attackers": 1.0}, {"attackers": -0.1}, {"strength": 0.0}, {"attackers": 0.3}):
+    for wrong in (
+        {"kind": "bribe"},
+        {"attackers": 1.0},
+        {"attackers": -0.1},
+        {"strength": 0.0},
+        {"attackers": 0.3},
+    ):
         with pytest.raises(ArgumentError, match=r"accepted: |applies only with kind="):
             Attack(**wrong)
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation)
     with pytest.raises(ArgumentError, match="no classes to flip in data for regression"):
-        staged(problem, toys.make_algorithm("fedavg", problem), federation, attack=Attack("label_flip"))
+        staged(
+            problem, toys.make_algorithm("fedavg", problem), federation, attack=Attack("label_flip")
+        )
 
 
 def test_a_share_of_the_clients_attacks_and_is_not_scored():

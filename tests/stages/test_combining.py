@@ -21,7 +21,15 @@ from pfljax.stages.pipeline import pipelined
 from pfljax.stages.server import Server
 
 SIZES = (3, 5, 2, 4, 6)
-BESIDE = ("scaffold", "mofedsam", "feddbe", "fednova", "fedexp", "fedpac", "ccvr")  # send more than a model
+BESIDE = (
+    "scaffold",
+    "mofedsam",
+    "feddbe",
+    "fednova",
+    "fedexp",
+    "fedpac",
+    "ccvr",
+)  # send more than a model
 KNOBS = {"fedexp": {"predict": "last", "eps": 1e-3}}
 FLIP = Attack("sign_flip", strength=300.0)
 NOBODY = np.zeros(5, bool)
@@ -50,7 +58,9 @@ class Method(NamedTuple):
         """The state after a round in which only client k has examples, and the round's record."""
         numbers = np.arange(len(SIZES))
         only = lambda split: split._replace(size=np.where(numbers == k, split.size, 0))
-        clients = self.clients._replace(train=only(self.clients.train), validation=only(self.clients.validation))
+        clients = self.clients._replace(
+            train=only(self.clients.train), validation=only(self.clients.validation)
+        )
         return played(self.plain, self.problem, clients, state)
 
 
@@ -118,11 +128,17 @@ def test_scaffold_moves_its_control_variate_by_the_median_of_the_clients_changes
     updates = []
     for k, state in enumerate(each):
         scale = factor[k] * sum(SIZES) / SIZES[k]
-        changes.append(jax.tree.map(lambda leaf, scale=scale: scale * leaf, state.server.state.control_variate))
-        updates.append(jax.tree.map(lambda new, old, k=k: factor[k] * (new - old), state.models, start.models))
+        changes.append(
+            jax.tree.map(lambda leaf, scale=scale: scale * leaf, state.server.state.control_variate)
+        )
+        updates.append(
+            jax.tree.map(lambda new, old, k=k: factor[k] * (new - old), state.models, start.models)
+        )
 
     found, _ = played(scaffold_by_rule("median"), problem, clients._replace(attacker=factor < 0))
-    toys.assert_trees_close(server_state(found).control_variate, medians(changes), rtol=1e-4, atol=1e-6)
+    toys.assert_trees_close(
+        server_state(found).control_variate, medians(changes), rtol=1e-4, atol=1e-6
+    )
     models = jax.tree.map(np.add, start.models, medians(updates))
     toys.assert_trees_close(found.models, models, rtol=1e-4, atol=1e-6)
     mean = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *changes)
@@ -172,7 +188,9 @@ def test_colluders_change_what_is_sent_beside_the_model():
     honest, _ = played(plain, problem, clients._replace(train=others), start)
     served = method("scaffold").staged(attack=attack)
     found, _ = played(served, problem, clients._replace(attacker=attacker))
-    expected = jax.tree.map(lambda leaf: leaf / 0.8 * (0.8 - 0.2 * 2.0), honest.server.state.control_variate)
+    expected = jax.tree.map(
+        lambda leaf: leaf / 0.8 * (0.8 - 0.2 * 2.0), honest.server.state.control_variate
+    )
     toys.assert_trees_close(server_state(found).control_variate, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -207,7 +225,10 @@ def test_a_class_has_the_median_of_the_clients_that_have_it():
     served = staged(problem, averaging, federation, server=Server(aggregator="median"))
     _, record = played(served, problem, federation.client_data)
 
-    own = [(x[:n], y[:n]) for x, y, n in zip(federation.train.x, federation.train.y, SIZES, strict=True)]
+    own = [
+        (x[:n], y[:n])
+        for x, y, n in zip(federation.train.x, federation.train.y, SIZES, strict=True)
+    ]
     has = np.stack([np.bincount(y, minlength=3) for _, y in own])
     assert (has == 0).any() and (has > 0).any(axis=0).all()
     np.testing.assert_array_equal(record.metrics["count"][0], has.sum(axis=0))
@@ -225,19 +246,25 @@ def test_fedpacs_centroids_are_medians_of_the_clients_that_have_the_class():
     served = method("fedpac").staged(server=Server(aggregator="median"))
     found, _ = played(served, problem, clients)
     of_client = np.stack([state.models.centroids[0] for state in each])
-    has = np.stack([np.bincount(y[:n], minlength=3) for y, n in zip(clients.train.y, SIZES, strict=True)])
+    has = np.stack(
+        [np.bincount(y[:n], minlength=3) for y, n in zip(clients.train.y, SIZES, strict=True)]
+    )
     for c in range(3):
         expected = np.median(of_client[has[:, c] > 0, c], axis=0)
         np.testing.assert_allclose(found.models.centroids[0, c], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(found.models.count[0], has.sum(axis=0))
-    toys.assert_trees_close(found.models.body, medians([state.models.body for state in each]), rtol=1e-4, atol=1e-6)
+    toys.assert_trees_close(
+        found.models.body, medians([state.models.body for state in each]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_fedexp_takes_its_rate_from_the_median_of_squared_norms():
     """max(1, median |u_k|^2 / (2 (|median u_k|^2 + eps))), whatever attackers tell; other stages may be between."""
     clients, problem, _, _ = method("fedexp")
     start = begun("fedexp")
-    flat = lambda state: np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(state.models)])
+    flat = lambda state: np.concatenate(
+        [np.float64(leaf).ravel() for leaf in jax.tree.leaves(state.models)]
+    )
     each = []
     for k in range(len(SIZES)):
         state, record = method("fedexp").alone(k, start)

@@ -25,7 +25,10 @@ DRAWS = 4000
 def stacked(seed=0):
     """Updates (2, ...) with a matrix, a vector, and whole numbers that are sent as they are."""
     rng = np.random.default_rng(seed)
-    model = {"a": jnp.float32(rng.normal(size=(2, 5, 4))), "b": jnp.float32(rng.normal(size=(2, 3)))}
+    model = {
+        "a": jnp.float32(rng.normal(size=(2, 5, 4))),
+        "b": jnp.float32(rng.normal(size=(2, 3))),
+    }
     return {"model": model, "steps": jnp.int32([3, 4])}
 
 
@@ -44,7 +47,9 @@ def mean_arrived(compressor, update):
     """(2, 23) mean over many draws of what arrives, and its standard error."""
     send = jax.jit(jax.vmap(lambda key: compressor(key, update)["model"]))
     found = send(jax.random.split(jax.random.key(1), DRAWS))
-    found = np.concatenate([np.float64(leaf).reshape(DRAWS, 2, -1) for leaf in jax.tree.leaves(found)], axis=2)
+    found = np.concatenate(
+        [np.float64(leaf).reshape(DRAWS, 2, -1) for leaf in jax.tree.leaves(found)], axis=2
+    )
     return found.mean(axis=0), found.std(axis=0) / np.sqrt(DRAWS)
 
 
@@ -84,7 +89,9 @@ def test_what_is_drawn_at_random_is_right_on_average(text, bytes_sent):
     check_bytes(text, bytes_sent)
 
 
-@pytest.mark.parametrize("bits", [1, 3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (2, 8))])
+@pytest.mark.parametrize(
+    "bits", [1, 3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (2, 8))]
+)
 def test_quantized_values_lie_on_a_grid_of_each_block(bits):
     rows = np.random.default_rng(2).normal(size=(2, BLOCK + 40))
     rows[:, BLOCK:] *= 100
@@ -94,7 +101,11 @@ def test_quantized_values_lie_on_a_grid_of_each_block(bits):
         largest = np.abs(np.float32(rows[:, block])).max(axis=1, keepdims=True)
         places = found[:, block] / largest * (1 if bits == 1 else 2 ** (bits - 1) - 1)
         np.testing.assert_allclose(places, np.round(places), atol=1e-3)
-        assert len(np.unique(np.round(places))) == 2 if bits == 1 else 3 <= len(np.unique(np.round(places))) < 2**bits
+        assert (
+            len(np.unique(np.round(places))) == 2
+            if bits == 1
+            else 3 <= len(np.unique(np.round(places))) < 2**bits
+        )
         unit = largest * (2 if bits == 1 else 1 / (2 ** (bits - 1) - 1))
         assert (np.abs(found[:, block] - rows[:, block]) <= unit * 1.001).all()
     zeros = quantize(jax.random.key(3), {"a": np.zeros_like(rows, np.float32)})["a"]
@@ -173,7 +184,10 @@ def test_clients_keep_their_factors():
     def update(k, layer):
         """The change of the kernel that client k sends."""
         x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
-        errors = softmax(x @ np.float64(layer["kernel"][0]) + np.float64(layer["bias"][0])) - np.eye(3)[y]
+        errors = (
+            softmax(x @ np.float64(layer["kernel"][0]) + np.float64(layer["bias"][0]))
+            - np.eye(3)[y]
+        )
         return -RATE * x.T @ errors / SIZES[k]
 
     for number in range(1, 4):
@@ -188,13 +202,17 @@ def test_clients_keep_their_factors():
                 continue
             p = np.linalg.qr(matrices[k] @ q)[0]
             sent = p @ p.T @ matrices[k]
-            np.testing.assert_allclose(kernel(after.left.update)[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(
+                kernel(after.left.update)[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5
+            )
             np.testing.assert_allclose(np.outer(new, new), sent.T @ sent, rtol=1e-3, atol=1e-5)
 
 
 def updates_by_hand(federation, theta):
     """(K, d) every client's one full-batch step on a linear model of one output."""
-    return np.array([-RATE * gradient(federation, k, theta) for k in range(len(federation.train.size))])
+    return np.array(
+        [-RATE * gradient(federation, k, theta) for k in range(len(federation.train.size))]
+    )
 
 
 def largest(rows, num):
@@ -219,7 +237,9 @@ def test_error_feedback_sends_later_what_was_left_out(corrects):
         sent = largest(whole, 2)
         left[cohort] = (whole - sent)[cohort] * corrects
         theta = theta + np.average(sent[cohort], axis=0, weights=federation.train.size[cohort])
-        np.testing.assert_allclose(of_models(states[number + 1].models)[0], theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            of_models(states[number + 1].models)[0], theta, rtol=1e-4, atol=1e-5
+        )
     assert len({tuple(cohort) for cohort in cohorts}) > 1
     assert [record.up for record in records] == [3 * (2 * 8 + 4)] * 5
     assert [record.down for record in records] == [3 * 4 * 4] * 5
@@ -234,7 +254,9 @@ def test_a_server_keeps_what_it_sends_compressed():
     algorithm = staged(problem, method, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 2)
     toys.assert_trees_close(states[2].models, states[0].models, rtol=1e-5, atol=1e-6)
-    assert [float(record.down) for record in records] == [4 * (1 + 4)] * 2  # 4 entries of 2 bits, and their scale
+    assert [float(record.down) for record in records] == [
+        4 * (1 + 4)
+    ] * 2  # 4 entries of 2 bits, and their scale
     # They do receive coarse models, another one in each round.
     theta = of_models(states[0].models)[0]
     exact = np.average([loss_of(federation, k, theta) for k in range(4)], weights=SIZES)
@@ -261,9 +283,13 @@ def test_fedexp_is_told_the_norms_of_what_arrives():
 
     theta = of_models(states[0].models)[0]
     whole = updates_by_hand(federation, theta)
-    assert step(largest(whole, 1))[0] > 1 and abs(step(whole)[0] - step(largest(whole, 1))[0]) > 0.01
+    assert (
+        step(largest(whole, 1))[0] > 1 and abs(step(whole)[0] - step(largest(whole, 1))[0]) > 0.01
+    )
     for state, record in zip(states[1:], records, strict=True):
-        rate, mean = step(largest(updates_by_hand(federation, theta), 1))  # one of four entries is sent
+        rate, mean = step(
+            largest(updates_by_hand(federation, theta), 1)
+        )  # one of four entries is sent
         np.testing.assert_allclose(record.metrics["server_rate"], rate, rtol=1e-4)
         theta = theta + rate * mean
         np.testing.assert_allclose(of_models(state.models)[0], theta, rtol=1e-4, atol=1e-5)
@@ -289,10 +315,26 @@ def test_a_method_that_sends_a_share_still_does():
         ("fedavg", {"upload": "sign:2"}, r"^upload=sign:2: accepted"),
         ("fedavg", {"upload": "zip"}, r"^upload=zip: accepted"),
         ("fedavg", {"download": "topk:0.1"}, r"^download=topk:0.1: accepted: none, quantize:BITS"),
-        ("fedavg", {"error_feedback": False}, r"^error_feedback=False: applies only with upload=topk"),
-        ("local", {"upload": "sign"}, r"^upload=sign: accepted for this method: none; no client sends anything"),
-        ("local", {"download": "quantize:8"}, r"^download=quantize:8: accepted for this method: none"),
-        ("fedamp", {"upload": "sign"}, r"^upload=sign: accepted for this method: none, quantize:BITS; it sends models"),
+        (
+            "fedavg",
+            {"error_feedback": False},
+            r"^error_feedback=False: applies only with upload=topk",
+        ),
+        (
+            "local",
+            {"upload": "sign"},
+            r"^upload=sign: accepted for this method: none; no client sends anything",
+        ),
+        (
+            "local",
+            {"download": "quantize:8"},
+            r"^download=quantize:8: accepted for this method: none",
+        ),
+        (
+            "fedamp",
+            {"upload": "sign"},
+            r"^upload=sign: accepted for this method: none, quantize:BITS; it sends models",
+        ),
     ],
 )
 def test_bad_compression_is_refused(method, options, message):

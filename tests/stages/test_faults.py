@@ -107,7 +107,11 @@ def test_about_the_share_fails(rounds):
     assert abs(failed - (0.3 + 0.7 * 0.3)) < 4 * np.sqrt(0.25 / clients)
     trained = sum(len(those_that_trained(*pair)) for pair in itertools.pairwise(states)) / clients
     assert abs(trained - 0.7) < 4 * np.sqrt(0.3 * 0.7 / clients)
-    assert all(np.isfinite(record.train_loss) for record in records if record.metrics["failed_clients"] < len(SIZES))
+    assert all(
+        np.isfinite(record.train_loss)
+        for record in records
+        if record.metrics["failed_clients"] < len(SIZES)
+    )
 
 
 def test_who_fails_does_not_depend_on_what_clients_draw(rounds):
@@ -130,7 +134,9 @@ def test_broken_uploads_are_dropped_by_default():
         assert record.diverged == -1
         theta = vectors(states[number].models)[0]
         expected = average(theta, left) if len(left) else theta
-        np.testing.assert_allclose(vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6
+        )
     assert any(0 < (record.dropped >= 0).sum() < len(SIZES) for record in records)
 
 
@@ -169,7 +175,9 @@ def spoiling(seed=0, bad=(), method=None, **fields):
     """An experiment whose clients send NaNs; those in `bad` have them among their examples."""
     federation = spoiled_problem((), bad)
     problem = toys.make_problem(federation, OPTIMIZER)
-    made = toys.make_experiment("fedavg", problem, federation, plan=make_plan("map", devices=1), seed=seed, **fields)
+    made = toys.make_experiment(
+        "fedavg", problem, federation, plan=make_plan("map", devices=1), seed=seed, **fields
+    )
     return dataclasses.replace(made, method=method or Spoiling())
 
 
@@ -179,9 +187,13 @@ def test_a_run_starts_over_without_what_is_not_finite_and_names_its_client(tmp_p
     found = toys.run(spoiling(), 4, out=tmp_path / "run", say=lines.append)
     assert "round 3: the loss of client 0 is not finite; the run starts over" in "".join(lines)
     assert "round 2: the results of client 3 are not finite and are dropped" in "".join(lines)
-    assert lines[-1].endswith("not finite: client 3 (2 times)") and found.summary["dropped"] == {"3": 2}
+    assert lines[-1].endswith("not finite: client 3 (2 times)") and found.summary["dropped"] == {
+        "3": 2
+    }
 
-    start = toys.init(failing(Faults()), PROBLEM, jax.random.fold_in(jax.random.key(0), 0), FEDERATION.client_data)
+    start = toys.init(
+        failing(Faults()), PROBLEM, jax.random.fold_in(jax.random.key(0), 0), FEDERATION.client_data
+    )
     theta = vectors(start.models)[0]
     for number in range(4):
         theta = average(theta, [0, 1, 2, 4] if number in (1, 2) else range(len(SIZES)))
@@ -190,7 +202,9 @@ def test_a_run_starts_over_without_what_is_not_finite_and_names_its_client(tmp_p
 
 
 def test_a_run_stops_if_asked_to():
-    with pytest.raises(RunError, match=r"^round 3: the loss of client 0 is not finite; a smaller learning rate"):
+    with pytest.raises(
+        RunError, match=r"^round 3: the loss of client 0 is not finite; a smaller learning rate"
+    ):
         toys.run(spoiling(faults=Faults(on_divergence="stop")), 4)
 
 
@@ -199,13 +213,21 @@ def test_a_checked_run_is_one_that_has_started_over():
     found = toys.run(spoiling(), 4)
     checked = toys.run(spoiling(checked=True), 4)
     assert toys.same_trees(found.whole_state(), checked.whole_state())
-    assert [row["round"] for row in found.history.rows] == [row["round"] for row in checked.history.rows]
+    assert [row["round"] for row in found.history.rows] == [
+        row["round"] for row in checked.history.rows
+    ]
 
 
 @pytest.mark.slow
 def test_a_run_whose_results_are_finite_is_not_checked():
-    plain = [toys.run(spoiling(method=METHODS["fedavg"](), faults=Faults(on_divergence=rule)), 3) for rule in OPTIONS]
-    assert toys.same_trees(*(each.whole_state() for each in plain)) and plain[0].summary["dropped"] == {}
+    plain = [
+        toys.run(spoiling(method=METHODS["fedavg"](), faults=Faults(on_divergence=rule)), 3)
+        for rule in OPTIONS
+    ]
+    assert (
+        toys.same_trees(*(each.whole_state() for each in plain))
+        and plain[0].summary["dropped"] == {}
+    )
     assert "dropped_clients" not in plain[0].history.last
 
 
@@ -215,7 +237,9 @@ def test_a_run_that_started_over_goes_on_with_checks(tmp_path):
     out, schedule = tmp_path / "run", Schedule(1, 1)
     toys.run(spoiling(bad=(1,)), 2, out=out, schedule=schedule)
     lines = []
-    resumed = toys.run(spoiling(bad=(1,)), 5, out=out, schedule=schedule, resume=True, say=lines.append)
+    resumed = toys.run(
+        spoiling(bad=(1,)), 5, out=out, schedule=schedule, resume=True, say=lines.append
+    )
     assert "starts over" not in "".join(lines) and "resumed after round 2" in "".join(lines)
     assert toys.same_trees(whole.whole_state(), resumed.whole_state())
     assert whole.summary["dropped"] == resumed.summary["dropped"] == {"1": 5, "3": 2}
@@ -241,11 +265,17 @@ def test_replicates_start_over_together():
     pair = [spoiling(0, (1, 2), METHODS["fedavg"]()), spoiling(1, (), METHODS["fedavg"]())]
     found = Trainer(pair).train(3)
     assert [each.summary["dropped"] for each in found] == [{"1": 3, "2": 3}, {}]
-    toys.assert_trees_close(found[1].whole_state(), toys.run(pair[1], 3).whole_state(), rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(
+        found[1].whole_state(), toys.run(pair[1], 3).whole_state(), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    "store", [pytest.param(store, marks=pytest.mark.slow if store == "disk" else pytest.mark.long) for store in STORES]
+    "store",
+    [
+        pytest.param(store, marks=pytest.mark.slow if store == "disk" else pytest.mark.long)
+        for store in STORES
+    ],
 )
 def test_runs_start_over_under_every_store(store, tmp_path):
     found = toys.run(spoiling(client_store=store, bad=(1,)), 4, out=tmp_path / "run")
@@ -259,9 +289,13 @@ def test_faults_that_mean_nothing_are_refused():
     for rule in OPTIONS:
         faults = Faults(on_divergence=rule)
         assert not faults.active and faults.stage(PROBLEM, Pipeline(method)) is None
-    with pytest.raises(ArgumentError, match=r"^lost=0.2: accepted for this method: 0; no client sends"):
+    with pytest.raises(
+        ArgumentError, match=r"^lost=0.2: accepted for this method: 0; no client sends"
+    ):
         failing(Faults(lost=0.2), "local")
-    with pytest.raises(ArgumentError, match=r"^faults: accepted for this method: none; clients mix"):
+    with pytest.raises(
+        ArgumentError, match=r"^faults: accepted for this method: none; clients mix"
+    ):
         failing(Faults(dropout=0.2), "dfedem")
     with pytest.raises(ArgumentError, match=r"^dropout=1"):
         Faults(dropout=1.0)

@@ -25,7 +25,9 @@ def experiment_of(name="federico", knobs=None, *, cohort=3, **fields):
     federation = toys.make_federation(SIZES, validation_size=3)
     problem = toys.make_problem(federation, cohort=cohort, rounds=ROUNDS)
     knobs = {"neighbors": 2} | (knobs or {}) if name in ("federico", "fedfomo") else knobs
-    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=make_plan("map", devices=1), **fields)
+    return toys.make_experiment(
+        name, problem, federation, knobs=knobs, plan=make_plan("map", devices=1), **fields
+    )
 
 
 def played(experiment):
@@ -39,7 +41,10 @@ def played(experiment):
 
 def probabilities(models, x):
     """(N, n, C) of linear models (N, ...) for examples (n, D)."""
-    logits = np.einsum("nd,mdc->mnc", x, models["Dense_0"]["kernel"]) + models["Dense_0"]["bias"][:, None]
+    logits = (
+        np.einsum("nd,mdc->mnc", x, models["Dense_0"]["kernel"])
+        + models["Dense_0"]["bias"][:, None]
+    )
     scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return scores / scores.sum(axis=-1, keepdims=True)
 
@@ -63,7 +68,9 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
         expected = np.tensordot(weights / weights.sum(), each, axes=1)
         own = jax.tree.map(lambda leaf, k=k: leaf[k], found.models)
         np.testing.assert_allclose(found.weights[k].sum(), 1, rtol=1e-5)
-        np.testing.assert_allclose(np.tensordot(found.weights[k], probabilities(own, x), axes=1), expected, rtol=1e-4)
+        np.testing.assert_allclose(
+            np.tensordot(found.weights[k], probabilities(own, x), axes=1), expected, rtol=1e-4
+        )
 
 
 @pytest.mark.slow
@@ -85,7 +92,9 @@ def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_th
     state = jax.tree.map(jnp.asarray, played(experiment)[1])
     seen = np.asarray(client_notes(state, "latecomers")) > 0
     both = [mixed(predicted(*each)) for each in ((algorithm, state), (plain, bare(state)))]
-    toys.assert_trees_close(*(jax.tree.map(lambda leaf: leaf[seen], one) for one in both), rtol=1e-6)
+    toys.assert_trees_close(
+        *(jax.tree.map(lambda leaf: leaf[seen], one) for one in both), rtol=1e-6
+    )
     different = jax.tree.map(lambda a, b: np.abs(a - b)[~seen].max(), *both)
     assert max(jax.tree.leaves(different)) > 1e-3
 
@@ -95,9 +104,13 @@ def test_a_method_that_makes_models_of_its_own_adapts_to_the_same_clients():
     experiment = experiment_of("fedfomo")
     outcome, state, _, late = played(experiment)
     plain, data = experiment.method.build(experiment.problem), experiment.federation.client_data
-    models = jax.tree.map(lambda leaf: leaf[np.asarray(server_note(state, "latecomers").met())], state.models)
+    models = jax.tree.map(
+        lambda leaf: leaf[np.asarray(server_note(state, "latecomers").met())], state.models
+    )
     newcomers = jax.tree.map(lambda leaf: leaf[late], data)
-    expected = toys.adapt(plain, experiment.problem, outcome.key, bare(state).with_models(models), newcomers)
+    expected = toys.adapt(
+        plain, experiment.problem, outcome.key, bare(state).with_models(models), newcomers
+    )
     found = outcome.serve(AS_IT_IS, late.tolist())
     toys.assert_trees_close(found.models, expected.models, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.weights, 1, rtol=1e-6)
@@ -110,7 +123,10 @@ def test_those_in_most_cohorts_are_known():
     np.testing.assert_array_equal(after.rounds, [3, 3, 2, 1])
     assert set(after.ids[:2].tolist()) == {3, 5} and after.ids[2:].tolist() == [7, 1]
     np.testing.assert_array_equal(after.met(), after.ids)
-    drawn = {int(known.with_cohort(jax.random.key(n), jnp.arange(6, 9), jnp.full(3, 2)).ids[1]) for n in range(30)}
+    drawn = {
+        int(known.with_cohort(jax.random.key(n), jnp.arange(6, 9), jnp.full(3, 2)).ids[1])
+        for n in range(30)
+    }
     assert drawn == {3, 6, 7, 8}  # ties are broken at random
 
 
@@ -123,9 +139,18 @@ def test_other_methods_and_full_participation_do_not_change(name):
 
 def test_the_number_of_models_is_bounded():
     federation = toys.make_federation((2,) * (MET + 4))
-    problem, knobs = toys.make_problem(federation, cohort=3), {"neighbors": 2, "collaborators": MET + 4}
-    algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(problem.plan)
-    state = jax.eval_shape(lambda key: toys.init(algorithm, problem, key, federation.client_data), jax.random.key(0))
+    problem, knobs = (
+        toys.make_problem(federation, cohort=3),
+        {"neighbors": 2, "collaborators": MET + 4},
+    )
+    algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(
+        problem.plan
+    )
+    state = jax.eval_shape(
+        lambda key: toys.init(algorithm, problem, key, federation.client_data), jax.random.key(0)
+    )
     assert server_note(state, "latecomers").ids.shape == (MET,)
-    mixture, made = lifting.shapes(algorithm, problem.plan, jax.random.key(0), state, federation.client_data)
+    mixture, made = lifting.shapes(
+        algorithm, problem.plan, jax.random.key(0), state, federation.client_data
+    )
     assert mixture.index.shape == made.weights.shape == (MET + 4,)

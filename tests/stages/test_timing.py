@@ -112,7 +112,9 @@ def test_after_the_deadline_nothing_arrives(tmp_path):
     in_time = [0, 2, 3]
     trained = [quadratics.descend(federation, k, theta, 1) for k in in_time]
     expected = np.average(trained, axis=0, weights=np.array(SIZES)[in_time])
-    np.testing.assert_allclose(quadratics.vectors(states[1].models)[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        quadratics.vectors(states[1].models)[0], expected, rtol=1e-5, atol=1e-6
+    )
     own = [quadratics.descend(federation, k, v, 1, 0.5 * (v - theta)) for k, v in enumerate(before)]
     np.testing.assert_allclose(after, own, rtol=1e-5, atol=1e-6)
     assert np.isfinite(records[0].train_loss) and records[0].train_loss > 0
@@ -155,7 +157,9 @@ def test_a_server_waits_until_somebody_is_there_and_leaves_the_others_alone(tmp_
     clock = dataclasses.replace(COMPUTING, availability=str(path))
     states, records = played("ditto", clock, rounds=6, cohort=3)
 
-    assert [float(record.seconds) for record in records] == pytest.approx(3 * [60] + 3 * [2 * 2 * 3])
+    assert [float(record.seconds) for record in records] == pytest.approx(
+        3 * [60] + 3 * [2 * 2 * 3]
+    )
     same = [toys.same_trees(a.models, b.models) for a, b in itertools.pairwise(states)]
     assert same == 3 * [True] + 3 * [False]
     assert [bool(np.isnan(record.train_loss)) for record in records] == same
@@ -183,7 +187,9 @@ def test_what_is_lost_has_taken_its_time():
     for k in range(len(SIZES)):
         only = with_sizes(np.where(np.arange(5) == k, SIZES, 0))
         record = played("fedavg", SENDING, clients=only, **settings)[1][0]
-        assert record.seconds == pytest.approx(BYTES + 6 + 4 + 4, rel=1e-3) and np.isnan(record.train_loss)
+        assert record.seconds == pytest.approx(BYTES + 6 + 4 + 4, rel=1e-3) and np.isnan(
+            record.train_loss
+        )
         assert 0 < record.metrics["failed_clients"] < 5 and record.metrics["dropped_clients"] > 0
 
 
@@ -204,15 +210,27 @@ def test_what_fails_takes_its_time():
 
 
 def test_what_means_nothing_is_refused():
-    with pytest.raises(ArgumentError, match=r"^deadline=3: accepted for this method: inf; no client sends anything"):
+    with pytest.raises(
+        ArgumentError, match=r"^deadline=3: accepted for this method: inf; no client sends anything"
+    ):
         timed("local", Clock(deadline=3))
-    with pytest.raises(ArgumentError, match=r"^deadline=3: accepted for this method: inf; clients mix"):
+    with pytest.raises(
+        ArgumentError, match=r"^deadline=3: accepted for this method: inf; clients mix"
+    ):
         timed("dfedem", Clock(deadline=3))
-    with pytest.raises(ArgumentError, match=r"^availability=daily:0.5: accepted for this method: always"):
+    with pytest.raises(
+        ArgumentError, match=r"^availability=daily:0.5: accepted for this method: always"
+    ):
         timed("dfedem", Clock(availability="daily:0.5"))
-    with pytest.raises(ArgumentError, match=r"^sampler=weighted: accepted with a clock that chooses the clients"):
+    with pytest.raises(
+        ArgumentError, match=r"^sampler=weighted: accepted with a clock that chooses the clients"
+    ):
         timed("fedavg", Clock(over_selection=0.5), cohort=2, server=Server("weighted"))
-    with pytest.raises(ArgumentError, match=r"^over_selection=0.5: accepted with all clients in every round: 0"):
+    with pytest.raises(
+        ArgumentError, match=r"^over_selection=0.5: accepted with all clients in every round: 0"
+    ):
         timed("fedavg", Clock(over_selection=0.5))
-    with pytest.raises(ArgumentError, match=r"^concurrency=2: accepted for this method: 0; its server waits"):
+    with pytest.raises(
+        ArgumentError, match=r"^concurrency=2: accepted for this method: 0; its server waits"
+    ):
         timed("fedavg", Clock(concurrency=2))

@@ -29,7 +29,11 @@ SERVERS = [
 def named(stage):
     """What a stage does, if it is one."""
     kind = {Server: "aggregator", Compression: "upload", Attack: "kind"}.get(type(stage))
-    return f"{getattr(stage, kind)}{'' if getattr(stage, 'error_feedback', True) else ' alone'}" if kind else None
+    return (
+        f"{getattr(stage, kind)}{'' if getattr(stage, 'error_feedback', True) else ' alone'}"
+        if kind
+        else None
+    )
 
 
 def blind_federation():
@@ -70,7 +74,10 @@ def check_untouched(algorithm, clients=FEDERATION.client_data, rounds=3):
         Compression("quantize:8"),
         Compression("topk:0.5"),
         Compression("lowrank:1"),
-        *(Server(aggregator=rule) for rule in ("sign_majority", "mean", "median", "flame", "geometric_median", "dnc")),
+        *(
+            Server(aggregator=rule)
+            for rule in ("sign_majority", "mean", "median", "flame", "geometric_median", "dnc")
+        ),
     ],
     ids=named,
 )
@@ -80,14 +87,20 @@ def test_under_rules_and_compression(stage):
     check_untouched(with_stage(plain, stage))
 
 
-@pytest.mark.parametrize("stage", [Server(aggregator="sign_majority"), Compression("sign")], ids=named)
+@pytest.mark.parametrize(
+    "stage", [Server(aggregator="sign_majority"), Compression("sign")], ids=named
+)
 @pytest.mark.parametrize("name", ["scaffold", "fedprox", "fednova", "feddyn", "fedper"])
 def test_of_methods_that_average(name, stage):
-    plain = toys.make_algorithm(name, PROBLEM, **({"personal_layers": 0} if name == "fedper" else {}))
+    plain = toys.make_algorithm(
+        name, PROBLEM, **({"personal_layers": 0} if name == "fedper" else {})
+    )
     check_untouched(with_stage(plain, stage))
 
 
-@pytest.mark.parametrize("attack", [Attack(kind) for kind in ("sign_flip", "scale", "free_ride", "ipm")], ids=named)
+@pytest.mark.parametrize(
+    "attack", [Attack(kind) for kind in ("sign_flip", "scale", "free_ride", "ipm")], ids=named
+)
 @pytest.mark.parametrize("rule", ["mean", "sign_majority"])
 def test_under_attacks(attack, rule):
     plain = toys.make_algorithm("fedavg", PROBLEM)
