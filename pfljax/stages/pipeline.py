@@ -131,8 +131,8 @@ class Pipeline:
 
     def first_row(self, key: Key, client: Array, start: Start) -> First:
         """What a client begins with, and every stage's note."""
-        of_method, server_notes = start.state
-        first = self.method.first_row(key, client, start._replace(state=of_method))
+        method_state, server_notes = start.state
+        first = self.method.first_row(key, client, start._replace(state=method_state))
         notes = {}
         for stage in self.stages:
             notes[stage.name] = stage.client_note(server_notes[stage.name], client)
