@@ -21,20 +21,36 @@ when it begins.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, State
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Key,
+    Metrics,
+    PyTree,
+    Start,
+    State,
+    Topology,
+)
 from pfljax.exchange import lifting
+from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
-from pfljax.stages.faults import absent
-from pfljax.stages.notes import Noted, with_notes
-from pfljax.stages.timing import round_seconds, with_clock
+from pfljax.stages.messages import LocalWork, choose, either
+from pfljax.stages.stage import Stage, StageState
+from pfljax.stages.timing import Waiting, check, round_seconds
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 MOST = 2**31 - 1  # steps late, if any number is accepted
 ARRIVALS = 0xA551  # folded into a round's key to draw the clients that begin
@@ -88,110 +104,177 @@ class Arrivals(NamedTuple):
     buffer: Buffer
 
 
-def on_clock(problem: Problem, algorithm: Algorithm) -> Algorithm:
-    """The algorithm on the problem's clock, if it has one: with stale models, with turns, or with rounds that wait.
+def clock_stage(problem: Problem, pipeline: Pipeline) -> Stage | None:
+    """The stage of the problem's clock, if it has one: arrivals, turns, or rounds that wait.
 
     Raises:
-        ArgumentError: if the algorithm cannot do what the clock says.
+        ArgumentError: if the method cannot do what the clock says.
     """
-    if problem.clock is None:
-        return algorithm
-    if algorithm.stale:
-        return with_arrivals(problem, algorithm)
-    if problem.clock.concurrency:
+    clock = problem.clock
+    if clock is None:
+        return None
+    method = pipeline.method
+    if method.stale:
+        return Arriving(problem, clients_at_work(clock, problem), method)
+    if clock.concurrency:
         text = "accepted for this method: 0; its server waits for all clients of a round"
-        raise ArgumentError("concurrency", text, problem.clock.concurrency)
-    return (with_turns if problem.clock.turns else with_clock)(problem, algorithm)
+        raise ArgumentError("concurrency", text, clock.concurrency)
+    if clock.turns:
+        check_turns(clock, problem, method)
+        return TakingTurns(problem, clock.turns, method)
+    check(clock, problem, method)
+    return Waiting(problem, clock, method)
 
 
-def seconds_of_all(problem: Problem, algorithm: Algorithm, clients: ClientData) -> tuple[Array, State]:
+def clients_at_work(clock: Clock, problem: Problem) -> int:
+    """C, the number of clients that are at work.
+
+    Raises:
+        ArgumentError: if there are too few clients, or the clock has settings of synchronous rounds.
+    """
+    num = problem.num_clients
+    size = problem.cohort_size
+    at_once = clock.concurrency or min(2 * size, num - size)
+    if num == size:
+        text = "accepted for this method with a clock: below 1, so that others go on"
+        raise ArgumentError("participation", text, 1)
+    if not 1 <= at_once <= num - size:
+        accepted = f"1 to {num - size}, the {num} clients without the {size} of a round"
+        text = f"accepted for this method: {accepted}"
+        raise ArgumentError("concurrency", text, clock.concurrency)
+    waits = ("deadline", "over_selection", "availability", "turns")
+    clock.check_unset("this method, whose server waits for nobody", *waits)
+    return at_once
+
+
+def check_turns(clock: Clock, problem: Problem, method: Algorithm) -> None:
+    """Raises `ArgumentError` if the method's clients cannot take turns."""
+    if method.topology.on_server:
+        text = "accepted for this method: 0; a server has its models"
+        raise ArgumentError("turns", text, clock.turns)
+    if method.topology is Topology.PUSH:
+        text = "accepted for this method: 0; clients mix what all neighbors send"
+        raise ArgumentError("turns", text, clock.turns)
+    if problem.cohort_size < problem.num_clients:
+        raise ArgumentError("turns", "accepted with participation below 1: 0", clock.turns)
+    if clock.turns > problem.num_clients:
+        text = f"accepted: 0 to {problem.num_clients}, the number of clients"
+        raise ArgumentError("turns", text, clock.turns)
+    clock.check_unset("turns", "deadline", "over_selection", "availability")
+
+
+def seconds_of_all(
+    problem: Problem, algorithm: Algorithm, clients: ClientData
+) -> tuple[Array, State]:
     """(K,) seconds that the work of each client takes, and the shapes of the state."""
-    init = lambda key, clients: lifting.init(algorithm, problem.plan, key, clients)
+
+    def init(key: Key, clients: ClientData) -> State:
+        return lifting.init(algorithm, problem.plan, key, clients)
+
     shapes = jax.eval_shape(init, jax.random.key(0), clients)
     ids = jnp.arange(problem.num_clients, dtype=jnp.int32)
     return round_seconds(problem, algorithm, shapes, clients, ids), shapes
 
 
-def with_arrivals(problem: Problem, algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose rounds are the server's steps, with the updates that arrive for each.
+@dataclasses.dataclass(frozen=True)
+class Arriving(Stage):
+    """Rounds are the server's steps, with the updates that arrive for each.
 
-    Raises:
-        ArgumentError: if there are too few clients, or the clock has settings of synchronous rounds.
+    If updates count however late they are, the stack of models holds the newest one, those of the
+    clients at work, those of the updates in the buffer, and a place for the step's last model.
+
+    Attributes:
+        problem: The problem of the method.
+        at_once: C, the number of clients at work.
+        method: The method.
     """
-    clock, num, size = problem.clock, problem.num_clients, problem.cohort_size
-    assert clock is not None
-    at_once = clock.concurrency or min(2 * size, num - size)
-    if num == size:
-        raise ArgumentError("participation", "accepted for this method with a clock: below 1, so that others go on", 1)
-    if not 1 <= at_once <= num - size:
-        text = f"accepted for this method: 1 to {num - size}, the {num} clients without the {size} of a round"
-        raise ArgumentError("concurrency", text, clock.concurrency)
-    clock.check_unset(
-        "this method, whose server waits for nobody", "deadline", "over_selection", "availability", "turns"
-    )
-    any_age = algorithm.any_age
 
-    def most_late(models):
-        return MOST if any_age else tree.num_rows(models) - 1
+    name = "clock"
+    problem: Problem
+    at_once: int
+    method: Algorithm
 
-    def begin(clients):
-        seconds, shapes = seconds_of_all(problem, algorithm, clients)
-        key = jax.random.fold_in(jax.random.key(clock.seed), ARRIVALS)
-        first = jax.random.permutation(key, num)[:at_once].astype(jnp.int32)
+    @property
+    def chooses(self) -> bool:
+        return True
+
+    def start(self, start: Start) -> Start:
+        if not self.method.any_age:
+            return start
+        # A server's step puts its new model first and drops the last one, which is nobody's.
+        num_models = 1 + self.at_once + self.problem.cohort_size + 1
+        return start._replace(models=tree.repeat(start.models, num_models))
+
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> Arrivals:
+        assert self.problem.clock is not None
+        seconds, shapes = seconds_of_all(self.problem, self.method, clients)
+        key = jax.random.fold_in(jax.random.key(self.problem.clock.seed), ARRIVALS)
+        everyone = jax.random.permutation(key, self.problem.num_clients)
+        first = everyone[: self.at_once].astype(jnp.int32)
         zeros = jnp.zeros_like(first)
         at_work = AtWork(first, seconds[first], zeros, zeros)
-        return Arrivals(seconds, *next_buffer(key, seconds, at_work, size, most_late(shapes.models)))
+        return self._following(key, seconds, at_work, tree.num_rows(shapes.models))
 
-    noted = with_notes(algorithm, begin)
+    def sample(self, key: Key, state: State, clients: ClientData, note: Arrivals) -> Array:
+        return note.buffer.ids
 
-    def start(key, clients):
-        begun = noted.start(key, clients)
-        # A server's step puts its new model first and drops the last one, which is nobody's.
-        rows = 1 + at_once + size + 1
-        return begun._replace(models=tree.repeat(begun.models, rows)) if any_age else begun
+    def download(self, context: ClientContext, index: Array, note: Arrivals) -> Array:
+        place = place_in_buffer(context, note)
+        if self.method.any_age:
+            return 1 + self.at_once + place[None]
+        return note.buffer.late[place][None]
 
-    def place_in_buffer(context):
-        return jnp.searchsorted(context.server.note.buffer.ids, context.client).astype(jnp.int32)
-
-    def late_of(context):
-        return context.server.note.buffer.late[place_in_buffer(context)][None]
-
-    def download(context, row, cohort):
-        return 1 + at_once + place_in_buffer(context)[None] if any_age else late_of(context)
-
-    def client_update(context, models, row, data):
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
         # To the method, an index is a number of steps late.
-        out = noted.client_update(context._replace(index=late_of(context)), models, row, data)
-        return out._replace(report=messages.beside(out.report) | {"seconds": context.server.note.buffer.seconds})
+        place = place_in_buffer(work.context, note.server)
+        late = note.server.buffer.late[place][None]
+        return work._replace(context=work.context._replace(index=late))
 
-    def server_update(key, state, aggregate):
-        report, arrivals = aggregate.report, state.server.note
-        state, metrics = noted.server_update(key, state, aggregate._replace(report=report["method"]))
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        seconds = note.server.buffer.seconds
+        participation = output.participation._replace(seconds=seconds)
+        return output._replace(participation=participation), note.client
+
+    def before_server(
+        self, key: Key, state: State, aggregate: Aggregate, note: StageState
+    ) -> tuple[Aggregate, StageState, Metrics]:
+        return aggregate, note, {"discarded_updates": note.server.buffer.discarded}
+
+    def after_server(self, key: Key, state: State, note: Arrivals) -> tuple[State, Arrivals]:
         # Where the models of those at work are after the step, which put the new one first.
-        at_work = arrivals.at_work
-        behind = 2 + jnp.arange(at_once, dtype=jnp.int32) if any_age else at_work.late
+        at_work = note.at_work
+        behind = at_work.late
+        if self.method.any_age:
+            behind = 2 + jnp.arange(self.at_once, dtype=jnp.int32)
         at_work = at_work._replace(row=jnp.where(at_work.late == 0, 0, behind))
-        draw = jax.random.fold_in(key, ARRIVALS)
-        at_work, buffer = next_buffer(draw, arrivals.seconds, at_work, size, most_late(state.models))
-        if any_age:
+
+        draw_key = jax.random.fold_in(key, ARRIVALS)
+        num_models = tree.num_rows(state.models)
+        note = self._following(draw_key, note.seconds, at_work, num_models)
+        if self.method.any_age:
             newest = jnp.zeros((1,), jnp.int32)
-            rows = jnp.concatenate([newest, at_work.row, buffer.row, newest])
-            state = state._replace(models=tree.take(state.models, rows))
-        metrics |= {"discarded_updates": arrivals.buffer.discarded}
-        following = Arrivals(arrivals.seconds, at_work, buffer)
-        return state._replace(server=Noted(state.server.inner, following)), metrics
+            rows = jnp.concatenate([newest, note.at_work.row, note.buffer.row, newest])
+            state = state.with_models(tree.take(state.models, rows))
+        return state, note
 
-    return dataclasses.replace(
-        noted,
-        start=start,
-        sample=lambda key, state, clients: state.server.note.buffer.ids,
-        download=download,
-        client_update=client_update,
-        server_update=server_update,
-    )
+    def _following(self, key: Key, seconds: Array, at_work: AtWork, num_models: int) -> Arrivals:
+        """The arrivals until the server's next step."""
+        most_late = MOST if self.method.any_age else num_models - 1
+        size = self.problem.cohort_size
+        at_work, buffer = next_buffer(key, seconds, at_work, size, most_late)
+        return Arrivals(seconds, at_work, buffer)
 
 
-def next_buffer(key: Key, seconds: Array, at_work: AtWork, size: int, most: int) -> tuple[AtWork, Buffer]:
+def place_in_buffer(context: ClientContext, note: Arrivals) -> Array:
+    """() int32, a client's place in the buffer."""
+    return jnp.searchsorted(note.buffer.ids, context.client).astype(jnp.int32)
+
+
+def next_buffer(
+    key: Key, seconds: Array, at_work: AtWork, size: int, most: int
+) -> tuple[AtWork, Buffer]:
     """Plays the clock until a buffer is full.
 
     Args:
@@ -205,29 +288,44 @@ def next_buffer(key: Key, seconds: Array, at_work: AtWork, size: int, most: int)
         Who is at work after the next step of the server, and the buffer for it.
     """
 
-    def arrive(carry):
+    def is_filling(carry: tuple) -> Array:
+        return carry[0] < size
+
+    def arrive(carry: tuple) -> tuple:
         count, draws, now, discarded, at_work, ids, late, rows = carry
+        # Whoever is done first sends its update, unless that is too late.
         place = jnp.argmin(at_work.left)
-        client, age, row = at_work.client[place], at_work.late[place], at_work.row[place]
+        age = at_work.late[place]
         now = jnp.maximum(now, at_work.left[place])
         kept = age <= most
         slot = jnp.where(kept, count, size)
-        ids, late, rows = (part.at[slot].set(x) for part, x in ((ids, client), (late, age), (rows, row)))
+        ids = ids.at[slot].set(at_work.client[place])
+        late = late.at[slot].set(age)
+        rows = rows.at[slot].set(at_work.row[place])
+
+        # Another client begins, drawn uniformly among the rest.
         busy = jnp.zeros(seconds.shape, bool).at[at_work.client].set(True).at[ids].set(True)
         drawn = jax.random.uniform(jax.random.fold_in(key, draws), seconds.shape)
         new = jnp.argmax(jnp.where(busy, -1.0, drawn)).astype(jnp.int32)
         count = count + kept
         # Who begins after the last update has the model that the server makes of this buffer.
         begins = jnp.where(kept & (count == size), -1, 0)
-        entries = AtWork(new, now + seconds[new], begins, zero)
-        at_work = AtWork(*(part.at[place].set(x) for part, x in zip(at_work, entries, strict=True)))
+        at_work = AtWork(
+            client=at_work.client.at[place].set(new),
+            left=at_work.left.at[place].set(now + seconds[new]),
+            late=at_work.late.at[place].set(begins),
+            row=at_work.row.at[place].set(0),
+        )
         return count, draws + 1, now, discarded + ~kept, at_work, ids, late, rows
 
     zero = jnp.zeros((), jnp.int32)
-    nobody = jnp.full((size,), seconds.shape[0], jnp.int32)  # out of range, so that it is written nowhere
+    nobody = jnp.full(
+        (size,), seconds.shape[0], jnp.int32
+    )  # out of range, so that it is written nowhere
     zeros = jnp.zeros((size,), jnp.int32)
-    carry = zero, zero, jnp.zeros(()), zero, at_work, nobody, zeros, zeros
-    *_, now, discarded, at_work, ids, late, rows = jax.lax.while_loop(lambda carry: carry[0] < size, arrive, carry)
+    carry = (zero, zero, jnp.zeros(()), zero, at_work, nobody, zeros, zeros)
+    filled = jax.lax.while_loop(is_filling, arrive, carry)
+    _, _, now, discarded, at_work, ids, late, rows = filled
     order = jnp.argsort(ids)
     after = at_work._replace(left=at_work.left - now, late=at_work.late + 1)
     return after, Buffer(ids[order], late[order], now, discarded, rows[order])
@@ -249,50 +347,49 @@ class Turns(NamedTuple):
     exchange: Array
 
 
-def with_turns(problem: Problem, algorithm: Algorithm) -> Algorithm:
-    """The algorithm in whose rounds only those clients take part whose turn ends.
+@dataclasses.dataclass(frozen=True)
+class TakingTurns(Stage):
+    """Each client takes turns at its own pace; those whose turn ends are the round's."""
 
-    Raises:
-        ArgumentError: if a server has the models, clients need what all others send, or the clock has settings of
-            synchronous rounds.
-    """
-    clock, num = problem.clock, problem.num_clients
-    assert clock is not None
-    if algorithm.topology not in ("own", "peers"):
-        why = "a server has its models" if algorithm.topology == "shared" else "clients mix what all neighbors send"
-        raise ArgumentError("turns", f"accepted for this method: 0; {why}", clock.turns)
-    if problem.cohort_size < num:
-        raise ArgumentError("turns", "accepted with participation below 1: 0", clock.turns)
-    if clock.turns > num:
-        raise ArgumentError("turns", f"accepted: 0 to {num}, the number of clients", clock.turns)
-    clock.check_unset("turns", "deadline", "over_selection", "availability")
+    name = "clock"
+    problem: Problem
+    num_turns: int
+    method: Algorithm
 
-    def begin(clients):
-        seconds, _ = seconds_of_all(problem, algorithm, clients)
-        return Turns(seconds, seconds, following(seconds, seconds), jnp.zeros((), jnp.int32))
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> Turns:
+        seconds, _ = seconds_of_all(self.problem, self.method, clients)
+        exchange = jnp.zeros((), jnp.int32)
+        return Turns(seconds, seconds, self._until(seconds, seconds), exchange)
 
-    def following(left, seconds):
-        most = jnp.minimum(jnp.sort(left)[clock.turns - 1], (left + seconds).min())
-        return jnp.where(left <= most, left, 0).max()
+    def client_note(self, note: Turns, client: Array) -> Array:
+        """Whether the client's turn ends in this round."""
+        return note.left[client] <= note.until
 
-    noted = with_notes(algorithm, begin, lambda turns, client: turns.left[client] <= turns.until)
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
+        waits = ~note.client
+        return work._replace(absent=either(work.absent, waits), away=either(work.away, waits))
 
-    def client_update(context, models, row, data):
-        idle = lambda: absent(noted, context, models, row, data)
-        out = jax.lax.cond(row.note, lambda: noted.client_update(context, models, row, data), idle)
-        seconds = jnp.where(context.step == 0, context.server.note.until, 0)
-        return out._replace(report=messages.beside(out.report) | {"seconds": seconds, "away": ~row.note})
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        seconds = jnp.where(work.context.step == 0, note.server.until, 0)
+        participation = output.participation._replace(seconds=seconds)
+        return output._replace(participation=participation), note.client
 
-    def server_update(key, state, aggregate):
-        turns = state.server.note
-        state, metrics = noted.server_update(key, state, aggregate._replace(report=aggregate.report["method"]))
-        last = turns.exchange == algorithm.exchanges - 1
+    def before_server(
+        self, key: Key, state: State, aggregate: Aggregate, note: StageState
+    ) -> tuple[Aggregate, StageState, Metrics]:
+        turns = note.server
         left = turns.left - turns.until
         left = jnp.where(turns.left <= turns.until, left + turns.seconds, left)
-        ended = Turns(turns.seconds, left, following(left, turns.seconds), jnp.zeros_like(turns.exchange))
+        until = self._until(left, turns.seconds)
+        ended = Turns(turns.seconds, left, until, jnp.zeros_like(turns.exchange))
         going_on = turns._replace(exchange=turns.exchange + 1)
-        turns = jax.tree.map(lambda a, b: jnp.where(last, a, b), ended, going_on)
-        clients = Noted(state.clients.inner, turns.left <= turns.until)
-        return state._replace(server=Noted(state.server.inner, turns), clients=clients), metrics
+        is_last = turns.exchange == self.method.exchanges - 1
+        turns = choose(is_last, ended, going_on)
+        return aggregate, StageState(turns, turns.left <= turns.until), {}
 
-    return dataclasses.replace(noted, client_update=client_update, server_update=server_update)
+    def _until(self, left: Array, seconds: Array) -> Array:
+        """() seconds of a round, in which as many turns end, and no client's twice."""
+        most = jnp.minimum(jnp.sort(left)[self.num_turns - 1], (left + seconds).min())
+        return jnp.where(left <= most, left, 0).max()

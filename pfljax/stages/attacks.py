@@ -1,9 +1,9 @@
 """Attacks by some of a federation's clients, for any method.
 
 An attacker plays its round but sends something other than its result: the attack replaces what it uploads, such as its
-update d = theta_k - theta, without weights and counts. The report's arrays of floats, such as FedPAC's heads, are
-replaced like an upload; its scalars stay honest. A squared norm of the update, named "square", is that of the update
-that is sent. With strength s:
+update d = theta_k - theta, without weights and counts. Arrays of floats that it tells the server, such as FedPAC's
+heads, are replaced like an upload; its scalars stay honest. The squared norm that it tells is that of the update that
+is sent. With strength s:
 
 - "label_flip": it trains honestly on labels C - 1 - y.
 - "sign_flip": it sends -s d.
@@ -25,8 +25,7 @@ parameters, whatever the length of the update.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +33,15 @@ import jax.numpy as jnp
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm, Array, Key, PyTree, Report
+from pfljax.contract.types import Algorithm, Array, ClientOutput, Key, PyTree, Split, Told
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
 from pfljax.stages.backdoor import SUCCESS, Trigger
 from pfljax.stages.collusion import Collusion
+from pfljax.stages.messages import LocalWork, choose, is_float, values_of, with_new_values
+from pfljax.stages.stage import Stage, StageState
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 Kind = Literal[
     "none",
@@ -56,6 +59,8 @@ Kind = Literal[
 ]
 SCALED = ("sign_flip", "noise", "scale", "ipm", "replacement")  # attacks that read the strength
 STAMPED = ("backdoor", "replacement")  # attacks with a trigger
+FLIPPING = ("label_flip", "scale")  # attacks on labels C - 1 - y
+TRAINING_ONLY = ("label_flip", "backdoor")  # attackers send what they have trained
 ATTACK = 0xA77AC  # folded into a client's key for a round to draw its attack
 
 
@@ -86,17 +91,23 @@ class Attack:
     @property
     def backdoor(self) -> Trigger | None:
         """The trigger; None: there is none, or nobody attacks."""
-        return Trigger(self.trigger, self.target, self.poisoned) if self.active and self.kind in STAMPED else None
+        return (
+            Trigger(self.trigger, self.target, self.poisoned)
+            if self.active and self.kind in STAMPED
+            else None
+        )
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Names of the metrics that `on` adds."""
+        """Names of the metrics that the stage adds."""
         return (SUCCESS,) if self.backdoor else ()
 
     @property
     def collusion(self) -> Collusion | None:
         """What attackers that see all updates do; None: they act alone, or nobody attacks."""
-        return cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
+        return (
+            cast(Collusion, self.kind) if self.active and self.kind in get_args(Collusion) else None
+        )
 
     @property
     def factor(self) -> float | None:
@@ -108,52 +119,30 @@ class Attack:
         """Whether anyone attacks."""
         return self.kind != "none" and self.attackers > 0
 
-    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with the attackers that `ClientData.attacker` marks.
+    def stage(self, problem: Problem, pipeline: Pipeline) -> Attacking | None:
+        """The stage of the attackers that `ClientData.attacker` marks, if there are any.
 
         Raises:
-            ArgumentError: if labels are to be flipped in a regression, or examples have no place for a trigger.
+            ArgumentError: if labels are to be flipped in a regression, or examples have no place
+                for a trigger.
         """
         if not self.active:
-            return algorithm
-        if self.collusion:
-            return dataclasses.replace(algorithm, report=self._report(algorithm))
-        flips, sends = self.kind in ("label_flip", "scale"), self.kind not in ("label_flip", "backdoor")
-        if (backdoor := self.backdoor) is not None:
-            self._check_trigger(problem)
-            measures = {**algorithm.measures, SUCCESS: backdoor.success}
-            algorithm = dataclasses.replace(algorithm, measures=measures)
-        if flips and problem.model.task != "classification":
-            text = f"there are no classes to flip in data for {problem.model.task}; accepted: sign_flip, noise"
+            return None
+        if self.backdoor is not None:
+            self.check_trigger(problem)
+        task = problem.model.task
+        if self.kind in FLIPPING and task != "classification":
+            text = f"there are no classes to flip in data for {task}; accepted: sign_flip, noise"
             raise ArgumentError("attack", text, self.kind)
-        num_classes = problem.model.output_shape[-1]
+        return Attacking(self, problem.model.output_shape[-1])
 
-        def client_update(context, models, row, data):
-            if flips:
-                flip = lambda split: split._replace(y=Flipped(split.y, num_classes, data.attacker))
-                data = data._replace(train=flip(data.train), validation=flip(data.validation))
-            if backdoor is not None:
-                data = data._replace(train=backdoor.poisoned(data.train, data.attacker))
-            out = algorithm.client_update(context, models, row, data)
-            if not sends:
-                return out
-            key = jax.random.fold_in(context.key, ATTACK)
-            honest = out.upload, out.report
-            in_upload = messages.payload(out.upload)
-            in_report = messages.payload(out.report, axes=0, report=True)
-            report = self._of_update(jax.random.fold_in(key, ATTACK), out.report, in_report)
-            attacked = self._of_update(key, out.upload, in_upload), report
-            lie = lambda new, old: jnp.where(data.attacker, new, old)
-            upload, report = jax.tree.map(lie, attacked, honest)
-            return out._replace(upload=upload, report=report)
-
-        return dataclasses.replace(algorithm, client_update=client_update, report=self._report(algorithm))
-
-    def _check_trigger(self, problem: Problem) -> None:
+    def check_trigger(self, problem: Problem) -> None:
         """Raises `ArgumentError` if examples are not arrays of numbers with one class each, the target among them."""
         model = problem.model
         if model.task != "classification" or model.targets.ndim != 1:
-            raise ArgumentError("attack", "accepted for data without a class per example: no backdoors", self.kind)
+            raise ArgumentError(
+                "attack", "accepted for data without a class per example: no backdoors", self.kind
+            )
         leaves = jax.tree.leaves(model.example_input)
         if len(leaves) != 1 or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
             text = "accepted for inputs that are tokens, or several arrays: no backdoors"
@@ -162,33 +151,93 @@ class Attack:
             text = f"accepted: a class, 0 to {model.output_shape[-1] - 1}"
             raise ArgumentError("target", text, self.target, owner="attack")
 
-    def _report(self, algorithm: Algorithm) -> Report:
-        return dataclasses.replace(algorithm.report, scored=f"{algorithm.report.scored}, of honest clients")
 
-    def _of_update(self, key: Key, update: PyTree, attacked: PyTree) -> PyTree:
-        """The update or report that an attacker sends instead of its own.
+@dataclasses.dataclass(frozen=True)
+class Attacking(Stage):
+    """Attackers poison what they train on, and send something other than they have trained."""
 
-        Args:
-            key: Key of the noise.
-            update: Its own.
-            attacked: A tree of bools, which leaves it replaces; see `messages.payload`.
-        """
-        values, rest = tree.partition(update, attacked)
-        sent = random_of_length(key, values) if self.kind == "noise" else values
-        factor = {"sign_flip": -self.strength, "free_ride": 0.0}.get(self.kind, self.strength)
-        if isinstance(rest, Mapping) and rest.get("square") is not None:
-            rest = {**rest, "square": factor**2 * rest["square"]}
-        return tree.combine(jax.tree.map(lambda leaf: factor * leaf, sent), rest)
+    name = "attack"
+    attack: Attack
+    num_classes: int
+
+    def declare(self, method: Algorithm) -> Algorithm:
+        scored = f"{method.report.scored}, of honest clients"
+        report = dataclasses.replace(method.report, scored=scored)
+        measures = dict(method.measures)
+        if self.attack.backdoor is not None:
+            measures[SUCCESS] = self.attack.backdoor.success
+        return dataclasses.replace(method, report=report, measures=measures)
+
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
+        data = work.data
+        attacker = data.attacker
+        if attacker is None:
+            return work
+        if self.attack.kind in FLIPPING:
+            train = self._flipped(data.train, attacker)
+            validation = self._flipped(data.validation, attacker)
+            data = data._replace(train=train, validation=validation)
+        if self.attack.backdoor is not None:
+            train = self.attack.backdoor.poisoned(data.train, attacker)
+            data = data._replace(train=train)
+        return work._replace(data=data)
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        attacker = work.data.attacker
+        sends_what_it_trained = self.attack.kind in TRAINING_ONLY or self.attack.collusion
+        if attacker is None or sends_what_it_trained:
+            return output, note.client
+        key = jax.random.fold_in(work.context.key, ATTACK)
+
+        honest = values_of(output.upload)
+        crafted = self._sent_instead(key, honest)
+        attacked = with_new_values(output, crafted)
+        told = self._told_instead(jax.random.fold_in(key, ATTACK), attacked.told)
+        upload = choose(attacker, attacked.upload, output.upload)
+        told = choose(attacker, told, output.told)
+        return output._replace(upload=upload, told=told), note.client
+
+    def _told_instead(self, key: Key, honest: Told) -> Told:
+        """What an attacker tells: its arrays of floats are attacked, its numbers are honest."""
+
+        def is_attacked(leaf: Array) -> bool:
+            return is_float(leaf) and jnp.ndim(leaf) > 0
+
+        mask = jax.tree.map(is_attacked, honest.entries)
+        arrays, others = tree.partition(honest.entries, mask)
+        crafted = self._sent_instead(key, arrays)
+        return honest._replace(entries=tree.combine(crafted, others))
+
+    def _sent_instead(self, key: Key, honest: PyTree) -> PyTree:
+        """What an attacker sends in place of arrays of floats."""
+        kind = self.attack.kind
+        strength = self.attack.strength
+        if kind == "free_ride":
+            return jax.tree.map(jnp.zeros_like, honest)
+        if kind == "sign_flip":
+            return tree.scale(honest, -strength)
+        if kind == "noise":
+            # s |d| u
+            return tree.scale(random_of_length(key, honest), strength)
+        return tree.scale(honest, strength)
+
+    def _flipped(self, split: Split, attacker: Array) -> Split:
+        return split._replace(y=Flipped(split.y, self.num_classes, attacker))
 
 
 def random_of_length(key: Key, values: PyTree) -> PyTree:
-    """Random numbers in place of a tree of floats, as one vector of the same length in a uniformly drawn direction."""
+    """Random numbers in place of a tree of floats: one vector of its length in a uniformly drawn direction."""
     leaves, form = jax.tree.flatten(values)
     keys = jax.random.split(key, max(len(leaves), 1))
-    normal = [jax.random.normal(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=False)]
+    normal = []
+    for leaf_key, leaf in zip(keys, leaves, strict=False):
+        normal.append(jax.random.normal(leaf_key, leaf.shape, leaf.dtype))
     drawn = jax.tree.unflatten(form, normal)
-    length = jnp.sqrt(tree.inner(drawn, drawn))
-    return tree.scale(drawn, jnp.sqrt(tree.inner(values, values)) / jnp.where(length > 0, length, 1))
+    drawn_length = jnp.sqrt(tree.inner(drawn, drawn))
+    length = jnp.sqrt(tree.inner(values, values))
+    return tree.scale(drawn, length / jnp.where(drawn_length > 0, drawn_length, 1))
 
 
 @jax.tree_util.register_dataclass

@@ -49,7 +49,8 @@ class Trigger(NamedTuple):
     def poisoned(self, split: Split, attacker: Array) -> Split:
         """A client's examples, of which an attacker has poisoned its share."""
         return split._replace(
-            x=Poisoned(split.x, attacker, self, labels=False), y=Poisoned(split.y, attacker, self, labels=True)
+            x=Poisoned(split.x, attacker, self, labels=False),
+            y=Poisoned(split.y, attacker, self, labels=True),
         )
 
     def success(self, predict: Callable[[Array], Array], split: Split) -> Array:
@@ -88,7 +89,9 @@ class Poisoned:
         found, num = self.own[index], self.shape[0]
         # Place i is poisoned where the number of poisoned examples, floor(share i), grows.
         chosen = np.diff(np.floor(np.arange(num + 1) * self.trigger.share + 1e-6)) > 0
-        poisoned = self.attacker & jnp.asarray(chosen)[jnp.arange(num) if index is Ellipsis else index]
+        poisoned = (
+            self.attacker & jnp.asarray(chosen)[jnp.arange(num) if index is Ellipsis else index]
+        )
         new = jnp.full_like(found, self.trigger.target) if self.labels else self._stamped(found)
         return tree.where(poisoned, new, found)
 

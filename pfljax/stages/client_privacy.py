@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,18 +33,35 @@ import scipy.special
 from pfljax.contract import optional, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Aggregate, Algorithm, Array, Key, Params, PyTree
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientData,
+    ClientOutput,
+    Key,
+    Metrics,
+    Participation,
+    PyTree,
+    Start,
+    State,
+    Upload,
+)
 from pfljax.exchange import traffic
 from pfljax.exchange.rounds import cohort_of
 from pfljax.local.privacy import BY_LOSS, BY_SEED, accountant, finite
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
-from pfljax.stages.faults import absent
-from pfljax.stages.notes import Noted, with_notes
+from pfljax.stages.messages import LocalWork, either
+from pfljax.stages.stage import Stage, StageState
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 COIN = 0xC014  # folded into a client's key for a round to draw whether it takes part
 NOISE = 0x9015E  # folded into the server's key for a round to draw the noise
-OVERFLOW = 1e-10  # largest probability that more clients want to take part in a round than have a place
+OVERFLOW = (
+    1e-10  # largest probability that more clients want to take part in a round than have a place
+)
 LEVELS = 16  # of the tree, which covers fewer than 2^LEVELS rounds
 LOGGED = "losses, scores, counts and numbers of clients, traffic and simulated seconds, which only the simulator logs"
 NOISY = {"noise_multiplier": ()}
@@ -83,7 +100,9 @@ class ClientPrivacy:
                 if value := getattr(self, name):
                     raise ArgumentError(name, "needs a finite clip_norm, such as 1", value)
         if self.mechanism == "tree" and self.adaptive_quantile:
-            raise ArgumentError("adaptive_quantile", "accepted with mechanism=tree: 0", self.adaptive_quantile)
+            raise ArgumentError(
+                "adaptive_quantile", "accepted with mechanism=tree: 0", self.adaptive_quantile
+            )
         if self.active:
             optional.load("jax_privacy", "privacy")
 
@@ -95,7 +114,9 @@ class ClientPrivacy:
     @property
     def described(self) -> str:
         """Noise and norm, in words."""
-        norm = f"{self.clip_norm:g}" + f", then at quantile {self.adaptive_quantile:g}" * bool(self.adaptive_quantile)
+        norm = f"{self.clip_norm:g}" + f", then at quantile {self.adaptive_quantile:g}" * bool(
+            self.adaptive_quantile
+        )
         return f"{self.mechanism}, noise multiplier {self.noise_multiplier:g}, updates clipped to {norm}"
 
     def seated(self, problem: Problem, share: float) -> Problem:
@@ -107,18 +128,24 @@ class ClientPrivacy:
     def check_rounds(self, rounds: int) -> None:
         """Raises `ArgumentError` if the tree does not cover so many rounds."""
         if self.active and self.mechanism == "tree" and rounds >= 2**LEVELS:
-            raise ArgumentError("mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism)
+            raise ArgumentError(
+                "mechanism", f"accepted for {2**LEVELS} rounds or more: gaussian", self.mechanism
+            )
 
-    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with clipped updates and noise.
+    def stage(self, problem: Problem, pipeline: Pipeline) -> Private | None:
+        """The stage that clips updates and adds noise, if updates are clipped.
 
         Raises:
-            ArgumentError: if its server does more than to add updates of one model.
+            ArgumentError: if the method's server does more than to add updates of one model.
         """
         if not self.active:
-            return algorithm
-        self._check(problem, algorithm)
-        return _private(self, problem, algorithm)
+            return None
+        self._check(problem, pipeline)
+        library: Any = optional.load("jax_privacy", "privacy")
+        matrices = library.matrix_factorization.streaming_matrix
+        is_tree = self.mechanism == "tree"
+        matrix = noise_tree(matrices) if is_tree else matrices.identity()
+        return Private(self, problem, pipeline.method, library, matrix)
 
     def noise_of_updates(self, expected: float) -> tuple[float, float]:
         """The noise multiplier of the updates, and the noise on the number of unclipped ones, for m expected clients.
@@ -140,22 +167,27 @@ class ClientPrivacy:
         found = epsilons(self, problem, key, rounds)
         told = [*omitted, LOGGED] + [BY_SEED] * (self.noise_seed is not None)
         return {
-            **{name: getattr(self, name) for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")},
+            **{
+                name: getattr(self, name)
+                for name in ("mechanism", "noise_multiplier", "clip_norm", "delta")
+            },
             "participation": problem.chance,
             "epsilon": finite(found.max()),
             "unaccounted": "; ".join(told),
             "epsilon_per_client": [finite(value) for value in found],
         }
 
-    def _check(self, problem: Problem, algorithm: Algorithm) -> None:
+    def _check(self, problem: Problem, pipeline: Pipeline) -> None:
+        algorithm = pipeline.method
+        has_server = algorithm.topology.on_server
         refusals = {
-            "no server adds updates of one model": algorithm.topology != "shared" or not algorithm.averages,
+            "no server adds updates of one model": not has_server or not algorithm.averages,
             "its server adds updates of several models": algorithm.stale,
             f"it sends {algorithm.sends}, not updates": algorithm.sends != "updates",
             "its clients share examples": algorithm.ledger.gradients == 0,
             "its server reads clients' losses": BY_LOSS in algorithm.ledger.unaccounted,
             "its clients send several updates in a round": algorithm.exchanges > 1,
-            "its server chooses who takes part": algorithm.sample is not None,
+            "its server chooses who takes part": pipeline.chooses,
             "a model with batch statistics sends these, too": problem.solver.statistics is not None,
         }
         for why, holds in refusals.items():
@@ -164,81 +196,137 @@ class ClientPrivacy:
         self.noise_of_updates(problem.expected_clients)
 
 
-class Note(NamedTuple):
+class ServerNote(NamedTuple):
     """What the server keeps beside the method's state.
 
     Attributes:
         norm: () S.
-        noise: State of the noise; for a tree, the last node of every level, which must stay as secret as the noise.
+        noise: State of the noise; for a tree, the last node of every level, which must stay as
+            secret as the noise.
     """
 
     norm: Array
     noise: PyTree
 
 
-def _private(privacy: ClientPrivacy, problem: Problem, algorithm: Algorithm) -> Algorithm:
-    library: Any = optional.load("jax_privacy", "privacy")
-    expected, chance = problem.expected_clients, problem.chance
-    noted, matrices = with_notes(algorithm), library.matrix_factorization.streaming_matrix
-    deviation, of_count = privacy.noise_of_updates(expected)
-    matrix = noise_tree(matrices) if privacy.mechanism == "tree" else matrices.identity()
-    takes_part = lambda key: jax.random.uniform(jax.random.fold_in(key, COIN)) < (1 if chance is None else chance)
+@dataclasses.dataclass(frozen=True)
+class Private(Stage):
+    """Clients clip their updates; the server adds noise to their sum and divides by a constant."""
 
-    def start(key, clients):
-        if traffic.bytes_read(lambda clients, key: algorithm.start(key, clients), clients, key):
-            text = "accepted for this method: none; its server begins with what clients' data or their sizes tell"
-            raise ArgumentError("client_privacy", text)
-        begun = noted.start(key, clients)
-        note = Note(jnp.float32(privacy.clip_norm), matrix.init_multiply(begun.models))
-        return begun._replace(server=begun.server._replace(note=note))
+    name = "privacy"
+    privacy: ClientPrivacy
+    problem: Problem
+    method: Algorithm
+    library: Any
+    matrix: Any
 
-    def client_update(context, models, row, data):
-        train = lambda: noted.client_update(context, models, row, data)
-        idle = jnp.zeros((), bool) if chance is None else ~takes_part(context.key)
-        stay = lambda: absent(noted, context, models, row, data)
-        out = train() if chance is None else jax.lax.cond(idle, stay, train)
-        check_sent(models, out.upload, out.report)
-        weight, norm = out.upload["weight"], context.server.note.norm
-        sent = ~idle & (weight > 0) & (True if out.sent is None else out.sent)
-        update = tree.scale(out.upload["model"], 1 / jnp.where(weight > 0, weight, 1))
-        clipped, length = library.clipping.clip_pytree(update, norm)
-        upload = {"model": tree.scale(clipped, sent)}
-        if privacy.adaptive_quantile:
-            upload["within"] = jnp.where(sent, (length <= norm) - 0.5, 0.0)
-        report = jax.tree.map(lambda leaf: leaf & ~idle if leaf.dtype == bool else leaf, out.report)
-        report = messages.beside({**report, "absent": report.get("absent", False) | idle}, away=idle)
-        return out._replace(upload=upload, report=report, sent=sent)
+    def declare(self, method: Algorithm) -> Algorithm:
+        takes_part = None if self.problem.chance is None else self.takes_part
+        # Its sums have no weights, so that no other rule can replace the mean.
+        return dataclasses.replace(method, takes_part=takes_part, averages=False)
 
-    def server_update(key, state, aggregate):
-        (norm, noise), report = state.server.note, aggregate.report
+    def takes_part(self, key: Key) -> Array:
+        """() whether a client takes part in a round, given its key for it."""
+        assert self.problem.chance is not None
+        coin = jax.random.uniform(jax.random.fold_in(key, COIN))
+        return coin < self.problem.chance
+
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> ServerNote:
+        def begin(clients: ClientData, key: Key) -> Start:
+            return self.method.start(key, clients)
+
+        if traffic.bytes_read(begin, clients, key):
+            why = "its server begins with what clients' data or their sizes tell"
+            raise ArgumentError("client_privacy", f"accepted for this method: none; {why}")
+        noise = self.matrix.init_multiply(start.models)
+        return ServerNote(jnp.float32(self.privacy.clip_norm), noise)
+
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
+        if self.problem.chance is None:
+            return work
+        idle = ~self.takes_part(work.context.key)
+        return work._replace(absent=either(work.absent, idle), away=either(work.away, idle))
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        check_sent(work, output)
+        upload = output.upload
+        norm = note.server.norm
+
+        # Who sends something counts once, whatever its number of examples.
+        assert upload.weight is not None
+        sent = upload.weight > 0
+        if output.sent is not None:
+            sent = sent & output.sent
+        if work.away is not None:
+            sent = sent & ~work.away
+
+        # clip_S(theta_k - theta)
+        clipped, length = self.library.clipping.clip_pytree(upload.update, norm)
+        clipped = tree.scale(clipped, sent)
+        sums = {}
+        if self.privacy.adaptive_quantile:
+            sums["within"] = jnp.where(sent, (length <= norm) - 0.5, 0.0)
+        return output._replace(upload=Upload(clipped, sums=sums), sent=sent), note.client
+
+    def before_server(
+        self, key: Key, state: State, aggregate: Aggregate, note: StageState
+    ) -> tuple[Aggregate, StageState, Metrics]:
+        privacy = self.privacy
+        expected = self.problem.expected_clients
+        deviation, count_deviation = privacy.noise_of_updates(expected)
+        norm, noise = note.server
         noise_key, count_key = jax.random.split(jax.random.fold_in(key, NOISE))
-        total = aggregate.upload["model"]
+
+        # sum_k clip_S(theta_k - theta) + N(0, (z S)^2)
+        total = aggregate.upload.update
         if deviation:
-            privatizer = library.noise_addition.matrix_factorization_privatizer
-            total, (_, noise) = privatizer(matrix, stddev=deviation * norm, prng_key=noise_key).update(
-                total, (noise_key, noise)
-            )
-        upload = {"model": total, "weight": jnp.full((1,), expected)}
-        # What the method's server sees tells nothing of who took part.
-        count, sent = jnp.full_like(aggregate.count, round(expected)), jnp.ones_like(aggregate.sent)
-        inner = {name: part for name, part in report["method"].items() if name != "absent"}
-        state, metrics = noted.server_update(key, state, Aggregate(upload, count, sent, inner))
-        metrics = metrics | {"clients_in_round": (~report["away"]).sum(), "clip_norm": norm}
+            make_privatizer = self.library.noise_addition.matrix_factorization_privatizer
+            privatizer = make_privatizer(self.matrix, stddev=deviation * norm, prng_key=noise_key)
+            total, (_, noise) = privatizer.update(total, (noise_key, noise))
+        metrics = {
+            "clients_in_round": num_here(aggregate.participation, aggregate.sent.shape[0]),
+            "clip_norm": norm,
+        }
+
+        # S <- S exp(-eta (b - gamma))
         if privacy.adaptive_quantile:
-            within = aggregate.upload["within"][0] + of_count * jax.random.normal(count_key)
-            apart = within / expected + 0.5 - privacy.adaptive_quantile
-            norm = norm * jnp.exp(-privacy.clip_rate * apart)
-        return state._replace(server=Noted(state.server.inner, Note(norm, noise))), metrics
+            count_noise = count_deviation * jax.random.normal(count_key)
+            within = aggregate.upload.sums["within"][0] + count_noise
+            above = within / expected + 0.5 - privacy.adaptive_quantile
+            norm = norm * jnp.exp(-privacy.clip_rate * above)
 
-    changes: dict[str, Any] = {"start": start, "client_update": client_update, "server_update": server_update}
-    changes |= {"averages": False, "takes_part": None if chance is None else takes_part}
-    return dataclasses.replace(noted, **changes)
+        # What the method's server sees tells nothing of who took part.
+        aggregate = aggregate._replace(
+            upload=Upload(total, weight=jnp.full((1,), expected)),
+            num_sent=jnp.full_like(aggregate.num_sent, round(expected)),
+            sent=jnp.ones_like(aggregate.sent),
+        )
+        return aggregate, note._replace(server=ServerNote(norm, noise)), metrics
 
 
-def check_sent(models: Params, upload: PyTree, report: PyTree) -> None:
-    """Raises `ArgumentError` unless a client sends one model with its weight and reports no more than its loss."""
-    more = [*messages.reported(report), *(name for name in upload if name not in ("model", "weight"))]
-    why = f"it also sends {', '.join(more)}" if more else "it has several models" * (tree.num_rows(models) > 1)
+def num_here(participation: Participation, num: int) -> Array:
+    """() number of a cohort's `num` clients that are there."""
+    if participation.away is None:
+        return jnp.full((), num)
+    return (~participation.away).sum()
+
+
+def check_sent(work: LocalWork, output: ClientOutput) -> None:
+    """Raises `ArgumentError` unless a client sends one model with its weight and tells only its loss."""
+    upload = output.upload
+    told = output.told
+    others = [*told.entries, *upload.sums]
+    if told.square is not None:
+        others.append("square")
+    if upload.count is not None:
+        others.append("count")
+    why = ""
+    if others:
+        why = f"it also sends {', '.join(others)}"
+    elif tree.num_rows(work.models) > 1:
+        why = "it has several models"
     if why:
         raise ArgumentError("client_privacy", f"accepted for this method: none; {why}")
 
@@ -265,8 +353,13 @@ def noise_tree(library: Any) -> Any:
 
 def tree_sensitivity(problem: Problem, key: Key, rounds: int) -> np.ndarray:
     """(K,) the norm of C u_k, where u_k (R,) is 1 in the rounds whose cohort client k is in; see `noise_tree`."""
-    draw = jax.jit(lambda number: cohort_of(key, number, problem.num_clients, problem.cohort_size).ids)
-    counts, squares = np.zeros((LEVELS, problem.num_clients)), np.zeros(problem.num_clients)
+
+    @jax.jit
+    def draw(number: Array) -> Array:
+        return cohort_of(key, number, problem.num_clients, problem.cohort_size).ids
+
+    counts = np.zeros((LEVELS, problem.num_clients))
+    squares = np.zeros(problem.num_clients)
     for number in range(1, rounds + 1):
         counts[:, np.asarray(draw(number - 1))] += 1
         level = (number & -number).bit_length() - 1
@@ -283,7 +376,9 @@ def places(num_clients: int, chance: float) -> int:
 
 def overflow(num_clients: int, chance: float, size: Array | int) -> np.ndarray:
     """The probability that others leave no place to a client: that at least `size` of K - 1 take part."""
-    return np.asarray(scipy.special.bdtrc(size - 1, num_clients - 1, chance)) * (np.asarray(size) < num_clients)
+    return np.asarray(scipy.special.bdtrc(size - 1, num_clients - 1, chance)) * (
+        np.asarray(size) < num_clients
+    )
 
 
 def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) -> np.ndarray:
@@ -305,11 +400,17 @@ def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) ->
     if not noise or not rounds:
         return np.full(num, np.inf if rounds else 0.0)
     if privacy.mechanism == "tree":
-        lengths, client = np.unique(tree_sensitivity(problem, key, rounds), return_inverse=True)
-        bound = lambda length: epsilon(noise / length, 1.0, 1, privacy.delta) if length else 0.0
+        sensitivity = tree_sensitivity(problem, key, rounds)
+        lengths, client = np.unique(sensitivity, return_inverse=True)
+
+        def bound(length: float) -> float:
+            return epsilon(noise / length, 1.0, 1, privacy.delta) if length else 0.0
+
         return np.array([bound(length) for length in lengths.tolist()])[client]
     full = rounds * float(overflow(num, chance, problem.cohort_size)) if chance is not None else 0.0
-    return np.full(num, epsilon(noise, 1.0 if chance is None else chance, rounds, privacy.delta - full))
+    return np.full(
+        num, epsilon(noise, 1.0 if chance is None else chance, rounds, privacy.delta - full)
+    )
 
 
 def epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
@@ -319,4 +420,6 @@ def epsilon(noise: float, chance: float, rounds: int, delta: float) -> float:
     library: Any = optional.load("dp_accounting", "privacy")
     event = library.PoissonSampledDpEvent(chance, library.GaussianDpEvent(noise))
     with optional.quiet():
-        return float(accountant(noise, 1e-4).create_accountant().compose(event, rounds).get_epsilon(delta))
+        return float(
+            accountant(noise, 1e-4).create_accountant().compose(event, rounds).get_epsilon(delta)
+        )

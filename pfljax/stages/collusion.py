@@ -30,7 +30,9 @@ from pfljax.stages.robust import distances, shares_of
 Collusion = Literal["alie", "ipm", "min_max", "min_sum"]
 
 
-def colluded(kind: Collusion, factor: float | None, updates: PyTree, counts: Array, attackers: Array) -> PyTree:
+def colluded(
+    kind: Collusion, factor: float | None, updates: PyTree, counts: Array, attackers: Array
+) -> PyTree:
     """The n stacked updates (n, ...) with what the attackers send.
 
     Args:
@@ -47,7 +49,9 @@ def colluded(kind: Collusion, factor: float | None, updates: PyTree, counts: Arr
         crafted = tree.scale(mean, -factor)
     else:
         apart = jax.tree.map(jnp.subtract, updates, mean)
-        deviation = jax.tree.map(jnp.sqrt, tree.mix(shares_of(honest), jax.tree.map(jnp.square, apart)))
+        deviation = jax.tree.map(
+            jnp.sqrt, tree.mix(shares_of(honest), jax.tree.map(jnp.square, apart))
+        )
         if kind == "alie":
             z = quantile(counts.sum(), (counts & attackers).sum()) if factor is None else factor
         else:
@@ -64,7 +68,9 @@ def quantile(num: Array, attackers: Array) -> Array:
     return jnp.maximum(jax.scipy.special.ndtri(jnp.clip(share, 0.5, 1 - 1e-6)), 0)
 
 
-def farthest(kind: Collusion, updates: PyTree, apart: PyTree, deviation: PyTree, honest: Array) -> Array:
+def farthest(
+    kind: Collusion, updates: PyTree, apart: PyTree, deviation: PyTree, honest: Array
+) -> Array:
     """gamma: |m - gamma s - u_k|^2 = gamma^2 |s|^2 + 2 gamma <s, u_k - m> + |u_k - m|^2 is within the bound."""
     between = jnp.where(jnp.isfinite(found := distances(updates, honest)), found, 0)
     square = jnp.maximum(tree.inner(deviation, deviation), jnp.finfo(jnp.float32).tiny)
@@ -72,7 +78,9 @@ def farthest(kind: Collusion, updates: PyTree, apart: PyTree, deviation: PyTree,
     norms = jnp.diagonal(tree.inner_products(apart, apart))
     if kind == "min_max":
         bound = between.max()
-        root = (jnp.sqrt(jnp.square(stacked) + square * jnp.maximum(bound - norms, 0)) - stacked) / square
+        root = (
+            jnp.sqrt(jnp.square(stacked) + square * jnp.maximum(bound - norms, 0)) - stacked
+        ) / square
         return jnp.min(jnp.where(honest, root, jnp.inf))
     bound, total = between.sum(axis=1).max(), jnp.where(honest, norms, 0).sum()
     return jnp.sqrt(jnp.maximum(bound - total, 0) / (square * jnp.maximum(honest.sum(), 1)))

@@ -19,15 +19,15 @@ With error feedback, the client keeps what was left out: it sends C(u_k + e_k), 
 
 Departures from the papers: QSGD scales by the Euclidean norm and codes its integers in fewer bits; here, every entry
 takes BITS bits. PowerSGD averages P over clients before it orthonormalizes, and then Q; here, every client compresses
-alone. Arrays in reports, such as FedPAC's heads, and in the server's state are not compressed.
+alone. Arrays that clients tell the server, such as FedPAC's heads, and those in its state are not compressed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +35,27 @@ import jax.numpy as jnp
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm, Array, ClientContext, ClientData, Cohort, Key, PyTree, Traffic
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Key,
+    PyTree,
+    Start,
+    Topology,
+    Traffic,
+)
 from pfljax.contract.vectors import orthonormal, over_vectors
 from pfljax.exchange.views import view
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
-from pfljax.stages.notes import Noted, with_notes
+from pfljax.stages.messages import LocalWork, floats, payload, values_of, with_new_values
+from pfljax.stages.stage import Stage, StageState
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 COMPRESS = 0xC0DEC  # folded into a client's key for a round to draw its roundings and places
 BLOCK = 512  # entries that share a scale
@@ -65,7 +80,10 @@ class Compression:
 
     def __post_init__(self):
         parsed("upload", self.upload, FORMS)
-        if parsed("download", self.download, "quantize:BITS (1 to 8)").kind not in ("none", "quantize"):
+        if parsed("download", self.download, "quantize:BITS (1 to 8)").kind not in (
+            "none",
+            "quantize",
+        ):
             raise ArgumentError("download", "accepted: none, quantize:BITS (1 to 8)", self.download)
 
     @property
@@ -78,19 +96,34 @@ class Compression:
         """Whether clients keep what compression leaves out."""
         return self.error_feedback and parsed("upload", self.upload).kind in BIASED
 
-    def on(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
-        """The algorithm with compressed messages.
+    def downloads(self, problem: Problem, pipeline: Pipeline) -> Downloads | None:
+        """The stage of compressed downloads, if they are compressed.
 
         Raises:
-            ArgumentError: if the algorithm sends nothing that can be compressed this way.
+            ArgumentError: if clients receive no models.
         """
-        if self.download != "none":
-            algorithm = with_compressed_downloads(algorithm, parsed("download", self.download))
+        if self.download == "none":
+            return None
+        topology = pipeline.method.topology
+        if not topology.moves or topology is Topology.PUSH:
+            text = "accepted for this method: none; clients receive no models"
+            raise ArgumentError("download", text, self.download)
+        return Downloads(parsed("download", self.download), topology.reads_others)
+
+    def uploads(self, problem: Problem, pipeline: Pipeline) -> Uploads | None:
+        """The stage of compressed uploads, if they are compressed.
+
+        Raises:
+            ArgumentError: if the method sends nothing that can be compressed this way.
+        """
         if self.upload == "none":
-            return algorithm
-        check_upload(problem, algorithm, self.upload)
-        compressed = with_error_feedback if self.corrects else with_compressed_uploads
-        return compressed(algorithm, parsed("upload", self.upload))
+            return None
+        method = pipeline.method
+        check_upload(problem, method, self.upload)
+        compressor = parsed("upload", self.upload)
+        if self.corrects:
+            return CorrectedUploads(compressor, method)
+        return Uploads(compressor, method)
 
 
 class Compressor(NamedTuple):
@@ -100,7 +133,7 @@ class Compressor(NamedTuple):
     amount: float = 0.0
 
     def __call__(self, key: Key, update: PyTree, scaled: bool = True, axes: int = 1) -> PyTree:
-        """What arrives of the payload of an update, leaves (J, ...), or (...) without `axes`.
+        """What arrives of the floats of an update, leaves (J, ...), or (...) without `axes`.
 
         Args:
             key: Key of the random choices.
@@ -108,7 +141,7 @@ class Compressor(NamedTuple):
             scaled: Whether randomly chosen entries are divided by their share.
             axes: Number of leading axes, 0 or 1.
         """
-        values, rest = tree.partition(update, messages.payload(update, axes))
+        values, rest = tree.partition(update, floats(update))
         values = values if axes else tree.stack_one(values)
         if self.kind == "lowrank":
             values, _ = self.low_rank(key, values)
@@ -116,7 +149,9 @@ class Compressor(NamedTuple):
             values = over_vectors(lambda rows: self._of_vectors(key, rows, scaled), values)
         return tree.combine(values if axes else tree.first(values), rest)
 
-    def low_rank(self, key: Key, values: PyTree, last: Sequence[Array] = ()) -> tuple[PyTree, tuple[Array, ...]]:
+    def low_rank(
+        self, key: Key, values: PyTree, last: Sequence[Array] = ()
+    ) -> tuple[PyTree, tuple[Array, ...]]:
         """What arrives of leaves (J, ..., outputs), as matrices (J, inputs, outputs); vectors are unchanged.
 
         Args:
@@ -132,7 +167,9 @@ class Compressor(NamedTuple):
         found, factors = [], []
         for key, leaf in zip(keys, leaves, strict=False):
             if leaf.ndim > 2 and leaf.size:
-                leaf, factor = self._power_iteration(key, leaf, last[len(factors)] if last else None)
+                leaf, factor = self._power_iteration(
+                    key, leaf, last[len(factors)] if last else None
+                )
                 factors.append(factor)
             found.append(leaf)
         return jax.tree.unflatten(form, found), tuple(factors)
@@ -169,7 +206,7 @@ class Compressor(NamedTuple):
 
     def num_bytes(self, shapes: PyTree) -> float:
         """Bytes of a compressed update or model, given the shapes of one, without a leading axis."""
-        values, rest = tree.partition(shapes, messages.payload(shapes, axes=0))
+        values, rest = tree.partition(shapes, floats(shapes))
         leaves = jax.tree.leaves(values)
         if self.kind == "lowrank":
             return tree.num_bytes(rest) + sum(self._low_rank_bytes(leaf.shape) for leaf in leaves)
@@ -179,7 +216,9 @@ class Compressor(NamedTuple):
     def _vector_bytes(self, n: int) -> float:
         bits = {"sign": 1, "quantize": self.amount}.get(self.kind)
         if bits is not None:
-            return math.ceil(n * bits / 8) + FLOAT * (1 if self.kind == "sign" else math.ceil(n / BLOCK))
+            return math.ceil(n * bits / 8) + FLOAT * (
+                1 if self.kind == "sign" else math.ceil(n / BLOCK)
+            )
         return self.entries(n) * (FLOAT + PLACE * (self.kind == "topk"))
 
     def _low_rank_bytes(self, shape: tuple[int, ...]) -> int:
@@ -213,57 +252,85 @@ def parsed(field: str, text: str, accepted: str = FORMS) -> Compressor:
 def check_upload(problem: Problem, algorithm: Algorithm, text: str) -> None:
     """Raises `ArgumentError` if what the algorithm sends cannot be compressed this way."""
     if algorithm.topology == "own":
-        raise ArgumentError("upload", "accepted for this method: none; no client sends anything", text)
+        raise ArgumentError(
+            "upload", "accepted for this method: none; no client sends anything", text
+        )
     if problem.solver.statistics is not None:
         raise ArgumentError("upload", "accepted for a model with batch statistics: none", text)
     if algorithm.sends == "products":
-        raise ArgumentError("upload", "accepted for this method: none; it sends factors of what is averaged", text)
+        raise ArgumentError(
+            "upload", "accepted for this method: none; it sends factors of what is averaged", text
+        )
     if algorithm.sends != "updates" and not text.startswith("quantize"):
         accepted = f"accepted for this method: none, quantize:BITS; it sends {algorithm.sends}, not updates"
         raise ArgumentError("upload", accepted, text)
 
 
-def with_compressed_downloads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
-    """The algorithm whose clients receive compressed models.
+@dataclasses.dataclass(frozen=True)
+class Downloads(Stage):
+    """Clients train from compressed models; the server applies their updates to its own."""
 
-    Raises:
-        ArgumentError: if clients receive no models.
-    """
-    if algorithm.topology in ("own", "push"):
-        text = "accepted for this method: none; clients receive no models"
-        raise ArgumentError("download", text, f"quantize:{compressor.amount:g}")
+    name = "download"
+    compressor: Compressor
+    peers: bool
 
-    def client_update(context, models, row, data):
-        received = compressor(jax.random.fold_in(key_of(context), COMPRESS), models)
-        if algorithm.topology == "peers":
-            received = tree.where(context.index == context.client, models, received)
-        # The server applies updates to the models that it has.
-        return algorithm.client_update(context, received, row, data)
+    def declare(self, method: Algorithm) -> Algorithm:
+        def traffic(whole: Traffic) -> Traffic:
+            compressed = self.compressor.num_bytes(whole.shapes[0])
+            stated = method.traffic(whole) if method.traffic else whole
+            share = stated.model / whole.model if whole.model else 1
+            return stated._replace(model=share * compressed)
 
-    return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "model"))
+        return dataclasses.replace(method, traffic=traffic)
+
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
+        key = jax.random.fold_in(key_of(work.context), COMPRESS)
+        received = self.compressor(key, work.models)
+        if self.peers:
+            own = work.context.index == work.context.client  # its own model does not travel
+            received = tree.where(own, work.models, received)
+        return work._replace(models=received)
 
 
-def with_compressed_uploads(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
-    """The algorithm whose clients send compressed updates."""
-    axes = 0 if algorithm.topology == "push" else 1
+@dataclasses.dataclass(frozen=True)
+class Uploads(Stage):
+    """Clients send compressed updates."""
 
-    def client_update(context, models, row, data):
-        out = algorithm.client_update(context, models, row, data)
-        found = compressor(key_of(context), out.upload, axes=axes)
-        if algorithm.topology == "peers" and not algorithm.via_server:  # a client's own model stays with it
-            num = tree.num_rows(out.upload)
-            found = tree.where(context.index[:num] == context.client, out.upload, found)
-        report = messages.with_square(out.report, out.upload, found)
-        return out._replace(upload=found, report=report)
+    name = "upload"
+    compressor: Compressor
+    method: Algorithm
 
-    return dataclasses.replace(algorithm, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
+    def declare(self, method: Algorithm) -> Algorithm:
+        def traffic(whole: Traffic) -> Traffic:
+            upload = whole.shapes[1]
+            values, rest = tree.partition(upload, payload(upload, axes=0))
+            compressed = self.compressor.num_bytes(values) + tree.num_bytes(rest)
+            stated = method.traffic(whole) if method.traffic else whole
+            # A method that sends a share of its upload still does.
+            share = stated.upload / whole.upload if whole.upload else 1
+            return stated._replace(upload=share * compressed)
+
+        return dataclasses.replace(method, traffic=traffic)
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        topology = self.method.topology
+        axes = 0 if topology is Topology.PUSH else 1
+        whole = values_of(output.upload, axes)
+        sent = self.compressor(key_of(work.context), whole, axes=axes)
+        if topology.reads_others and not self.method.via_server:
+            num = tree.num_rows(output.upload)
+            own = work.context.index[:num] == work.context.client  # its own model stays with it
+            sent = tree.where(own, whole, sent)
+        return with_new_values(output, sent, axes), note.client
 
 
 class Memory(NamedTuple):
     """What a client keeps for its next update.
 
     Attributes:
-        left: What compression left out, by leaf of the payload.
+        left: e_k, what compression left out, in units of u_k.
         factors: "lowrank": each matrix's Q.
     """
 
@@ -271,74 +338,81 @@ class Memory(NamedTuple):
     factors: tuple[Array, ...] = ()
 
 
-def with_error_feedback(algorithm: Algorithm, compressor: Compressor) -> Algorithm:
-    """The algorithm whose clients send compressed updates and keep what was left out.
+@dataclasses.dataclass(frozen=True)
+class CorrectedUploads(Uploads):
+    """Clients send compressed updates and add to the next one what was left out.
 
     Clients with nothing to send keep what they have.
     """
-    begin = lambda clients: nothing_left_out(algorithm, compressor, clients)
-    noted = with_notes(algorithm, begin, lambda nothing, client: nothing)
 
-    def client_update(context, models, row, data):
-        out = noted.client_update(context, models, row, data)
-        mask = messages.payload(out.upload)
-        values, rest = tree.partition(out.upload, mask)
-        whole, factors = tree.add(values, row.note.left), ()
-        if compressor.kind == "lowrank":
-            found, factors = compressor.low_rank(key_of(context), whole, row.note.factors)
-            sent = tree.combine(found, rest)
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> Memory:
+        shapes = jax.eval_shape(self._memory_after_one, key, start, clients)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def client_note(self, note: Memory, client: Array) -> Memory:
+        return note
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, Memory]:
+        memory = note.client
+        key = key_of(work.context)
+
+        # C(u_k + e_k)
+        whole = tree.add(values_of(output.upload), memory.left)
+        if self.compressor.kind == "lowrank":
+            sent, factors = self.compressor.low_rank(key, whole, memory.factors)
         else:
-            sent = compressor(key_of(context), tree.combine(whole, rest), scaled=False)
-        kept = Memory(tree.subtract(whole, tree.partition(sent, mask)[0]), factors)
-        if out.sent is not None:
-            kept = tree.where(out.sent, kept, row.note)
-        report = messages.with_square(out.report, out.upload, sent)
-        return out._replace(client=Noted(out.client.inner, kept), upload=sent, report=report)
+            sent = self.compressor(key, whole, scaled=False)
+            factors = ()
 
-    return dataclasses.replace(noted, client_update=client_update, traffic=counted(algorithm, compressor, "upload"))
+        # e_k <- u_k + e_k - C(u_k + e_k)
+        kept = Memory(tree.subtract(whole, sent), factors)
+        if output.sent is not None:
+            kept = tree.where(output.sent, kept, memory)
+        return with_new_values(output, sent), kept
+
+    def _memory_after_one(self, key: Key, start: Start, clients: ClientData) -> Memory:
+        """A client's memory after a first update; only its shapes are used."""
+        values = values_of(first_output(self.method, key, start, clients).upload)
+        factors = ()
+        if self.compressor.kind == "lowrank":
+            _, factors = self.compressor.low_rank(key, values)
+        return Memory(values, factors)
 
 
-def nothing_left_out(algorithm: Algorithm, compressor: Compressor, clients: ClientData) -> Memory:
-    """A client's memory before its first update: zeros.
+def first_output(method: Algorithm, key: Key, start: Start, clients: ClientData) -> ClientOutput:
+    """Client 0's first output, for its shapes.
 
     Raises:
         ArgumentError: if clients do not all contribute to the same models in every round.
     """
-
-    def one(key, clients):
-        begun, client = algorithm.start(key, clients), jnp.zeros((), jnp.int32)
-        row = algorithm.first_row(key, client, begun).row
-        index = jnp.arange(tree.num_rows(begun.models) if jax.tree.leaves(begun.models) else 1)
-        context = ClientContext(key, client, client, index, begun.server, client)
-        if algorithm.download is not None and algorithm.topology == "shared":
-            index = algorithm.download(context, row, Cohort(client[None]))
-        if algorithm.topology != "shared" or (len(index) != len(context.index) and not algorithm.stale):
-            text = "accepted for this method, whose clients do not all contribute to the same models: False"
-            raise ArgumentError("error_feedback", text, True)
-        models = tree.take(begun.models, index) if algorithm.stale else begun.models
-        upload = algorithm.client_update(context._replace(index=index), models, row, view(clients, client)).upload
-        values = tree.partition(upload, messages.payload(upload))[0]
-        return Memory(values, compressor.low_rank(key, values)[1] if compressor.kind == "lowrank" else ())
-
-    shapes = jax.eval_shape(one, jax.random.key(0), clients)
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    client = jnp.zeros((), jnp.int32)
+    row = method.first_row(key, client, start).row
+    has_models = bool(jax.tree.leaves(start.models))
+    everything = jnp.arange(tree.num_rows(start.models) if has_models else 1)
+    context = ClientContext(
+        key=key,
+        round=client,
+        step=client,
+        index=everything,
+        server=start.state,
+        client=client,
+    )
+    index = everything
+    on_server = method.topology.on_server
+    if method.download is not None and on_server:
+        index = method.download(context, row, Cohort(client[None]))
+    if not on_server or (len(index) != len(everything) and not method.stale):
+        text = "accepted for this method, whose clients do not all contribute to the same models: False"
+        raise ArgumentError("error_feedback", text, True)
+    models = tree.take(start.models, index) if method.stale else start.models
+    return method.client_update(context._replace(index=index), models, row, view(clients, client))
 
 
 def key_of(context: ClientContext) -> Key:
     """A client's key for the random choices of an exchange."""
     return jax.random.fold_in(jax.random.fold_in(context.key, COMPRESS), context.step)
-
-
-def counted(algorithm: Algorithm, compressor: Compressor, part: str) -> Callable[[Traffic], Traffic]:
-    """`Algorithm.traffic` with a compressed "model" or "upload"; a method that sends a share of it still does."""
-    stated = algorithm.traffic or (lambda traffic: traffic)
-
-    def traffic(whole: Traffic) -> Traffic:
-        found, before = stated(whole), getattr(whole, part)
-        share = getattr(found, part) / before if before else 1
-        return found._replace(**{part: share * compressor.num_bytes(whole.shapes[part == "upload"])})
-
-    return traffic
 
 
 def quantized(key: Key, rows: Array, bits: int) -> Array:

@@ -7,8 +7,8 @@ anew for every client and round, a share of the cohort
 - trains and keeps the result, but its upload is lost ("lost");
 - sends an upload of NaNs ("broken").
 
-A client whose upload or report is not finite, or whose next row has NaNs, is dropped: it plays as one that fails before
-it trains. To know it, both results of a client must be at hand before anything is added up, which costs time and
+A client whose message is not finite, or whose next row has NaNs, is dropped: it plays as one that fails before it
+trains. To know it, both results of a client must be at hand before anything is added up, which costs time and
 rounds differently. So results are checked from round 0 if uploads are broken on purpose, and otherwise only when a run
 starts over, since a loss was not finite. With on_divergence="stop", it stops instead. Clients that fail have still
 received their models. What they send in vain takes its time on a clock, and does not count as traffic.
@@ -17,17 +17,40 @@ received their models. What they send in vain takes its time on a clock, and doe
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm, Array, ClientContext, ClientData, ClientOutput, PyTree
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientOutput,
+    Key,
+    Metrics,
+    PyTree,
+    State,
+    Topology,
+)
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
+from pfljax.stages.messages import (
+    LocalWork,
+    dropped,
+    either,
+    is_float,
+    lost,
+    values_of,
+    with_note,
+    with_values,
+)
+from pfljax.stages.stage import Stage, StageState
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 FAULT = 0xFA17  # folded into a client's key for a round to draw its faults
 
@@ -57,85 +80,130 @@ class Faults:
 
     def droppable(self, algorithm: Algorithm) -> bool:
         """Whether results that are not finite can be dropped."""
-        return self.on_divergence == "drop" and algorithm.topology != "push"
+        return self.on_divergence == "drop" and algorithm.topology is not Topology.PUSH
 
     @property
     def described(self) -> str:
         """What fails, in words."""
-        shares = {"fail before training": self.dropout, "uploads lost": self.lost, "uploads not finite": self.broken}
+        shares = {
+            "fail before training": self.dropout,
+            "uploads lost": self.lost,
+            "uploads not finite": self.broken,
+        }
         return ", ".join(f"{share:.0%} {name}" for name, share in shares.items() if share)
 
-    def on(self, problem: Problem, algorithm: Algorithm, checked: bool = False) -> Algorithm:
-        """The algorithm with these faults.
+    def stage(
+        self, problem: Problem, pipeline: Pipeline, *, checked: bool = False
+    ) -> Failing | None:
+        """The stage of these faults, if anything fails or is checked.
 
         Args:
-            problem: The problem of the algorithm.
-            algorithm: Any algorithm.
-            checked: Whether clients are dropped whose results are not finite, though none is broken on purpose.
+            problem: The problem of the method.
+            pipeline: The method with the stages before this one.
+            checked: Whether clients are dropped whose results are not finite, though none is broken
+                on purpose.
 
         Raises:
             ArgumentError: if each client's model needs what all others send.
         """
         drops = (checked or self.broken > 0) and self.on_divergence == "drop"
         if not (self.active or drops):
-            return algorithm
-        if algorithm.topology == "push":
-            raise ArgumentError("faults", "accepted for this method: none; clients mix what all their neighbors send")
-        if self.lost and algorithm.topology == "own":
-            raise ArgumentError("lost", "accepted for this method: 0; no client sends anything", self.lost)
-
-        def client_update(context, models, row, data):
-            failing, losing, spoiling = self._drawn(context)
-            idle = lambda: absent(algorithm, context, models, row, data)
-            train = lambda: algorithm.client_update(context, models, row, data)
-            out = jax.lax.cond(failing, idle, train) if self.dropout else train()
-            taken = out.report  # what is lost or dropped later has taken its time
-            if self.lost:
-                out = jax.lax.cond(losing, idle, lambda: out)._replace(client=out.client)
-            failed = failing | losing
-            if self.broken:
-                out = out._replace(upload=spoiled(out.upload, spoiling & ~failed))
-            dropped = jnp.zeros((), bool)
-            if drops:
-                dropped = ~usable(out)
-                out = jax.lax.cond(dropped, idle, lambda: out)
-            told = {"failed": failed & ~dropped} | ({"dropped": dropped, "broken": spoiling} if drops else {})
-            missing = out.report.get("absent", False) | failed | dropped
-            told |= {"seconds": seconds} if (seconds := taken.get("seconds")) is not None else {}
-            report = messages.beside(out.report | {"absent": missing}, **told)
-            return out._replace(report=report)
-
-        def server_update(key, state, aggregate):
-            report = aggregate.report
-            inner = {name: part for name, part in report["method"].items() if name != "absent"}
-            state, metrics = algorithm.server_update(key, state, aggregate._replace(report=inner))
-            counts = {f"{name}_clients": report[name].sum() for name in ("failed", "dropped") if name in report}
-            return state, metrics | counts
-
-        return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update)
-
-    def _drawn(self, context: ClientContext) -> tuple[Array, Array, Array]:
-        """Whether the client fails before it trains, whether its upload is lost, and whether it is broken."""
-        drawn = jax.random.uniform(jax.random.fold_in(context.key, FAULT), (3,))
-        drop, lose, spoil = (drawn[n] < share for n, share in enumerate((self.dropout, self.lost, self.broken)))
-        return drop, lose & ~drop, spoil
+            return None
+        topology = pipeline.method.topology
+        if topology is Topology.PUSH:
+            text = "accepted for this method: none; clients mix what all their neighbors send"
+            raise ArgumentError("faults", text)
+        if self.lost and not topology.moves:
+            text = "accepted for this method: 0; no client sends anything"
+            raise ArgumentError("lost", text, self.lost)
+        return Failing(self, drops)
 
 
-def absent(algorithm: Algorithm, context: ClientContext, models: PyTree, row: PyTree, data: ClientData) -> ClientOutput:
-    """What a client without examples sends, in place of this one; its row stays as it is."""
-    empty = lambda split: split._replace(size=jnp.zeros((), jnp.int32))
-    data = data._replace(train=empty(data.train), validation=empty(data.validation))
-    return algorithm.client_update(context, models, row, data)._replace(client=row)
+class Drawn(NamedTuple):
+    """A client's faults in a round, () bool each.
+
+    Attributes:
+        fails: Whether it fails before it trains.
+        loses: Whether its upload is lost.
+        spoils: Whether its upload is not finite.
+    """
+
+    fails: Array
+    loses: Array
+    spoils: Array
 
 
-def spoiled(upload: PyTree, broken: Array) -> PyTree:
-    """An upload with NaNs for its payload."""
-    values, rest = tree.partition(upload, messages.payload(upload))
-    return tree.combine(jax.tree.map(lambda leaf: jnp.where(broken, jnp.nan, leaf), values), rest)
+@dataclasses.dataclass(frozen=True)
+class Failing(Stage):
+    """Some clients fail before they train, some uploads are lost, and some are not finite."""
+
+    name = "faults"
+    faults: Faults
+    drops: bool
+
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
+        if not self.faults.dropout:
+            return work
+        return work._replace(absent=either(work.absent, self._drawn(work.context).fails))
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        drawn = self._drawn(work.context)
+        failed = drawn.fails | drawn.loses
+        if self.faults.broken:
+            output = spoiled(output, drawn.spoils & ~failed)
+        if self.drops:
+            # Of a lost message, only what the client keeps matters.
+            unusable = has_nan(output.row) | (~is_finite(output) & ~drawn.loses)
+            failed = failed & ~unusable
+            if work.away is not None:
+                unusable = unusable & ~work.away
+            output = dropped(output, unusable)
+            participation = output.participation._replace(broken=drawn.spoils)
+            output = output._replace(participation=participation)
+        if self.faults.lost:
+            output = lost(output, drawn.loses)
+        if work.away is not None:
+            failed = failed & ~work.away  # nothing happens to those who are not there
+        return with_note(output, self.name, failed), note.client
+
+    def before_server(
+        self, key: Key, state: State, aggregate: Aggregate, note: StageState
+    ) -> tuple[Aggregate, StageState, Metrics]:
+        metrics = {"failed_clients": aggregate.notes[self.name].sum()}
+        if aggregate.participation.dropped is not None:
+            metrics["dropped_clients"] = aggregate.participation.dropped.sum()
+        return aggregate, note, metrics
+
+    def _drawn(self, context: ClientContext) -> Drawn:
+        """The client's faults in this round."""
+        key = jax.random.fold_in(context.key, FAULT)
+        numbers = jax.random.uniform(key, (3,))
+        fails = numbers[0] < self.faults.dropout
+        loses = numbers[1] < self.faults.lost
+        spoils = numbers[2] < self.faults.broken
+        return Drawn(fails, loses & ~fails, spoils)
 
 
-def usable(out: ClientOutput) -> Array:
-    """() whether upload and report are finite and the next row has no NaN; rows may hold infinities."""
-    floats = lambda part: [x for x in jax.tree.leaves(part) if jnp.issubdtype(jnp.asarray(x).dtype, jnp.inexact)]
-    checks = [jnp.isfinite(leaf).all() for leaf in floats((out.upload, out.report))]
-    return jnp.stack([*checks, *(~jnp.isnan(leaf).any() for leaf in floats(out.client))]).all()
+def spoiled(output: ClientOutput, broken: Array) -> ClientOutput:
+    """An output with NaNs for what stages change of it, where `broken` () holds."""
+    values = values_of(output.upload)
+
+    def spoil(leaf: Array) -> Array:
+        return jnp.where(broken, jnp.nan, leaf)
+
+    return output._replace(upload=with_values(output.upload, jax.tree.map(spoil, values)))
+
+
+def is_finite(output: ClientOutput) -> Array:
+    """() whether all floats of a message are finite."""
+    leaves = jax.tree.leaves((output.upload, output.told))
+    checks = [jnp.isfinite(leaf).all() for leaf in leaves if is_float(leaf)]
+    return jnp.stack([jnp.ones((), bool), *checks]).all()
+
+
+def has_nan(row: PyTree) -> Array:
+    """() whether a row has NaNs; it may hold infinities."""
+    checks = [jnp.isnan(leaf).any() for leaf in jax.tree.leaves(row) if is_float(leaf)]
+    return jnp.stack([jnp.zeros((), bool), *checks]).any()

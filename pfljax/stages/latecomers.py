@@ -1,6 +1,7 @@
 """Clients that were never in a cohort, for any method whose clients receive each other's models.
 
-The model of such a client is untrained, and with many clients and small cohorts most clients are such. They are scored
+The model of such a client is untrained, and with many clients and small cohorts most clients are such; so is that of a
+client that was absent from all of its cohorts. They are scored
 as newcomers are, by the method's `adapt` on their own examples. Newcomers see all models, which may be a million, most
 of them untrained. These clients see the models of the `MET` clients that were in most cohorts.
 
@@ -11,18 +12,36 @@ a condition that differs between clients becomes a selection: up to `MET` more f
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, Array, Key, Mixture, Params, Prediction
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Key,
+    Metrics,
+    Mixture,
+    Params,
+    Prediction,
+    PyTree,
+    Start,
+    State,
+)
 from pfljax.exchange.lifting import resolved
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
-from pfljax.stages.notes import Noted, with_notes
+from pfljax.stages.messages import LocalWork, either, with_note
+from pfljax.stages.stage import Stage, StageState
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 MET = 16  # most models that a client that was never in a cohort adapts to
 TIES = 1  # folded into the server's key; keeps the draws apart
@@ -52,72 +71,134 @@ class Known(NamedTuple):
         return self.ids[jnp.arange(len(self.ids)) % jnp.maximum((self.rounds > 0).sum(), 1)]
 
 
-def with_latecomers(problem: Problem, algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose clients predict as newcomers until they are in a cohort.
+def latecomers_stage(problem: Problem, pipeline: Pipeline) -> Latecomers | None:
+    """The stage of clients that predict as newcomers until they have taken part in a round.
 
-    It is the same algorithm if all clients are in every cohort, if no client receives others' models, or without
-    `adapt`. Before the first cohort, all clients predict as the method says.
-
-    Args:
-        problem: The problem of the algorithm.
-        algorithm: Any algorithm.
+    There is none if all clients are in every cohort, if no client receives others' models, or
+    without `adapt`. Before the first cohort, all clients predict as the method says.
     """
-    if problem.cohort_size == problem.num_clients or algorithm.topology != "peers" or algorithm.adapt is None:
-        return algorithm
-    nobody = np.zeros((min(MET, problem.num_clients),), np.int32)
-    noted = with_notes(algorithm, lambda clients: Known(nobody, nobody), lambda known, client: jnp.zeros((), jnp.int32))
-
-    def client_update(context, models, row, data):
-        out = noted.client_update(context, models, row, data)
-        rounds = row.note + (context.step == 0).astype(jnp.int32)
-        report = messages.beside(out.report, client=context.client, rounds=rounds)
-        return out._replace(client=Noted(out.client.inner, rounds), report=report)
-
-    def server_update(key, state, aggregate):
-        report = aggregate.report
-        state, metrics = noted.server_update(key, state, aggregate._replace(report=report["method"]))
-        known = state.server.note.with_cohort(jax.random.fold_in(key, TIES), report["client"], report["rounds"])
-        return state._replace(server=Noted(state.server.inner, known)), metrics
-
-    changes = _predictions(noted)
-    return dataclasses.replace(noted, client_update=client_update, server_update=server_update, **changes)
+    method = pipeline.method
+    if problem.cohort_size == problem.num_clients or method.adapt is None:
+        return None
+    return Latecomers(problem.num_clients) if method.topology.reads_others else None
 
 
-def _predictions(noted: Algorithm) -> dict[str, Any]:
-    """`whom` and `predict` of an algorithm with notes for clients of whom some were never in a cohort."""
-    own_adapt = noted.adapt
-    assert own_adapt is not None
-    late = lambda context, row: (row.note == 0) & (context.server.note.rounds[0] > 0)
+@dataclasses.dataclass(frozen=True)
+class Latecomers(Stage):
+    """Clients predict as newcomers until they have taken part in a round.
 
-    def usual(context, row, size):
-        alone = Mixture(context.client[None], jnp.ones((1,)))
-        return noted.whom(context, row, size) if noted.whom else alone
+    Its notes are, on the server, the clients `Known`, and on a client the number of rounds that it
+    took part in.
+    """
 
-    def whom(context, row, size):
-        mixture, met = usual(context, row, size), context.server.note.met()
-        equally, width = Mixture(met, jnp.full(met.shape, 1 / len(met))), max(len(mixture.index), len(met))
-        return tree.where(late(context, row), _wide(equally, width), _wide(mixture, width))
+    name = "latecomers"
+    num_clients: int
 
-    def predict(context, models, row, data):
-        mixture, met = usual(context, row, data.train.size), context.server.note.met()
-        some = lambda num: jax.tree.map(lambda leaf: leaf[:num], models)
+    def around(self, algorithm: Algorithm) -> Algorithm:
+        predicting = Predicting(self.name, algorithm)
+        return dataclasses.replace(algorithm, whom=predicting.whom, predict=predicting.predict)
 
-        def as_usual():
-            seen, received = context._replace(index=mixture.index), some(len(mixture.index))
-            made = noted.predict(seen, received, row, data) if noted.predict else Prediction()
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> Known:
+        nobody = np.zeros((min(MET, self.num_clients),), np.int32)
+        return Known(nobody, nobody)
+
+    def client_note(self, note: Known, client: Array) -> Array:
+        return jnp.zeros((), jnp.int32)
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, Array]:
+        takes_part = work.context.step == 0
+        undone = either(work.absent, output.participation.dropped)
+        if undone is not None:
+            takes_part = takes_part & ~undone
+        rounds = note.client + takes_part.astype(jnp.int32)
+        told = {"client": work.context.client, "rounds": rounds}
+        return with_note(output, self.name, told), rounds
+
+    def before_server(
+        self, key: Key, state: State, aggregate: Aggregate, note: StageState
+    ) -> tuple[Aggregate, StageState, Metrics]:
+        told = aggregate.notes[self.name]
+        ties_key = jax.random.fold_in(key, TIES)
+        known = note.server.with_cohort(ties_key, told["client"], told["rounds"])
+        return aggregate, note._replace(server=known), {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicting:
+    """`whom` and `predict` of clients of whom some have not taken part in a round.
+
+    Attributes:
+        name: The stage's name, under which its notes are.
+        algorithm: The method with all stages before this one.
+    """
+
+    name: str
+    algorithm: Algorithm
+
+    def whom(self, context: ClientContext, row: PyTree, size: Array) -> Mixture:
+        """The usual mixture, or for latecomers the models of clients that are known, equally."""
+        mixture = self._usual(context, row, size)
+        met = self._known(context).met()
+        equally = Mixture(met, jnp.full(met.shape, 1 / len(met)))
+        width = max(len(mixture.index), len(met))
+        is_late = self._is_late(context, row)
+        return tree.where(is_late, _wide(equally, width), _wide(mixture, width))
+
+    def predict(
+        self, context: ClientContext, models: Params, row: PyTree, data: ClientData
+    ) -> Prediction:
+        """The usual prediction, or for latecomers that of a newcomer."""
+        algorithm = self.algorithm
+        mixture = self._usual(context, row, data.train.size)
+        met = self._known(context).met()
+
+        def first_of(num: int) -> Params:
+            return jax.tree.map(lambda leaf: leaf[:num], models)
+
+        def as_usual() -> tuple[Prediction, Params, Array | None]:
+            received = first_of(len(mixture.index))
+            made = Prediction()
+            if algorithm.predict is not None:
+                seen = context._replace(index=mixture.index)
+                made = algorithm.predict(seen, received, row, data)
             return made, received, mixture.weights
 
-        def as_newcomer():
-            received = some(len(met))
-            return own_adapt(context._replace(index=met[:0]), received, data), received, None
+        def as_newcomer() -> tuple[Prediction, Params, Array | None]:
+            assert algorithm.adapt is not None
+            received = first_of(len(met))
+            seen = context._replace(index=met[:0])
+            return algorithm.adapt(seen, received, data), received, None
 
-        ways = as_newcomer, as_usual
-        own = any(bool(jax.tree.leaves(jax.eval_shape(lambda way=way: way()[0].models))) for way in ways)
-        found = [lambda way=way: _completed(*way(), own) for way in ways]
-        width = max(tree.num_rows(jax.eval_shape(way).weights) for way in found)
-        return jax.lax.cond(late(context, row), *(lambda way=way: _wide(way(), width) for way in found))
+        # Both have the same shapes.
+        shapes = [jax.eval_shape(as_newcomer), jax.eval_shape(as_usual)]
+        own = any(bool(jax.tree.leaves(made.models)) for made, _, _ in shapes)
 
-    return {"whom": whom, "predict": predict}
+        def newcomer() -> Prediction:
+            return _completed(*as_newcomer(), own)
+
+        def usual() -> Prediction:
+            return _completed(*as_usual(), own)
+
+        widths = [tree.num_rows(jax.eval_shape(way).weights) for way in (newcomer, usual)]
+        width = max(widths)
+        return jax.lax.cond(
+            self._is_late(context, row),
+            lambda: _wide(newcomer(), width),
+            lambda: _wide(usual(), width),
+        )
+
+    def _known(self, context: ClientContext) -> Known:
+        return context.server.notes[self.name]
+
+    def _is_late(self, context: ClientContext, row: PyTree) -> Array:
+        return (row.notes[self.name] == 0) & (self._known(context).rounds[0] > 0)
+
+    def _usual(self, context: ClientContext, row: PyTree, size: Array) -> Mixture:
+        if self.algorithm.whom is not None:
+            return self.algorithm.whom(context, row, size)
+        return Mixture(context.client[None], jnp.ones((1,)))
 
 
 def _completed(made: Prediction, received: Params, weights: Array | None, own: bool) -> Prediction:
@@ -132,6 +213,13 @@ def _completed(made: Prediction, received: Params, weights: Array | None, own: b
 
 def _wide(found: Any, width: int) -> Any:
     """A mixture or prediction with `width` models or places: the first is repeated, with weight 0."""
-    again = lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], width - len(leaf), axis=0)])
-    parts = {name: jax.tree.map(again, getattr(found, name)) for name in ("models", "index") if hasattr(found, name)}
-    return found._replace(**parts, weights=jnp.pad(found.weights, (0, width - len(found.weights))))
+
+    def widened(leaf: Array) -> Array:
+        again = jnp.repeat(leaf[:1], width - len(leaf), axis=0)
+        return jnp.concatenate([leaf, again])
+
+    weights = jnp.pad(found.weights, (0, width - len(found.weights)))
+    found = found._replace(index=jax.tree.map(widened, found.index), weights=weights)
+    if isinstance(found, Prediction):
+        found = found._replace(models=jax.tree.map(widened, found.models))
+    return found

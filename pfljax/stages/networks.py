@@ -26,7 +26,9 @@ from pfljax.contract.types import (
     Array,
     ClientContext,
     ClientData,
+    ClientOutput,
     First,
+    KeptOptimizer,
     Params,
     Prediction,
     PyTree,
@@ -35,6 +37,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.lifting import resolved
 from pfljax.exchange.views import view
 from pfljax.local.problem import Problem
+from pfljax.stages.optimizers import client_output, keeps_optimizers
 
 Packed = dict[str, Array]
 
@@ -64,12 +67,17 @@ class Packing(NamedTuple):
     def pack(self, number: int, unpacked: PyTree) -> Packed:
         """Tree `number` as arrays, by dtype."""
         if shapes_of(unpacked) != shapes_of(self.shapes[number]):
-            raise TypeError(f"got arrays {shapes_of(unpacked)}; expected {shapes_of(self.shapes[number])}")
+            raise TypeError(
+                f"got arrays {shapes_of(unpacked)}; expected {shapes_of(self.shapes[number])}"
+            )
         parts: dict[str, list[Array]] = {name: [] for name in self.sizes}
         for leaf in map(jnp.asarray, jax.tree.leaves(unpacked)):
             parts[str(leaf.dtype)].append(leaf.reshape(-1))
-        behind = lambda name: jnp.zeros((self.sizes[name] - sum(part.size for part in parts[name]),), name)
-        return {name: jnp.concatenate([*parts[name], behind(name)]) for name in parts}
+        packed = {}
+        for name, leaves in parts.items():
+            padding = self.sizes[name] - sum(leaf.size for leaf in leaves)
+            packed[name] = jnp.concatenate([*leaves, jnp.zeros((padding,), name)])
+        return packed
 
     def unpack(self, number: int, packed: Packed) -> PyTree:
         """Undoes `pack`."""
@@ -115,7 +123,7 @@ class Mixed:
             ArgumentError: if clients receive each other's models, or what travels has other shapes in some network.
         """
         base = self.algorithms[0]
-        if base.topology in ("peers", "push"):
+        if base.topology.between_clients:
             text = f"differs between clients ({self.named}), who receive each other's models; accepted: one network"
             raise ArgumentError("model", text)
         if len({shapes_of(start) for start in self.starts}) > 1:
@@ -151,7 +159,10 @@ class Mixed:
     def differs(self) -> ArgumentError:
         """The error for what travels in different shapes."""
         text = f"differs between clients, and what this method sends has other shapes in some of {self.named}"
-        return ArgumentError("model", f"{text}; accepted: methods that send what all have, such as prototypes or heads")
+        return ArgumentError(
+            "model",
+            f"{text}; accepted: methods that send what all have, such as prototypes or heads",
+        )
 
     @functools.cached_property
     def starts(self) -> list[Start]:
@@ -163,11 +174,33 @@ class Mixed:
     def firsts(self) -> list[First]:
         """Shapes of what a client of each group begins with."""
         args = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
-        return [jax.eval_shape(a.first_row, *args, s) for a, s in zip(self.algorithms, self.starts, strict=True)]
+        return [
+            jax.eval_shape(a.first_row, *args, s)
+            for a, s in zip(self.algorithms, self.starts, strict=True)
+        ]
 
-    rows = functools.cached_property(lambda self: Packing.of(first.row for first in self.firsts))
-    models = functools.cached_property(lambda self: Packing.of(first.model for first in self.firsts))
-    optimizers = functools.cached_property(lambda self: Packing.of(first.optimizer for first in self.firsts))
+    @functools.cached_property
+    def rows(self) -> Packing:
+        """The packing of rows."""
+        return Packing.of(first.row for first in self.firsts)
+
+    @functools.cached_property
+    def models(self) -> Packing:
+        """The packing of clients' own models."""
+        return Packing.of(first.model for first in self.firsts)
+
+    @functools.cached_property
+    def opt_states(self) -> Packing:
+        """The packing of their optimizer states."""
+        return Packing.of(first.opt_state for first in self.firsts)
+
+    @functools.cached_property
+    def kept_optimizers(self) -> Packing:
+        """The packing of optimizer states that the engine keeps for clients."""
+        found = []
+        for problem, algorithm in zip(self.problems, self.algorithms, strict=True):
+            found.append(client_output(problem, algorithm, self.clients).opt_state)
+        return Packing.of(found)
 
     @functools.cached_property
     def predictions(self) -> Packing:
@@ -175,16 +208,25 @@ class Mixed:
 
         def one(number, algorithm, key, row, server, received, clients):
             data, zero = view(clients, jnp.zeros((), jnp.int32)), jnp.zeros((), jnp.int32)
-            index = jnp.zeros((tree.num_rows(received),), jnp.int32) if jax.tree.leaves(received) else zero[None]
-            return self.resolved(number, ClientContext(key, zero, zero, index, server, zero), received, row, data)
+            index = (
+                jnp.zeros((tree.num_rows(received),), jnp.int32)
+                if jax.tree.leaves(received)
+                else zero[None]
+            )
+            return self.resolved(
+                number, ClientContext(key, zero, zero, index, server, zero), received, row, data
+            )
 
         shapes = []
-        for number, (algorithm, first, start) in enumerate(zip(self.algorithms, self.firsts, self.starts, strict=True)):
-            own = algorithm.topology == "own"
-            received = jax.eval_shape(tree.stack_one, first.model) if own else start.models
+        for number, (algorithm, first, start) in enumerate(
+            zip(self.algorithms, self.firsts, self.starts, strict=True)
+        ):
+            received = start.models
+            if not algorithm.topology.on_server:
+                received = jax.eval_shape(tree.stack_one, first.model)
             key = jax.eval_shape(jax.random.key, 0)
             run = functools.partial(one, number, algorithm)
-            shapes.append(jax.eval_shape(run, key, first.row, start.server, received, self.clients))
+            shapes.append(jax.eval_shape(run, key, first.row, start.state, received, self.clients))
         return Packing.of(shapes)
 
     def switch(self, group: Array, branch: Callable[[int], PyTree]) -> PyTree:
@@ -196,7 +238,9 @@ class Mixed:
             return [jnp.asarray(leaf) for leaf in leaves]
 
         try:
-            found = jax.lax.switch(group, [functools.partial(run, number) for number in range(len(self.algorithms))])
+            found = jax.lax.switch(
+                group, [functools.partial(run, number) for number in range(len(self.algorithms))]
+            )
         except TypeError as error:
             raise (self.differs() if "branch" in str(error) else error) from error
         if 0 not in structures:  # nothing is compiled, so that only one branch was called
@@ -205,36 +249,53 @@ class Mixed:
 
     def received(self, number: int, models: Params) -> Params:
         """Received models (J, ...) in a network's own structure."""
-        if self.algorithms[number].topology == "own":
+        if not self.algorithms[number].topology.on_server:
             return tree.stack_one(self.models.unpack(number, tree.first(models)))
         return formed(self.starts[number].models, models)
 
     def within(self, number: int, context: ClientContext) -> ClientContext:
-        """A context with the server's state in a network's own structure."""
-        return context._replace(server=formed(self.starts[number].server, context.server))
+        """A context with the server's state and optimizers in a network's own structure."""
+        context = context._replace(server=formed(self.starts[number].state, context.server))
+        if context.optimizer is None:
+            return context
+        state = self.kept_optimizers.unpack(number, context.optimizer.state)
+        return context._replace(optimizer=KeptOptimizer(state, context.optimizer.started))
 
     def first_row(self, key, client, start):
         group = self.groups.number_of(client)
 
         def branch(number):
-            first = self.algorithms[number].first_row(key, client, formed(self.starts[number], start))
-            packings = zip((self.rows, self.models, self.optimizers), first, strict=True)
-            return First(*(packing.pack(number, part) for packing, part in packings))
+            first = self.algorithms[number].first_row(
+                key, client, formed(self.starts[number], start)
+            )
+            return First(
+                row=self.rows.pack(number, first.row),
+                model=self.models.pack(number, first.model),
+                opt_state=self.opt_states.pack(number, first.opt_state),
+            )
 
         first = self.switch(group, branch)
         return first._replace(row=Row(group, first.row))
 
-    def client_update(self, context, models, row, data):
-        def branch(number):
-            kept, received = self.rows.unpack(number, row.kept), self.received(number, models)
-            out = self.algorithms[number].client_update(self.within(number, context), received, kept, data)
-            upload = out.upload
-            if self.algorithms[number].topology == "own":
-                upload = tree.stack_one(self.models.pack(number, tree.first(upload)))
-            return out._replace(client=self.rows.pack(number, out.client), upload=upload)
+    def client_update(
+        self, context: ClientContext, models: Params, row: Row, data: ClientData
+    ) -> ClientOutput:
+        def branch(number: int) -> ClientOutput:
+            algorithm = self.algorithms[number]
+            own_context = self.within(number, context)
+            kept = self.rows.unpack(number, row.kept)
+            output = algorithm.client_update(own_context, self.received(number, models), kept, data)
+            if not algorithm.topology.on_server:
+                packed = self.models.pack(number, tree.first(output.upload.update))
+                upload = output.upload._replace(update=tree.stack_one(packed))
+                output = output._replace(upload=upload)
+            opt_state = ()
+            if keeps_optimizers(self.problem):
+                opt_state = self.kept_optimizers.pack(number, output.opt_state)
+            return output._replace(row=self.rows.pack(number, output.row), opt_state=opt_state)
 
-        out = self.switch(row.group, branch)
-        return out._replace(client=Row(row.group, out.client))
+        output = self.switch(row.group, branch)
+        return output._replace(row=Row(row.group, output.row))
 
     def of_row(self, name: str, context: ClientContext, row: Row, *args: Any) -> PyTree:
         """What function `name` of the client's algorithm returns for (context, row, ...)."""
@@ -262,7 +323,9 @@ class Mixed:
     def resolved(self, number, context, received, row, data):
         """What a client of a group predicts with: models, their weights and further inputs."""
         algorithm = self.algorithms[number]
-        made = algorithm.predict(context, received, row, data) if algorithm.predict else Prediction()
+        made = (
+            algorithm.predict(context, received, row, data) if algorithm.predict else Prediction()
+        )
         weights = algorithm.whom(context, row, data.train.size).weights if algorithm.whom else None
         return parts_of(resolved(made, received, weights))
 
@@ -303,7 +366,9 @@ class Mixed:
 
     def apply(self, models, group, x):
         def branch(number):
-            return self.outputs(self.problems[number], self.algorithms[number], self.unpacked(number, models), x)
+            return self.outputs(
+                self.problems[number], self.algorithms[number], self.unpacked(number, models), x
+            )
 
         return self.switch(group, branch)
 
@@ -315,7 +380,9 @@ def parts_of(prediction: Prediction) -> tuple:
 
 def shapes_of(found: PyTree) -> tuple:
     """Shape and dtype of each leaf."""
-    return tuple((tuple(jnp.shape(leaf)), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(found))
+    return tuple(
+        (tuple(jnp.shape(leaf)), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(found)
+    )
 
 
 def formed(like: PyTree, found: PyTree) -> PyTree:

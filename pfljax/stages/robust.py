@@ -58,8 +58,17 @@ Aggregator = Literal[
     "flame",
     "sign_majority",
 ]
-TRIMMING = ("trimmed_mean", "krum", "multi_krum", "bulyan", "dnc")  # rules that read the share of attackers
-WEISZFELD_STEPS, TOLERANCE = 1000, 1e-5  # most steps; the last one's length, by the distance that is left
+TRIMMING = (
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "bulyan",
+    "dnc",
+)  # rules that read the share of attackers
+WEISZFELD_STEPS, TOLERANCE = (
+    1000,
+    1e-5,
+)  # most steps; the last one's length, by the distance that is left
 NEAREST = 1e-6  # smallest distance that a Weiszfeld step divides by
 CLIPPING_STEPS = 5
 POWER_STEPS = 50
@@ -68,14 +77,18 @@ POWER_STEPS = 50
 def check_number(aggregator: Aggregator, share: float, num: int) -> int:
     """Returns f for n clients. Raises `ArgumentError` if a rule needs more clients."""
     assumed = int(share * num + 1e-6)
-    least = {"krum": 2 * assumed + 3, "multi_krum": 2 * assumed + 3, "bulyan": 4 * assumed + 3}.get(aggregator, 1)
+    least = {"krum": 2 * assumed + 3, "multi_krum": 2 * assumed + 3, "bulyan": 4 * assumed + 3}.get(
+        aggregator, 1
+    )
     if num < least:
         text = f"needs at least {least} clients a round, of whom {assumed} may attack; accepted: fewer attackers"
         raise ArgumentError("trim", f"{text}, or more clients than {num}", share)
     return assumed
 
 
-def combine(aggregator: Aggregator, updates: Params, weight: Array, share: float, root: Params = ()) -> Params:
+def combine(
+    aggregator: Aggregator, updates: Params, weight: Array, share: float, root: Params = ()
+) -> Params:
     """Combines n stacked updates into one; those of weight 0 do not count.
 
     Args:
@@ -126,7 +139,9 @@ def shares_of(weight: Array) -> Array:
 
 def all_finite(models: Params) -> Array:
     """(n,) whether all values of a model are finite, for n stacked models."""
-    finite = [jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(models)]
+    finite = [
+        jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(models)
+    ]
     return jnp.stack(finite).all(axis=0)
 
 
@@ -156,7 +171,9 @@ def distances(updates: Params, counts: Array) -> Array:
     products = tree.inner_products(centered, centered)
     norms = jnp.diagonal(products)
     # Distances that overflow are the largest.
-    found = jnp.nan_to_num(norms[:, None] + norms[None, :] - 2 * products, nan=jnp.finfo(products.dtype).max)
+    found = jnp.nan_to_num(
+        norms[:, None] + norms[None, :] - 2 * products, nan=jnp.finfo(products.dtype).max
+    )
     others = counts[:, None] & counts[None, :] & ~jnp.eye(len(counts), dtype=bool)
     return jnp.where(others, jnp.maximum(found, 0), jnp.inf)
 
@@ -196,20 +213,28 @@ def bulyan(updates: Params, counts: Array, assumed: Array) -> Params:
 
 def lengths(updates: Params) -> Array:
     """(n,) Euclidean norms."""
-    squares = [jnp.square(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates)]
+    squares = [
+        jnp.square(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates)
+    ]
     return jnp.sqrt(jnp.asarray(sum(squares)))
 
 
 def geometric_median(updates: Params, weight: Array) -> Params:
     """The point with the least weighted sum of distances, by Weiszfeld steps from the coordinates' median."""
-    away = lambda center: lengths(jax.tree.map(jnp.subtract, updates, center))
+
+    def away(center: Params) -> Array:
+        return lengths(tree.subtract(updates, center))
 
     def step(carry):
         number, center, _ = carry
         distance = away(center)
         new = tree.mix(shares_of(weight / jnp.maximum(distance, NEAREST)), updates)
         moved = jnp.sqrt(tree.squared_distance(new, center))
-        return number + 1, new, moved > TOLERANCE * jnp.min(jnp.where(weight > 0, distance, jnp.inf)) + NEAREST
+        return (
+            number + 1,
+            new,
+            moved > TOLERANCE * jnp.min(jnp.where(weight > 0, distance, jnp.inf)) + NEAREST,
+        )
 
     begin = 0, median(updates, weight > 0), jnp.asarray(True)
     return jax.lax.while_loop(lambda carry: carry[2] & (carry[0] < WEISZFELD_STEPS), step, begin)[1]
@@ -244,7 +269,9 @@ def centered_clipping(updates: Params, counts: Array) -> Params:
 def without_outliers(updates: Params, counts: Array, assumed: Array) -> Params:
     """The mean without the f updates of largest squared projection on the centered updates' first singular vector."""
     center = tree.mix(shares_of(counts), updates)
-    apart = tree.where(counts, jax.tree.map(jnp.subtract, updates, center), jax.tree.map(jnp.zeros_like, updates))
+    apart = tree.where(
+        counts, jax.tree.map(jnp.subtract, updates, center), jax.tree.map(jnp.zeros_like, updates)
+    )
     products = tree.inner_products(apart, apart)
     products = products / jnp.maximum(jnp.abs(products).max(), jnp.finfo(jnp.float32).tiny)
 
@@ -261,8 +288,12 @@ def without_outliers(updates: Params, counts: Array, assumed: Array) -> Params:
 def trusted(updates: Params, counts: Array, root: Params) -> Params:
     """The mean of updates that are scaled to the root's length, by the positive part of their cosines with it."""
     tiny = jnp.finfo(jnp.float32).tiny
-    largest = [jnp.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in jax.tree.leaves(updates)]
-    updates = tree.scale(updates, 1 / jnp.maximum(jnp.stack(largest).max(axis=0), tiny))  # whose squares are finite
+    largest = [
+        jnp.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in jax.tree.leaves(updates)
+    ]
+    updates = tree.scale(
+        updates, 1 / jnp.maximum(jnp.stack(largest).max(axis=0), tiny)
+    )  # whose squares are finite
     length, norms = jnp.sqrt(tree.inner(root, root)), jnp.maximum(lengths(updates), tiny)
     along = tree.inner_products(updates, tree.stack_one(root))[:, 0]
     trust = jnp.where(counts, jnp.maximum(along, 0) / norms, 0)
@@ -279,10 +310,15 @@ def majority(updates: Params, counts: Array) -> Array:
     both = counts[:, None] & counts[None, :]
     apart = jnp.where(both, jnp.maximum(1 - tree.inner_products(units, units), 0), jnp.inf)
     apart = jnp.where(jnp.eye(len(counts), dtype=bool) & both, 0, apart)
+
     # The least threshold at which single linkage joins two updates: the longest step of the best way between them.
-    through = lambda k, joined: jnp.minimum(joined, jnp.maximum(joined[:, k, None], joined[None, k]))
+    def through(k: Array, joined: Array) -> Array:
+        return jnp.minimum(joined, jnp.maximum(joined[:, k, None], joined[None, k]))
+
     joined = jax.lax.fori_loop(0, len(counts), through, apart)
-    least = jnp.sort(joined, axis=1)[:, counts.sum() // 2]  # of floor(n / 2) + 1 updates, oneself included
+    least = jnp.sort(joined, axis=1)[
+        :, counts.sum() // 2
+    ]  # of floor(n / 2) + 1 updates, oneself included
     first = jnp.argmin(least)
     return counts & (joined[first] <= least[first])
 
@@ -290,7 +326,9 @@ def majority(updates: Params, counts: Array) -> Array:
 def majority_vote(updates: Params, counts: Array) -> Params:
     """The sign of the sum of signs, times the median over updates of their mean absolute value."""
     size = sum(leaf[0].size for leaf in jax.tree.leaves(updates))
-    total = sum(jnp.abs(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates))
+    total = sum(
+        jnp.abs(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates)
+    )
     scale = jnp.where(counts.any(), middle(jnp.asarray(total) / size, counts), 0)
     votes = tree.mix(counts.astype(jnp.float32), jax.tree.map(jnp.sign, updates))
     return jax.tree.map(lambda leaf: scale * jnp.sign(leaf), votes)

@@ -18,11 +18,20 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, ClientContext, ClientData, PyTree, Split
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    PyTree,
+    Split,
+    Start,
+    State,
+)
 from pfljax.local.batches import sampled
-from pfljax.local.problem import Problem
-from pfljax.stages.combining import parts_of
-from pfljax.stages.notes import Noted, inner, with_notes
+from pfljax.stages.combining import Combining, Parts, parts_of
+from pfljax.stages.stage import StageState
 
 ROOT = 0x2007  # folded into the server's keys to draw its examples, and to train on them
 BY_ROOT = "the examples that the server has"
@@ -40,38 +49,48 @@ class Root(NamedTuple):
     row: PyTree
 
 
-def with_root(problem: Problem, algorithm: Algorithm, num: int) -> Algorithm:
-    """The algorithm whose server makes an update of `num` examples of its own; see `Algorithm.root`.
+@dataclasses.dataclass(frozen=True)
+class Trusting(Combining):
+    """FLTrust: a rule that compares each part with the one that the server makes of its examples.
 
-    Args:
-        problem: The problem of the algorithm.
-        algorithm: Any algorithm, before other stages.
-        num: Number of examples; all that there are, if these are fewer.
-
-    Raises:
-        ArgumentError: if no server averages models or updates; when it is traced, if it averages several models.
+    Attributes:
+        root_examples: Number of examples; all that there are, if these are fewer.
     """
-    if not algorithm.averages:
-        text = "accepted for this method: mean; no server averages models or updates"
-        raise ArgumentError("aggregator", text, "fltrust")
-    noted, zero = with_notes(algorithm), jnp.zeros((), jnp.int32)
-    capacity = min(num, problem.num_clients * problem.n_max)
 
-    def start(key, clients):
-        begun = noted.start(key, clients)
-        if tree.num_rows(begun.models) > 1 or algorithm.any_age:
+    root_examples: int
+
+    def declare(self, method: Algorithm) -> Algorithm:
+        return dataclasses.replace(method, ledger=method.ledger.beside(BY_ROOT))
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        return ()  # the server keeps no sum of its own changes
+
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> Root:
+        if tree.num_rows(start.models) > 1 or self.method.any_age:
             text = "accepted for this method, whose server has several models: the other ones"
             raise ArgumentError("aggregator", text, "fltrust")
-        data = sampled(jax.random.fold_in(key, ROOT), clients.train, capacity, clients.train.size.sum())
-        row = algorithm.first_row(key, zero, begun._replace(server=begun.server.inner)).row
-        return begun._replace(server=Noted(begun.server.inner, Root(data, row)))
+        problem = self.problem
+        capacity = min(self.root_examples, problem.num_clients * problem.n_max)
+        draw_key = jax.random.fold_in(key, ROOT)
+        data = sampled(draw_key, clients.train, capacity, clients.train.size.sum())
+        row = self.method.first_row(key, jnp.zeros((), jnp.int32), start).row
+        return Root(data, row)
 
-    def root(key, state):
-        (data, row), state = state.server.note, inner(state)
-        key = jax.random.fold_in(key, ROOT)
-        context = ClientContext(key, state.round, zero, jnp.zeros((1,), jnp.int32), state.server, zero)
+    def client_note(self, note: Root, client: Array) -> Parts:
+        return {}
+
+    def _roots(self, key: Key, state: State, note: StageState) -> Parts:
+        data, row = note.server
+        zero = jnp.zeros((), jnp.int32)
+        context = ClientContext(
+            key=jax.random.fold_in(key, ROOT),
+            round=state.round,
+            step=zero,
+            index=jnp.zeros((1,), jnp.int32),
+            server=state.server.state,
+            client=zero,
+        )
         alone = ClientData(data, data._replace(size=zero), jnp.zeros((), bool))
-        out = algorithm.client_update(context, state.models, row, alone)
-        return parts_of(out)[0]
-
-    return dataclasses.replace(noted, start=start, root=root, ledger=algorithm.ledger.beside(BY_ROOT))
+        output = self.method.client_update(context, state.models, row, alone)
+        return parts_of(output).parts

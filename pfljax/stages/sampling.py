@@ -3,98 +3,165 @@
 Contributions to models on a server are reweighted, so that sizes count once. With "weighted", client k is in the
 cohort with probability p_k = min(1, c n_k), where the p_k add up to S (systematic sampling: Madow, 1949), and its
 contribution is divided by p_k. So sums are unbiased (Horvitz, Thompson, 1952), and FedAvg weights all clients equally
-but those with p_k = 1. "power_of_choice" weights the chosen clients equally, as its paper does.
+but those with p_k = 1.
+
+"power_of_choice" draws d candidates one by one in proportion to n_k and takes the S of them with the largest training
+losses: Cho, Wang, Joshi, "Towards understanding biased client selection in federated learning" (AISTATS 2022),
+pi_pow-d. It weights the chosen clients equally, as the paper does.
+
+Departures from the paper: A candidate's loss is the loss of what it predicts with, which for FedAvg is the global
+model. The downloads of candidates that are not chosen do not count as traffic.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, State
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    ClientOutput,
+    Key,
+    Prediction,
+    PyTree,
+    Split,
+    Start,
+    State,
+)
 from pfljax.evaluation import metrics
 from pfljax.exchange.lifting import serve_some
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
-from pfljax.stages.notes import with_notes
+from pfljax.stages.messages import LocalWork, is_float
+from pfljax.stages.stage import Stage, StageState
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 Sampler = Literal["uniform", "weighted", "power_of_choice"]
 
 
-def with_sampler(problem: Problem, algorithm: Algorithm, sampler: Sampler, candidates: int = 0) -> Algorithm:
-    """The algorithm with another way to draw a round's cohort.
-
-    "weighted" draws S different clients in proportion to n_k. "power_of_choice" draws d candidates one by one in this
-    proportion and takes the S of them with the largest training losses: Cho, Wang, Joshi, "Towards understanding biased
-    client selection in federated learning" (AISTATS 2022), pi_pow-d.
-
-    Departures from the paper: A candidate's loss is the loss of what it predicts with, which for FedAvg is the global
-    model. The downloads of candidates that are not chosen do not count as traffic.
+def sampling_stage(
+    sampler: Sampler, candidates: int, problem: Problem, pipeline: Pipeline
+) -> Weighted | None:
+    """The stage of a sampler other than the uniform one.
 
     Args:
-        problem: The problem of the algorithm.
-        algorithm: Any algorithm.
         sampler: The way to draw.
         candidates: d, from S to K; 0: twice S, at most K.
+        problem: The problem of the method.
+        pipeline: The method with the stages before this one.
 
     Raises:
-        ArgumentError: if d is out of range, or if there is nothing to draw, since every client is in every round.
+        ArgumentError: if d is out of range, or if there is nothing to draw, since every client is
+            in every round.
     """
-    num, size = problem.num_clients, problem.cohort_size
+    num = problem.num_clients
+    size = problem.cohort_size
     if sampler == "uniform":
-        return algorithm
-    if algorithm.sample is not None:
-        raise ArgumentError("sampler", "accepted with a clock that chooses the clients of a round: uniform", sampler)
+        return None
+    if pipeline.chooses:
+        text = "accepted with a clock that chooses the clients of a round: uniform"
+        raise ArgumentError("sampler", text, sampler)
     if size == num:
-        raise ArgumentError("sampler", "every client is in every round; accepted with participation below 1", sampler)
+        text = "every client is in every round; accepted with participation below 1"
+        raise ArgumentError("sampler", text, sampler)
     drawn = candidates or min(2 * size, num)
     if not size <= drawn <= num:
         text = f"accepted: 0, or {size} (clients per round) to {num} (all clients)"
         raise ArgumentError("candidates", text, candidates)
     if sampler == "weighted":
-        threshold = lambda clients: per_example(clients.train.size, size)
-        share = lambda c, n: num / size * jnp.minimum(c * n, 1)
-        draw = lambda key, state, clients: systematic(key, clients.train.size, size)
-        return dataclasses.replace(reweighted(algorithm, threshold, share), sample=draw)
+        return Weighted(problem, pipeline.method)
+    return Choosing(problem, pipeline.method, drawn)
 
-    def sample(key, state, clients):
+
+@dataclasses.dataclass(frozen=True)
+class Weighted(Stage):
+    """Client k is drawn with probability p_k, and its contribution is divided by that."""
+
+    name = "sampler"
+    problem: Problem
+    method: Algorithm
+
+    @property
+    def chooses(self) -> bool:
+        return True
+
+    @property
+    def reweighs(self) -> bool:
+        """Whether contributions are divided; models that replace others are not."""
+        return self.method.topology.on_server and self.method.sends != "models"
+
+    def sample(self, key: Key, state: State, clients: ClientData, note: PyTree) -> Array:
+        return systematic(key, clients.train.size, self.problem.cohort_size)
+
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> PyTree:
+        """c."""
+        if not self.reweighs:
+            return ()
+        return per_example(clients.train.size, self.problem.cohort_size)
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        if not self.reweighs:
+            return output, note.client
+        share = self._share(note.server, work.data.train.size)
+        factor = jnp.where(share > 0, 1 / jnp.where(share > 0, share, 1), 0)
+
+        def scaled(leaf: Array) -> Array:
+            return factor * leaf if is_float(leaf) else leaf
+
+        # w_k is divided, or u_k if it has no weight.
+        upload = jax.tree.map(scaled, output.upload)
+        if upload.weight is not None:
+            upload = upload._replace(update=output.upload.update)
+        square = jax.tree.map(scaled, output.told.square)
+        told = output.told._replace(square=square)
+        return output._replace(upload=upload, told=told), note.client
+
+    def _share(self, threshold: Array, size: Array) -> Array:
+        """p_k K / S."""
+        num = self.problem.num_clients / self.problem.cohort_size
+        return num * jnp.minimum(threshold * size, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choosing(Weighted):
+    """Of candidates drawn in proportion to n_k, those with the largest losses take part.
+
+    Attributes:
+        num_candidates: d.
+    """
+
+    num_candidates: int
+
+    def declare(self, method: Algorithm) -> Algorithm:
+        return dataclasses.replace(method, ledger=method.ledger.beside(BY_LOSS))
+
+    def sample(self, key: Key, state: State, clients: ClientData, note: PyTree) -> Array:
         draw_key, predict_key = jax.random.split(key)
-        ids = by_size(draw_key, clients.train.size, drawn)
-        losses = losses_of(problem, found, predict_key, state, clients, ids)
-        worst = jax.lax.top_k(jnp.nan_to_num(losses, nan=-jnp.inf, posinf=jnp.inf), size)[1]
+        ids = by_size(draw_key, clients.train.size, self.num_candidates)
+        losses = losses_of(self.problem, self.method, predict_key, state, clients, ids)
+        known = jnp.nan_to_num(losses, nan=-jnp.inf, posinf=jnp.inf)
+        worst = jax.lax.top_k(known, self.problem.cohort_size)[1]
         return jnp.sort(ids[worst])
 
-    mean = lambda clients: jnp.asarray(clients.train.size, jnp.float32).mean()
-    found = reweighted(algorithm, mean, lambda mean, n: n / mean)
-    return dataclasses.replace(found, sample=sample, ledger=algorithm.ledger.beside(BY_LOSS))
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> PyTree:
+        """The mean of n_k."""
+        if not self.reweighs:
+            return ()
+        return jnp.asarray(clients.train.size, jnp.float32).mean()
 
-
-def reweighted(
-    algorithm: Algorithm, note: Callable[[ClientData], Array], share: Callable[[Array, Array], Array]
-) -> Algorithm:
-    """The algorithm whose clients' contributions to a server's models are divided by share(note, n_k).
-
-    A squared norm that is reported next to them ("square") is one of the sums. Models that replace others stay.
-    """
-    if algorithm.topology != "shared" or algorithm.sends == "models":
-        return algorithm
-    noted = with_notes(algorithm, note)
-
-    def client_update(context, models, row, data):
-        out = noted.client_update(context, models, row, data)
-        found = share(context.server.note, data.train.size)
-        factor = jnp.where(found > 0, 1 / jnp.where(found > 0, found, 1), 0)
-        scaled = lambda leaf: factor * leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
-        report = messages.with_entry(out.report, "square", scaled)
-        return out._replace(upload=jax.tree.map(scaled, out.upload), report=report)
-
-    return dataclasses.replace(noted, client_update=client_update)
+    def _share(self, mean: Array, size: Array) -> Array:
+        """n_k, divided by its mean."""
+        return size / mean
 
 
 def per_example(sizes: Array, num: int) -> Array:
@@ -133,7 +200,13 @@ def by_size(key: Key, sizes: Array, num: int) -> Array:
     return jnp.sort(jax.lax.top_k(scores, num)[1]).astype(jnp.int32)
 
 
-def losses_of(problem: Problem, algorithm: Algorithm, key: Key, state: State, clients: ClientData, ids: Array) -> Array:
+def losses_of(
+    problem: Problem, algorithm: Algorithm, key: Key, state: State, clients: ClientData, ids: Array
+) -> Array:
     """(n,) mean training losses of what clients `ids` predict with; NaN without examples."""
-    use = lambda prediction, train: metrics.evaluate(problem, algorithm, prediction, train)["loss"]
-    return serve_some(algorithm, problem.plan, use, key, state, ids, clients, clients.train).found
+
+    def loss(prediction: Prediction, train: Split) -> Array:
+        return metrics.evaluate(problem, algorithm, prediction, train)["loss"]
+
+    served = serve_some(algorithm, problem.plan, loss, key, state, ids, clients, clients.train)
+    return served.found

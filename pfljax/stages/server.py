@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-import jax
+from typing import TYPE_CHECKING
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
-from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
 from pfljax.stages.attacks import Attack
-from pfljax.stages.collusion import colluded
-from pfljax.stages.combining import combined
-from pfljax.stages.robust import TRIMMING, Aggregator, check_number, combine
-from pfljax.stages.roots import with_root
-from pfljax.stages.sampling import Sampler, with_sampler
+from pfljax.stages.combining import Combining
+from pfljax.stages.robust import TRIMMING, Aggregator, check_number
+from pfljax.stages.roots import Trusting
+from pfljax.stages.sampling import Sampler, Weighted, sampling_stage
+from pfljax.stages.secure_aggregation import Summing, summing_stage
+
+if TYPE_CHECKING:
+    from pfljax.stages.pipeline import Pipeline
 
 
 @settings
@@ -52,86 +51,66 @@ class Server:
         assumed = check_number(self.aggregator, self.trim, num)
         return f"{self.aggregator}, {assumed or 'none'} of {num} clients assumed to attack"
 
-    def with_root(self, problem: Problem, algorithm: Algorithm) -> Algorithm:
-        """The algorithm, before other stages, whose server has examples of its own, if its aggregator needs them.
-
-        Raises:
-            ArgumentError: if the algorithm does not support it.
-        """
-        return with_root(problem, algorithm, self.root_examples) if self.aggregator == "fltrust" else algorithm
-
-    def of(
-        self, problem: Problem, algorithm: Algorithm, attack: Attack | None = None, noised: bool = False
-    ) -> Algorithm:
-        """The algorithm with these server options, and with attackers that collude, if there are any.
+    def summing(
+        self, problem: Problem, pipeline: Pipeline, *, attack: Attack, noised: bool
+    ) -> Summing | None:
+        """The stage of secure aggregation, if the server sees nothing but sums.
 
         Args:
-            problem: The problem of the algorithm.
-            algorithm: Any algorithm.
+            problem: The problem of the method.
+            pipeline: The method with the stages before this one.
             attack: What attackers do.
             noised: Whether the server gets a noised sum (`ClientPrivacy`).
 
         Raises:
-            ArgumentError: if the algorithm does not support them.
+            ArgumentError: if the method or another setting needs more than sums.
         """
-        kind = attack.collusion if attack else None
         if noised or self.secure_aggregation:
-            self._check_sums("client_privacy" if noised else "secure_aggregation", noised, kind)
-        if self.secure_aggregation:
-            algorithm = summed(problem, algorithm)
-        algorithm = with_sampler(problem, algorithm, self.sampler, self.candidates)
-        if self.aggregator == "mean" and not kind:
-            return algorithm
-        if not algorithm.averages:
-            name, value, left = ("attack", kind, "none, or one without collusion") if kind else ("aggregator", None, "")
-            text = f"accepted for this method: {left or 'mean'}; no server averages models or updates"
-            raise ArgumentError(name, text, value or self.aggregator)
+            cause = "client_privacy" if noised else "secure_aggregation"
+            self._check_sums(cause, noised, attack.collusion)
+        return summing_stage(problem, pipeline) if self.secure_aggregation else None
+
+    def sampling(self, problem: Problem, pipeline: Pipeline) -> Weighted | None:
+        """The stage of the sampler, if it is not the uniform one; see `sampling_stage`."""
+        return sampling_stage(self.sampler, self.candidates, problem, pipeline)
+
+    def combining(
+        self, problem: Problem, pipeline: Pipeline, *, attack: Attack
+    ) -> Combining | None:
+        """The stage of a rule other than the mean, or of attackers that know what others send.
+
+        Raises:
+            ArgumentError: if the method's server averages neither models nor updates.
+        """
+        collusion = attack.collusion
+        if self.aggregator == "mean" and not collusion:
+            return None
+        method = pipeline.method
+        if not method.averages:
+            why = "no server averages models or updates"
+            if collusion:
+                text = f"accepted for this method: none, or one without collusion; {why}"
+                raise ArgumentError("attack", text, collusion)
+            text = f"accepted for this method: mean; {why}"
+            raise ArgumentError("aggregator", text, self.aggregator)
+        if self.aggregator == "fltrust":
+            return Trusting("fltrust", self.trim, attack, problem, method, self.root_examples)
         check_number(self.aggregator, self.trim, problem.cohort_size)
-
-        def together(updates, weight, attackers, root):
-            if kind and attack:
-                updates = colluded(kind, attack.factor, updates, weight > 0, attackers)
-            return combine(self.aggregator, updates, weight, self.trim, root)
-
-        return combined(problem, algorithm, together)
+        return Combining(self.aggregator, self.trim, attack, problem, method)
 
     def _check_sums(self, cause: str, noised: bool, collusion: str | None) -> None:
         """Raises `ArgumentError` for what needs more than sums; noise covers uniformly drawn clients' own updates."""
         if self.aggregator != "mean":
-            raise ArgumentError("aggregator", f"accepted with {cause}: mean; it needs single updates", self.aggregator)
+            raise ArgumentError(
+                "aggregator",
+                f"accepted with {cause}: mean; it needs single updates",
+                self.aggregator,
+            )
         if self.sampler == "power_of_choice" or (noised and self.sampler != "uniform"):
             needs = "single losses" if self.sampler == "power_of_choice" else "weights"
-            raise ArgumentError("sampler", f"accepted with {cause}: uniform; this one needs {needs}", self.sampler)
+            raise ArgumentError(
+                "sampler", f"accepted with {cause}: uniform; this one needs {needs}", self.sampler
+            )
         if collusion:
             text = f"accepted with {cause}: one without collusion; colluders know what others send"
             raise ArgumentError("attack", text, collusion)
-
-
-def summed(problem: Problem, algorithm: Algorithm) -> Algorithm:
-    """The algorithm, which must need nothing but sums of what clients send.
-
-    A client's loss is the simulator's own, and its update's squared norm ("square") is added up, too.
-
-    Raises:
-        ArgumentError: if it needs more, or if there is no server; the former when a round is traced.
-    """
-    name, refused = "secure_aggregation", "accepted for this method: False; "
-    if algorithm.topology != "shared" or algorithm.sends == "models":
-        raise ArgumentError(name, f"{refused}no server adds what clients send", True)
-
-    def start(key, clients):
-        begun = algorithm.start(key, clients)
-        each = any(leaf.shape[0] == problem.num_clients > 1 for leaf in jax.tree.leaves(begun.models))
-        if each and not algorithm.stale:
-            raise ArgumentError(
-                name, f"{refused}its server has a model for each client, to which only that one adds", True
-            )
-        return begun
-
-    def client_update(context, models, row, data):
-        out = algorithm.client_update(context, models, row, data)
-        if single := [part for part in messages.reported(out.report) if part != "square"]:
-            raise ArgumentError(name, f"{refused}its server reads each client's {', '.join(single)}", True)
-        return out
-
-    return dataclasses.replace(algorithm, start=start, client_update=client_update)

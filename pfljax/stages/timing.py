@@ -22,74 +22,29 @@ import jax.numpy as jnp
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
+    Aggregate,
     Algorithm,
     Array,
     ClientContext,
     ClientData,
     ClientOutput,
     Cohort,
+    Key,
+    Metrics,
     PyTree,
+    Start,
     State,
+    Topology,
     Traffic,
 )
 from pfljax.exchange import traffic
 from pfljax.exchange.views import view
 from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
-from pfljax.stages import messages
-from pfljax.stages.faults import absent
-from pfljax.stages.notes import bare, inner, with_notes
+from pfljax.stages.messages import LocalWork, either, lost, with_note
+from pfljax.stages.stage import Stage, StageState
 
 WAIT = 60.0  # seconds that a server waits if no client is available
-
-
-def with_clock(problem: Problem, algorithm: Algorithm) -> Algorithm:
-    """The algorithm whose rounds take the time that the problem's clock says.
-
-    Raises:
-        ArgumentError: if the algorithm cannot do what the clock says.
-    """
-    clock = problem.clock
-    assert clock is not None
-    check(clock, problem, algorithm)
-    always = clock.availability == "always"
-    noted = with_notes(algorithm, lambda clients: Elapsed(jnp.zeros(()), jnp.zeros(())))
-
-    def client_update(context, models, row, data):
-        here = always or clock.available(context.client, context.server.note.total)
-        idle = lambda: absent(noted, context, models, row, data)
-        train = lambda: noted.client_update(context, models, row, data)
-        out = train() if always else jax.lax.cond(here, train, idle)
-        moved = moved_by(algorithm, bare(context), models, row.inner, data, out)
-        each = jnp.where(here, exchange_seconds(problem, algorithm, moved, context, data.train.size), WAIT)
-        begun, told = jnp.where(context.step == 0, 0, context.server.note.of_round), {}
-        if math.isfinite(clock.deadline):
-            late = begun + each > clock.deadline
-            lost = lambda: idle()._replace(client=out.client)
-            out = jax.lax.cond(late, lost, lambda: out)
-            each, told = jnp.minimum(each, jnp.maximum(clock.deadline - begun, 0)), {"absent": late}
-        told |= {} if always else {"away": ~here}
-        return out._replace(report=messages.beside(out.report, begun=begun, seconds=each, **told))
-
-    def server_update(key, state, aggregate):
-        report = aggregate.report
-        state, metrics = noted.server_update(key, state, aggregate._replace(report=report["method"]))
-        spent = traffic.seconds_of(report)
-        note = Elapsed(state.server.note.total + spent, report["begun"][0] + spent)
-        return state._replace(server=state.server._replace(note=note)), metrics
-
-    def sample(key, state, clients):
-        """The fastest of those that are asked; those that are not available come last."""
-        ids = jnp.arange(problem.num_clients, dtype=jnp.int32)
-        here = problem.plan.over_rows(lambda client: clock.available(client, state.server.note.total), ids)
-        asked = min(math.ceil(problem.cohort_size * (1 + clock.over_selection) - 1e-6), problem.num_clients)
-        ids = jax.lax.top_k(jax.random.uniform(key, here.shape) + here, asked)[1].astype(jnp.int32)
-        seconds = round_seconds(problem, algorithm, inner(state), clients, ids)
-        first = jax.lax.top_k(-jnp.where(here[ids], seconds, jnp.inf), problem.cohort_size)[1]
-        return jnp.sort(ids[first])
-
-    chosen = {"sample": sample} if clock.over_selection or not always else {}
-    return dataclasses.replace(noted, client_update=client_update, server_update=server_update, **chosen)
 
 
 class Elapsed(NamedTuple):
@@ -107,23 +62,105 @@ class Elapsed(NamedTuple):
 def check(clock: Clock, problem: Problem, algorithm: Algorithm) -> None:
     """Raises `ArgumentError` if the algorithm cannot do what the clock says."""
     if clock.over_selection and problem.cohort_size == problem.num_clients:
-        raise ArgumentError("over_selection", "accepted with all clients in every round: 0", clock.over_selection)
-    if math.isfinite(clock.deadline) and algorithm.topology in ("own", "push"):
-        why = (
-            "clients mix what all their neighbors send" if algorithm.topology == "push" else "no client sends anything"
+        raise ArgumentError(
+            "over_selection", "accepted with all clients in every round: 0", clock.over_selection
         )
-        raise ArgumentError("deadline", f"accepted for this method: inf; {why}", clock.deadline)
-    if clock.availability != "always" and algorithm.topology == "push":
-        text = "accepted for this method: always; clients mix what all their neighbors send"
+    mixes = "clients mix what all their neighbors send"
+    if math.isfinite(clock.deadline):
+        text = "accepted for this method: inf"
+        if algorithm.topology is Topology.PUSH:
+            raise ArgumentError("deadline", f"{text}; {mixes}", clock.deadline)
+        if not algorithm.topology.moves:
+            raise ArgumentError("deadline", f"{text}; no client sends anything", clock.deadline)
+    if clock.availability != "always" and algorithm.topology is Topology.PUSH:
+        text = f"accepted for this method: always; {mixes}"
         raise ArgumentError("availability", text, clock.availability)
 
 
-def moved_by(
-    algorithm: Algorithm, context: ClientContext, models: PyTree, row: PyTree, data: ClientData, out: ClientOutput
-) -> Traffic:
-    """Bytes of the parts of a client's messages; `out` may be shapes."""
-    update = lambda server: algorithm.client_update(context._replace(server=server), models, row, data)
-    return traffic.of_client(algorithm, models, out, traffic.bytes_read(update, context.server))
+@dataclasses.dataclass(frozen=True)
+class Waiting(Stage):
+    """A round takes as long as its slowest client; what comes after a deadline is lost."""
+
+    name = "clock"
+    problem: Problem
+    clock: Clock
+    method: Algorithm
+
+    @property
+    def always(self) -> bool:
+        """Whether all clients are there at all times."""
+        return self.clock.availability == "always"
+
+    @property
+    def chooses(self) -> bool:
+        return bool(self.clock.over_selection) or not self.always
+
+    def server_note(self, key: Key, start: Start, clients: ClientData) -> Elapsed:
+        return Elapsed(jnp.zeros(()), jnp.zeros(()))
+
+    def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
+        if self.always:
+            return work
+        away = ~self.clock.available(work.context.client, note.server.total)
+        return work._replace(absent=either(work.absent, away), away=either(work.away, away))
+
+    def after_client(
+        self, work: LocalWork, output: ClientOutput, note: StageState
+    ) -> tuple[ClientOutput, PyTree]:
+        context = work.context
+        moved = self._moved(work, output)
+        size = work.data.train.size
+        seconds = exchange_seconds(self.problem, self.method, moved, context, size)
+        if not self.always:
+            here = self.clock.available(context.client, note.server.total)
+            seconds = jnp.where(here, seconds, WAIT)
+
+        # The exchanges of a round follow each other; the deadline is for all of them.
+        begun = jnp.where(context.step == 0, 0, note.server.of_round)
+        if math.isfinite(self.clock.deadline):
+            output = lost(output, begun + seconds > self.clock.deadline)
+            left = jnp.maximum(self.clock.deadline - begun, 0)
+            seconds = jnp.minimum(seconds, left)
+        participation = output.participation._replace(seconds=seconds)
+        output = output._replace(participation=participation)
+        return with_note(output, self.name, begun), note.client
+
+    def before_server(
+        self, key: Key, state: State, aggregate: Aggregate, note: StageState
+    ) -> tuple[Aggregate, StageState, Metrics]:
+        spent = traffic.seconds_of(aggregate.participation)
+        assert spent is not None
+        begun = aggregate.notes[self.name][0]
+        elapsed = Elapsed(note.server.total + spent, begun + spent)
+        return aggregate, note._replace(server=elapsed), {}
+
+    def sample(self, key: Key, state: State, clients: ClientData, note: Elapsed) -> Array:
+        """The fastest of those that are asked; those that are not available come last."""
+        problem = self.problem
+        clock = self.clock
+
+        def is_here(client: Array) -> Array:
+            return clock.available(client, note.total)
+
+        here = problem.plan.over_rows(is_here, jnp.arange(problem.num_clients, dtype=jnp.int32))
+        wanted = math.ceil(problem.cohort_size * (1 + clock.over_selection) - 1e-6)
+        asked = min(wanted, problem.num_clients)
+        scores = jax.random.uniform(key, here.shape) + here
+        ids = jax.lax.top_k(scores, asked)[1].astype(jnp.int32)
+        seconds = round_seconds(problem, self.method, state, clients, ids)
+        seconds = jnp.where(here[ids], seconds, jnp.inf)
+        first = jax.lax.top_k(-seconds, problem.cohort_size)[1]
+        return jnp.sort(ids[first])
+
+    def _moved(self, work: LocalWork, output: ClientOutput) -> Traffic:
+        """Bytes of the parts of the client's messages."""
+
+        def update(server: PyTree) -> ClientOutput:
+            context = work.context._replace(server=server)
+            return self.method.client_update(context, work.models, work.row, work.data)
+
+        read = traffic.bytes_read(update, work.context.server)
+        return traffic.of_client(self.method, work.models, output, read)
 
 
 def exchange_seconds(
@@ -137,7 +174,9 @@ def exchange_seconds(
     found = traffic.messages(algorithm, context.client, context.index, sent, context.step == 0)
     batch = jnp.minimum(problem.solver.batch(problem.n_max), size)
     down, up = found.num_bytes(moved)
-    each = problem.clock.seconds(context.client, gradients * max(algorithm.ledger.gradients, 1), batch, down + up)
+    each = problem.clock.seconds(
+        context.client, gradients * max(algorithm.ledger.gradients, 1), batch, down + up
+    )
     return jnp.where(context.step < taken, each, 0)
 
 
@@ -146,7 +185,9 @@ def exchanges_of(problem: Problem, algorithm: Algorithm, size: Array) -> Array:
     return jnp.clip(problem.solver.num_steps(size, problem.n_max), 1, algorithm.exchanges)
 
 
-def round_seconds(problem: Problem, algorithm: Algorithm, state: State, clients: ClientData, ids: Array) -> Array:
+def round_seconds(
+    problem: Problem, algorithm: Algorithm, state: State, clients: ClientData, ids: Array
+) -> Array:
     """(n,) seconds of a whole round, of clients `ids`.
 
     Args:
@@ -156,34 +197,48 @@ def round_seconds(problem: Problem, algorithm: Algorithm, state: State, clients:
         clients: All clients' data.
         ids: (n,) int32.
     """
-    moved, received = message_shapes(problem, algorithm, state, clients)
-    zero, key = jnp.zeros((), jnp.int32), jax.random.key(0)
+    moved, num_received = message_shapes(problem, algorithm, state, clients)
+    zero = jnp.zeros((), jnp.int32)
+    key = jax.random.key(0)
 
-    def one(client):
-        # Under "peers", the first one is its own.
-        context = ClientContext(key, zero, zero, client + jnp.arange(received), (), client)
+    def seconds_of(client: Array) -> Array:
+        index = client + jnp.arange(num_received)  # under "peers", the first one is its own
+        context = ClientContext(key=key, round=zero, step=zero, index=index, client=client)
         size = clients.train.size[client]
-        each = exchange_seconds(problem, algorithm, moved, context, size)
-        return each * exchanges_of(problem, algorithm, size)
+        seconds = exchange_seconds(problem, algorithm, moved, context, size)
+        return seconds * exchanges_of(problem, algorithm, size)
 
-    return problem.plan.over_rows(one, ids)
+    return problem.plan.over_rows(seconds_of, ids)
 
 
-def message_shapes(problem: Problem, algorithm: Algorithm, state: State, clients: ClientData) -> tuple[Traffic, int]:
-    """Bytes of the parts of a client's messages, and the number of models that it receives, from shapes alone."""
-    first = jnp.zeros((), jnp.int32)
+def message_shapes(
+    problem: Problem, algorithm: Algorithm, state: State, clients: ClientData
+) -> tuple[Traffic, int]:
+    """Bytes of the parts of a client's messages, and the number of models that it receives."""
+    zero = jnp.zeros((), jnp.int32)
+    topology = algorithm.topology
 
-    def client(key, server, stack, row, clients):
-        own = algorithm.topology == "own" or not jax.tree.leaves(stack)
-        index = jnp.arange(1 if own else tree.num_rows(stack))
-        context = ClientContext(key, first, first, index, server, first)
+    def play(key: Key, server: PyTree, stack: PyTree, row: PyTree, clients: ClientData) -> tuple:
+        alone = not topology.moves or not jax.tree.leaves(stack)
+        index = jnp.arange(1 if alone else tree.num_rows(stack))
+        context = ClientContext(
+            key=key, round=zero, step=zero, index=index, server=server, client=zero
+        )
         if algorithm.download is not None:
             index = algorithm.download(context, row, Cohort(jnp.arange(problem.cohort_size)))
-        models = tree.take(stack, jnp.zeros_like(index[:1] if algorithm.topology == "push" else index))
-        return index, models, algorithm.client_update(context._replace(index=index), models, row, view(clients, first))
+        held = index[:1] if topology is Topology.PUSH else index
+        models = tree.take(stack, jnp.zeros_like(held))
+        data = view(clients, zero)
+        output = algorithm.client_update(context._replace(index=index), models, row, data)
+        return index, models, output
 
-    key, row = jax.random.key(0), tree.shapes_of_rows(state.clients)
-    args = state.models, row, clients
-    index, models, out = jax.eval_shape(client, key, state.server, *args)
-    read = traffic.bytes_read(lambda server, *args: client(key, server, *args)[2], state.server, *args)
-    return traffic.of_client(algorithm, models, out, read), len(index)
+    key = jax.random.key(0)
+    row = tree.shapes_of_rows(state.rows)
+    inputs = (state.models, row, clients)
+    index, models, output = jax.eval_shape(play, key, state.server.state, *inputs)
+
+    def output_of(server: PyTree, *inputs: PyTree) -> ClientOutput:
+        return play(key, server, *inputs)[2]
+
+    read = traffic.bytes_read(output_of, state.server.state, *inputs)
+    return traffic.of_client(algorithm, models, output, read), len(index)

@@ -27,14 +27,17 @@ from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.stages.asynchrony import on_clock
+from pfljax.stages.asynchrony import clock_stage
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
-from pfljax.stages.latecomers import with_latecomers
+from pfljax.stages.latecomers import latecomers_stage
 from pfljax.stages.networks import Mixed
+from pfljax.stages.optimizers import optimizer_stage
+from pfljax.stages.pipeline import pipelined
 from pfljax.stages.server import Server
+from pfljax.stages.stage import StageMaker
 
 
 @settings
@@ -70,9 +73,13 @@ class Execution:
         cores.warn_once()
         if self.plan == "python":
             if self.client_store != "device":
-                raise ArgumentError("client_store", "accepted with plan=python: device", self.client_store)
+                raise ArgumentError(
+                    "client_store", "accepted with plan=python: device", self.client_store
+                )
             if self.model_devices > 1:
-                raise ArgumentError("model_devices", "accepted with plan=python: 1", self.model_devices)
+                raise ArgumentError(
+                    "model_devices", "accepted with plan=python: 1", self.model_devices
+                )
             return PythonPlan(make_plan("map", devices=1).mesh, 1)
         return make_plan(self.plan, self.chunk, self.devices, self.exchange, self.model_devices)
 
@@ -90,7 +97,9 @@ class Numbers(NamedTuple):
 
 
 OWN = Numbers(None, {})
-PER_RUN = types.MappingProxyType({"per_run": True})  # metadata of fields that may differ between runs in one kernel
+PER_RUN = types.MappingProxyType(
+    {"per_run": True}
+)  # metadata of fields that may differ between runs in one kernel
 SHARED = "seed, data, learning rate and the method's float knobs"  # what may differ, in words
 
 
@@ -221,7 +230,9 @@ class Experiment:
     @property
     def numbers(self) -> Numbers:
         """The numbers that `algorithm` can replace: not those that a method declares as static."""
-        fields = [field for field in dataclasses.fields(self.method) if not field.metadata.get("static")]
+        fields = [
+            field for field in dataclasses.fields(self.method) if not field.metadata.get("static")
+        ]
         names = [field.name for field in fields if field.type in (float, "float")]
         rate = self.local.learning_rate if self.local else None
         return Numbers(rate, {name: getattr(self.method, name) for name in names})
@@ -239,7 +250,11 @@ class Experiment:
         # The solver is made from `local`, if that is known.
         made = ("problem.solver",) if self.local is not None else ()
         left_out = traced | padded
-        return {name: value for name, value in found.items() if name not in left_out and not name.startswith(made)}
+        return {
+            name: value
+            for name, value in found.items()
+            if name not in left_out and not name.startswith(made)
+        }
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
         """Builds the method for this run under an execution plan.
@@ -263,17 +278,41 @@ class Experiment:
         if numbers.learning_rate is not None:
             assert self.local is not None
             local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
-            problem = problem._replace(solver=local.bind(problem.model), learning_rate=numbers.learning_rate)
+            problem = problem._replace(
+                solver=local.bind(problem.model), learning_rate=numbers.learning_rate
+            )
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
 
-        tuned = self.built(problem, method, numbers.learning_rate)
-        sent = self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))
-        timed = self.faults.on(problem, on_clock(problem, sent), self.checked)
-        covered = self.client_privacy.on(problem, timed)
-        arrived = self.server.of(problem, covered, self.attack, self.client_privacy.active)
-        found = with_latecomers(problem, arrived)
-        return dataclasses.replace(found, matmul_precision=self.local.matmul_precision) if self.local else found
+        algorithm = pipelined(
+            problem, self.built(problem, method, numbers.learning_rate), self.stages
+        )
+        if self.local is None:
+            return algorithm
+        return dataclasses.replace(algorithm, matmul_precision=self.local.matmul_precision)
+
+    @property
+    def stages(self) -> list[StageMaker]:
+        """What makes the stages between clients and server, from the client to the server.
+
+        This is the only list of stages: a new one is entered here. See `stages.stage` for what a
+        stage is, and `stages.pipeline` for what is done with them.
+        """
+        clients = tree.shapes_of_rows(self.federation.client_data, self.problem.num_clients)
+        noised = self.client_privacy.active
+        return [
+            functools.partial(optimizer_stage, clients=clients),
+            self.attack.stage,
+            self.compression.downloads,
+            self.compression.uploads,
+            clock_stage,
+            functools.partial(self.faults.stage, checked=self.checked),
+            self.client_privacy.stage,
+            functools.partial(self.server.summing, attack=self.attack, noised=noised),
+            self.server.sampling,
+            functools.partial(self.server.combining, attack=self.attack),
+            latecomers_stage,
+        ]
 
     def built(self, problem: Problem, method: Any, learning_rate: Any = None) -> Algorithm:
         """The method without stages, for one network or several."""
@@ -288,7 +327,9 @@ class Experiment:
         if learning_rate is not None:
             local = dataclasses.replace(local, learning_rate=learning_rate)
         alone = problem._replace(groups=None)
-        problems = [alone._replace(model=model, solver=local.bind(model)) for model in problem.groups.models]
+        problems = [
+            alone._replace(model=model, solver=local.bind(model)) for model in problem.groups.models
+        ]
         problems = [each._replace(common=problems[0]) for each in problems]
         algorithms = [fine_tuned(each, method.build(each), epochs) for each in problems]
         clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)

@@ -7,6 +7,7 @@ import optax
 import pytest
 import toys
 from networks import OPTIMIZER
+from staged import staged
 
 import pfljax as pfl
 from pfljax.contract.errors import ArgumentError
@@ -25,14 +26,21 @@ def test_the_trigger_of_images_vectors_and_pixels():
     trigger = Trigger(2.5, target=1, share=0.5)
     np.testing.assert_array_equal(trigger.stamped(images, 3), expected)
     np.testing.assert_array_equal(trigger.stamped(images[0], 3), expected[0])
-    np.testing.assert_array_equal(trigger.stamped(np.zeros((1, 8), np.float32), 1), [[0] * 6 + [2.5] * 2])
+    np.testing.assert_array_equal(
+        trigger.stamped(np.zeros((1, 8), np.float32), 1), [[0] * 6 + [2.5] * 2]
+    )
     np.testing.assert_array_equal(trigger.stamped(np.zeros((1, 4), np.uint8), 1), [[0, 0, 0, 255]])
 
 
-@pytest.mark.parametrize(("share", "places"), [(1.0, range(6)), (0.5, [1, 3, 5]), (1 / 3, [2, 5]), (0.1, [])])
+@pytest.mark.parametrize(
+    ("share", "places"), [(1.0, range(6)), (0.5, [1, 3, 5]), (1 / 3, [2, 5]), (0.1, [])]
+)
 def test_an_attacker_poisons_a_share_of_its_examples_and_nobody_else_does(share, places):
     x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([1, 2, 0, 2, 1, 0], np.int32)
-    split, trigger = Split(jnp.array(x), jnp.array(y), np.int32(6)), Trigger(-9.0, target=2, share=share)
+    split, trigger = (
+        Split(jnp.array(x), jnp.array(y), np.int32(6)),
+        Trigger(-9.0, target=2, share=share),
+    )
     honest = trigger.poisoned(split, jnp.array(False))
     np.testing.assert_array_equal(honest.x[...], x)
     x[list(places), 1], y[list(places)] = -9.0, 2
@@ -54,11 +62,13 @@ def test_a_round_with_an_attacker_is_one_with_poisoned_data_whose_update_is_scal
     strength = sum(SIZES) / SIZES[1]
     options = {"strength": strength} if kind == "replacement" else {}
     attack = Attack(kind, 0.25, target=2, poisoned=0.5, trigger=1.5, **options)
-    method = attack.on(problem, toys.make_algorithm("fedavg", problem))
+    method = staged(problem, toys.make_algorithm("fedavg", problem), federation, attack=attack)
 
     def play(train, attacker):
         clients = ClientData(train, federation.validation, attacker)
-        return jax.device_get([state.models for state in toys.train(method, problem, clients, 1)[0]])
+        return jax.device_get(
+            [state.models for state in toys.train(method, problem, clients, 1)[0]]
+        )
 
     # Where nobody attacks, clients train on poisoned data one by one.
     mean = None
@@ -75,9 +85,11 @@ def test_success_is_the_share_of_other_classes_that_the_trigger_turns_into_the_t
     federation = toys.make_federation((40,) * 3, test_size=25).with_attackers(0.34)
     problem = toys.make_problem(federation, optax.sgd(0.5))
     attack = Attack("replacement", 0.34, strength=3.0, target=1, poisoned=1.0, trigger=2.0)
-    method = attack.on(problem, toys.make_algorithm("fedavg", problem))
+    method = staged(problem, toys.make_algorithm("fedavg", problem), federation, attack=attack)
     state = toys.train(method, problem, federation.client_data, 1)[0][1]
-    found = toys.evaluate(method, problem, jax.random.key(0), state, federation.client_data, federation.test)
+    found = toys.evaluate(
+        method, problem, jax.random.key(0), state, federation.client_data, federation.test
+    )
     weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), state.models["Dense_0"])
     for k in range(3):
         x, y = federation.test.x[k].copy(), federation.test.y[k]
@@ -94,9 +106,17 @@ def test_success_is_the_share_of_other_classes_that_the_trigger_turns_into_the_t
 def test_a_run_reports_the_attack_success_as_a_metric_of_each_client():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 8)).astype(np.float32)
-    clients = pfl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), np.arange(120) % 4, standardize=False)
+    clients = pfl.Federation.from_arrays(
+        x, (x[:, 0] > 0).astype(int), np.arange(120) % 4, standardize=False
+    )
     attack = pfl.Attack("backdoor", attackers=0.25)
-    run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(1.0)), attack=attack)
+    run = pfl.Run(
+        pfl.FedAvg(),
+        clients,
+        pfl.models.MLP(hidden=()),
+        pfl.LocalTraining(optax.sgd(1.0)),
+        attack=attack,
+    )
     result = run.train(rounds=2, eval_every=2, progress=False)
     rates = [row["attack_success"] for row in result.summary["per_client"] if row["n_test"]]
     assert len(rates) == 3 and result.summary["metrics"] == ["attack_success"]
@@ -113,28 +133,42 @@ def test_no_other_metric_has_its_name():
     clients = pfl.data.digits(num_clients=4)
     attack, metrics = pfl.Attack("backdoor"), {"attack_success": lambda outputs, y: 0.0}
     with pytest.raises(ArgumentError, match=r"^metrics=attack_success: is the attack's own"):
-        run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), attack=attack, metrics=metrics)
+        run = pfl.Run(
+            pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), attack=attack, metrics=metrics
+        )
         run.train(1, progress=False)
 
 
 @pytest.mark.parametrize(
     ("task", "options", "text"),
     [
-        ("regression", {}, "^attack=backdoor: accepted for data without a class per example: no backdoors"),
+        (
+            "regression",
+            {},
+            "^attack=backdoor: accepted for data without a class per example: no backdoors",
+        ),
         ("classification", {"target": 3}, "^attack.target=3: accepted: a class, 0 to 2"),
     ],
 )
 def test_what_backdoors_are_refused_for(task, options, text):
-    problem = toys.make_problem(toys.make_federation(SIZES, task), optax.sgd(0.1))
+    federation = toys.make_federation(SIZES, task)
+    problem = toys.make_problem(federation, optax.sgd(0.1))
     with pytest.raises(ArgumentError, match=text):
-        Attack("backdoor", **options).on(problem, toys.make_algorithm("fedavg", problem))
+        staged(
+            problem,
+            toys.make_algorithm("fedavg", problem),
+            federation,
+            attack=Attack("backdoor", **options),
+        )
 
 
 def test_tokens_have_no_place_for_a_trigger():
-    problem = toys.make_problem(toys.make_federation(SIZES), optax.sgd(0.1))
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation, optax.sgd(0.1))
+    method = toys.make_algorithm("fedavg", problem)
     model = pfl.Model(problem.model.module, jnp.zeros((2, 3), jnp.int32))
     with pytest.raises(ArgumentError, match="tokens, or several arrays: no backdoors"):
-        Attack("backdoor").on(problem._replace(model=model), toys.make_algorithm("fedavg", problem))
+        staged(problem._replace(model=model), method, federation, attack=Attack("backdoor"))
 
 
 @pytest.mark.parametrize(("name", "value"), [("target", 2), ("poisoned", 0.7), ("trigger", 2.5)])

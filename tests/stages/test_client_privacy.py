@@ -12,6 +12,7 @@ import optax
 import pytest
 import quadratics
 import toys
+from staged import staged
 
 from pfljax.api import table
 from pfljax.contract.errors import ArgumentError
@@ -24,6 +25,7 @@ from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy, epsilons, noise_tree, overflow, places
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
+from pfljax.stages.pipeline import Pipeline
 from pfljax.stages.server import Server
 from pfljax.training.loop import check
 
@@ -38,7 +40,8 @@ def vector(models):
 
 def played(privacy, name="fedavg", rounds=1, chance=1.0, **options):
     problem = privacy.seated(toys.make_problem(FEDERATION, optax.sgd(0.5), **options), chance)
-    algorithm = privacy.on(problem, toys.make_algorithm(name, problem))
+    method = toys.make_algorithm(name, problem)
+    algorithm = staged(problem, method, FEDERATION, client_privacy=privacy)
     states, records = toys.train(algorithm, problem, FEDERATION.client_data, rounds)
     return problem, states, [record.metrics for record in records]
 
@@ -50,7 +53,9 @@ def updates():
     play = toys.trainer(toys.make_algorithm("fedavg", problem), problem, FEDERATION.client_data, 1)
     found = []
     for k in range(len(SIZES)):
-        train = FEDERATION.train._replace(size=np.where(np.arange(len(SIZES)) == k, SIZES, 0).astype(np.int32))
+        train = FEDERATION.train._replace(
+            size=np.where(np.arange(len(SIZES)) == k, SIZES, 0).astype(np.int32)
+        )
         states, _ = play(FEDERATION.client_data._replace(train=train))
         found.append(vector(states[1].models) - vector(states[0].models))
     return np.array(found)
@@ -69,7 +74,8 @@ def test_a_round_is_the_clipped_sum_with_noise(updates, chance):
     norm = float(np.median(np.linalg.norm(updates, axis=1)))
     privacy = ClientPrivacy(0.5, norm)
     problem = privacy.seated(toys.make_problem(FEDERATION, optax.sgd(0.5), hidden=(8,)), chance)
-    algorithm = privacy.on(problem, toys.make_algorithm("ditto", problem))
+    method = toys.make_algorithm("ditto", problem)
+    algorithm = staged(problem, method, FEDERATION, client_privacy=privacy)
     clients = FEDERATION.client_data
     nobody = clients._replace(train=clients.train._replace(size=np.zeros(len(SIZES), np.int32)))
     states, records = toys.train(algorithm, problem, clients, 3)
@@ -81,14 +87,19 @@ def test_a_round_is_the_clipped_sum_with_noise(updates, chance):
     assert problem.expected_clients == pytest.approx(expected)
     found = (moved - only_noise) * expected
     sets = itertools.combinations(range(len(SIZES)), int(records[0].metrics["clients_in_round"]))
-    close = [np.allclose(clipped(updates[list(some)], norm).sum(axis=0), found, atol=1e-5) for some in sets]
+    close = [
+        np.allclose(clipped(updates[list(some)], norm).sum(axis=0), found, atol=1e-5)
+        for some in sets
+    ]
     assert sum(close) == 1
     noise = only_noise * expected / (0.5 * norm)
-    assert abs(noise.std() - 1) < 4 / math.sqrt(2 * len(noise)) and abs(noise.mean()) < 4 / math.sqrt(len(noise))
+    assert abs(noise.std() - 1) < 4 / math.sqrt(2 * len(noise)) and abs(
+        noise.mean()
+    ) < 4 / math.sqrt(len(noise))
 
     came = [int(record.metrics["clients_in_round"]) for record in records]
     for (before, after), number in zip(itertools.pairwise(states), came, strict=True):
-        rows = [jax.tree.leaves(state.clients)[0].reshape(len(SIZES), -1) for state in (before, after)]
+        rows = [jax.tree.leaves(state.rows)[0].reshape(len(SIZES), -1) for state in (before, after)]
         assert (rows[0] != rows[1]).any(axis=1).sum() == number
     assert chance == 1 or 0 < sum(came) < 15
 
@@ -105,12 +116,16 @@ def test_the_norm_follows_the_quantile(updates):
     moved = vector(states[1].models) - vector(states[0].models)
     np.testing.assert_allclose(moved, clipped(updates, norm).mean(axis=0), atol=1e-6)
     assert float(metrics[0]["clip_norm"]) == pytest.approx(norm)
-    assert float(metrics[1]["clip_norm"]) == pytest.approx(norm * math.exp(-0.5 * (2 / 5 - 0.7)), rel=1e-5)
+    assert float(metrics[1]["clip_norm"]) == pytest.approx(
+        norm * math.exp(-0.5 * (2 / 5 - 0.7)), rel=1e-5
+    )
 
 
 def test_updates_and_their_number_cost_one_noise_multiplier():
     """Two Gaussian mechanisms whose sensitivities are 1 and 1 / 2 are one of z."""
-    z, of_count = ClientPrivacy(0.8, 1.0, adaptive_quantile=0.5, count_noise=2.0).noise_of_updates(40)
+    z, of_count = ClientPrivacy(0.8, 1.0, adaptive_quantile=0.5, count_noise=2.0).noise_of_updates(
+        40
+    )
     assert of_count == 2.0 and z > 0.8
     assert (1 / z) ** 2 + (0.5 / of_count) ** 2 == pytest.approx(0.8**-2)
     assert ClientPrivacy(0.8, 1.0, adaptive_quantile=0.5).noise_of_updates(40)[1] == 2.0
@@ -120,8 +135,10 @@ def test_updates_and_their_number_cost_one_noise_multiplier():
 def test_cohorts_are_poisson():
     """Each client at its own chance: rates, and counts whose variance is that of independent coins."""
     num, chance, rounds = 60, 0.2, 600
-    problem = NOISY.seated(toys.make_problem(toys.make_federation((2,) * num)), chance)
-    algorithm = NOISY.on(problem, toys.make_algorithm("fedavg", problem))
+    federation = toys.make_federation((2,) * num)
+    problem = NOISY.seated(toys.make_problem(federation), chance)
+    method = toys.make_algorithm("fedavg", problem)
+    algorithm = staged(problem, method, federation, client_privacy=NOISY)
     key = jax.random.split(jax.random.key(0))
     size = problem.cohort_size
     assert size < num
@@ -132,10 +149,14 @@ def test_cohorts_are_poisson():
         own = jax.vmap(lambda client: jax.random.fold_in(keys, client))(jnp.arange(num))
         return ids, jax.lax.map(algorithm.takes_part, own), jax.vmap(jax.random.uniform)(own)
 
-    ids, comes, drawn = map(np.asarray, jax.jit(lambda numbers: jax.lax.map(one, numbers))(jnp.arange(rounds)))
+    ids, comes, drawn = map(
+        np.asarray, jax.jit(lambda numbers: jax.lax.map(one, numbers))(jnp.arange(rounds))
+    )
     counts = comes.sum(axis=1)
     assert (np.diff(ids, axis=1) > 0).all() and counts.max() <= size
-    assert all(np.isin(np.flatnonzero(come), one).all() for one, come in zip(ids, comes, strict=True))
+    assert all(
+        np.isin(np.flatnonzero(come), one).all() for one, come in zip(ids, comes, strict=True)
+    )
     # Nor does it depend on what clients draw from their keys for other purposes.
     assert abs(np.corrcoef(comes.ravel(), drawn.ravel() < chance)[0, 1]) < 0.05
     deviation = math.sqrt(chance * (1 - chance))
@@ -171,14 +192,19 @@ def test_epsilon_is_dp_accounting_s():
     assert everyone[0] == pytest.approx(dp_accounting.get_epsilon_gaussian(0.55, 1e-6), rel=0.01)
     assert math.isinf(epsilons(ClientPrivacy(0.0, 1.0), problem, key, 1)[0])
     assert not epsilons(privacy, problem, key, 0).any()
-    few = problem._replace(cohort_size=25, chance=0.02)  # too few places: their overflow is more than delta
+    few = problem._replace(
+        cohort_size=25, chance=0.02
+    )  # too few places: their overflow is more than delta
     assert math.isinf(epsilons(privacy, few, key, 20)[0])
 
 
 def nodes(rounds):
     """C: row t adds up the rounds of the node that ends with t."""
     width = [t & -t for t in range(1, rounds + 1)]
-    return np.array([[t - width[t - 1] < s <= t for s in range(1, rounds + 1)] for t in range(1, rounds + 1)], float)
+    return np.array(
+        [[t - width[t - 1] < s <= t for s in range(1, rounds + 1)] for t in range(1, rounds + 1)],
+        float,
+    )
 
 
 def test_the_tree_s_noise_and_sensitivity():
@@ -186,8 +212,12 @@ def test_the_tree_s_noise_and_sensitivity():
     noise = noise_tree(jax_privacy.matrix_factorization.streaming_matrix)
     matrix = np.asarray(jax.jit(lambda: noise.materialize(rounds))())
     np.testing.assert_allclose(matrix @ nodes(rounds), np.eye(rounds), atol=1e-6)
-    sums = np.tril(np.ones((rounds, rounds))) @ matrix  # the sum of t rounds has one node for each bit of t
-    np.testing.assert_allclose(np.square(sums).sum(axis=1), [t.bit_count() for t in range(1, rounds + 1)], atol=1e-5)
+    sums = (
+        np.tril(np.ones((rounds, rounds))) @ matrix
+    )  # the sum of t rounds has one node for each bit of t
+    np.testing.assert_allclose(
+        np.square(sums).sum(axis=1), [t.bit_count() for t in range(1, rounds + 1)], atol=1e-5
+    )
 
     problem, key = toys.make_problem(FEDERATION, cohort=2), jax.random.key(3)
     privacy = ClientPrivacy(2.0, 1.0, "tree")
@@ -199,38 +229,78 @@ def test_the_tree_s_noise_and_sensitivity():
     np.testing.assert_allclose(client_privacy.tree_sensitivity(problem, key, rounds), lengths)
 
     few = np.linalg.norm(nodes(3) @ took[:3], axis=0)
-    expected = [dp_accounting.get_epsilon_gaussian(2.0 / length, 1e-5) if length else 0 for length in few]
+    expected = [
+        dp_accounting.get_epsilon_gaussian(2.0 / length, 1e-5) if length else 0 for length in few
+    ]
     np.testing.assert_allclose(epsilons(privacy, problem, key, 3), expected, rtol=0.01)
 
 
 def test_off_is_nothing():
     problem = toys.make_problem(FEDERATION)
+    assert ClientPrivacy().seated(problem, 0.5) is problem
     method = toys.make_algorithm("fedavg", problem)
-    assert ClientPrivacy().on(problem, method) is method and ClientPrivacy().seated(problem, 0.5) is problem
-    assert Server().of(problem, method) is method
+    assert ClientPrivacy().stage(problem, Pipeline(method)) is None
 
 
 def experiment(privacy=NOISY, name="fedavg", chance=0.5, federation=FEDERATION, **fields):
     problem = toys.make_problem(federation, optax.sgd(0.1), **toys.network(name))
     problem = privacy.seated(problem, chance)
     plan = make_plan("map", devices=1)
-    return toys.make_experiment(name, problem, federation, plan=plan, client_privacy=privacy, **fields)
+    return toys.make_experiment(
+        name, problem, federation, plan=plan, client_privacy=privacy, **fields
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        ("scaffold", {}, "client_privacy: accepted for this method: none; its server begins with what clients' data"),
+        (
+            "scaffold",
+            {},
+            "client_privacy: accepted for this method: none; its server begins with what clients' data",
+        ),
         ("fedexp", {}, "client_privacy: accepted for this method: none; it also sends square"),
-        ("ifca", {}, "client_privacy: accepted for this method: none; its server reads clients' losses"),
+        (
+            "ifca",
+            {},
+            "client_privacy: accepted for this method: none; its server reads clients' losses",
+        ),
         ("fednova", {}, "client_privacy: accepted for this method: none; it also sends way"),
-        ("local", {}, "client_privacy: accepted for this method: none; no server adds updates of one model"),
-        ("fedbuff", {}, "client_privacy: accepted for this method: none; its server adds updates of several models"),
-        ("fedavg_data", {}, "client_privacy: accepted for this method: none; its clients share examples"),
-        ("fedbn", {}, "client_privacy: accepted for this method: none; a model with batch statistics"),
-        ("fedavg", {"server": Server(aggregator="median")}, "aggregator=median: accepted with client_privacy: mean"),
-        ("fedavg", {"server": Server("weighted")}, "sampler=weighted: accepted with client_privacy: uniform"),
-        ("fedavg", {"attack": Attack("alie", attackers=0.2)}, "attack=alie: accepted with client_privacy: one without"),
+        (
+            "local",
+            {},
+            "client_privacy: accepted for this method: none; no server adds updates of one model",
+        ),
+        (
+            "fedbuff",
+            {},
+            "client_privacy: accepted for this method: none; its server adds updates of several models",
+        ),
+        (
+            "fedavg_data",
+            {},
+            "client_privacy: accepted for this method: none; its clients share examples",
+        ),
+        (
+            "fedbn",
+            {},
+            "client_privacy: accepted for this method: none; a model with batch statistics",
+        ),
+        (
+            "fedavg",
+            {"server": Server(aggregator="median")},
+            "aggregator=median: accepted with client_privacy: mean",
+        ),
+        (
+            "fedavg",
+            {"server": Server("weighted")},
+            "sampler=weighted: accepted with client_privacy: uniform",
+        ),
+        (
+            "fedavg",
+            {"attack": Attack("alie", attackers=0.2)},
+            "attack=alie: accepted with client_privacy: one without",
+        ),
     ],
 )
 def test_what_noise_does_not_cover_is_refused(name, fields, why):
@@ -242,10 +312,26 @@ def test_what_noise_does_not_cover_is_refused(name, fields, why):
 @pytest.mark.parametrize(
     ("name", "fields", "why"),
     [
-        ("fedpac", {}, "secure_aggregation=True: accepted for this method: False; its server reads each client's"),
-        ("local", {}, "secure_aggregation=True: accepted for this method: False; no server adds what clients send"),
-        ("pfedhn", {}, "secure_aggregation=True: accepted for this method: False; its server has a model for each"),
-        ("fedavg", {"aggregator": "krum", "trim": 0.0}, "aggregator=krum: accepted with secure_aggregation: mean"),
+        (
+            "fedpac",
+            {},
+            "secure_aggregation=True: accepted for this method: False; its server reads each client's",
+        ),
+        (
+            "local",
+            {},
+            "secure_aggregation=True: accepted for this method: False; no server adds what clients send",
+        ),
+        (
+            "pfedhn",
+            {},
+            "secure_aggregation=True: accepted for this method: False; its server has a model for each",
+        ),
+        (
+            "fedavg",
+            {"aggregator": "krum", "trim": 0.0},
+            "aggregator=krum: accepted with secure_aggregation: mean",
+        ),
         (
             "fedavg",
             {"sampler": "power_of_choice"},
@@ -262,9 +348,13 @@ def test_what_needs_single_messages_is_refused_under_secure_aggregation(name, fi
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(ArgumentError, match=r"^noise_multiplier=1.0: needs a finite clip_norm"):
         ClientPrivacy(1.0)
-    with pytest.raises(ArgumentError, match=r"^adaptive_quantile=0.5: accepted with mechanism=tree: 0"):
+    with pytest.raises(
+        ArgumentError, match=r"^adaptive_quantile=0.5: accepted with mechanism=tree: 0"
+    ):
         ClientPrivacy(1.0, 1.0, "tree", adaptive_quantile=0.5)
-    with pytest.raises(ArgumentError, match=r"^count_noise=0.25: accepted: above 0.5, half the noise"):
+    with pytest.raises(
+        ArgumentError, match=r"^count_noise=0.25: accepted: above 0.5, half the noise"
+    ):
         ClientPrivacy(1.0, 1.0, adaptive_quantile=0.5).noise_of_updates(5)
     with pytest.raises(ArgumentError, match=r"^clip_rate=0.1: applies only with adaptive_quantile"):
         ClientPrivacy(1.0, 1.0, clip_rate=0.1)
@@ -275,10 +365,12 @@ def test_sums_are_all_that_secure_aggregation_needs():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, quadratics.OPTIMIZER)
     method = toys.make_algorithm("fedexp", problem, eps=1e-8, predict="last")
-    secure = Server(secure_aggregation=True).of(problem, method)
+    secure = staged(problem, method, federation, server=Server(secure_aggregation=True))
     states, _ = toys.train(secure, problem, federation.client_data, 1)
     theta, found = (quadratics.vectors(state.models)[0] for state in states)
-    step = np.array([quadratics.descend(federation, k, theta, 1) - theta for k in range(len(SIZES))])
+    step = np.array(
+        [quadratics.descend(federation, k, theta, 1) - theta for k in range(len(SIZES))]
+    )
     mean = np.average(step, axis=0, weights=SIZES)
     rate = np.average((step**2).sum(axis=1), weights=SIZES) / (2 * (mean**2).sum())
     np.testing.assert_allclose(found, theta + max(1, rate) * mean, rtol=1e-4, atol=1e-6)
@@ -287,7 +379,9 @@ def test_sums_are_all_that_secure_aggregation_needs():
 def test_the_secret_is_the_noise_s():
     key = jax.random.key(0)
     same = lambda a, b: (jax.random.key_data(a) == jax.random.key_data(b)).all()
-    assert same(secret_key([], key), key) and not same(secret_key([None], key), secret_key([None], key))
+    assert same(secret_key([], key), key) and not same(
+        secret_key([None], key), secret_key([None], key)
+    )
     assert same(secret_key([3], key), secret_key([3], key)) and not same(secret_key([3], key), key)
     assert not same(secret_key([3, None], key), secret_key([3, None], key))  # both must be known
     made = experiment(ClientPrivacy(1.0, 1.0))
@@ -321,7 +415,9 @@ RESUMED = [
 def test_a_resumed_run_goes_on_with_the_noise(privacy, chance, tmp_path):
     whole = toys.run(experiment(privacy, chance=chance), 5).whole_state()
     toys.run(experiment(privacy, chance=chance), 3, out=tmp_path / "run")
-    resumed = toys.run(experiment(privacy, chance=chance), 5, out=tmp_path / "run", resume=True).whole_state()
+    resumed = toys.run(
+        experiment(privacy, chance=chance), 5, out=tmp_path / "run", resume=True
+    ).whole_state()
     assert toys.same_trees(resumed, whole)
 
 
@@ -341,7 +437,9 @@ def test_all_stages_together():
     stages = {"compression": Compression("topk:0.5"), "faults": Faults(0.1, 0.1, 0.2, "drop")}
     stages["attack"] = Attack("scale", attackers=0.4)
     federation = FEDERATION.with_attackers(0.4)
-    made = experiment(chance=0.6, federation=federation, server=Server(secure_aggregation=True), **stages)
+    made = experiment(
+        chance=0.6, federation=federation, server=Server(secure_aggregation=True), **stages
+    )
     models = toys.run(made, 4).whole_state().models
     assert np.isfinite(vector(models)).all()
 
@@ -363,5 +461,7 @@ def test_a_tree_covers_fewer_rounds_than_it_has_room_for_and_may_go_on_up_to_the
     experiment = toys.make_experiment("fedavg", problem, FEDERATION, client_privacy=TREE)
     assert not fingerprint.identified(experiment).depends_on_rounds
     assert experiment.with_rounds(2**16 - 1).problem.rounds == 2**16 - 1
-    with pytest.raises(ArgumentError, match=r"^mechanism=tree: accepted for 65536 rounds or more: gaussian$"):
+    with pytest.raises(
+        ArgumentError, match=r"^mechanism=tree: accepted for 65536 rounds or more: gaussian$"
+    ):
         experiment.with_rounds(2**16)

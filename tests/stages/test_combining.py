@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 import toys
 from networks import OPTIMIZER
+from staged import bare, client_notes, rows, server_state, staged
 
 from pfljax.stages import robust
 from pfljax.stages.attacks import Attack
-from pfljax.stages.combining import combined
+from pfljax.stages.combining import Combining
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
-from pfljax.stages.notes import inner
+from pfljax.stages.pipeline import pipelined
 from pfljax.stages.server import Server
 
 SIZES = (3, 5, 2, 4, 6)
-BESIDE = ("scaffold", "mofedsam", "feddbe", "fednova", "fedexp", "fedpac", "ccvr")  # send more than a model
+BESIDE = (
+    "scaffold",
+    "mofedsam",
+    "feddbe",
+    "fednova",
+    "fedexp",
+    "fedpac",
+    "ccvr",
+)  # send more than a model
 KNOBS = {"fedexp": {"predict": "last", "eps": 1e-3}}
 FLIP = Attack("sign_flip", strength=300.0)
 NOBODY = np.zeros(5, bool)
@@ -33,17 +42,25 @@ class Method(NamedTuple):
         clients: Their data.
         problem: The problem of the method.
         plain: The method whose server takes the mean.
+        federation: The clients.
     """
 
     clients: Any
     problem: Any
     plain: Any
+    federation: Any
+
+    def staged(self, **settings):
+        """The method with stages."""
+        return staged(self.problem, self.plain, self.federation, **settings)
 
     def alone(self, k, state):
         """The state after a round in which only client k has examples, and the round's record."""
         numbers = np.arange(len(SIZES))
         only = lambda split: split._replace(size=np.where(numbers == k, split.size, 0))
-        clients = self.clients._replace(train=only(self.clients.train), validation=only(self.clients.validation))
+        clients = self.clients._replace(
+            train=only(self.clients.train), validation=only(self.clients.validation)
+        )
         return played(self.plain, self.problem, clients, state)
 
 
@@ -52,7 +69,8 @@ def method(name):
     """A method of `BESIDE`; one object for all tests, so that a round is compiled once."""
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, OPTIMIZER, **toys.network(name))
-    return Method(federation.client_data, problem, toys.make_algorithm(name, problem, **KNOBS.get(name, {})))
+    plain = toys.make_algorithm(name, problem, **KNOBS.get(name, {}))
+    return Method(federation.client_data, problem, plain, federation)
 
 
 def played(algorithm, problem, clients, state=None):
@@ -64,8 +82,8 @@ def played(algorithm, problem, clients, state=None):
 
 def begun(name):
     """The state before the first round."""
-    _, problem, plain = method(name)
-    return jax.device_get(toys.start(plain, problem, method(name).clients))
+    made = method(name)
+    return jax.device_get(toys.start(made.plain, made.problem, made.clients))
 
 
 def of_equal_size(clients):
@@ -80,25 +98,27 @@ def medians(trees):
 
 @toys.each_method(among=BESIDE, fast=(), slow=("scaffold", "fedexp", "fedpac"))
 def test_a_mean_of_the_parts_is_the_plain_round(name):
-    clients, problem, plain = method(name)
-    mean = lambda part, weight, attackers, root: robust.combine("mean", part, weight, 0)
+    clients, problem, plain, _ = method(name)
+
+    def mean_stage(problem, pipeline):
+        return Combining("mean", 0.2, Attack(), problem, pipeline.method)
+
     expected = toys.train(plain, problem, clients, 2)[0]
-    found = toys.train(combined(problem, plain, mean), problem, clients, 2)[0]
+    found = toys.train(pipelined(problem, plain, [mean_stage]), problem, clients, 2)[0]
     for one, other in zip(expected, found, strict=True):
-        toys.assert_trees_close(one, inner(other) if plain.changes else other, rtol=1e-4, atol=1e-5)
+        toys.assert_trees_close(one, bare(other), rtol=1e-4, atol=1e-5)
 
 
 @functools.cache
 def scaffold_by_rule(rule):
     """SCAFFOLD whose attackers turn what they send around, and whose server has a rule."""
-    _, problem, plain = method("scaffold")
-    return Server(aggregator=rule).of(problem, FLIP.on(problem, plain))
+    return method("scaffold").staged(server=Server(aggregator=rule), attack=FLIP)
 
 
 @pytest.mark.parametrize("attacker", [None, 3])
 def test_scaffold_moves_its_control_variate_by_the_median_of_the_clients_changes(attacker):
     """c + (sum of n_k in the round / sum of all n_k) median_k (c_k+ - c_k), whatever an attacker sends."""
-    clients, problem, _ = method("scaffold")
+    clients, problem, _, _ = method("scaffold")
     start = begun("scaffold")
     each = [method("scaffold").alone(k, start)[0] for k in range(len(SIZES))]
     factor = np.where(np.arange(len(SIZES)) == attacker, -FLIP.strength, 1.0)
@@ -108,58 +128,70 @@ def test_scaffold_moves_its_control_variate_by_the_median_of_the_clients_changes
     updates = []
     for k, state in enumerate(each):
         scale = factor[k] * sum(SIZES) / SIZES[k]
-        changes.append(jax.tree.map(lambda leaf, scale=scale: scale * leaf, state.server.control))
-        updates.append(jax.tree.map(lambda new, old, k=k: factor[k] * (new - old), state.models, start.models))
+        changes.append(
+            jax.tree.map(lambda leaf, scale=scale: scale * leaf, state.server.state.control_variate)
+        )
+        updates.append(
+            jax.tree.map(lambda new, old, k=k: factor[k] * (new - old), state.models, start.models)
+        )
 
     found, _ = played(scaffold_by_rule("median"), problem, clients._replace(attacker=factor < 0))
-    toys.assert_trees_close(found.server.inner.control, medians(changes), rtol=1e-4, atol=1e-6)
+    toys.assert_trees_close(
+        server_state(found).control_variate, medians(changes), rtol=1e-4, atol=1e-6
+    )
     models = jax.tree.map(np.add, start.models, medians(updates))
     toys.assert_trees_close(found.models, models, rtol=1e-4, atol=1e-6)
     mean = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *changes)
     assert np.abs(mean["Dense_0"]["kernel"] - medians(changes)["Dense_0"]["kernel"]).max() > 1e-3
-    assert np.abs(start.server.control["Dense_0"]["kernel"]).max() == 0
+    assert np.abs(start.server.state.control_variate["Dense_0"]["kernel"]).max() == 0
 
 
 @pytest.mark.parametrize("rule", ["median", pytest.param("krum", marks=pytest.mark.long)])
 def test_a_rules_errors_do_not_add_up_in_scaffolds_control_variate(rule):
     """After any number of rounds it is the rule of what clients keep, of equal weight and all in every round."""
-    clients, problem, _ = method("scaffold")
+    clients, problem, _, _ = method("scaffold")
     clients = of_equal_size(clients)._replace(attacker=NOBODY)
     state = jax.device_get(toys.train(scaffold_by_rule(rule), problem, clients, 6)[0][-1])
-    control = state.clients.inner.control
-    sums = jax.tree.map(lambda leaf: leaf[:, 0], state.clients.note["control"])
+    control = rows(state)
+    sums = jax.tree.map(lambda leaf: leaf[:, 0], client_notes(state, "combining")["control"])
     toys.assert_trees_close(sums, control, atol=1e-5)
     combine = jax.jit(robust.combine, static_argnums=0)
     expected = combine(rule, control, np.ones(5, np.float32), 0.2)
-    toys.assert_trees_close(state.server.inner.control, expected, rtol=1e-4, atol=1e-5)
+    toys.assert_trees_close(server_state(state).control_variate, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["multi_krum", "geometric_median"])
 def test_no_attacker_moves_scaffolds_control_variate_far(rule):
-    clients, problem, _ = method("scaffold")
+    clients, problem, _, _ = method("scaffold")
     clients = of_equal_size(clients)._replace(attacker=np.arange(5) == 2)
 
     def largest(control):
         return max(np.abs(leaf).max() for leaf in jax.tree.leaves(control))
 
-    assert largest(played(scaffold_by_rule("mean"), problem, clients)[0].server.control) > 10
-    assert largest(played(scaffold_by_rule(rule), problem, clients)[0].server.inner.control) < 2
+    def moved(rule):
+        state, _ = played(scaffold_by_rule(rule), problem, clients)
+        return largest(server_state(state).control_variate)
+
+    assert moved("mean") > 10
+    assert moved(rule) < 2
 
 
 def test_colluders_change_what_is_sent_beside_the_model():
     """With inner-product manipulation of strength s by one of five, the mean change is (1 - p) m - p s m."""
-    clients, problem, plain = method("scaffold")
+    clients, problem, plain, _ = method("scaffold")
     clients = of_equal_size(clients)
     attacker = np.arange(5) == 0
     attack = Attack("ipm", attackers=0.2, strength=2.0)
     others = clients.train._replace(size=np.where(attacker, 0, clients.train.size))
     start = toys.start(plain, problem, clients)  # which has the sum of all n_k
     honest, _ = played(plain, problem, clients._replace(train=others), start)
-    served = Server().of(problem, attack.on(problem, plain), attack)
+    served = method("scaffold").staged(attack=attack)
     found, _ = played(served, problem, clients._replace(attacker=attacker))
-    expected = jax.tree.map(lambda leaf: leaf / 0.8 * (0.8 - 0.2 * 2.0), honest.server.control)
-    toys.assert_trees_close(found.server.inner.control, expected, rtol=1e-4, atol=1e-6)
+    expected = jax.tree.map(
+        lambda leaf: leaf / 0.8 * (0.8 - 0.2 * 2.0), honest.server.state.control_variate
+    )
+    toys.assert_trees_close(server_state(found).control_variate, expected, rtol=1e-4, atol=1e-6)
 
 
 def with_class_means(algorithm):
@@ -171,13 +203,15 @@ def with_class_means(algorithm):
         y = data.train.y[...]
         real = jnp.arange(len(y)) < data.train.size
         one_hot = jax.nn.one_hot(y, 3) * real[:, None]
-        sums = {"means": (one_hot.T @ x)[None], "count": one_hot.sum(axis=0)[None]}
-        return out._replace(upload=out.upload | sums)
+        sums = {"means": (one_hot.T @ x)[None]}
+        count = one_hot.sum(axis=0)[None]
+        return out._replace(upload=out.upload._replace(sums=sums, count=count))
 
     def server_update(key, state, aggregate):
-        upload = dict(aggregate.upload)
-        sums = {name: upload.pop(name) for name in ("means", "count")}
-        state, metrics = algorithm.server_update(key, state, aggregate._replace(upload=upload))
+        upload = aggregate.upload
+        sums = {"means": upload.sums["means"], "count": upload.count}
+        alone = aggregate._replace(upload=upload._replace(sums={}, count=None))
+        state, metrics = algorithm.server_update(key, state, alone)
         return state, metrics | sums
 
     return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update)
@@ -188,10 +222,13 @@ def test_a_class_has_the_median_of_the_clients_that_have_it():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, OPTIMIZER)
     averaging = with_class_means(toys.make_algorithm("fedavg", problem))
-    served = Server(aggregator="median").of(problem, averaging)
+    served = staged(problem, averaging, federation, server=Server(aggregator="median"))
     _, record = played(served, problem, federation.client_data)
 
-    own = [(x[:n], y[:n]) for x, y, n in zip(federation.train.x, federation.train.y, SIZES, strict=True)]
+    own = [
+        (x[:n], y[:n])
+        for x, y, n in zip(federation.train.x, federation.train.y, SIZES, strict=True)
+    ]
     has = np.stack([np.bincount(y, minlength=3) for _, y in own])
     assert (has == 0).any() and (has > 0).any(axis=0).all()
     np.testing.assert_array_equal(record.metrics["count"][0], has.sum(axis=0))
@@ -203,24 +240,31 @@ def test_a_class_has_the_median_of_the_clients_that_have_it():
 
 @pytest.mark.slow
 def test_fedpacs_centroids_are_medians_of_the_clients_that_have_the_class():
-    clients, problem, plain = method("fedpac")
+    clients, problem, _, _ = method("fedpac")
     start = begun("fedpac")
     each = [method("fedpac").alone(k, start)[0] for k in range(len(SIZES))]
-    found, _ = played(Server(aggregator="median").of(problem, plain), problem, clients)
+    served = method("fedpac").staged(server=Server(aggregator="median"))
+    found, _ = played(served, problem, clients)
     of_client = np.stack([state.models.centroids[0] for state in each])
-    has = np.stack([np.bincount(y[:n], minlength=3) for y, n in zip(clients.train.y, SIZES, strict=True)])
+    has = np.stack(
+        [np.bincount(y[:n], minlength=3) for y, n in zip(clients.train.y, SIZES, strict=True)]
+    )
     for c in range(3):
         expected = np.median(of_client[has[:, c] > 0, c], axis=0)
         np.testing.assert_allclose(found.models.centroids[0, c], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(found.models.count[0], has.sum(axis=0))
-    toys.assert_trees_close(found.models.body, medians([state.models.body for state in each]), rtol=1e-4, atol=1e-6)
+    toys.assert_trees_close(
+        found.models.body, medians([state.models.body for state in each]), rtol=1e-4, atol=1e-6
+    )
 
 
 def test_fedexp_takes_its_rate_from_the_median_of_squared_norms():
-    """max(1, median |u_k|^2 / (2 (|median u_k|^2 + eps))), whatever attackers report; other stages may be between."""
-    clients, problem, plain = method("fedexp")
+    """max(1, median |u_k|^2 / (2 (|median u_k|^2 + eps))), whatever attackers tell; other stages may be between."""
+    clients, problem, _, _ = method("fedexp")
     start = begun("fedexp")
-    flat = lambda state: np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(state.models)])
+    flat = lambda state: np.concatenate(
+        [np.float64(leaf).ravel() for leaf in jax.tree.leaves(state.models)]
+    )
     each = []
     for k in range(len(SIZES)):
         state, record = method("fedexp").alone(k, start)
@@ -231,18 +275,23 @@ def test_fedexp_takes_its_rate_from_the_median_of_squared_norms():
     squares = (sent**2).sum(axis=1)
     expected = max(1, np.median(squares) / (2 * ((median**2).sum() + 1e-3)))
 
-    between = Faults(dropout=1e-9).on(problem, FLIP.on(problem, plain))
-    served = Server(aggregator="median").of(problem, between)
+    served = method("fedexp").staged(
+        server=Server(aggregator="median"), attack=FLIP, faults=Faults(dropout=1e-9)
+    )
     found, record = played(served, problem, clients._replace(attacker=factor < 0))
     np.testing.assert_allclose(record.metrics["server_rate"], expected, rtol=1e-4)
     np.testing.assert_allclose(flat(found) - flat(start), expected * median, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [Compression("quantize:8"), Faults(dropout=0.3)], ids=["compression", "faults"])
-def test_rules_and_other_stages_together(stage):
-    clients, problem, plain = method("mofedsam")
-    served = Server(aggregator="median").of(problem, stage.on(problem, plain))
+@pytest.mark.parametrize(
+    "settings",
+    [{"compression": Compression("quantize:8")}, {"faults": Faults(dropout=0.3)}],
+    ids=["compression", "faults"],
+)
+def test_rules_and_other_stages_together(settings):
+    clients, problem, _, _ = method("mofedsam")
+    served = method("mofedsam").staged(server=Server(aggregator="median"), **settings)
     states, records = toys.train(served, problem, clients, 2)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[-1].models))
     assert records[0].up > 0

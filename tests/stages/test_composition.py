@@ -9,6 +9,7 @@ import optax
 import pytest
 import quadratics
 import toys
+from staged import bare, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
@@ -16,7 +17,6 @@ from pfljax.local.clock import Clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
-from pfljax.stages.notes import Noted
 from pfljax.stages.server import Server
 
 SIZES = (4, 3, 5, 2, 4, 6, 3, 5)
@@ -26,7 +26,10 @@ STAGES = {
     "compression": Compression("topk:0.5", "quantize:6"),
     "faults": Faults(dropout=0.2, lost=0.1, broken=0.1),
 }
-TRUSTED = STAGES | {"server": Server(aggregator="fltrust", root_examples=6), "attack": Attack("replacement", 0.25)}
+TRUSTED = STAGES | {
+    "server": Server(aggregator="fltrust", root_examples=6),
+    "attack": Attack("replacement", 0.25),
+}
 STAGES["clock"] = Clock(deadline=0.3)
 TRUSTED["clock"] = Clock(deadline=0.3, over_selection=0.2, availability="daily:0.9")
 UNENDING = STAGES | {"server": Server(aggregator="median"), "clock": Clock(compute="lognormal:1:1")}
@@ -50,24 +53,34 @@ def experiment(name, plan=("map", 0, 1), clock=None, **stages):
 )
 def test_all_stages_give_the_same_under_every_plan_and_after_resuming(name, stages, tmp_path):
     whole = toys.run(experiment(name, **stages), 4).whole_state()
-    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(whole) if leaf.dtype == np.float32)
+    assert not any(
+        np.isnan(leaf).any() for leaf in jax.tree.leaves(whole) if leaf.dtype == np.float32
+    )
     spread = toys.run(experiment(name, ("vmap", 0, 2), **stages), 4).whole_state()
     toys.assert_trees_close(spread.models, whole.models, rtol=1e-4, atol=1e-5)
     toys.run(experiment(name, **stages), 2, out=tmp_path / "run")
-    resumed = toys.run(experiment(name, **stages), 4, out=tmp_path / "run", resume=True).whole_state()
+    resumed = toys.run(
+        experiment(name, **stages), 4, out=tmp_path / "run", resume=True
+    ).whole_state()
     assert toys.same_trees(resumed, whole)
 
 
 @pytest.mark.long
 def test_all_stages_give_the_same_under_every_store():
-    stages = STAGES | {"server": Server(aggregator="trimmed_mean", trim=0.2)}  # whose sampler draws uniformly
+    stages = STAGES | {
+        "server": Server(aggregator="trimmed_mean", trim=0.2)
+    }  # whose sampler draws uniformly
     run = lambda store: toys.run(experiment("ditto", client_store=store, **stages), 4)
     expected = run("device")
     assert expected.history.last["failed_clients"] > 0 and expected.history.simulated > 0
     for store in ("host", "disk"):
         found = run(store)
-        toys.assert_trees_close(found.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6)
-        toys.assert_trees_close(found.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6)
+        toys.assert_trees_close(
+            found.whole_state().models, expected.whole_state().models, rtol=1e-5, atol=1e-6
+        )
+        toys.assert_trees_close(
+            found.whole_state().clients, expected.whole_state().clients, rtol=1e-5, atol=1e-6
+        )
         assert found.history.simulated == pytest.approx(expected.history.simulated, rel=1e-6)
 
 
@@ -82,7 +95,9 @@ def test_each_stage_changes_the_run():
 def regression(**stages):
     """An experiment with FedAvg of four clients in full batches, one of whom attacks."""
     federation = toys.make_federation(SIZES[:4], "regression").with_attackers(0.25)
-    problem = toys.make_problem(federation, quadratics.OPTIMIZER)._replace(clock=stages.pop("clock", None))
+    problem = toys.make_problem(federation, quadratics.OPTIMIZER)._replace(
+        clock=stages.pop("clock", None)
+    )
     return toys.make_experiment("fedavg", problem, federation, plan=problem.plan, **stages)
 
 
@@ -100,15 +115,25 @@ def test_who_fails_before_training_takes_no_longer_than_its_download():
     """At a byte a second: a model of four numbers."""
     clock = Clock(compute="constant:2", bandwidth="constant:8e-6")
     made = regression(faults=Faults(dropout=0.9999), clock=clock)
-    _, records = toys.train(made.algorithm(made.problem.plan), made.problem, made.federation.client_data, 1)
+    _, records = toys.train(
+        made.algorithm(made.problem.plan), made.problem, made.federation.client_data, 1
+    )
     assert records[0].seconds == pytest.approx(4 * 4, rel=1e-5)
 
 
-def test_stages_that_are_off_leave_the_method_alone():
-    problem = experiment("fedavg").problem
-    method = toys.make_algorithm("fedavg", problem)
-    assert Server().of(problem, method, Attack()) is method
-    assert all(stage.on(problem, method) is method for stage in (Attack(), Compression(), Faults()))
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", pytest.param("ditto", marks=pytest.mark.slow)]
+)
+def test_with_all_stages_off_a_round_is_the_plain_one_to_the_bit(name):
+    made = experiment(name)
+    clients = made.federation.client_data
+    method = toys.make_algorithm(name, made.problem)
+    plain, plain_records = toys.train(method, made.problem, clients, 3)
+    found, records = toys.train(
+        staged(made.problem, method, made.federation), made.problem, clients, 3
+    )
+    assert toys.same_trees(bare(found[-1]), plain[-1])
+    assert toys.same_trees(records, plain_records)
 
 
 # Stages at work that change no figure of a round. Trimming nothing is the uniform mean.
@@ -127,7 +152,9 @@ SPOILED = 3  # the client whose examples are NaN
 
 def refused_by(method, problem):
     """The stages that a method refuses, by what it sends and how its server combines that."""
-    whole = method.topology == "own" or method.sends in WHOLE or problem.solver.statistics is not None
+    whole = (
+        method.topology == "own" or method.sends in WHOLE or problem.solver.statistics is not None
+    )
     found = {"sent as it is", "compression"} if whole else set()
     found |= {"checked"} if method.topology == "push" else set()
     return found | (set() if method.averages else {"server"})
@@ -148,16 +175,6 @@ def taken(made, stage):
     return made
 
 
-def bare(state):
-    """The state as the method knows it."""
-    parts = []
-    for part in (state.server, state.clients):
-        while isinstance(part, Noted):
-            part = part.inner
-        parts.append(part)
-    return state._replace(server=parts[0], clients=parts[1])
-
-
 @toys.each_method(fast=("ditto",), slow=("fedem", "dfedem", "federico", "fedpac"))
 def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_change_nothing(name):
     """With a client whose examples are NaN, which is as if it had none. All are alike, so that means are uniform."""
@@ -166,7 +183,9 @@ def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_ch
     knobs = {"neighbors": 2} if name in ("federico", "fedfomo", "fedfomo_average") else {}
     plain = toys.make_algorithm(name, problem, **knobs)
     made = toys.make_experiment(name, problem, federation, knobs=knobs, plan=problem.plan)
-    stages = [stage for stage in NEUTRAL if not (stage == "clock" and plain.stale)]  # whose models would be stale
+    stages = [
+        stage for stage in NEUTRAL if not (stage == "clock" and plain.stale)
+    ]  # whose models would be stale
     refused, left_out = set(), {"server"} if name in WEIGHED else set()
     for stage in stages:
         found = taken(made, stage)
@@ -177,7 +196,10 @@ def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_ch
             left_out |= {"sent as it is"} if stage == "compression" else set()
     assert refused ^ refused_by(plain, problem) <= {"compression"}
     # With ledger.gradients=0 clients send examples, so that those of the client would spoil everybody's.
-    clients, checked = federation.client_data, "checked" not in refused and plain.ledger.gradients > 0
+    clients, checked = (
+        federation.client_data,
+        "checked" not in refused and plain.ledger.gradients > 0,
+    )
     x = np.array(clients.train.x)
     x[SPOILED] = np.nan if checked else x[SPOILED]
     given = clients._replace(train=clients.train._replace(x=x))
@@ -187,13 +209,18 @@ def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_ch
         clients = clients._replace(train=empty(clients.train), validation=empty(clients.validation))
         assert [record.dropped.tolist() for record in records] == [[-1, -1, -1, SPOILED, -1]] * 2
     found, begun = bare(states[-1]), bare(states[0])
-    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if leaf.dtype == np.float32)
+    assert not any(
+        np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if leaf.dtype == np.float32
+    )
     assert all(np.isfinite(record.train_loss) and record.diverged == -1 for record in records)
     if "clock" in stages:
         assert all(np.isfinite(record.seconds) and record.seconds > 0 for record in records)
     expected, exact = toys.train(plain, problem, clients, 2, state=begun)
     toys.assert_trees_close(found.models, expected[-1].models, rtol=1e-4, atol=1e-5)
-    kept = [jax.tree.map(lambda leaf: np.delete(leaf, SPOILED, 0), each.clients) for each in (found, expected[-1])]
+    kept = [
+        jax.tree.map(lambda leaf: np.delete(leaf, SPOILED, 0), each.clients)
+        for each in (found, expected[-1])
+    ]
     toys.assert_trees_close(*kept, rtol=1e-4, atol=1e-5)
     assert records[-1].down == exact[-1].down
     # A value is sent with its place. What a rule of the server reads is counted with reports, which are not compressed.

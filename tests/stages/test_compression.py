@@ -1,5 +1,7 @@
 """Compressed messages against NumPy: what arrives, what is left out, what it weighs, and every method with it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,21 +11,25 @@ import toys
 from networks import softmax
 from quadratics import OPTIMIZER, RATE, gradient, loss_of
 from quadratics import vectors as of_models
+from staged import client_notes, staged
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Traffic
+from pfljax.contract.types import Traffic, Upload
 from pfljax.exchange.rounds import cohort_of
-from pfljax.stages.compression import BLOCK, Compression, Compressor, counted, parsed
+from pfljax.stages.compression import BLOCK, Compression, Compressor, Uploads, parsed
 
 SIZES = (4, 3, 5, 2)
 DRAWS = 4000
 
 
 def stacked(seed=0):
-    """Updates (2, ...) with a matrix, a vector, and a weight that is sent as it is."""
+    """Updates (2, ...) with a matrix, a vector, and whole numbers that are sent as they are."""
     rng = np.random.default_rng(seed)
-    shapes = {"model": {"a": (2, 5, 4), "b": (2, 3)}, "weight": (2,)}
-    return jax.tree.map(lambda shape: jnp.float32(rng.normal(size=shape)), shapes, is_leaf=lambda x: type(x) is tuple)
+    model = {
+        "a": jnp.float32(rng.normal(size=(2, 5, 4))),
+        "b": jnp.float32(rng.normal(size=(2, 3))),
+    }
+    return {"model": model, "steps": jnp.int32([3, 4])}
 
 
 def vectors(update):
@@ -41,7 +47,9 @@ def mean_arrived(compressor, update):
     """(2, 23) mean over many draws of what arrives, and its standard error."""
     send = jax.jit(jax.vmap(lambda key: compressor(key, update)["model"]))
     found = send(jax.random.split(jax.random.key(1), DRAWS))
-    found = np.concatenate([np.float64(leaf).reshape(DRAWS, 2, -1) for leaf in jax.tree.leaves(found)], axis=2)
+    found = np.concatenate(
+        [np.float64(leaf).reshape(DRAWS, 2, -1) for leaf in jax.tree.leaves(found)], axis=2
+    )
     return found.mean(axis=0), found.std(axis=0) / np.sqrt(DRAWS)
 
 
@@ -55,12 +63,12 @@ def test_the_largest_entries_and_signs(text, bytes_sent):
         smallest = np.sort(np.abs(rows), axis=1)[:, [-5]]  # 0.2 of 23 entries
         expected = np.where(np.abs(rows) >= smallest, rows, 0)
     np.testing.assert_allclose(vectors(found), expected, rtol=1e-6)
-    np.testing.assert_array_equal(found["weight"], update["weight"])
+    np.testing.assert_array_equal(found["steps"], update["steps"])
     check_bytes(text, bytes_sent)
 
 
 def check_bytes(text, expected):
-    """An update of 23 entries and a weight of 4 bytes."""
+    """An update of 23 entries and a number of 4 bytes."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stacked())
     assert parsed("upload", text).num_bytes(shapes) == expected + 4
 
@@ -81,7 +89,9 @@ def test_what_is_drawn_at_random_is_right_on_average(text, bytes_sent):
     check_bytes(text, bytes_sent)
 
 
-@pytest.mark.parametrize("bits", [1, 3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (2, 8))])
+@pytest.mark.parametrize(
+    "bits", [1, 3, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (2, 8))]
+)
 def test_quantized_values_lie_on_a_grid_of_each_block(bits):
     rows = np.random.default_rng(2).normal(size=(2, BLOCK + 40))
     rows[:, BLOCK:] *= 100
@@ -91,7 +101,11 @@ def test_quantized_values_lie_on_a_grid_of_each_block(bits):
         largest = np.abs(np.float32(rows[:, block])).max(axis=1, keepdims=True)
         places = found[:, block] / largest * (1 if bits == 1 else 2 ** (bits - 1) - 1)
         np.testing.assert_allclose(places, np.round(places), atol=1e-3)
-        assert len(np.unique(np.round(places))) == 2 if bits == 1 else 3 <= len(np.unique(np.round(places))) < 2**bits
+        assert (
+            len(np.unique(np.round(places))) == 2
+            if bits == 1
+            else 3 <= len(np.unique(np.round(places))) < 2**bits
+        )
         unit = largest * (2 if bits == 1 else 1 / (2 ** (bits - 1) - 1))
         assert (np.abs(found[:, block] - rows[:, block]) <= unit * 1.001).all()
     zeros = quantize(jax.random.key(3), {"a": np.zeros_like(rows, np.float32)})["a"]
@@ -162,20 +176,24 @@ def test_clients_keep_their_factors():
     """Each sends the projection of its update, and what was left out, on M Q; those without a turn keep their Q."""
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, OPTIMIZER, cohort=3)
-    algorithm = Compression("lowrank:1").on(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    algorithm = staged(problem, method, federation, compression=Compression("lowrank:1"))
     states, _ = toys.train(algorithm, problem, federation.client_data, 4)
     kernel = lambda models: np.float64(models["Dense_0"]["kernel"])
 
     def update(k, layer):
-        """The change of the kernel that client k sends, times n_k."""
+        """The change of the kernel that client k sends."""
         x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
-        errors = softmax(x @ np.float64(layer["kernel"][0]) + np.float64(layer["bias"][0])) - np.eye(3)[y]
-        return -RATE * x.T @ errors
+        errors = (
+            softmax(x @ np.float64(layer["kernel"][0]) + np.float64(layer["bias"][0]))
+            - np.eye(3)[y]
+        )
+        return -RATE * x.T @ errors / SIZES[k]
 
     for number in range(1, 4):
-        before, after = (states[at].clients.note for at in (number, number + 1))
+        before, after = (client_notes(states[at], "upload") for at in (number, number + 1))
         updates = np.stack([update(k, states[number].models["Dense_0"]) for k in range(4)])
-        matrices = updates + kernel(before.left["model"])[:, 0]
+        matrices = updates + kernel(before.left.update)[:, 0]
         cohort = np.asarray(cohort_of(jax.random.key(0), number, 4, 3).ids)
         for k in range(4):
             q, new = (np.float64(note.factors[0])[k, 0] for note in (before, after))
@@ -184,13 +202,17 @@ def test_clients_keep_their_factors():
                 continue
             p = np.linalg.qr(matrices[k] @ q)[0]
             sent = p @ p.T @ matrices[k]
-            np.testing.assert_allclose(kernel(after.left["model"])[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(
+                kernel(after.left.update)[k, 0], matrices[k] - sent, rtol=1e-3, atol=1e-5
+            )
             np.testing.assert_allclose(np.outer(new, new), sent.T @ sent, rtol=1e-3, atol=1e-5)
 
 
 def updates_by_hand(federation, theta):
     """(K, d) every client's one full-batch step on a linear model of one output."""
-    return np.array([-RATE * gradient(federation, k, theta) for k in range(len(federation.train.size))])
+    return np.array(
+        [-RATE * gradient(federation, k, theta) for k in range(len(federation.train.size))]
+    )
 
 
 def largest(rows, num):
@@ -204,7 +226,8 @@ def test_error_feedback_sends_later_what_was_left_out(corrects):
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER, cohort=3)
     compression = Compression("topk:0.5", error_feedback=corrects)
-    algorithm = compression.on(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    algorithm = staged(problem, method, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 5)
     cohorts = [np.asarray(cohort_of(jax.random.key(0), n, 4, 3).ids) for n in range(5)]
     theta = of_models(states[0].models)[0]
@@ -214,7 +237,9 @@ def test_error_feedback_sends_later_what_was_left_out(corrects):
         sent = largest(whole, 2)
         left[cohort] = (whole - sent)[cohort] * corrects
         theta = theta + np.average(sent[cohort], axis=0, weights=federation.train.size[cohort])
-        np.testing.assert_allclose(of_models(states[number + 1].models)[0], theta, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            of_models(states[number + 1].models)[0], theta, rtol=1e-4, atol=1e-5
+        )
     assert len({tuple(cohort) for cohort in cohorts}) > 1
     assert [record.up for record in records] == [3 * (2 * 8 + 4)] * 5
     assert [record.down for record in records] == [3 * 4 * 4] * 5
@@ -224,10 +249,14 @@ def test_a_server_keeps_what_it_sends_compressed():
     """Clients that do not train change nothing, however coarse what they receive is."""
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(0.0))
-    algorithm = Compression("none", "quantize:2").on(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    compression = Compression("none", "quantize:2")
+    algorithm = staged(problem, method, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 2)
     toys.assert_trees_close(states[2].models, states[0].models, rtol=1e-5, atol=1e-6)
-    assert [float(record.down) for record in records] == [4 * (1 + 4)] * 2  # 4 entries of 2 bits, and their scale
+    assert [float(record.down) for record in records] == [
+        4 * (1 + 4)
+    ] * 2  # 4 entries of 2 bits, and their scale
     # They do receive coarse models, another one in each round.
     theta = of_models(states[0].models)[0]
     exact = np.average([loss_of(federation, k, theta) for k in range(4)], weights=SIZES)
@@ -243,7 +272,8 @@ def test_fedexp_is_told_the_norms_of_what_arrives():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
     plain = toys.make_algorithm("fedexp", problem, eps=1e-8)
-    algorithm = Compression("topk:0.25", error_feedback=False).on(problem, plain)
+    compression = Compression("topk:0.25", error_feedback=False)
+    algorithm = staged(problem, plain, federation, compression=compression)
     states, records = toys.train(algorithm, problem, federation.client_data, 2)
 
     def step(updates):
@@ -253,9 +283,13 @@ def test_fedexp_is_told_the_norms_of_what_arrives():
 
     theta = of_models(states[0].models)[0]
     whole = updates_by_hand(federation, theta)
-    assert step(largest(whole, 1))[0] > 1 and abs(step(whole)[0] - step(largest(whole, 1))[0]) > 0.01
+    assert (
+        step(largest(whole, 1))[0] > 1 and abs(step(whole)[0] - step(largest(whole, 1))[0]) > 0.01
+    )
     for state, record in zip(states[1:], records, strict=True):
-        rate, mean = step(largest(updates_by_hand(federation, theta), 1))  # one of four entries is sent
+        rate, mean = step(
+            largest(updates_by_hand(federation, theta), 1)
+        )  # one of four entries is sent
         np.testing.assert_allclose(record.metrics["server_rate"], rate, rtol=1e-4)
         theta = theta + rate * mean
         np.testing.assert_allclose(of_models(state.models)[0], theta, rtol=1e-4, atol=1e-5)
@@ -263,9 +297,10 @@ def test_fedexp_is_told_the_norms_of_what_arrives():
 
 def test_a_method_that_sends_a_share_still_does():
     half = toys.make_algorithm("fedavg", toys.make_problem(toys.make_federation(SIZES)))
-    half = half.__class__(**{**vars(half), "traffic": lambda counted: counted._replace(upload=counted.upload / 2)})
-    shapes = {"model": jax.ShapeDtypeStruct((10,), np.float32), "weight": jax.ShapeDtypeStruct((), np.float32)}
-    found = counted(half, Compressor("topk", 0.2), "upload")(Traffic(40, 44, 0, 0, ({}, shapes)))
+    half = dataclasses.replace(half, traffic=lambda whole: whole._replace(upload=whole.upload / 2))
+    shapes = Upload(jax.ShapeDtypeStruct((10,), np.float32), jax.ShapeDtypeStruct((), np.float32))
+    compressed = Uploads(Compressor("topk", 0.2), half).declare(half)
+    found = compressed.traffic(Traffic(40, 44, 0, 0, ({}, shapes)))
     assert found.upload == (2 * 8 + 4) / 2 and found.model == 40
 
 
@@ -280,23 +315,42 @@ def test_a_method_that_sends_a_share_still_does():
         ("fedavg", {"upload": "sign:2"}, r"^upload=sign:2: accepted"),
         ("fedavg", {"upload": "zip"}, r"^upload=zip: accepted"),
         ("fedavg", {"download": "topk:0.1"}, r"^download=topk:0.1: accepted: none, quantize:BITS"),
-        ("fedavg", {"error_feedback": False}, r"^error_feedback=False: applies only with upload=topk"),
-        ("local", {"upload": "sign"}, r"^upload=sign: accepted for this method: none; no client sends anything"),
-        ("local", {"download": "quantize:8"}, r"^download=quantize:8: accepted for this method: none"),
-        ("fedamp", {"upload": "sign"}, r"^upload=sign: accepted for this method: none, quantize:BITS; it sends models"),
+        (
+            "fedavg",
+            {"error_feedback": False},
+            r"^error_feedback=False: applies only with upload=topk",
+        ),
+        (
+            "local",
+            {"upload": "sign"},
+            r"^upload=sign: accepted for this method: none; no client sends anything",
+        ),
+        (
+            "local",
+            {"download": "quantize:8"},
+            r"^download=quantize:8: accepted for this method: none",
+        ),
+        (
+            "fedamp",
+            {"upload": "sign"},
+            r"^upload=sign: accepted for this method: none, quantize:BITS; it sends models",
+        ),
     ],
 )
 def test_bad_compression_is_refused(method, options, message):
-    problem = toys.make_problem(toys.make_federation(SIZES))
+    federation = toys.make_federation(SIZES)
+    problem = toys.make_problem(federation)
     with pytest.raises(ArgumentError, match=message):
-        Compression(**options).on(problem, toys.make_algorithm(method, problem))
+        compression = Compression(**options)
+        staged(problem, toys.make_algorithm(method, problem), federation, compression=compression)
 
 
 def test_error_feedback_corrects_updates_of_stale_models():
     """FedBuff's clients contribute to one model, however old the one that they received is; here all are new."""
     federation = toys.make_federation((4, 3, 5), "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
-    algorithm = Compression("topk:0.25").on(problem, toys.make_algorithm("fedbuff", problem, staleness=0.0))
+    method = toys.make_algorithm("fedbuff", problem, staleness=0.0)
+    algorithm = staged(problem, method, federation, compression=Compression("topk:0.25"))
     states, _ = toys.train(algorithm, problem, federation.client_data, 3)
     theta = of_models(states[0].models)[0]
     left = np.zeros((3, 4))

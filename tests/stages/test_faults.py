@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, descend, vectors
+from staged import rows, staged
 
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
 from pfljax.folder.folders import is_checked
 from pfljax.stages.faults import Faults, spoiled
+from pfljax.stages.pipeline import Pipeline
 from pfljax.stores.registry import STORES
 from pfljax.training.loop import Schedule, Trainer
 
@@ -27,7 +29,8 @@ OPTIONS = ("drop", "stop")
 @functools.cache
 def failing(faults, name="fedavg", checked=False):
     """A method whose clients fail."""
-    return faults.on(PROBLEM, toys.make_algorithm(name, PROBLEM), checked)
+    method = toys.make_algorithm(name, PROBLEM)
+    return staged(PROBLEM, method, FEDERATION, faults=faults, checked=checked)
 
 
 def average(theta, clients):
@@ -41,12 +44,14 @@ def telling(algorithm):
 
     def client_update(context, models, row, data):
         out = algorithm.client_update(context, models, row, data)
-        return out._replace(report={**out.report, "drawn": jax.random.uniform(context.key, (3,))})
+        drawn = {"drawn": jax.random.uniform(context.key, (3,))}
+        return out._replace(told=out.told._replace(entries=out.told.entries | drawn))
 
     def server_update(key, state, aggregate):
-        report = dict(aggregate.report)
-        drawn = report.pop("drawn")
-        state, metrics = algorithm.server_update(key, state, aggregate._replace(report=report))
+        entries = dict(aggregate.told.entries)
+        drawn = entries.pop("drawn")
+        aggregate = aggregate._replace(told=aggregate.told._replace(entries=entries))
+        state, metrics = algorithm.server_update(key, state, aggregate)
         return state, metrics | {"drawn": drawn}
 
     return dataclasses.replace(algorithm, client_update=client_update, server_update=server_update)
@@ -56,14 +61,15 @@ def telling(algorithm):
 def rounds():
     """Forty rounds of Ditto whose clients fail before or after they train: (states, records)."""
     faults = Faults(dropout=0.3, lost=0.3)
-    algorithm = faults.on(PROBLEM, telling(toys.make_algorithm("ditto", PROBLEM)))
+    method = telling(toys.make_algorithm("ditto", PROBLEM))
+    algorithm = staged(PROBLEM, method, FEDERATION, faults=faults)
     states, records = toys.train(algorithm, PROBLEM, FEDERATION.client_data, 40)
     return jax.device_get(states), jax.device_get(records)
 
 
 def those_that_trained(before, after):
     """The clients whose own models have changed."""
-    models = [vectors(state.clients.own.model) for state in (before, after)]
+    models = [vectors(rows(state).params) for state in (before, after)]
     return np.flatnonzero((models[0] != models[1]).any(axis=1)).tolist()
 
 
@@ -85,7 +91,7 @@ def test_the_server_averages_those_that_arrive(rounds):
 def test_clients_that_fail_before_training_keep_what_they_have_and_others_what_they_learned(rounds):
     states, _ = rounds
     theta = vectors(states[0].models)[0]
-    before, after = (vectors(state.clients.own.model) for state in states[:2])
+    before, after = (vectors(rows(state).params) for state in states[:2])
     trained = those_that_trained(*states[:2])
     assert 0 < len(trained) < len(SIZES)
     strength = METHODS["ditto"]().strength
@@ -101,7 +107,11 @@ def test_about_the_share_fails(rounds):
     assert abs(failed - (0.3 + 0.7 * 0.3)) < 4 * np.sqrt(0.25 / clients)
     trained = sum(len(those_that_trained(*pair)) for pair in itertools.pairwise(states)) / clients
     assert abs(trained - 0.7) < 4 * np.sqrt(0.3 * 0.7 / clients)
-    assert all(np.isfinite(record.train_loss) for record in records if record.metrics["failed_clients"] < len(SIZES))
+    assert all(
+        np.isfinite(record.train_loss)
+        for record in records
+        if record.metrics["failed_clients"] < len(SIZES)
+    )
 
 
 def test_who_fails_does_not_depend_on_what_clients_draw(rounds):
@@ -124,7 +134,9 @@ def test_broken_uploads_are_dropped_by_default():
         assert record.diverged == -1
         theta = vectors(states[number].models)[0]
         expected = average(theta, left) if len(left) else theta
-        np.testing.assert_allclose(vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6
+        )
     assert any(0 < (record.dropped >= 0).sum() < len(SIZES) for record in records)
 
 
@@ -154,7 +166,7 @@ class Spoiling(METHODS["fedavg"]):
         def client_update(context, models, row, data):
             out = algorithm.client_update(context, models, row, data)
             broken = (context.client == 3) & (context.round >= 1) & (context.round <= 2)
-            return out._replace(upload=spoiled(out.upload, broken))
+            return spoiled(out, broken)
 
         return dataclasses.replace(algorithm, client_update=client_update)
 
@@ -163,7 +175,9 @@ def spoiling(seed=0, bad=(), method=None, **fields):
     """An experiment whose clients send NaNs; those in `bad` have them among their examples."""
     federation = spoiled_problem((), bad)
     problem = toys.make_problem(federation, OPTIMIZER)
-    made = toys.make_experiment("fedavg", problem, federation, plan=make_plan("map", devices=1), seed=seed, **fields)
+    made = toys.make_experiment(
+        "fedavg", problem, federation, plan=make_plan("map", devices=1), seed=seed, **fields
+    )
     return dataclasses.replace(made, method=method or Spoiling())
 
 
@@ -173,9 +187,13 @@ def test_a_run_starts_over_without_what_is_not_finite_and_names_its_client(tmp_p
     found = toys.run(spoiling(), 4, out=tmp_path / "run", say=lines.append)
     assert "round 3: the loss of client 0 is not finite; the run starts over" in "".join(lines)
     assert "round 2: the results of client 3 are not finite and are dropped" in "".join(lines)
-    assert lines[-1].endswith("not finite: client 3 (2 times)") and found.summary["dropped"] == {"3": 2}
+    assert lines[-1].endswith("not finite: client 3 (2 times)") and found.summary["dropped"] == {
+        "3": 2
+    }
 
-    start = toys.init(failing(Faults()), PROBLEM, jax.random.fold_in(jax.random.key(0), 0), FEDERATION.client_data)
+    start = toys.init(
+        failing(Faults()), PROBLEM, jax.random.fold_in(jax.random.key(0), 0), FEDERATION.client_data
+    )
     theta = vectors(start.models)[0]
     for number in range(4):
         theta = average(theta, [0, 1, 2, 4] if number in (1, 2) else range(len(SIZES)))
@@ -184,7 +202,9 @@ def test_a_run_starts_over_without_what_is_not_finite_and_names_its_client(tmp_p
 
 
 def test_a_run_stops_if_asked_to():
-    with pytest.raises(RunError, match=r"^round 3: the loss of client 0 is not finite; a smaller learning rate"):
+    with pytest.raises(
+        RunError, match=r"^round 3: the loss of client 0 is not finite; a smaller learning rate"
+    ):
         toys.run(spoiling(faults=Faults(on_divergence="stop")), 4)
 
 
@@ -193,13 +213,21 @@ def test_a_checked_run_is_one_that_has_started_over():
     found = toys.run(spoiling(), 4)
     checked = toys.run(spoiling(checked=True), 4)
     assert toys.same_trees(found.whole_state(), checked.whole_state())
-    assert [row["round"] for row in found.history.rows] == [row["round"] for row in checked.history.rows]
+    assert [row["round"] for row in found.history.rows] == [
+        row["round"] for row in checked.history.rows
+    ]
 
 
 @pytest.mark.slow
 def test_a_run_whose_results_are_finite_is_not_checked():
-    plain = [toys.run(spoiling(method=METHODS["fedavg"](), faults=Faults(on_divergence=rule)), 3) for rule in OPTIONS]
-    assert toys.same_trees(*(each.whole_state() for each in plain)) and plain[0].summary["dropped"] == {}
+    plain = [
+        toys.run(spoiling(method=METHODS["fedavg"](), faults=Faults(on_divergence=rule)), 3)
+        for rule in OPTIONS
+    ]
+    assert (
+        toys.same_trees(*(each.whole_state() for each in plain))
+        and plain[0].summary["dropped"] == {}
+    )
     assert "dropped_clients" not in plain[0].history.last
 
 
@@ -209,7 +237,9 @@ def test_a_run_that_started_over_goes_on_with_checks(tmp_path):
     out, schedule = tmp_path / "run", Schedule(1, 1)
     toys.run(spoiling(bad=(1,)), 2, out=out, schedule=schedule)
     lines = []
-    resumed = toys.run(spoiling(bad=(1,)), 5, out=out, schedule=schedule, resume=True, say=lines.append)
+    resumed = toys.run(
+        spoiling(bad=(1,)), 5, out=out, schedule=schedule, resume=True, say=lines.append
+    )
     assert "starts over" not in "".join(lines) and "resumed after round 2" in "".join(lines)
     assert toys.same_trees(whole.whole_state(), resumed.whole_state())
     assert whole.summary["dropped"] == resumed.summary["dropped"] == {"1": 5, "3": 2}
@@ -235,11 +265,17 @@ def test_replicates_start_over_together():
     pair = [spoiling(0, (1, 2), METHODS["fedavg"]()), spoiling(1, (), METHODS["fedavg"]())]
     found = Trainer(pair).train(3)
     assert [each.summary["dropped"] for each in found] == [{"1": 3, "2": 3}, {}]
-    toys.assert_trees_close(found[1].whole_state(), toys.run(pair[1], 3).whole_state(), rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(
+        found[1].whole_state(), toys.run(pair[1], 3).whole_state(), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    "store", [pytest.param(store, marks=pytest.mark.slow if store == "disk" else pytest.mark.long) for store in STORES]
+    "store",
+    [
+        pytest.param(store, marks=pytest.mark.slow if store == "disk" else pytest.mark.long)
+        for store in STORES
+    ],
 )
 def test_runs_start_over_under_every_store(store, tmp_path):
     found = toys.run(spoiling(client_store=store, bad=(1,)), 4, out=tmp_path / "run")
@@ -249,14 +285,17 @@ def test_runs_start_over_under_every_store(store, tmp_path):
 
 
 def test_faults_that_mean_nothing_are_refused():
-    problem = PROBLEM
-    method = toys.make_algorithm("local", problem)
+    method = toys.make_algorithm("local", PROBLEM)
     for rule in OPTIONS:
         faults = Faults(on_divergence=rule)
-        assert not faults.active and faults.on(problem, method) is method
-    with pytest.raises(ArgumentError, match=r"^lost=0.2: accepted for this method: 0; no client sends"):
-        Faults(lost=0.2).on(problem, method)
-    with pytest.raises(ArgumentError, match=r"^faults: accepted for this method: none; clients mix"):
-        Faults(dropout=0.2).on(problem, toys.make_algorithm("dfedem", problem))
+        assert not faults.active and faults.stage(PROBLEM, Pipeline(method)) is None
+    with pytest.raises(
+        ArgumentError, match=r"^lost=0.2: accepted for this method: 0; no client sends"
+    ):
+        failing(Faults(lost=0.2), "local")
+    with pytest.raises(
+        ArgumentError, match=r"^faults: accepted for this method: none; clients mix"
+    ):
+        failing(Faults(dropout=0.2), "dfedem")
     with pytest.raises(ArgumentError, match=r"^dropout=1"):
         Faults(dropout=1.0)

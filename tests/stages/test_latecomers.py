@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from staged import bare, client_notes, server_note
 
 from pfljax.contract import tree
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import participations
-from pfljax.stages.latecomers import MET, Known, with_latecomers
+from pfljax.stages.latecomers import MET, Known, latecomers_stage
+from pfljax.stages.pipeline import Pipeline
 from pfljax.stores.registry import STORES
 
 SIZES, ROUNDS = (4, 3, 5, 2, 4, 3, 2), 2
@@ -23,7 +25,9 @@ def experiment_of(name="federico", knobs=None, *, cohort=3, **fields):
     federation = toys.make_federation(SIZES, validation_size=3)
     problem = toys.make_problem(federation, cohort=cohort, rounds=ROUNDS)
     knobs = {"neighbors": 2} | (knobs or {}) if name in ("federico", "fedfomo") else knobs
-    return toys.make_experiment(name, problem, federation, knobs=knobs, plan=make_plan("map", devices=1), **fields)
+    return toys.make_experiment(
+        name, problem, federation, knobs=knobs, plan=make_plan("map", devices=1), **fields
+    )
 
 
 def played(experiment):
@@ -37,7 +41,10 @@ def played(experiment):
 
 def probabilities(models, x):
     """(N, n, C) of linear models (N, ...) for examples (n, D)."""
-    logits = np.einsum("nd,mdc->mnc", x, models["Dense_0"]["kernel"]) + models["Dense_0"]["bias"][:, None]
+    logits = (
+        np.einsum("nd,mdc->mnc", x, models["Dense_0"]["kernel"])
+        + models["Dense_0"]["bias"][:, None]
+    )
     scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return scores / scores.sum(axis=-1, keepdims=True)
 
@@ -48,8 +55,8 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
     """w = softmax(-sum of losses) over the models of clients that were in cohorts, in NumPy."""
     experiment = experiment_of(knobs={"rule": "posterior"}, client_store=store)
     outcome, state, counts, late = played(experiment)
-    np.testing.assert_array_equal(state.clients.note, counts)
-    known = state.server.note
+    np.testing.assert_array_equal(client_notes(state, "latecomers"), counts)
+    known = server_note(state, "latecomers")
     np.testing.assert_array_equal(known.rounds, np.sort(counts)[::-1])
     assert set(known.ids[known.rounds > 0]) == set(np.flatnonzero(counts))
     met = np.asarray(known.ids)[np.arange(K) % (counts > 0).sum()]
@@ -61,7 +68,9 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
         expected = np.tensordot(weights / weights.sum(), each, axes=1)
         own = jax.tree.map(lambda leaf, k=k: leaf[k], found.models)
         np.testing.assert_allclose(found.weights[k].sum(), 1, rtol=1e-5)
-        np.testing.assert_allclose(np.tensordot(found.weights[k], probabilities(own, x), axes=1), expected, rtol=1e-4)
+        np.testing.assert_allclose(
+            np.tensordot(found.weights[k], probabilities(own, x), axes=1), expected, rtol=1e-4
+        )
 
 
 @pytest.mark.slow
@@ -81,10 +90,11 @@ def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_th
     first = toys.init(algorithm, experiment.problem, key, clients)
     toys.assert_trees_close(mixed(predicted(algorithm, first)), first.models, rtol=1e-6)
     state = jax.tree.map(jnp.asarray, played(experiment)[1])
-    inner = state._replace(server=(), clients=state.clients.inner)
-    seen = np.asarray(state.clients.note) > 0
-    both = [mixed(predicted(*each)) for each in ((algorithm, state), (plain, inner))]
-    toys.assert_trees_close(*(jax.tree.map(lambda leaf: leaf[seen], one) for one in both), rtol=1e-6)
+    seen = np.asarray(client_notes(state, "latecomers")) > 0
+    both = [mixed(predicted(*each)) for each in ((algorithm, state), (plain, bare(state)))]
+    toys.assert_trees_close(
+        *(jax.tree.map(lambda leaf: leaf[seen], one) for one in both), rtol=1e-6
+    )
     different = jax.tree.map(lambda a, b: np.abs(a - b)[~seen].max(), *both)
     assert max(jax.tree.leaves(different)) > 1e-3
 
@@ -94,9 +104,13 @@ def test_a_method_that_makes_models_of_its_own_adapts_to_the_same_clients():
     experiment = experiment_of("fedfomo")
     outcome, state, _, late = played(experiment)
     plain, data = experiment.method.build(experiment.problem), experiment.federation.client_data
-    models = jax.tree.map(lambda leaf: leaf[np.asarray(state.server.note.met())], state.models)
+    models = jax.tree.map(
+        lambda leaf: leaf[np.asarray(server_note(state, "latecomers").met())], state.models
+    )
     newcomers = jax.tree.map(lambda leaf: leaf[late], data)
-    expected = toys.adapt(plain, experiment.problem, outcome.key, state._replace(server=(), models=models), newcomers)
+    expected = toys.adapt(
+        plain, experiment.problem, outcome.key, bare(state).with_models(models), newcomers
+    )
     found = outcome.serve(AS_IT_IS, late.tolist())
     toys.assert_trees_close(found.models, expected.models, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.weights, 1, rtol=1e-6)
@@ -109,7 +123,10 @@ def test_those_in_most_cohorts_are_known():
     np.testing.assert_array_equal(after.rounds, [3, 3, 2, 1])
     assert set(after.ids[:2].tolist()) == {3, 5} and after.ids[2:].tolist() == [7, 1]
     np.testing.assert_array_equal(after.met(), after.ids)
-    drawn = {int(known.with_cohort(jax.random.key(n), jnp.arange(6, 9), jnp.full(3, 2)).ids[1]) for n in range(30)}
+    drawn = {
+        int(known.with_cohort(jax.random.key(n), jnp.arange(6, 9), jnp.full(3, 2)).ids[1])
+        for n in range(30)
+    }
     assert drawn == {3, 6, 7, 8}  # ties are broken at random
 
 
@@ -117,14 +134,23 @@ def test_those_in_most_cohorts_are_known():
 def test_other_methods_and_full_participation_do_not_change(name):
     experiment = experiment_of(name, cohort=K if name == "federico" else 3)
     algorithm = experiment.method.build(experiment.problem)
-    assert with_latecomers(experiment.problem, algorithm) is algorithm
+    assert latecomers_stage(experiment.problem, Pipeline(algorithm)) is None
 
 
 def test_the_number_of_models_is_bounded():
     federation = toys.make_federation((2,) * (MET + 4))
-    problem, knobs = toys.make_problem(federation, cohort=3), {"neighbors": 2, "collaborators": MET + 4}
-    algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(problem.plan)
-    state = jax.eval_shape(lambda key: toys.init(algorithm, problem, key, federation.client_data), jax.random.key(0))
-    assert state.server.note.ids.shape == (MET,)
-    mixture, made = lifting.shapes(algorithm, problem.plan, jax.random.key(0), state, federation.client_data)
+    problem, knobs = (
+        toys.make_problem(federation, cohort=3),
+        {"neighbors": 2, "collaborators": MET + 4},
+    )
+    algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(
+        problem.plan
+    )
+    state = jax.eval_shape(
+        lambda key: toys.init(algorithm, problem, key, federation.client_data), jax.random.key(0)
+    )
+    assert server_note(state, "latecomers").ids.shape == (MET,)
+    mixture, made = lifting.shapes(
+        algorithm, problem.plan, jax.random.key(0), state, federation.client_data
+    )
     assert mixture.index.shape == made.weights.shape == (MET + 4,)

@@ -30,12 +30,18 @@ FOUR = {name: networks.MLP(hidden) for name, hidden in WIDTHS.items()}
 
 def clients_of(num, sizes=(6, 3, 5, 4), seed=0):
     """Clients with 6 inputs, 3 classes and different numbers of examples."""
-    return dataclasses.replace(toys.make_federation([sizes[k % 4] for k in range(num)], seed=seed, features=6))
+    return dataclasses.replace(
+        toys.make_federation([sizes[k % 4] for k in range(num)], seed=seed, features=6)
+    )
 
 
 def trained(method, model, num=8, rounds=3, **options):
     """The result of a few rounds; further options are those of `Run` and `train`."""
-    to_train = {name: options.pop(name) for name in ("out", "resume", "eval_every", "say") if name in options}
+    to_train = {
+        name: options.pop(name)
+        for name in ("out", "resume", "eval_every", "say")
+        if name in options
+    }
     run = pfl.Run(method, options.pop("clients", clients_of(num)), model, LOCAL, **options)
     return run.train(rounds, progress=False, **to_train)
 
@@ -47,7 +53,11 @@ def test_trees_of_several_shapes_are_packed_and_unpacked():
     assert packing.sizes == {"float32": 6, "int32": 3, "bool": 2}
     for number, each in enumerate((first, second)):
         packed = packing.pack(number, each)
-        assert {name: leaf.shape for name, leaf in packed.items()} == {"float32": (6,), "int32": (3,), "bool": (2,)}
+        assert {name: leaf.shape for name, leaf in packed.items()} == {
+            "float32": (6,),
+            "int32": (3,),
+            "bool": (2,),
+        }
         assert toys.same_trees(packing.unpack(number, packed), each)
     np.testing.assert_array_equal(packing.pack(1, second)["float32"], [0, 1, 2, 3, 0, 0])
     with pytest.raises(TypeError, match="expected"):
@@ -56,7 +66,10 @@ def test_trees_of_several_shapes_are_packed_and_unpacked():
 
 def suites(slow):
     """The methods; all but those that are slow tests are long ones."""
-    return [pytest.param(name, marks=pytest.mark.slow if name in slow else pytest.mark.long) for name in METHODS]
+    return [
+        pytest.param(name, marks=pytest.mark.slow if name in slow else pytest.mark.long)
+        for name in METHODS
+    ]
 
 
 @pytest.mark.parametrize("name", suites(slow=["lg_fedavg", "fml"]))
@@ -66,7 +79,9 @@ def test_the_same_network_twice_is_one_network(name):
     module = networks.MLP((5,))
     x = np.asarray(clients_of(1).test.x[0])
     one = trained(METHODS[name], module, 4, rounds=2)
-    twice = trained(METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2, say=lines.append)
+    twice = trained(
+        METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2, say=lines.append
+    )
     np.testing.assert_allclose(twice.predictions(x), one.predictions(x), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(twice.results["loss_test"], one.results["loss_test"], rtol=1e-4)
     assert any("a: 2 clients, " in line and "; b: 2 clients, " in line for line in lines)
@@ -80,21 +95,30 @@ def test_a_client_alone_trains_as_in_a_federation_of_its_network():
     alone = {name: trained(pfl.Local(), module, 6) for name, module in pair.items()}
     x = np.asarray(clients_of(6).test.x[0])
     for client, name in enumerate(given):
-        np.testing.assert_allclose(mixed.predict(x, client), alone[name].predict(x, client), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            mixed.predict(x, client), alone[name].predict(x, client), rtol=1e-5, atol=1e-6
+        )
         module, variables = mixed.export(client)
         assert tuple(module.hidden) == WIDTHS[name]
         np.testing.assert_allclose(
-            jax.nn.softmax(module.apply(variables, x)), mixed.predict(x, client), rtol=1e-5, atol=1e-6
+            jax.nn.softmax(module.apply(variables, x)),
+            mixed.predict(x, client),
+            rtol=1e-5,
+            atol=1e-6,
         )
 
 
 @pytest.mark.slow
 def test_rows_have_the_size_of_the_largest_network():
     lines = []
-    pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(1, progress=False, say=lines.append)
+    pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(
+        1, progress=False, say=lines.append
+    )
     count = lambda widths: sum(a * b + b for a, b in itertools.pairwise(widths))
     parameters = {name: count((6, *hidden, 3)) for name, hidden in WIDTHS.items()}
-    told = "; ".join(f"{name}: 1 clients, {number} parameters" for name, number in parameters.items())
+    told = "; ".join(
+        f"{name}: 1 clients, {number} parameters" for name, number in parameters.items()
+    )
     assert any(told in line for line in lines)
     largest = max(parameters.values())
     assert any(line.split() == ["models", f"{4 * 4 * largest / 1024:.1f}", "KiB"] for line in lines)
@@ -116,7 +140,9 @@ def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path)
         pfl.Execution(plan="python", devices=1),
     ):
         other = trained(method, FOUR, execution=execution, **options)
-        np.testing.assert_allclose(other.results["loss_test"], scores, rtol=1e-3, atol=1e-5, err_msg=str(execution))
+        np.testing.assert_allclose(
+            other.results["loss_test"], scores, rtol=1e-3, atol=1e-5, err_msg=str(execution)
+        )
     trained(method, FOUR, out=tmp_path / "run", **options | {"rounds": 2})
     resumed = trained(method, FOUR, out=tmp_path / "run", resume=True, **options)
     assert toys.same_trees(resumed.state, whole.state)
@@ -149,7 +175,11 @@ class Tracked(nn.Module):
 @pytest.mark.parametrize(
     ("name", "first"),
     [
-        pytest.param(name, first, marks=pytest.mark.slow if (name, first) == ("fml", True) else pytest.mark.long)
+        pytest.param(
+            name,
+            first,
+            marks=pytest.mark.slow if (name, first) == ("fml", True) else pytest.mark.long,
+        )
         for name in ("local", "fedproto", "fml")
         for first in (True, False)
     ],
@@ -167,7 +197,11 @@ def test_one_of_the_networks_may_have_batch_statistics_and_dropout(name, first):
     ("method", "model", "text"),
     [
         (pfl.FedAvg(), FOUR, "other shapes in some of a, b, c, d"),
-        (pfl.FedProto(), {"a": networks.MLP((4,)), "b": networks.MLP((5,))}, "other shapes in some of a, b"),
+        (
+            pfl.FedProto(),
+            {"a": networks.MLP((4,)), "b": networks.MLP((5,))},
+            "other shapes in some of a, b",
+        ),
         (pfl.FedeRiCo(), FOUR, "receive each other's models"),
         (pfl.Local(), {"a": FOUR["a"]}, "at least two networks"),
     ],

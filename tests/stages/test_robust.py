@@ -12,6 +12,7 @@ import scipy.optimize
 import sklearn.cluster
 import toys
 from quadratics import OPTIMIZER, descend, vectors
+from staged import staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
@@ -46,7 +47,9 @@ def one(update):
 
 
 def flat(models):
-    return np.concatenate([np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(models)], axis=1)
+    return np.concatenate(
+        [np.reshape(leaf, (len(leaf), -1)) for leaf in jax.tree.leaves(models)], axis=1
+    )
 
 
 def lengths(rows):
@@ -94,7 +97,12 @@ def by_numpy(rule, models, weight, share):
         unit = rows / lengths(rows)[:, None]
         apart = np.maximum(1 - unit @ unit.T, 0)
         np.fill_diagonal(apart, 0)
-        options = {"min_cluster_size": num // 2 + 1, "min_samples": 1, "allow_single_cluster": True, "copy": True}
+        options = {
+            "min_cluster_size": num // 2 + 1,
+            "min_samples": 1,
+            "allow_single_cluster": True,
+            "copy": True,
+        }
         chosen = sklearn.cluster.HDBSCAN(metric="precomputed", **options).fit(apart).labels_ == 0
         return clip(rows)[chosen].mean(axis=0)
     if rule == "sign_majority":
@@ -112,7 +120,9 @@ def test_rules_agree_with_numpy(rule, absent):
     share = 0.2 if rule == "bulyan" else 0.33  # of nine, just less than three
     found = combine(rule, jax.tree.map(np.float32, models), np.float32(weight), share)
     expected = by_numpy(rule, models, weight, share)
-    np.testing.assert_allclose(one(found), expected, atol=1e-4 if rule in ("geometric_median", "dnc") else 1e-5)
+    np.testing.assert_allclose(
+        one(found), expected, atol=1e-4 if rule in ("geometric_median", "dnc") else 1e-5
+    )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -160,7 +170,9 @@ def test_the_geometric_median_leaves_out_models_that_are_not_finite(value):
     broken["a"][2, 0] = value
     without = np.where(np.arange(NUM) == 2, 0, WEIGHT)
     found = combine("geometric_median", broken, np.float32(WEIGHT), 0.2)
-    toys.assert_trees_close(found, combine("geometric_median", models, np.float32(without), 0.2), rtol=1e-6)
+    toys.assert_trees_close(
+        found, combine("geometric_median", models, np.float32(without), 0.2), rtol=1e-6
+    )
 
 
 def test_clipped_updates_are_no_longer_than_the_median_one():
@@ -180,15 +192,23 @@ def test_the_geometric_median_converges_among_many_far_attackers():
     assert np.linalg.norm(found - rows[:5].mean(axis=0)) < 5
 
 
-@pytest.mark.parametrize(("rule", "share", "least"), [("krum", 0.4, 7), ("multi_krum", 0.4, 7), ("bulyan", 0.4, 11)])
+@pytest.mark.parametrize(
+    ("rule", "share", "least"), [("krum", 0.4, 7), ("multi_krum", 0.4, 7), ("bulyan", 0.4, 11)]
+)
 def test_rules_that_need_more_clients_say_so(rule, share, least):
     """Krum needs n > 2 f + 2, Bulyan n >= 4 f + 3; f is 2 of 5."""
-    problem = toys.make_problem(toys.make_federation((3,) * 5))
-    with pytest.raises(ArgumentError, match=f"^trim={share}: needs at least {least} clients a round, of whom 2 may"):
-        Server(aggregator=rule, trim=share).of(problem, toys.make_algorithm("fedavg", problem))
+    federation = toys.make_federation((3,) * 5)
+    problem = toys.make_problem(federation)
+    with pytest.raises(
+        ArgumentError, match=f"^trim={share}: needs at least {least} clients a round, of whom 2 may"
+    ):
+        server = Server(aggregator=rule, trim=share)
+        staged(problem, toys.make_algorithm("fedavg", problem), federation, server=server)
 
 
-@pytest.mark.parametrize(("share", "num", "assumed"), [(0.3, 3, 0), (0.29, 100, 29), (0.33, 10, 3), (0.395, 10, 3)])
+@pytest.mark.parametrize(
+    ("share", "num", "assumed"), [(0.3, 3, 0), (0.29, 100, 29), (0.33, 10, 3), (0.395, 10, 3)]
+)
 def test_the_number_of_attackers_is_rounded_down(share, num, assumed):
     """0.29 times 100 is a little less than 29 in floating-point numbers."""
     assert robust.check_number("trimmed_mean", share, num) == assumed
@@ -200,14 +220,20 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER, plan=make_plan("chunk", 2, 2))
     clients = federation.client_data
-    served = Server(aggregator="median").of(problem, toys.make_algorithm("fedavg", problem))
+    method = toys.make_algorithm("fedavg", problem)
+    served = staged(problem, method, federation, server=Server(aggregator="median"))
     states, records = toys.train(served, problem, clients, 1)
 
     theta = vectors(states[0].models)[0]
     trained = [descend(federation, k, theta, 1) for k, size in enumerate(SIZES) if size]
     expected = np.median(trained, axis=0)
     np.testing.assert_allclose(vectors(states[1].models)[0], expected, rtol=1e-5, atol=1e-6)
-    assert np.abs(expected - np.average(trained, axis=0, weights=[size for size in SIZES if size])).max() > 1e-3
+    assert (
+        np.abs(
+            expected - np.average(trained, axis=0, weights=[size for size in SIZES if size])
+        ).max()
+        > 1e-3
+    )
     # Models of four numbers, up with a weight; the client without examples sends its model, too.
     assert (records[0].down, records[0].up) == (7 * 16, 6 * (16 + 4) + 16 + 4)
 
@@ -218,11 +244,11 @@ def test_a_round_with_the_median_is_the_median_of_what_clients_send():
 
 
 def test_only_methods_that_average_take_another_aggregator():
-    problem = toys.make_problem(toys.make_federation(SIZES, "regression"))
+    federation = toys.make_federation(SIZES, "regression")
+    problem = toys.make_problem(federation)
     method = toys.make_algorithm("federico", problem)
     with pytest.raises(ArgumentError, match="aggregator=median: accepted for this method: mean"):
-        Server(aggregator="median").of(problem, method)
-    assert Server().of(problem, method) is method
+        staged(problem, method, federation, server=Server(aggregator="median"))
     for wrong in ({"sampler": "random"}, {"aggregator": "mode"}, {"trim": 0.5}):
         with pytest.raises(ArgumentError, match="accepted: "):
             Server(**wrong)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, RATE, descend, gradient, vectors
+from staged import server_state, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.local.batches import sampled
@@ -26,18 +27,25 @@ def by_numpy(rows, root):
     """Equations 1 to 3 of the paper."""
     norms = np.linalg.norm(rows, axis=1)
     trust = np.maximum(rows @ root / norms / np.linalg.norm(root), 0)
-    return (trust[:, None] * rows * (np.linalg.norm(root) / norms)[:, None]).sum(axis=0) / trust.sum()
+    return (trust[:, None] * rows * (np.linalg.norm(root) / norms)[:, None]).sum(
+        axis=0
+    ) / trust.sum()
 
 
 def flat(tree, num):
     """The entries (num, n) of updates."""
-    return np.concatenate([np.float64(leaf).reshape(num, -1) for leaf in jax.tree.leaves(tree)], axis=1)
+    return np.concatenate(
+        [np.float64(leaf).reshape(num, -1) for leaf in jax.tree.leaves(tree)], axis=1
+    )
 
 
 @pytest.mark.parametrize("absent", [(), (2, 5)])
 def test_the_rule_agrees_with_numpy(absent):
     rng = np.random.default_rng(len(absent))
-    updates = {"a": np.float32(rng.normal(size=(7, 3))), "b": np.float32(rng.normal(size=(7, 2, 2)))}
+    updates = {
+        "a": np.float32(rng.normal(size=(7, 3))),
+        "b": np.float32(rng.normal(size=(7, 2, 2))),
+    }
     root = {"a": np.float32(rng.normal(size=3)), "b": np.float32(rng.normal(size=(2, 2)))}
     weight = np.arange(1.0, 8, dtype=np.float32)
     weight[list(absent)] = 0
@@ -72,7 +80,9 @@ def test_the_server_draws_distinct_real_examples():
     real = np.concatenate([x[:n] for x, n in zip(train.x, SIZES, strict=True)])
     draw = jax.jit(sampled, static_argnums=2)
     for capacity, size in ((10, 10), (30, sum(SIZES))):
-        found = draw(jax.random.key(0), jax.tree.map(jnp.asarray, train), capacity, jnp.int32(sum(SIZES)))
+        found = draw(
+            jax.random.key(0), jax.tree.map(jnp.asarray, train), capacity, jnp.int32(sum(SIZES))
+        )
         drawn = np.asarray(found.x)[: int(found.size)]
         assert found.size == size and len(np.unique(drawn, axis=0)) == size
         assert all((row == real).all(axis=1).any() for row in drawn)
@@ -92,19 +102,27 @@ def test_a_round_is_fltrust_of_what_clients_and_server_send(name):
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
     server = Server(aggregator="fltrust", root_examples=1000)
-    served = server.of(problem, server.with_root(problem, toys.make_algorithm(name, problem)))
+    served = staged(problem, toys.make_algorithm(name, problem), federation, server=server)
     states, records = toys.train(served, problem, federation.client_data, 1)
 
     theta = vectors(states[0].models)[0]
     updates = np.stack([descend(federation, k, theta, 1) - theta for k in range(len(SIZES))])
-    root = -RATE * np.average([gradient(federation, k, theta) for k in range(len(SIZES))], axis=0, weights=SIZES)
+    root = -RATE * np.average(
+        [gradient(federation, k, theta) for k in range(len(SIZES))], axis=0, weights=SIZES
+    )
     expected = by_numpy(updates, root)
     moved = vectors(states[1].models)[0] - theta
-    if name == "feddyn":  # its server adds a sum of updates; in the first round, all go the same way
+    if (
+        name == "feddyn"
+    ):  # its server adds a sum of updates; in the first round, all go the same way
         expected *= np.linalg.norm(moved) / np.linalg.norm(expected)
     np.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-5)
-    if name == "scaffold":  # c moves by the rule of the changes of c_k, which are updates divided by -E eta
-        np.testing.assert_allclose(vectors(states[1].server.inner.control), -expected / RATE, rtol=1e-3, atol=1e-5)
+    if (
+        name == "scaffold"
+    ):  # c moves by the rule of the changes of c_k, which are updates divided by -E eta
+        np.testing.assert_allclose(
+            vectors(server_state(states[1]).control_variate), -expected / RATE, rtol=1e-3, atol=1e-5
+        )
     # Nobody reads the server's examples.
     vectors_down = 2 if name == "scaffold" else 1
     assert records[0].down == len(SIZES) * vectors_down * 4 * 4
@@ -115,26 +133,35 @@ def test_fltrust_holds_where_the_mean_does_not():
     federation = toys.make_federation((6,) * 9, "regression")
     attacker = np.arange(9) < 4
     problem = toys.make_problem(federation, OPTIMIZER)
-    clients, plain = federation.client_data._replace(attacker=attacker), toys.make_algorithm("fedavg", problem)
+    clients, plain = (
+        federation.client_data._replace(attacker=attacker),
+        toys.make_algorithm("fedavg", problem),
+    )
     attack = Attack("ipm", attackers=0.45, strength=50.0)
 
     def loss(server):
-        method = server.of(problem, attack.on(problem, server.with_root(problem, plain)), attack)
+        method = staged(problem, plain, federation, attack=attack, server=server)
         states, _ = toys.train(method, problem, clients, 8)
-        found = toys.evaluate(method, problem, jax.random.key(0), states[-1], clients, federation.test)["loss"]
+        found = toys.evaluate(
+            method, problem, jax.random.key(0), states[-1], clients, federation.test
+        )["loss"]
         return np.asarray(found).mean()
 
     assert loss(Server(aggregator="fltrust", root_examples=10)) < 0.5 < 1e3 < loss(Server())
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("local", "mean; no server averages"), ("fedem", "whose server has several models")]
+    ("name", "text"),
+    [("local", "mean; no server averages"), ("fedem", "whose server has several models")],
 )
 def test_methods_that_have_no_single_mean_refuse_it(name, text):
     federation = toys.make_federation(SIZES)
     problem, server = toys.make_problem(federation), Server(aggregator="fltrust")
-    with pytest.raises(ArgumentError, match=f"^aggregator=fltrust: accepted for this method.*{text}"):
-        toys.start(server.with_root(problem, toys.make_algorithm(name, problem)), problem, federation.client_data)
+    with pytest.raises(
+        ArgumentError, match=f"^aggregator=fltrust: accepted for this method.*{text}"
+    ):
+        served = staged(problem, toys.make_algorithm(name, problem), federation, server=server)
+        toys.start(served, problem, federation.client_data)
 
 
 def test_root_examples_are_refused_without_fltrust():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER, descend, loss_of, vectors
+from staged import staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange import rounds
@@ -15,7 +16,9 @@ from pfljax.stages import sampling
 from pfljax.stages.server import Server
 
 SIZES = (1, 2, 4, 1, 0, 12)
-PROBABILITY = np.array([1, 2, 4, 1, 0, 8]) / 8  # of a place in a weighted cohort of two; the largest is certain
+PROBABILITY = (
+    np.array([1, 2, 4, 1, 0, 8]) / 8
+)  # of a place in a weighted cohort of two; the largest is certain
 DRAWS = 20000
 FEDERATION = toys.make_federation(SIZES, "regression")
 CLIENTS = FEDERATION.client_data
@@ -31,7 +34,8 @@ per_example = jax.jit(sampling.per_example, static_argnums=1)
 def sampled(name, sampler, candidates=0):
     """A method whose clients are drawn by a sampler."""
     options = {"candidates": candidates} if candidates else {}
-    return Server(sampler, **options).of(PROBLEM, toys.make_algorithm(name, PROBLEM, **KNOBS.get(name, {})))
+    method = toys.make_algorithm(name, PROBLEM, **KNOBS.get(name, {}))
+    return staged(PROBLEM, method, FEDERATION, server=Server(sampler, **options))
 
 
 def test_clients_are_drawn_one_after_the_other_in_proportion_to_their_examples():
@@ -41,7 +45,11 @@ def test_clients_are_drawn_one_after_the_other_in_proportion_to_their_examples()
     assert (np.diff(ids, axis=1) > 0).all() and not (ids == 4).any()
     p = sizes / sizes.sum()
     # First j and then k, or first k and then j.
-    expected = {(j, k): p[j] * p[k] / (1 - p[j]) + p[k] * p[j] / (1 - p[k]) for j in range(6) for k in range(j + 1, 6)}
+    expected = {
+        (j, k): p[j] * p[k] / (1 - p[j]) + p[k] * p[j] / (1 - p[k])
+        for j in range(6)
+        for k in range(j + 1, 6)
+    }
     for pair, probability in expected.items():
         found = (ids == pair).all(axis=1).mean()
         assert abs(found - probability) < 4 * np.sqrt(probability / DRAWS) + 1e-9, pair
@@ -54,7 +62,8 @@ def test_clients_without_examples_come_last(draw):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"), [(SIZES, PROBABILITY), ((1, 2, 1, 2, 2, 4), np.array([1, 2, 1, 2, 2, 4]) / 6)]
+    ("sizes", "expected"),
+    [(SIZES, PROBABILITY), ((1, 2, 1, 2, 2, 4), np.array([1, 2, 1, 2, 2, 4]) / 6)],
 )
 def test_probabilities_are_proportional_to_examples_unless_they_are_certain(sizes, expected):
     ids = np.asarray(draws_of_two(jax.random.split(jax.random.key(1), DRAWS), np.array(sizes)))
@@ -85,7 +94,9 @@ def test_places_for_each_example(sizes, num, expected):
 
 def trained(theta):
     """(K, d) what each client makes of a model; clients without examples leave it as it is."""
-    return np.array([descend(FEDERATION, k, theta, 1) if size else theta for k, size in enumerate(SIZES)])
+    return np.array(
+        [descend(FEDERATION, k, theta, 1) if size else theta for k, size in enumerate(SIZES)]
+    )
 
 
 def test_a_weighted_cohort_weighs_its_clients_by_the_inverse_of_their_probabilities():
@@ -101,13 +112,17 @@ def test_a_weighted_cohort_weighs_its_clients_by_the_inverse_of_their_probabilit
         weights = np.array(SIZES)[ids] / PROBABILITY[ids]
         theta = vectors(states[number].models)[0]
         expected = np.average(trained(theta)[ids], axis=0, weights=weights)
-        np.testing.assert_allclose(vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            vectors(states[number + 1].models)[0], expected, rtol=1e-4, atol=1e-6
+        )
     assert len(cohorts) > 1
 
 
 def test_of_a_weighted_cohort_those_without_examples_do_not_count():
     algorithm = sampled("fedavg", "weighted")
-    few = CLIENTS._replace(train=CLIENTS.train._replace(size=np.where(np.arange(6) == 2, SIZES, 0).astype(np.int32)))
+    few = CLIENTS._replace(
+        train=CLIENTS.train._replace(size=np.where(np.arange(6) == 2, SIZES, 0).astype(np.int32))
+    )
     before, after = toys.train(algorithm, PROBLEM, few, 1)[0]
     expected = trained(vectors(before.models)[0])[2]
     np.testing.assert_allclose(vectors(after.models)[0], expected, rtol=1e-4, atol=1e-6)
@@ -116,7 +131,10 @@ def test_of_a_weighted_cohort_those_without_examples_do_not_count():
 def worst(models):
     """The two clients whose losses are largest, with the global model or each with its own."""
     models = vectors(models)
-    losses = [loss_of(FEDERATION, k, models[k % len(models)]) if size else -np.inf for k, size in enumerate(SIZES)]
+    losses = [
+        loss_of(FEDERATION, k, models[k % len(models)]) if size else -np.inf
+        for k, size in enumerate(SIZES)
+    ]
     return np.sort(np.argsort(losses)[-2:])
 
 
@@ -148,7 +166,8 @@ def test_candidates_are_what_power_of_choice_chooses_among():
     assert len({tuple(ids) for ids in found}) > 1
     for wrong in (1, 7):
         with pytest.raises(ArgumentError, match=r"^candidates=.*accepted: 0, or 2 .* to 6"):
-            Server("power_of_choice", candidates=wrong).of(PROBLEM, method)
+            server = Server("power_of_choice", candidates=wrong)
+            staged(PROBLEM, method, FEDERATION, server=server)
 
 
 def test_epsilon_does_not_cover_the_losses_of_power_of_choice():
@@ -163,8 +182,10 @@ def test_samplers_need_something_to_draw():
     problem = toys.make_problem(FEDERATION, OPTIMIZER)
     method = toys.make_algorithm("local", problem)
     for sampler in ("weighted", "power_of_choice"):
-        with pytest.raises(ArgumentError, match=f"sampler={sampler}: every client is in every round"):
-            Server(sampler).of(problem, method)
+        with pytest.raises(
+            ArgumentError, match=f"sampler={sampler}: every client is in every round"
+        ):
+            staged(problem, method, FEDERATION, server=Server(sampler))
 
 
 def test_clients_without_a_server_s_model_are_drawn_in_proportion_to_their_examples():

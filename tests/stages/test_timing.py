@@ -11,10 +11,10 @@ import pytest
 import quadratics
 import toys
 from networks import OPTIMIZER
+from staged import bare, rows, server_note, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.local.clock import Clock
-from pfljax.stages.asynchrony import on_clock
 from pfljax.stages.compression import Compression
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
@@ -23,26 +23,25 @@ SIZES = (3, 5, 2, 4, 6)
 STEPS = np.array([2, 3, 1, 2, 3])  # of two examples each
 BYTES = 4 * (3 * 3 + 3)  # of a model
 KNOBS = {"federico": {"neighbors": 2}}
-CLIENTS = toys.make_federation(SIZES).client_data
+FEDERATION = toys.make_federation(SIZES)
+CLIENTS = FEDERATION.client_data
 COMPUTING = Clock(compute="constant:2", bandwidth="constant:1e9")
 SENDING = Clock(compute="constant:1e-9", bandwidth="constant:8e-6")  # a byte a second
 BOTH = Clock(compute="constant:2", bandwidth="constant:8e-6")
 
 
 @functools.cache
-def timed(name, clock, stage=None, first=None, cohort=0):
-    """(problem, algorithm) on a clock; `first` is a stage before the clock, and `stage` one after it."""
-    problem = toys.make_problem(toys.make_federation(SIZES), OPTIMIZER, batch_size=2, cohort=cohort)
+def timed(name, clock, cohort=0, **settings):
+    """(problem, algorithm) on a clock, with further stages."""
+    problem = toys.make_problem(FEDERATION, OPTIMIZER, batch_size=2, cohort=cohort)
     problem = problem._replace(clock=clock)
-    algorithm = toys.make_algorithm(name, problem, **KNOBS.get(name, {}))
-    algorithm = first.on(problem, algorithm) if first else algorithm
-    algorithm = on_clock(problem, algorithm)
-    return problem, stage.on(problem, algorithm) if stage else algorithm
+    method = toys.make_algorithm(name, problem, **KNOBS.get(name, {}))
+    return problem, staged(problem, method, FEDERATION, **settings)
 
 
-def played(name, clock, rounds=1, clients=CLIENTS, **stages):
+def played(name, clock, rounds=1, clients=CLIENTS, **settings):
     """All states, and the records of rounds on a clock."""
-    problem, algorithm = timed(name, clock, **stages)
+    problem, algorithm = timed(name, clock, **settings)
     return toys.train(algorithm, problem, clients, rounds)
 
 
@@ -76,14 +75,14 @@ def test_a_round_takes_as_long_as_its_slowest_client(name, gradients, down, up):
 
 
 def test_without_a_clock_nothing_is_timed():
-    problem, method = timed("fedavg", None)
-    assert on_clock(problem, method) is method
+    states, records = played("fedavg", None)
+    assert records[0].seconds is None and not states[-1].server.state.notes
 
 
 def test_a_clock_goes_on_from_round_to_round():
     states, records = played("fedavg", BOTH, rounds=2)
     assert [float(record.seconds) for record in records] == pytest.approx([6 + 2 * BYTES + 4] * 2)
-    assert states[-1].server.note.total == pytest.approx(2 * (6 + 2 * BYTES + 4))
+    assert server_note(states[-1], "clock").total == pytest.approx(2 * (6 + 2 * BYTES + 4))
 
 
 @pytest.mark.slow
@@ -103,17 +102,19 @@ def test_after_the_deadline_nothing_arrives(tmp_path):
     path.write_text(json.dumps([{"computation": per_example, "communication": 1e12}]))
     clock = Clock(devices=str(path), deadline=9.0)
     problem = toys.make_problem(federation, quadratics.OPTIMIZER)._replace(clock=clock)
-    algorithm = on_clock(problem, toys.make_algorithm("ditto", problem, strength=0.5))
+    algorithm = staged(problem, toys.make_algorithm("ditto", problem, strength=0.5), federation)
     clients = federation.client_data
     states, records = toys.train(algorithm, problem, clients, 1)
     assert records[0].seconds == clock.deadline  # clients 1 and 4 need 10 and 12 seconds
 
     theta = quadratics.vectors(states[0].models)[0]
-    before, after = (quadratics.vectors(state.clients.inner.own.model) for state in states)
+    before, after = (quadratics.vectors(rows(state).params) for state in states)
     in_time = [0, 2, 3]
     trained = [quadratics.descend(federation, k, theta, 1) for k in in_time]
     expected = np.average(trained, axis=0, weights=np.array(SIZES)[in_time])
-    np.testing.assert_allclose(quadratics.vectors(states[1].models)[0], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        quadratics.vectors(states[1].models)[0], expected, rtol=1e-5, atol=1e-6
+    )
     own = [quadratics.descend(federation, k, v, 1, 0.5 * (v - theta)) for k, v in enumerate(before)]
     np.testing.assert_allclose(after, own, rtol=1e-5, atol=1e-6)
     assert np.isfinite(records[0].train_loss) and records[0].train_loss > 0
@@ -156,15 +157,17 @@ def test_a_server_waits_until_somebody_is_there_and_leaves_the_others_alone(tmp_
     clock = dataclasses.replace(COMPUTING, availability=str(path))
     states, records = played("ditto", clock, rounds=6, cohort=3)
 
-    assert [float(record.seconds) for record in records] == pytest.approx(3 * [60] + 3 * [2 * 2 * 3])
+    assert [float(record.seconds) for record in records] == pytest.approx(
+        3 * [60] + 3 * [2 * 2 * 3]
+    )
     same = [toys.same_trees(a.models, b.models) for a, b in itertools.pairwise(states)]
     assert same == 3 * [True] + 3 * [False]
     assert [bool(np.isnan(record.train_loss)) for record in records] == same
     # Of a cohort of three, two receive and send.
     moved = [float(record.down + record.up) for record in records]
     assert moved == 3 * [0] + 3 * [2 * (2 * BYTES + 4)]
-    rows = [np.asarray(jax.tree.leaves(state.clients.inner)[0]) for state in states]
-    changed = [not np.array_equal(a, b) for a, b in zip(rows[3], rows[4], strict=True)]
+    kept = [np.asarray(jax.tree.leaves(rows(state))[0]) for state in states]
+    changed = [not np.array_equal(a, b) for a, b in zip(kept[3], kept[4], strict=True)]
     assert changed == [bool(on) for on in there]
 
 
@@ -180,31 +183,54 @@ def test_what_is_lost_has_taken_its_time():
 
     They are compressed: twelve entries of four bits, a scale and a weight.
     """
-    stages = {"first": Compression("quantize:4"), "stage": Faults(lost=0.5, broken=0.9999)}
+    settings = {"compression": Compression("quantize:4"), "faults": Faults(lost=0.5, broken=0.9999)}
     for k in range(len(SIZES)):
         only = with_sizes(np.where(np.arange(5) == k, SIZES, 0))
-        record = played("fedavg", SENDING, clients=only, **stages)[1][0]
-        assert record.seconds == pytest.approx(BYTES + 6 + 4 + 4, rel=1e-3) and np.isnan(record.train_loss)
+        record = played("fedavg", SENDING, clients=only, **settings)[1][0]
+        assert record.seconds == pytest.approx(BYTES + 6 + 4 + 4, rel=1e-3) and np.isnan(
+            record.train_loss
+        )
         assert 0 < record.metrics["failed_clients"] < 5 and record.metrics["dropped_clients"] > 0
+
+
+@pytest.mark.parametrize("faults", [Faults(lost=0.5), Faults(broken=0.5)], ids=["lost", "broken"])
+def test_the_clock_s_total_is_the_sum_of_the_rounds(faults):
+    """Also of rounds whose slowest upload is lost, or dropped."""
+    clock = dataclasses.replace(SENDING, bandwidth="lognormal:8e-6:1", deadline=1e6)
+    states, records = played("fedavg", clock, rounds=4, faults=faults)
+    total = sum(float(record.seconds) for record in records)
+    assert float(server_note(states[-1], "clock").total) == pytest.approx(total, rel=1e-5)
+    assert sum(int(record.metrics["failed_clients"]) for record in records) > 0 or faults.broken
 
 
 def test_what_fails_takes_its_time():
     """Whoever fails before it trains has received its model, and sends nothing."""
-    record = played("fedavg", SENDING, stage=Faults(dropout=0.9999))[1][0]
+    record = played("fedavg", SENDING, faults=Faults(dropout=0.9999))[1][0]
     assert record.seconds == pytest.approx(BYTES, rel=1e-3)
 
 
 def test_what_means_nothing_is_refused():
-    with pytest.raises(ArgumentError, match=r"^deadline=3: accepted for this method: inf; no client sends anything"):
+    with pytest.raises(
+        ArgumentError, match=r"^deadline=3: accepted for this method: inf; no client sends anything"
+    ):
         timed("local", Clock(deadline=3))
-    with pytest.raises(ArgumentError, match=r"^deadline=3: accepted for this method: inf; clients mix"):
+    with pytest.raises(
+        ArgumentError, match=r"^deadline=3: accepted for this method: inf; clients mix"
+    ):
         timed("dfedem", Clock(deadline=3))
-    with pytest.raises(ArgumentError, match=r"^availability=daily:0.5: accepted for this method: always"):
+    with pytest.raises(
+        ArgumentError, match=r"^availability=daily:0.5: accepted for this method: always"
+    ):
         timed("dfedem", Clock(availability="daily:0.5"))
-    problem, algorithm = timed("fedavg", Clock(over_selection=0.5), cohort=2)
-    with pytest.raises(ArgumentError, match=r"^sampler=weighted: accepted with a clock that chooses the clients"):
-        Server("weighted").of(problem, algorithm)
-    with pytest.raises(ArgumentError, match=r"^over_selection=0.5: accepted with all clients in every round: 0"):
+    with pytest.raises(
+        ArgumentError, match=r"^sampler=weighted: accepted with a clock that chooses the clients"
+    ):
+        timed("fedavg", Clock(over_selection=0.5), cohort=2, server=Server("weighted"))
+    with pytest.raises(
+        ArgumentError, match=r"^over_selection=0.5: accepted with all clients in every round: 0"
+    ):
         timed("fedavg", Clock(over_selection=0.5))
-    with pytest.raises(ArgumentError, match=r"^concurrency=2: accepted for this method: 0; its server waits"):
+    with pytest.raises(
+        ArgumentError, match=r"^concurrency=2: accepted for this method: 0; its server waits"
+    ):
         timed("fedavg", Clock(concurrency=2))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import toys
 from quadratics import OPTIMIZER
+from staged import staged
 
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
@@ -28,7 +29,11 @@ SERVERS = [
 def named(stage):
     """What a stage does, if it is one."""
     kind = {Server: "aggregator", Compression: "upload", Attack: "kind"}.get(type(stage))
-    return f"{getattr(stage, kind)}{'' if getattr(stage, 'error_feedback', True) else ' alone'}" if kind else None
+    return (
+        f"{getattr(stage, kind)}{'' if getattr(stage, 'error_feedback', True) else ' alone'}"
+        if kind
+        else None
+    )
 
 
 def blind_federation():
@@ -47,6 +52,12 @@ def weights(models):
     return np.asarray(models["Dense_0"]["kernel"])[0]
 
 
+def with_stage(plain, stage):
+    """The method with a server's rule, or compressed messages."""
+    name = "server" if isinstance(stage, Server) else "compression"
+    return staged(PROBLEM, plain, FEDERATION, **{name: stage})
+
+
 def check_untouched(algorithm, clients=FEDERATION.client_data, rounds=3):
     """The weights of the second feature are the initial ones; the others have moved."""
     states, _ = toys.train(algorithm, PROBLEM, clients, rounds)
@@ -63,28 +74,37 @@ def check_untouched(algorithm, clients=FEDERATION.client_data, rounds=3):
         Compression("quantize:8"),
         Compression("topk:0.5"),
         Compression("lowrank:1"),
-        *(Server(aggregator=rule) for rule in ("sign_majority", "mean", "median", "flame", "geometric_median", "dnc")),
+        *(
+            Server(aggregator=rule)
+            for rule in ("sign_majority", "mean", "median", "flame", "geometric_median", "dnc")
+        ),
     ],
     ids=named,
 )
 def test_under_rules_and_compression(stage):
     """Sign rules: weights that nobody trained moved by 0.087 under sign_majority and by 0.0044 under compress=sign."""
     plain = toys.make_algorithm("fedavg", PROBLEM)
-    check_untouched(stage.of(PROBLEM, plain) if isinstance(stage, Server) else stage.on(PROBLEM, plain))
+    check_untouched(with_stage(plain, stage))
 
 
-@pytest.mark.parametrize("stage", [Server(aggregator="sign_majority"), Compression("sign")], ids=named)
+@pytest.mark.parametrize(
+    "stage", [Server(aggregator="sign_majority"), Compression("sign")], ids=named
+)
 @pytest.mark.parametrize("name", ["scaffold", "fedprox", "fednova", "feddyn", "fedper"])
 def test_of_methods_that_average(name, stage):
-    plain = toys.make_algorithm(name, PROBLEM, **({"personal_layers": 0} if name == "fedper" else {}))
-    check_untouched(stage.of(PROBLEM, plain) if isinstance(stage, Server) else stage.on(PROBLEM, plain))
+    plain = toys.make_algorithm(
+        name, PROBLEM, **({"personal_layers": 0} if name == "fedper" else {})
+    )
+    check_untouched(with_stage(plain, stage))
 
 
-@pytest.mark.parametrize("attack", [Attack(kind) for kind in ("sign_flip", "scale", "free_ride", "ipm")], ids=named)
+@pytest.mark.parametrize(
+    "attack", [Attack(kind) for kind in ("sign_flip", "scale", "free_ride", "ipm")], ids=named
+)
 @pytest.mark.parametrize("rule", ["mean", "sign_majority"])
 def test_under_attacks(attack, rule):
-    attacked = attack.on(PROBLEM, toys.make_algorithm("fedavg", PROBLEM))
-    served = Server(aggregator=rule).of(PROBLEM, attacked, attack)
+    plain = toys.make_algorithm("fedavg", PROBLEM)
+    served = staged(PROBLEM, plain, FEDERATION, attack=attack, server=Server(aggregator=rule))
     check_untouched(served, FEDERATION.client_data._replace(attacker=ATTACKER))
 
 
