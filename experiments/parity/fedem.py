@@ -20,7 +20,19 @@ from torch.utils.data import DataLoader
 
 import pfljax as pfl
 from experiments.parity.in_torch import converted, load, stacked
-from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
+from experiments.parity.shared import (
+    BATCH,
+    CLASSES,
+    EPOCHS,
+    EQUAL,
+    HIDDEN,
+    RATE,
+    Apart,
+    Cell,
+    OnRound,
+    Snapshot,
+    Task,
+)
 from pfljax.contract import tree
 from pfljax.contract.types import Params
 

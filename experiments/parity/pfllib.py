@@ -19,7 +19,19 @@ from torch import nn
 
 import pfljax as pfl
 from experiments.parity.in_torch import TwoLayers, at_home, converted, load, stacked
-from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
+from experiments.parity.shared import (
+    BATCH,
+    CLASSES,
+    EPOCHS,
+    EQUAL,
+    HIDDEN,
+    RATE,
+    Apart,
+    Cell,
+    OnRound,
+    Snapshot,
+    Task,
+)
 from pfljax.contract import tree
 from pfljax.contract.types import Params, State
 

@@ -27,7 +27,17 @@ from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree
 from pfljax.exchange import buckets, model_axis
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
-from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
+from pfljax.exchange.routes import (
+    AXIS,
+    AtServer,
+    Gather,
+    Own,
+    OwnFirst,
+    Push,
+    Ring,
+    Route,
+    is_dense,
+)
 from pfljax.exchange.side_by_side import TOGETHER, bytes_of, fitting
 from pfljax.exchange.views import view
 
