@@ -260,7 +260,7 @@ class Trained(NamedTuple):
         weight: () weight of this client in averages; None: n_k. A client with weight 0 sends nothing.
         sums: Trees that the server adds up over the round's clients, by name.
         count: Weights of `sums`, such as examples of each class, if these are not `weight`; added up, too.
-        square: () squared norm of the client's update, if the server needs it.
+        square: () weight times the squared norm of the client's update, if the server needs it.
         told: What else the server sees of this client, by name. Scalars are free, all else counts as uploaded.
     """
 
@@ -349,8 +349,8 @@ class Told(NamedTuple):
 
     Attributes:
         loss: () mean training loss.
-        square: () squared norm of the client's update, if the server needs it. A stage that changes the update scales
-            it.
+        square: () weight times the squared norm of the client's update, if the server needs it. A stage that changes the
+            update scales it.
         entries: What else the method tells the server, by name.
     """
 
