@@ -68,7 +68,6 @@ EQUIVALENT = {
         "the next line replaces what is divided by 0"
     ),
     "algorithms/fedbuff.py index: losses[0] -> losses[1]": "the axis has one entry, and JAX clamps the index",
-    "algorithms/l2sgd.py index: mean[0] -> mean[1]": "the axis has one entry, and JAX clamps the index",
     "algorithms/pfedhn.py index: losses[0] -> losses[1]": "the axis has one entry, and JAX clamps the index",
     "algorithms/scaffold.py mask: jnp.where(steps > 0, new, old) -> new": (
         "a client takes no step if it has no examples, and then both are 0"

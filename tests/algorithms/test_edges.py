@@ -76,12 +76,12 @@ def test_clusters_split_in_whatever_unit_updates_are(scale):
 
 def test_gpfl_s_lengths_are_those_of_short_vectors_too():
     rows = np.float32([[3.0, 4.0], [0.003, 0.004], [0.0, 0.0]])
-    np.testing.assert_allclose(gpfl.length(rows)[:, 0], [5.0, 0.005, 0.0], atol=1e-5)
-    assert np.isfinite(jax.grad(lambda rows: gpfl.length(rows).sum())(rows)).all()
+    np.testing.assert_allclose(gpfl.norm(rows)[:, 0], [5.0, 0.005, 0.0], atol=1e-5)
+    assert np.isfinite(jax.grad(lambda rows: gpfl.norm(rows).sum())(rows)).all()
 
 
 def test_fedcp_draws_weights_and_biases_of_its_policy_apart():
-    layer = fedcp.initial(jax.random.key(0), 5)
+    layer = fedcp.init_policy(jax.random.key(0), 5)
     assert np.intersect1d(layer["weight"], layer["bias"]).size == 0
     assert np.abs(layer["weight"]).max() <= 5**-0.5
     assert np.abs(layer["bias"]).max() <= 5**-0.5
