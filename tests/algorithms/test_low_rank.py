@@ -148,7 +148,10 @@ FLEX_RANKS = (1, 2)
 
 def flexlora(rounds):
     """Products are averaged, and cut to each client's rank."""
-    rank_of = lambda k: FLEX_RANKS[k % 2]
+
+    def rank_of(k):
+        return FLEX_RANKS[k % 2]
+
     a, b = start_of(rounds, "models", "models")
     begin = [(a[:, : rank_of(k)], b[: rank_of(k)]) for k in rounds.clients]
     for number in rounds:
