@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import toys
 from by_hand import by_hand
+from quadratics import OPTIMIZER, SIZES
 
 LATE = np.array([[0, 0, 0, 0], [1, 1, 0, 1], [2, 0, 1, 2]])
 ALPHA = 0.6
@@ -46,3 +48,18 @@ def test_by_hand(discount, rho):
     knobs |= {"b": 1} if discount == "hinge" else {}
     knobs |= {"a": 0.7} if discount != "constant" else {}
     by_hand("fedasync", fedasync(discount, rho), knobs=knobs, script=LATE[..., None])
+
+
+def test_the_proximal_term_leaves_batch_statistics_alone():
+    """Statistics of the inputs, which depend on no parameters."""
+    federation = toys.make_federation(SIZES, "regression")
+    found = []
+    for rho in (0.0, 2.0):
+        knobs = {"max_staleness": 2, "rho": rho}
+        options = {"model": toys.Normalized, "epochs": 2}
+        states = toys.play("fedasync", federation, 3, OPTIMIZER, knobs, LATE[..., None], **options)
+        found.append(states.states[-1].models)
+    first, second = (models["batch_stats"]["BatchNorm_0"] for models in found)
+    toys.assert_trees_close(first, second, rtol=1e-6)
+    kernels = [np.asarray(models["Dense_0"]["kernel"]) for models in found]
+    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3

@@ -95,7 +95,11 @@ def test_uniform_delays_are_as_likely_by_each_number():
 
 def test_half_normal_delays_have_their_distribution():
     late, mean = drawn(max_staleness=5, staleness=4.0, delays="half_normal"), 4.0
-    below = lambda x: math.erf(x / (mean * math.sqrt(math.pi)))  # of a half-normal with that mean
+
+    def below(x):
+        """The share below x of a half-normal with that mean."""
+        return math.erf(x / (mean * math.sqrt(math.pi)))
+
     edges = [0, *(below(s + 0.5) for s in range(5)), 1]
     np.testing.assert_allclose(
         np.bincount(late.ravel(), minlength=6) / 10000, np.diff(edges), atol=0.02

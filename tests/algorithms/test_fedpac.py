@@ -38,8 +38,14 @@ def quadratic(a, k, means, variance):
 
 def weights_by_hand(k, means, variance):
     """Its minimum over the simplex."""
-    num, value = len(means), lambda a: quadratic(a, k, means, variance)
-    slope = lambda a: 2 * a * variance - 2 * means @ (means[k] - a @ means)
+
+    def value(a):
+        return quadratic(a, k, means, variance)
+
+    def slope(a):
+        return 2 * a * variance - 2 * means @ (means[k] - a @ means)
+
+    num = len(means)
     options = {"ftol": 1e-14, "maxiter": 1000}
     sums = {"type": "eq", "fun": lambda a: a.sum() - 1, "jac": np.ones_like}
     start = np.full(num, 1 / num)

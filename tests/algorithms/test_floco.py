@@ -25,15 +25,18 @@ draw = floco_module.draw
 @pytest.fixture(scope="module", autouse=True)
 def known_points():
     """All tests of this file share programs whose draws are known."""
+
+    def known(key, point, radius):
+        return jnp.where(jnp.isinf(radius), jnp.float32(DRAWN), point)
+
     with pytest.MonkeyPatch.context() as patch:
-        known = lambda key, point, radius: jnp.where(jnp.isinf(radius), jnp.float32(DRAWN), point)
         patch.setattr(floco_module, "draw", known)
         patch.setattr(toys, "COMPILED", {})
         yield
 
 
 def at(params, alpha):
-    """The network at a point of the floco_module."""
+    """The network at a point of the simplex."""
     kernel = np.tensordot(alpha, params[HEAD]["kernel"], axes=1)
     return params | {HEAD: params[HEAD] | {"kernel": kernel}}
 
@@ -122,7 +125,9 @@ def test_with_tau_1_nobody_has_a_region():
 
 
 def test_newcomers_are_at_the_center():
-    center = lambda rounds, newcomers, k: [at(row(rounds.states[-1].models, 0), CENTER)]
+    def center(rounds, newcomers, k):
+        return [at(row(rounds.states[-1].models, 0), CENTER)]
+
     knobs = {"endpoints": ENDPOINTS, "tau": 0.5}
     newcomers_by_hand("floco", center, knobs=knobs, rounds=4, **OPTIONS)
 

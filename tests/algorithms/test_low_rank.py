@@ -148,7 +148,10 @@ FLEX_RANKS = (1, 2)
 
 def flexlora(rounds):
     """Products are averaged, and cut to each client's rank."""
-    rank_of = lambda k: FLEX_RANKS[k % 2]
+
+    def rank_of(k):
+        return FLEX_RANKS[k % 2]
+
     a, b = start_of(rounds, "models", "models")
     begin = [(a[:, : rank_of(k)], b[: rank_of(k)]) for k in rounds.clients]
     for number in rounds:
@@ -292,3 +295,30 @@ def test_hilora_finds_groups_that_adapt_in_other_directions():
     )
     of = result.collaboration.index[-1][:, 1]
     assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]
+
+
+def test_batch_statistics_of_feddpa_s_adapters_follow_their_forward_passes():
+    """Those of the global adapter, and those of the clients' own; here they depend on inputs alone."""
+    network = toys.Normalized(T)
+    frozen = network.init(jax.random.key(0), np.zeros((1, F), np.float32))
+    adapters = pfl.adapters.lora(rank=RANK)
+    model = pfl.Model(network, frozen=frozen, trainable=adapters, frozen_dtype="float32")
+    rounds = play("feddpa", rounds=2, federation=federation(), model=model, epochs=1)
+
+    def statistics(params):
+        norm = params["batch_stats"]["BatchNorm_0"]
+        return np.stack([norm["mean"], norm["var"]], axis=1)
+
+    # Momentum is 0.7, and each round is one step on all examples.
+    of_global = np.stack([np.zeros(F), np.ones(F)])
+    personal = np.stack([of_global] * 4)
+    for state in rounds.states[1:]:
+        trained = []
+        for k in rounds.clients:
+            x = X[owner == k]
+            batch = np.stack([x.mean(axis=0), x.var(axis=0)])
+            trained.append(0.7 * of_global + 0.3 * batch)
+            personal[k] = 0.7 * personal[k] + 0.3 * batch
+        of_global = mean(trained)
+        close(statistics(state.models)[0], of_global)
+        close(statistics(state.rows.params), personal)
