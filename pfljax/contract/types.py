@@ -170,8 +170,11 @@ class State(NamedTuple):
 
     @property
     def models_on_server(self) -> bool:
-        """Whether the models that clients can download are the server's, and not the clients' own."""
-        return bool(jax.tree.leaves(self.server.models))
+        """Whether the models that clients can download are the server's, and not the clients' own.
+
+        A server's model may have no leaves, if all of it is personal; clients' own leave () here.
+        """
+        return jax.tree.structure(self.server.models) != jax.tree.structure(())
 
     @property
     def models(self) -> Params:
