@@ -41,7 +41,8 @@ class PythonPlan(ExecutionPlan):
         uploads = jax.tree.leaves(stacked.upload)
         num_sent = uploads[0].shape[1] if uploads and topology is not Topology.PUSH else held
         sent = jnp.ones((len(index), num_sent), bool) if stacked.sent is None else stacked.sent
-        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
+        # If no part of a server's model is shared, no leaf shows that there is one.
+        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 1
         receivers = jnp.where(sent, jnp.stack(places)[:, :num_sent], num_models)  # dropped where nothing is sent
         count = jnp.zeros((num_models,), jnp.int32).at[receivers].add(1, mode="drop")
 

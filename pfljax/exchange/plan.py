@@ -319,7 +319,8 @@ class ExecutionPlan:
         """The route by which models reach clients; `own_first` as in `exchange`, where position k is client k."""
         if not topology.moves:
             return Own(held)
-        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
+        # If no part of a server's model is shared, no leaf shows that there is one.
+        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 1
         devices = self.num_devices
         route = AtServer(num_models, devices)
         if topology.between_clients and self._is_spread(models):

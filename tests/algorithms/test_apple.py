@@ -8,9 +8,9 @@ import toys
 from by_hand import by_hand, entry, play
 from quadratics import RATE, SIZES
 
-from pfljax.algorithms.apple import schedule
-from pfljax.algorithms.common.parameters import mixture
-from pfljax.contract.types import Cohort, State
+from pfljax.algorithms.apple import Row, schedule
+from pfljax.contract import tree
+from pfljax.contract.types import ClientContext, Cohort, State
 from pfljax.exchange import lifting
 
 SHARES = np.array(SIZES) / sum(SIZES)
@@ -54,14 +54,14 @@ def apple(*, rate=0.05, momentum=0.0, mu=1.0, pulled=1.0, script=None):
             trained, moved = train(rounds, cores, p, copies, strength, rate, momentum)
             cores = np.where(present, trained, cores)
             p = np.where(present, moved, p)
-            yield {"models": cores, "clients.moved": p - SHARES}
+            yield {"models": cores, "clients.row.moved": p - SHARES}
 
     return reference
 
 
 def shares_of(rounds):
     """p (K, K) after the last round."""
-    return SHARES + entry(rounds.states[-1], "clients.moved")
+    return SHARES + entry(rounds.states[-1], "clients.row.moved")
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -115,7 +115,7 @@ def test_others_are_drawn_uniformly():
     problem = toys.make_problem(toys.make_federation([3] * 5), cohort=3)
     algorithm = toys.make_algorithm("apple", problem, neighbors=2)
     cohort = Cohort(jnp.array([0, 2, 3], jnp.int32))
-    state = State((), (), (), jnp.zeros(3))  # which it does not read
+    state = State()  # which it does not read
     draw = jax.jit(lambda key: lifting.download(algorithm, problem.plan, key, state, cohort))
     drawn = np.stack([np.asarray(draw(jax.random.key(seed))) for seed in range(300)])
     np.testing.assert_array_equal(drawn[:, :, 0], np.broadcast_to(cohort.ids, (300, 3)))
@@ -145,12 +145,22 @@ def test_the_pull_falls_by_a_cosine(number, length, wanted):
 
 
 def test_batch_statistics_are_not_mixed():
-    problem = toys.make_problem(toys.make_federation((3, 3)), model=toys.Normalized)
+    problem = toys.make_problem(toys.make_federation((3, 3, 3)), model=toys.Normalized)
     models = jax.device_get(jax.jit(lambda key: problem.init_models(key, 3))(jax.random.key(0)))
+    statistics = models["batch_stats"]["BatchNorm_0"]
+    models["batch_stats"]["BatchNorm_0"] = statistics | {"var": statistics["var"] + np.float32([[5], [0], [0]])}
     own, one, two = (jax.tree.map(lambda leaf, n=n: np.array(leaf[n]), models) for n in range(3))
-    own["batch_stats"]["BatchNorm_0"]["var"] += 5.0
-    others = jax.tree.map(lambda *leaves: jnp.stack(leaves), one, two)
-    found = mixture(problem, jnp.array([0.5, 2.0, -1.0]), own, others)
+
+    context = ClientContext(
+        key=jax.random.key(0),
+        round=jnp.zeros((), jnp.int32),
+        step=jnp.zeros((), jnp.int32),
+        index=jnp.arange(3, dtype=jnp.int32),
+        server=jnp.zeros(3),  # p0
+    )
+    row = Row(opt_state=(), moved=jnp.array([0.5, 2.0, -1.0]), copies=())
+    algorithm = toys.make_algorithm("apple", problem)
+    found = tree.first(algorithm.predict(context, models, row, None).models)
     toys.assert_trees_close(found["batch_stats"], own["batch_stats"])
     kernels = [np.float64(model["Dense_0"]["kernel"]) for model in (own, one, two)]
     wanted = 0.5 * kernels[0] + 2 * kernels[1] - kernels[2]
