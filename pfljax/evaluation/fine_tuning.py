@@ -52,9 +52,11 @@ def in_general(
         solver = problem.solver if single else solver_of(problem, algorithm, prediction)
         solver = solver.with_epochs(epochs)
         start = tree.first(prediction.models) if single else prediction.models
-        optimizer = solver.optimizer.init(start)
-        params, _, _ = solver.fit(context.key, start, optimizer, data.train, round_number=jnp.int32(0))
-        return prediction._replace(models=tree.stack_one(params) if single else params)
+        state, _ = solver.fit(
+            context.key, solver.begin(start), data.train, round_number=jnp.int32(0)
+        )
+        tuned = tree.stack_one(state.whole) if single else state.whole
+        return prediction._replace(models=tuned)
 
     return tune
 

@@ -22,7 +22,8 @@ import optax
 from pfljax import models
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import Seed, accepted, fields_of, knob, settings
-from pfljax.contract.types import Params, Split
+from pfljax.contract.types import Array, Key, Params, Split
+from pfljax.local.solver import TrainState
 from pfljax.local.training import LocalTraining
 
 Source = Any  # a `data.sources.Source`
@@ -89,12 +90,18 @@ class Embedding:
         solver = LocalTraining(optax.sgd(self.learning_rate, momentum=0.9), batch_size=self.batch_size).bind(model)
         key = jax.random.key(self.seed)
         params = jax.jit(model.init)(jax.random.fold_in(key, 0))
-        state = solver.optimizer.init(params)
-        epoch = jax.jit(lambda key, params, state, number: solver.fit(key, params, state, train, round_number=number))
+        state = solver.begin(params)
+
+        @jax.jit
+        def epoch(key: Key, state: TrainState, number: Array) -> tuple[TrainState, Array]:
+            return solver.fit(key, state, train, round_number=number)
+
         for number in range(1, self.epochs + 1):
-            params, state, loss = epoch(jax.random.fold_in(key, number), params, state, jnp.int32(number - 1))
-            self.say(f"  embedding by {self.name}: epoch {number} of {self.epochs}, training loss {float(loss):.3f}")
-        return params
+            epoch_key = jax.random.fold_in(key, number)
+            state, loss = epoch(epoch_key, state, jnp.int32(number - 1))
+            progress = f"epoch {number} of {self.epochs}, training loss {float(loss):.3f}"
+            self.say(f"  embedding by {self.name}: {progress}")
+        return state.whole
 
 
 def classes(source: Source) -> np.ndarray:
