@@ -26,6 +26,7 @@ def client_weight(size: Array, mean: Mean) -> Array:
 def mean(aggregate: Aggregate) -> PyTree:
     """sum_k w_k u_k / sum_k w_k over what was sent back for each of N models; zeros if nothing was."""
     weight = aggregate.upload.weight
+    assert weight is not None
     return tree.scale(aggregate.upload.update, 1 / jnp.where(weight > 0, weight, 1))
 
 
