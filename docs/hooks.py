@@ -120,7 +120,7 @@ def _in_a_list(blocks: list[str]) -> bool:
 @functools.cache
 def methods() -> dict[str, list]:
     """The registered methods by file."""
-    import pfljax.algorithms  # noqa: F401  (registers them)
+    import pfljax.algorithms
     from pfljax.contract.method import METHODS
 
     found: dict[str, list] = {}

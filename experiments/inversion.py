@@ -109,10 +109,10 @@ def gradients_seen(run: pfl.Run, key: Key) -> tuple[Params, list[Params]]:
     def one(client):
         zero = jnp.zeros((), jnp.int32)
         place = jax.random.fold_in(key, client)
-        context = ClientContext(place, zero, zero, jnp.zeros((1,), jnp.int32), state.server, client)
-        row = jax.tree.map(lambda leaf: leaf[client], state.clients)
+        context = ClientContext(place, zero, zero, jnp.zeros((1,), jnp.int32), state.server.state, client)
+        row = jax.tree.map(lambda leaf: leaf[client], state.rows)
         out = algorithm.client_update(context, state.models, row, view(clients, client))
-        return tree.first(tree.scale(out.upload["model"], -1 / (RATE * out.upload["weight"])))
+        return tree.first(tree.scale(out.upload.update, -1 / RATE))
 
     return tree.first(state.models), [one(jnp.int32(k)) for k in range(run.clients.num_clients)]
 

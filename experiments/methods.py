@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pfljax.algorithms  # noqa: F401  (registers the methods)
+import pfljax.algorithms
 from pfljax.contract.method import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"

@@ -13,7 +13,14 @@ from absl import flags
 from experiments.figures import sweep_figure
 from pfljax import report
 from pfljax.cli import build, tables
-from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.flags import (
+    RUNS,
+    define_data,
+    define_devices,
+    define_evaluation,
+    define_sweep,
+    define_training,
+)
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.evaluation import statistics

@@ -24,7 +24,14 @@ from experiments.papers import of_accuracies, over_runs
 from pfljax import report
 from pfljax.api import table
 from pfljax.cli import build, launch, tables
-from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.flags import (
+    RUNS,
+    define_data,
+    define_devices,
+    define_evaluation,
+    define_sweep,
+    define_training,
+)
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
 from pfljax.contract.errors import ArgumentError, RunError

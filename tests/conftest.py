@@ -84,10 +84,10 @@ start_jax()
 jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
 
 
-from runs import compile_once, whole  # noqa: E402, F401  (fixtures; after JAX has its devices)
-from shared_runs import digits_clients, finished_comparison, finished_run, run_of_arrays  # noqa: E402, F401
+from runs import compile_once, whole
+from shared_runs import digits_clients, finished_comparison, finished_run, run_of_arrays
 
-from pfljax.contract.method import METHODS  # noqa: E402
+from pfljax.contract.method import METHODS
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -16,7 +16,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.ledger.entries import DATA, ROOT, SPREAD, Column, Entry, Row, percent, sample, summary
+from experiments.ledger.entries import (
+    DATA,
+    ROOT,
+    SPREAD,
+    Column,
+    Entry,
+    Row,
+    percent,
+    sample,
+    summary,
+)
 from experiments.papers import NAMES
 from pfljax.api.table import markdown
 

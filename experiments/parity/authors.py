@@ -97,12 +97,12 @@ def ours(state: State) -> dict:
 
 def ours_with_heads(state: State) -> dict:
     """Our server's body, and the clients' heads."""
-    return ours(state) | {"heads": state.clients.own}
+    return ours(state) | {"heads": state.rows.own}
 
 
 def ours_with_bodies(state: State) -> dict:
     """Our server's head, and the clients' bodies."""
-    return ours(state) | {"bodies": state.clients.own}
+    return ours(state) | {"bodies": state.rows.own}
 
 
 # FedNTD: Lee-Gihun/FedNTD, whose servers run all rounds.
@@ -163,7 +163,7 @@ def fedntd(folder: Path) -> Cells:
         "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("moon", mu=1.0, tau=0.5)),
         "SCAFFOLD": Cell(
             pfl.Scaffold(mean="uniform"),
-            lambda state: ours(state) | {"control": state.server.control},
+            lambda state: ours(state) | {"control": state.server.state.control},
             play("scaffold", their_control, adaptive_divison=False),
             sizes=EQUAL,
             note="mean=uniform; clients of one size, since theirs weights models by size and control variates equally",
@@ -197,7 +197,7 @@ def fedala(folder: Path) -> Cells:
         eta=1.0,
     )
     note = "share=1; their weights' first learning fixed to 10 passes; scored after local training"
-    models = lambda state: ours(state) | {"personal": state.clients.model}
+    models = lambda state: ours(state) | {"personal": state.rows.model}
     return {"FedALA": Cell(pfl.FedALA(share=1.0), models, play, note=note)}
 
 
@@ -242,7 +242,7 @@ def feddbe(folder: Path) -> Cells:
         kl_weight=10.0,
     )
     note = "c from the features after the first round, in which they train once more, without c"
-    mine = lambda state: ours(state) | {"own": state.clients.own.model}
+    mine = lambda state: ours(state) | {"own": state.rows.own.model}
     return {"FedDBE": Cell(pfl.FedDBE(kappa=10.0, mu=0.5), mine, play, note=note)}
 
 
@@ -290,7 +290,7 @@ def gpfl(folder: Path) -> Cells:
 
     def mine(state):
         shared = dict(tree.first(state.models))
-        return {"added": shared.pop("conditional"), "global": shared, "heads": state.clients.own.model}
+        return {"added": shared.pop("conditional"), "global": shared, "heads": state.rows.own.model}
 
     network = lambda models, task: models.LocalModel(*TwoLayers(task.start).parts)
 
@@ -480,7 +480,7 @@ def run_fedpac(task: Task, on_round: OnRound, name: str, kind: str, combined: in
 def fedpac(folder: Path) -> Cells:
     """JianXu95/FedPAC."""
     play = lambda name, combined=0: playing(folder, run_fedpac, name, name, combined)
-    mine = lambda state: {"global": tree.first(state.models.body), "heads": state.clients.own}
+    mine = lambda state: {"global": tree.first(state.models.body), "heads": state.rows.own}
     usual: dict[str, Any] = {"local": {"optimizer": heavy(0.5, 5e-4)}}
     usual["note"] = "momentum 0.5 and weight decay 5e-4 in our local training, too"
     own: dict[str, Any] = usual | {"note": f"heads=own; {usual['note']}"}
@@ -545,7 +545,7 @@ def fedproto(folder: Path) -> Cells:
     return {
         "FedProto": Cell(
             pfl.FedProto(strength=1.0, predict="head"),
-            lambda state: {"personal": state.clients.model, "prototypes": state.models.mean},
+            lambda state: {"personal": state.rows.model, "prototypes": state.models.mean},
             playing(folder / "exps", run_fedproto, absent=absent),
             sizes=EQUAL,
             note=f"{NO_MOMENTUM}; their prototypes collected after training; clients of one size, whose prototypes "
@@ -694,7 +694,7 @@ def pfedgraph(folder: Path) -> Cells:
     return {
         "pFedGraph": Cell(
             pfl.PFedGraph(alpha=0.8, strength=0.0),
-            lambda state: {"models": state.models, "graph": state.server.graph},
+            lambda state: {"models": state.models, "graph": state.server.state.graph},
             playing(folder / "pytorch", run_pfedgraph, folder.resolve() / "pytorch/pfedgraph_cosine.py", 0.8),
             sizes=EQUAL,
             note=f"strength=0; {NO_MOMENTUM}; their cosines and alpha times 0.85, since theirs counts cosines above "

@@ -20,7 +20,19 @@ from torch.utils.data import DataLoader
 
 import pfljax as pfl
 from experiments.parity.in_torch import converted, load, stacked
-from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
+from experiments.parity.shared import (
+    BATCH,
+    CLASSES,
+    EPOCHS,
+    EQUAL,
+    HIDDEN,
+    RATE,
+    Apart,
+    Cell,
+    OnRound,
+    Snapshot,
+    Task,
+)
 from pfljax.contract import tree
 from pfljax.contract.types import Params
 
@@ -140,7 +152,7 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
     return {
         "FedEM": Cell(
             pfl.FedEM(components=COMPONENTS),
-            lambda state: {"components": state.models, "pi": state.clients.v},
+            lambda state: {"components": state.models, "pi": state.rows.v},
             Player(folder, "CentralizedAggregator", "MixtureClient", mixture, each),
             local={"common_init": None},
         ),

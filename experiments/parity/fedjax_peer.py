@@ -16,7 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import pfljax as pfl
-from experiments.parity.shared import BATCH, EPOCHS, RATE, TEST, Apart, Cell, OnRound, Snapshot, Task
+from experiments.parity.shared import (
+    BATCH,
+    EPOCHS,
+    RATE,
+    TEST,
+    Apart,
+    Cell,
+    OnRound,
+    Snapshot,
+    Task,
+)
 from pfljax.contract import tree
 from pfljax.contract.types import Params
 

@@ -19,7 +19,19 @@ from torch import nn
 
 import pfljax as pfl
 from experiments.parity.in_torch import TwoLayers, at_home, converted, load, stacked
-from experiments.parity.shared import BATCH, CLASSES, EPOCHS, EQUAL, HIDDEN, RATE, Apart, Cell, OnRound, Snapshot, Task
+from experiments.parity.shared import (
+    BATCH,
+    CLASSES,
+    EPOCHS,
+    EQUAL,
+    HIDDEN,
+    RATE,
+    Apart,
+    Cell,
+    OnRound,
+    Snapshot,
+    Task,
+)
 from pfljax.contract import tree
 from pfljax.contract.types import Params, State
 
@@ -225,7 +237,7 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("serverprox.FedProx", whole, mu=0.1)),
         "SCAFFOLD": Cell(
             pfl.Scaffold(mean="uniform"),
-            lambda state: ours(state) | {"control": state.server.control},
+            lambda state: ours(state) | {"control": state.server.state.control},
             play("serverscaffold.SCAFFOLD", with_control, server_learning_rate=1.0),
             note="mean=uniform",
         ),
@@ -243,7 +255,7 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
 
 def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     """Methods that keep a part of the model at home."""
-    heads = lambda state: ours(state) | {"heads": state.clients.own}
+    heads = lambda state: ours(state) | {"heads": state.rows.own}
     return {
         "FedPer": Cell(pfl.FedPer(), heads, play("serverper.FedPer", with_heads)),
         "FedRep": Cell(
@@ -260,7 +272,7 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         ),
         "LG-FedAvg": Cell(
             pfl.LGFedAvg(shared_layers=1),
-            lambda state: ours(state) | {"bases": state.clients.own},
+            lambda state: ours(state) | {"bases": state.rows.own},
             play("serverlg.LG_FedAvg", with_bases),
         ),
     }
@@ -268,7 +280,7 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
 
 def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     """Methods whose clients have models of their own."""
-    own = lambda state: ours(state) | {"personal": state.clients.own.model}
+    own = lambda state: ours(state) | {"personal": state.rows.own.model}
     of_clients = lambda server: accuracy(server.test_metrics())
     of_personal = lambda server: accuracy(server.test_metrics_personalized())
     rate, strength = 0.1, 15.0
@@ -280,7 +292,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         ),
         "FedALA": Cell(
             pfl.FedALA(share=1.0),
-            lambda state: ours(state) | {"personal": state.clients.model},
+            lambda state: ours(state) | {"personal": state.rows.model},
             play(
                 "serverala.FedALA",
                 with_personal,
@@ -294,7 +306,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         ),
         "FedProto": Cell(
             pfl.FedProto(strength=1.0, mean="uniform"),
-            lambda state: {"personal": state.clients.model, "prototypes": state.models.mean},
+            lambda state: {"personal": state.rows.model, "prototypes": state.models.mean},
             play("serverproto.FedProto", with_prototypes, of_clients, prepare=prototypes_after_training, lamda=1.0),
             note="mean=uniform; their prototypes collected after training",
         ),

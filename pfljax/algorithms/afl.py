@@ -15,13 +15,23 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
-import optax
+from optax.projections import projection_simplex
 
-from pfljax.algorithms.common import aggregation, by_loss
-from pfljax.algorithms.common.averaging import averaging
-from pfljax.contract import tree
+from pfljax.algorithms.common import by_loss
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Start
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    PyTree,
+    Traffic,
+    Trained,
+)
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -31,29 +41,43 @@ from pfljax.local.problem import Problem
 class AFL:
     """Agnostic FL (Mohri et al., 2019): one model, optimized for the worst-case mixture of the clients."""
 
-    rate: float = knob(0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="step size for lambda; 0 is FedAvg")
+    rate: float = knob(
+        0.01, at_least=0, grid=(0.001, 0.01, 0.1), help="step size for lambda; 0 is FedAvg"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        def start(key, clients):
-            size, models = clients.train.size.astype(jnp.float32), problem.init_models(key, 1)
-            return Start(size / jnp.maximum(size.sum(), 1), models)
+        def first_server(key: Key, params: Params, clients: ClientData) -> Array:
+            """lambda = n_k / sum n_k. The server's state is lambda (K,)."""
+            size = clients.train.size.astype(jnp.float32)
+            return size / jnp.maximum(size.sum(), 1)
 
-        def client_update(context, models, kept, data):
-            loss = by_loss.at_start(problem, models, data)
-            trained, kept, losses = problem.fit(context, models, kept, data.train)
-            weight = jnp.where(data.train.size > 0, context.server[context.client], 0)
-            upload, sent = aggregation.weighted(tree.subtract(trained, models), weight)
-            report = {"loss": losses[0], "start": jnp.where(data.train.size > 0, loss, 0), "client": context.client}
-            return ClientOutput(kept, upload, report, sent)
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            has_examples = data.train.size > 0
+            # F_k = l_k(w), of w as received.
+            loss = by_loss.loss_at_start(problem, context, models, data)
+            # w_k, with weight lambda_k.
+            trained = problem.fit(context, models, data.train)
+            weight = jnp.where(has_examples, context.server[context.client], 0)
+            told = {"start": jnp.where(has_examples, loss, 0), "client": context.client}
+            return trained._replace(weight=weight, told=told)
 
-        def server_update(key, state, aggregate):
-            ascent = jnp.zeros_like(state.server).at[aggregate.report["client"]].add(aggregate.report["start"])
-            weights = optax.projections.projection_simplex(state.server + self.rate * ascent)
-            weights = jnp.where(self.rate > 0, weights, state.server)
-            state = state._replace(models=aggregation.average(state.models, aggregate), server=weights)
-            return state, {"clients_that_count": (weights > 0).sum()}
+        def server_step(received: Received, weights: Array) -> ServerStep:
+            # lambda <- projection onto the simplex of lambda + rate F
+            losses = jnp.zeros_like(weights).at[received.told["client"]].add(received.told["start"])
+            projected = projection_simplex(weights + self.rate * losses)
+            weights = jnp.where(self.rate > 0, projected, weights)
+            metrics = {"clients_that_count": (weights > 0).sum()}
+            return ServerStep(server=weights, metrics=metrics)
 
-        functions = {"start": start, "client_update": client_update, "server_update": server_update}
-        traffic = lambda counted: counted._replace(server=0)  # a client receives only its own entry of lambda, a scalar
-        ledger = Ledger(gradients=1, unaccounted=BY_LOSS)
-        return averaging(problem, **functions, traffic=traffic, ledger=ledger)
+        def traffic(counted: Traffic) -> Traffic:
+            """A client receives only its own entry of lambda, a scalar."""
+            return counted._replace(server=0)
+
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
+            first_server=first_server,
+            server_step=server_step,
+            traffic=traffic,
+        )

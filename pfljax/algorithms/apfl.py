@@ -8,8 +8,9 @@ Deng, Kamani, Mahdavi, "Adaptive personalized federated learning" (2020, Algorit
     w <- sum_k n_k w_k / sum_k n_k.  Client k predicts with alpha_k v_k + (1 - alpha_k) w.
 
 Departures from the paper: The mean is weighted by n_k. Steps are those of the solver's optimizer, one for each model;
-the optimizer of v_k persists across rounds. alpha moves once per round, as in the authors' code. Newcomers train v
-through the mixture with the final w, at the initial alpha, for as many rounds as the run has.
+the optimizer of v_k persists across rounds. alpha moves once per round, as in the authors' code. Only parameters are
+mixed: batch statistics are written at m, and a mixture has the client's own. Newcomers train v through the mixture with
+the final w, at the initial alpha, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -20,24 +21,36 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import beside
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Ledger, Prediction, Report
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    Report,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Pair, Personal, Problem
+from pfljax.local.solver import joined, slope
 
 
 class Row(NamedTuple):
-    """The client's models, side by side, and the weight () of its own in their mixture."""
+    """What a client keeps.
 
-    models: beside.Row
+    Attributes:
+        personal: v_k, with the batch statistics of the mixture.
+        alpha: () alpha_k, the weight of v_k in the mixture.
+    """
+
+    personal: Personal
     alpha: Array
-
-
-def mixture(alpha, own, shared):
-    """alpha own + (1 - alpha) shared."""
-    return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
 
 
 @method(keeps="its model, its mixing weight", travels="the global model, both ways")
@@ -55,39 +68,74 @@ class APFL:
     rate: float = knob(0.1, at_least=0, help="learning rate of alpha; 0 keeps alpha fixed")
 
     def build(self, problem: Problem) -> Algorithm:
-        of_batch = jax.value_and_grad(lambda params, batch: problem.solver.mean_loss(params, batch))
+        solver = problem.solver
 
-        def step(models, memory, batch):
-            alpha, number = memory
-            w, v = models
-            w_slope = of_batch(w, batch(0).of_model(0))[1]
-            loss, slope = of_batch(mixture(alpha, v, w), batch(0).of_model(1))
-            difference, of_parameters = problem.solver.trained(tree.subtract(v, w), slope)
-            moved = alpha - self.rate * tree.inner(difference, of_parameters)  # Eq. 10
-            memory = jnp.where(number == 0, jnp.clip(moved, 0, 1), alpha), number + 1
-            return loss, beside.Pair(w_slope, tree.scale(slope, alpha)), memory
+        def first_row(key: Key, client: Array) -> Row:
+            personal = problem.init_personal(key, client)
+            return Row(personal, jnp.asarray(self.alpha, jnp.float32))
 
-        def row(key, client, models):
-            pair = beside.first_row(problem)(key, client, models)
-            return Row(pair, jnp.asarray(self.alpha, jnp.float32))
+        def direction(
+            params: Pair, statistics: Pair, memory: tuple[Array, Array], batch: Batch
+        ) -> tuple[Pair, tuple[Array, Array]]:
+            alpha, step_number = memory
+            w = params.shared
+            v = params.personal
 
-        def train(context, models, row, data):
-            memory = row.alpha, jnp.zeros((), jnp.int32)
-            models, pair, loss, (alpha, _) = beside.descend(
-                problem, context, models, row.models, data.train, step, memory
+            # w_k <- w_k - eta grad f(w_k)
+            w_slope = slope(solver.mean_loss, w, statistics.shared, batch.of_model(0))
+            # v_k <- v_k - eta alpha_k grad f(m)
+            m = mixture(alpha, v, w)
+            m_slope = slope(solver.mean_loss, m, statistics.personal, batch.of_model(1))
+            v_slope = m_slope._replace(gradient=tree.scale(m_slope.gradient, alpha))
+
+            # On the first mini-batch alpha_k <- alpha_k - rate <v_k - w_k, grad f(m)>  (Eq. 10)
+            difference = tree.subtract(v, w)
+            moved = alpha - self.rate * tree.inner(difference, m_slope.gradient)
+            alpha = jnp.where(step_number == 0, jnp.clip(moved, 0, 1), alpha)
+            return Pair(w_slope, v_slope), (alpha, step_number + 1)
+
+        def train(context: ClientContext, models: Params, row: Row, data: ClientData) -> Trained:
+            memory = (row.alpha, jnp.zeros((), jnp.int32))
+            trained, memory = problem.descend_pair(
+                context, models, row.personal, data.train, direction, memory
             )
-            return models, Row(pair, alpha), loss[None]
+            alpha, _ = memory
+            return trained._replace(row=Row(trained.row, alpha))
 
-        def predict(context, models, row, data):
-            return Prediction.one(mixture(row.alpha, row.models.own.model, tree.first(models)))
+        def mixed_model(alpha: Array, own_model: Params, global_model: Params) -> Params:
+            """The mixture of two whole models, with the client's own batch statistics."""
+            v, statistics = solver.without_statistics(own_model)
+            w, _ = solver.without_statistics(global_model)
+            return joined(mixture(alpha, v, w), statistics)
 
-        def adapt(context, models, data):
-            w = tree.first(models)
-            mixed = lambda v: mixture(jnp.asarray(self.alpha, jnp.float32), v, w)
-            objective = lambda v, batch: problem.solver.mean_loss(mixed(v), batch)
-            v = problem.alone(context, w, data, rounds=problem.rounds, objective=objective)
-            return Prediction.one(mixed(v))
+        def predict(
+            context: ClientContext, models: Params, row: Row, data: ClientData
+        ) -> Prediction:
+            return Prediction.one(mixed_model(row.alpha, row.personal.params, tree.first(models)))
 
-        ledger = Ledger(gradients=2)
-        report = Report(scored="each client's mixture of its own and the global parameters")
-        return averaging(problem, train=train, row=row, predict=predict, adapt=adapt, ledger=ledger, report=report)
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train v through the mixture with w, at the initial alpha."""
+            global_model = tree.first(models)
+            w, _ = solver.without_statistics(global_model)
+            alpha = jnp.asarray(self.alpha, jnp.float32)
+
+            def objective(v: Params, batch: Batch) -> Array:
+                return solver.mean_loss(mixture(alpha, v, w), batch)
+
+            own_model = problem.train_newcomer(context, data, objective, start=global_model)
+            return Prediction.one(mixed_model(alpha, own_model, global_model))
+
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=2),
+            first_row=first_row,
+            predict=predict,
+            adapt=adapt,
+            report=Report(scored="each client's mixture of its own and the global parameters"),
+        )
+
+
+def mixture(alpha: Array, v: Params, w: Params) -> Params:
+    """m = alpha v + (1 - alpha) w."""
+    return jax.tree.map(lambda own, shared: alpha * own + (1 - alpha) * shared, v, w)

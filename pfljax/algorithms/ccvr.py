@@ -18,71 +18,163 @@ clients' optimizer. Features are inference features.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, classes, heads
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, heads
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Key, Ledger, Prediction, PyTree, Report
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    State,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
+ROOT_STEPS = 15  # of the Newton-Schulz iteration
 
-@method(keeps="nothing", travels="the global model, both ways; sums of features and their products up")
+
+class Gaussians(NamedTuple):
+    """The features of each class.
+
+    Attributes:
+        mean: mu (C, F).
+        covariance: Sigma (C, F, F).
+        count: N (C,), number of examples behind them.
+    """
+
+    mean: Array
+    covariance: Array
+    count: Array
+
+
+@method(
+    keeps="nothing", travels="the global model, both ways; sums of features and their products up"
+)
 @dataclasses.dataclass(frozen=True)
 class CCVR:
     """CCVR (Luo et al., 2021): FedAvg whose head is calibrated on features drawn from a Gaussian for each class."""
 
-    virtual: int = knob(100, at_least=1, grid=(50, 100, 500, 1000), help="M, number of virtual features per class")
-    steps: int = knob(100, at_least=0, help="number of the server's steps on virtual features; 0 is FedAvg")
+    virtual: int = knob(
+        100, at_least=1, grid=(50, 100, 500, 1000), help="M, number of virtual features per class"
+    )
+    steps: int = knob(
+        100, at_least=0, help="number of the server's steps on virtual features; 0 is FedAvg"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         num_classes = classes.required(problem, "ccvr", places=False)
 
-        def client_update(context, models, kept, data):
-            found = classes.feature_sums(problem, tree.first(models), data.train, num_classes, products=True)
-            trained, kept, losses = problem.fit(context, models, kept, data.train)
-            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
-            upload |= {"count": found["counts"][None], "sums": found["sums"][None], "products": found["products"][None]}
-            return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
+        # ---- The client.
 
-        def server_update(key, state, aggregate):
-            z, real = drawn(key, gaussians(tree.first(aggregate.upload)), self.virtual)
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # Sums of z and z z' for each class, under theta as received.
+            _, received = problem.whole(context, models)
+            totals = classes.feature_sums(
+                problem, tree.first(received), data.train, num_classes, products=True
+            )
+            # theta is trained as in FedAvg.
+            trained = problem.fit(context, models, data.train)
+            return trained._replace(
+                sums={"sums": totals["sums"], "products": totals["products"]},
+                count=totals["counts"],
+            )
+
+        # ---- The server. Its state is the model that clients predict with, leaves (1, ...).
+
+        def first_server(key: Key, params: Params, clients: ClientData) -> Params:
+            return problem.init_models(key, 1)
+
+        def calibrate(
+            key: Key, models: Params, gaussians: Gaussians, round_number: Array
+        ) -> Params:
+            """The model with a head that is trained on M virtual features of each class."""
+            features, real = draw(key, gaussians, self.virtual)
             labels = jnp.repeat(jnp.arange(num_classes), self.virtual)
-            head = tree.first(heads.head_of(problem, state.models))
-            examples, optimizer = (z, labels, real), problem.solver.optimizer.init(head)
-            head, _ = heads.fit(problem, head, optimizer, examples, self.steps, state.round)
-            calibrated = tree.combine(tree.stack_one(head), state.models)
-            return state._replace(server=calibrated, models=aggregation.average(state.models, aggregate)), {}
+            head = tree.first(heads.head_of(problem, models))
+            head, _ = heads.fit(
+                problem,
+                head,
+                problem.solver.begin(head).opt_state,
+                heads.LabeledFeatures(features, labels, real),
+                self.steps,
+                round_number,
+            )
+            return tree.combine(tree.stack_one(head), models)
 
-        return averaging(
+        # ---- What a client predicts with.
+
+        def predict(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            """The calibrated model."""
+            return Prediction(context.server)
+
+        algorithm = averaging(
             problem,
-            beside=lambda models, clients: models,
-            client_update=client_update,
-            server_update=server_update,
-            predict=lambda context, models, row, data: Prediction(context.server),
-            ledger=Ledger(gradients=1, unaccounted="the per-class sums of features and their products, without noise"),
+            train=train,
+            ledger=Ledger(
+                gradients=1,
+                unaccounted="the per-class sums of features and their products, without noise",
+            ),
+            first_server=first_server,
+            predict=predict,
+            report=Report(scored="the global model of the round's start with a calibrated head"),
             sends="sums",  # of features, next to the models
-            report=Report("the global model of the round's start with a calibrated head"),
         )
 
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            """Calibrates the model of the round's start; FedAvg's average goes on with its own head."""
+            upload = aggregate.upload
+            gaussians = estimate(
+                tree.first(upload.sums["sums"]),
+                tree.first(upload.sums["products"]),
+                tree.first(upload.count),
+            )
+            calibrated = calibrate(key, state.models, gaussians, state.round)
+            state, metrics = algorithm.server_update(key, state, aggregate)
+            return state.with_server(calibrated), metrics
 
-def gaussians(sums: PyTree) -> tuple[Array, Array, Array]:
-    """The mean (C, F), covariance (C, F, F) and number (C,) of the features of each class, from their sums."""
-    count = sums["count"]
-    mean = classes.means(sums["sums"], count)  # Eq. 3
-    scatter = sums["products"] - jnp.einsum("c,cf,cg->cfg", count, mean, mean)
-    return mean, tree.scale(scatter, 1 / jnp.maximum(count - 1, 1)), count  # Eq. 4
+        return dataclasses.replace(algorithm, server_update=server_update)
 
 
-def drawn(key: Key, gaussians: tuple[Array, Array, Array], num: int) -> tuple[Array, Array]:
+def estimate(sums: Array, products: Array, count: Array) -> Gaussians:
+    """The Gaussians of all clients' features.
+
+    Args:
+        sums: (C, F), of the features z of each class.
+        products: (C, F, F), of their z z'.
+        count: (C,), numbers of examples.
+    """
+    # mu_c  (Eq. 3)
+    mean = classes.means(sums, count)
+    # Sigma_c  (Eq. 4)
+    scatter = products - jnp.einsum("c,cf,cg->cfg", count, mean, mean)
+    covariance = tree.scale(scatter, 1 / jnp.maximum(count - 1, 1))
+    return Gaussians(mean, covariance, count)
+
+
+def draw(key: Key, gaussians: Gaussians, num: int) -> tuple[Array, Array]:
     """`num` virtual features of each class, (C num, F), and whether their class has examples, (C num,) bool."""
-    mean, covariance, count = gaussians
-    noise = jax.random.normal(key, (len(mean), num, mean.shape[-1]))
-    z = mean[:, None] + noise @ square_root(covariance)
-    return z.reshape(-1, mean.shape[-1]), jnp.repeat(count > 0, num)
+    num_classes, num_features = gaussians.mean.shape
+    noise = jax.random.normal(key, (num_classes, num, num_features))
+    features = gaussians.mean[:, None] + noise @ square_root(gaussians.covariance)
+    real = jnp.repeat(gaussians.count > 0, num)
+    return features.reshape(-1, num_features), real
 
 
 def square_root(covariance: Array) -> Array:
@@ -91,16 +183,21 @@ def square_root(covariance: Array) -> Array:
     Decompositions by LAPACK hang in a round's program for several CPU devices. Eigenvalues below about 1e-5 of the
     trace come out too small. A matrix with negative ones, which robust rules may make, counts as its diagonal.
     """
-    trace = jnp.maximum(jnp.trace(covariance, axis1=1, axis2=2), jnp.finfo(jnp.float32).tiny)
+    smallest = jnp.finfo(jnp.float32).tiny
+    trace = jnp.maximum(jnp.trace(covariance, axis1=1, axis2=2), smallest)
+    scaled = tree.scale(covariance, 1 / trace)
     eye = jnp.eye(covariance.shape[-1])
 
-    def step(_, carry):
+    def step(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         root, inverse = carry
         change = (3 * eye - inverse @ root) / 2
         return root @ change, change @ inverse
 
-    scaled = tree.scale(covariance, 1 / trace)
-    root, _ = jax.lax.fori_loop(0, 15, step, (scaled, jnp.broadcast_to(eye, scaled.shape)))
-    converged = jnp.square(root).sum(axis=(1, 2)) < 1.1  # the sum is the trace, 1, for a root of the whole matrix
+    start = (scaled, jnp.broadcast_to(eye, scaled.shape))
+    root, _ = jax.lax.fori_loop(0, ROOT_STEPS, step, start)
+
+    # For a root of the whole matrix, the sum of squares is the trace, 1.
+    converged = jnp.square(root).sum(axis=(1, 2)) < 1.1
     diagonal = jnp.sqrt(jnp.maximum(scaled * eye, 0))
-    return tree.scale(tree.where(converged, root, diagonal), jnp.sqrt(trace))
+    root = tree.where(converged, root, diagonal)
+    return tree.scale(root, jnp.sqrt(trace))

@@ -27,24 +27,49 @@ Departures from the paper:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss
-from pfljax.algorithms.common.clusters import bipartition
-from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Report, Start
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Key,
+    Ledger,
+    Metrics,
+    Mixture,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
 from pfljax.local.problem import Problem
 
 LEAST_NOISE = 0.5  # the least estimate of gamma
 
 
 class Server(NamedTuple):
-    """Labels (K,) int32, and () the unit of eps1 and eps2 if they are relative."""
+    """What the server keeps beside the models.
+
+    Attributes:
+        label: (K,) int32, each client's cluster: the id of its first client.
+        unit: () unit of eps1 and eps2 if they are relative; 0 before the first round.
+    """
 
     label: Array
     unit: Array
@@ -67,7 +92,9 @@ class ClusteredFL:
         grid=(0.2, 0.3, 0.4, 0.6, 0.8),
         help="a cluster may split while the largest norm of its updates is above this",
     )
-    relative: bool = knob(True, help="measure eps1 and eps2 in units of the first round's largest update norm")
+    relative: bool = knob(
+        True, help="measure eps1 and eps2 in units of the first round's largest update norm"
+    )
     gamma: float | None = knob(
         None,
         at_least=0,
@@ -76,87 +103,203 @@ class ClusteredFL:
         "1 - 2 gamma^2; 0: always; not given: estimated",
     )
     linkage: Literal["single", "complete"] = knob(
-        "single", help="similarity of two parts: the largest between their clients (single, the paper's) or the least"
+        "single",
+        help="similarity of two parts: the largest between their clients (single, the paper's) or the least",
     )
     warmup: int = knob(0, at_least=0, help="number of initial rounds without splits")
 
     def build(self, problem: Problem) -> Algorithm:
-        num = problem.num_clients
+        num_clients = problem.num_clients
+        solver = problem.solver
 
-        def start(key, clients):  # one model per client, equal within a cluster
-            server = Server(jnp.zeros((num,), jnp.int32), jnp.zeros(()))
-            return Start(server, tree.repeat(problem.init_models(key, 1), num))
+        # ---- The client.
 
-        def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit(context, models, kept, data.train)
-            size = data.train.size.astype(jnp.float32)
-            upload = {"update": tree.subtract(trained, models), "size": size[None]}
-            return ClientOutput(kept, upload, {"loss": losses[0]}, (size > 0)[None])
+        def download(context: ClientContext, row: PyTree, cohort: Cohort) -> Array:
+            """The server has a model for each client; these are equal within a cluster."""
+            return context.client[None]
 
-        def server_update(key, state, aggregate):
-            updates, size, (label, unit) = aggregate.upload["update"], aggregate.upload["size"], state.server
-            products = problem.plan.gram(*problem.solver.trained(updates))
-            unit = jnp.where(unit > 0, unit, jnp.sqrt(jnp.diagonal(products).max()))  # by the first updates
-            divide = lambda: split_clusters(label, products, size, self, unit if self.relative else 1.0)
-            label = jax.lax.cond(state.round >= self.warmup, divide, lambda: label).astype(jnp.int32)
-            total = lambda rows: jnp.zeros_like(rows).at[label].add(rows)[label]  # the sum over each client's cluster
-            mean = tree.scale(jax.tree.map(total, tree.scale(updates, size)), 1 / jnp.maximum(total(size), 1))
-            metrics = {"clusters": (label == jnp.arange(num)).sum()}
-            return state._replace(server=Server(label, unit), models=tree.add(state.models, mean)), metrics
+        def client_update(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> ClientOutput:
+            trained = problem.fit(context, models, data.train)
+            # dtheta_k, and n_k: each model gets one update, so that none is weighted here.
+            update = tree.subtract(trained.models, models)
+            num_examples = jnp.float32(data.train.size)[None]
+            return ClientOutput(
+                row=(),
+                upload=Upload(update, sums={"num_examples": num_examples}),
+                told=Told(trained.losses[0]),
+                opt_state=trained.opt_state,
+                sent=num_examples > 0,
+            )
 
-        def cluster(context, row):
+        # ---- The server.
+
+        def start(key: Key, clients: ClientData) -> Start:
+            model = problem.init_models(key, 1)
+            server = Server(jnp.zeros((num_clients,), jnp.int32), jnp.zeros(()))
+            return Start(server, tree.repeat(model, num_clients))
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            label, unit = state.server.state
+            updates = aggregate.upload.update
+            num_examples = aggregate.upload.sums["num_examples"]
+            params_updates, _ = solver.without_statistics(updates)
+            products = problem.plan.gram(params_updates)
+
+            # The first round's largest update norm is the unit.
+            largest = jnp.sqrt(jnp.diagonal(products).max())
+            unit = jnp.where(unit > 0, unit, largest)
+
+            # Clusters split.
+            def split() -> Array:
+                unit_of_thresholds = unit if self.relative else 1.0
+                return split_clusters(label, products, num_examples, self, unit_of_thresholds)
+
+            may_split = state.round >= self.warmup
+            label = jax.lax.cond(may_split, split, lambda: label).astype(jnp.int32)
+
+            # theta_c <- theta_c + sum_{k in c} n_k dtheta_k / sum_{k in c} n_k
+            def sum_in_cluster(rows: Array) -> Array:
+                return jnp.zeros_like(rows).at[label].add(rows)[label]
+
+            weighted = tree.scale(updates, num_examples)
+            total = jnp.maximum(sum_in_cluster(num_examples), 1)
+            mean = tree.scale(jax.tree.map(sum_in_cluster, weighted), 1 / total)
+            models = tree.add(state.models, mean)
+
+            metrics = {"clusters": (label == jnp.arange(num_clients)).sum()}
+            return state.with_models(models).with_server(Server(label, unit)), metrics
+
+        # ---- What a client predicts with.
+
+        def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+            return Mixture(context.client[None], jnp.ones((1,)))
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers take the cluster model with the least loss on their training data."""
+            return by_loss.best_fit(problem, models, data)
+
+        def collaboration(context: ClientContext, row: PyTree) -> Mapping[str, Array]:
             label = context.server.label[context.client]
             return {"index": label[None], "weights": jnp.ones((1,)), "cluster": label}
 
-        return one_for_each(
+        return Algorithm(
             start=start,
-            first_row=lambda key, client, start: First(problem.kept_optimizers(problem.init_models(key, 1))),
+            download=download,
             client_update=client_update,
             server_update=server_update,
-            adapt=lambda context, models, data: by_loss.best_fit(problem, models, data),
-            report=Report("the model of each client's cluster", collaboration=cluster, topology="peers"),
+            whom=whom,
+            adapt=adapt,
+            topology=Topology.SHARED,
+            ledger=Ledger(gradients=1),
+            report=Report(
+                scored="the model of each client's cluster",
+                collaboration=collaboration,
+                topology=Topology.PEERS,
+            ),
         )
 
 
-def noise(cosine: Array, member: Array) -> Array:
-    """() gamma of a cluster, estimated from the cosine between each member's update and the one most similar to it."""
-    others = member[:, None] & member[None, :] & ~jnp.eye(len(member), dtype=bool)
-    nearest = jnp.where(others, cosine, -1).max(axis=1)
-    median = jnp.nanmedian(jnp.where(member, nearest, jnp.nan))
-    return jnp.maximum(jnp.sqrt(jnp.where(median > 0, 1 / median - 1, jnp.inf)), LEAST_NOISE)
-
-
-def split_clusters(label: Array, updates: Array, size: Array, knobs: ClusteredFL, unit: Array | float = 1.0) -> Array:
+def split_clusters(
+    label: Array,
+    products: Array,
+    num_examples: Array,
+    knobs: ClusteredFL,
+    unit: Array | float = 1.0,
+) -> Array:
     """(K,) cluster labels after this round's splits; a cluster's label is the id of its first client.
 
     Args:
         label: (K,) int32.
-        updates: (K, K) inner products of the clients' updates.
-        size: (K,) n_k; 0 for clients that sent nothing.
+        products: (K, K) inner products of the clients' updates.
+        num_examples: (K,) n_k; 0 for clients that sent nothing.
         knobs: The thresholds.
         unit: Unit of eps1 and eps2.
     """
-    norm = jnp.sqrt(jnp.diagonal(updates))
-    cosine = updates / jnp.maximum(norm[:, None] * norm[None, :], jnp.finfo(jnp.float32).tiny)
+    norm = jnp.sqrt(jnp.diagonal(products))
+    smallest = jnp.finfo(jnp.float32).tiny
+    cosine = products / jnp.maximum(norm[:, None] * norm[None, :], smallest)
 
-    def one(cluster, new):
-        member = (label == cluster) & (size > 0)  # by the clusters at the round's start
-        share = jnp.where(member, size, 0) / jnp.maximum(jnp.where(member, size, 0).sum(), 1)
-        mean = jnp.sqrt(jnp.maximum(share @ updates @ share, 0))
-        largest = jnp.where(member, norm, 0).max()
-        may_split = (mean < knobs.eps1 * unit) & (largest > knobs.eps2 * unit) & (member.sum() > 2)
+    def split_one(cluster: Array, new_label: Array) -> Array:
+        # The clusters are those at the round's start.
+        in_cluster = label == cluster
+        member = in_cluster & (num_examples > 0)
+        member_examples = jnp.where(member, num_examples, 0)
 
-        def divide(new):
+        # |sum_{k in c} n_k dtheta_k / sum_{k in c} n_k| < eps1 and max_{k in c} |dtheta_k| > eps2
+        share = member_examples / jnp.maximum(member_examples.sum(), 1)
+        mean_norm = jnp.sqrt(jnp.maximum(share @ products @ share, 0))
+        largest_norm = jnp.where(member, norm, 0).max()
+        is_stationary = mean_norm < knobs.eps1 * unit
+        clients_are_not = largest_norm > knobs.eps2 * unit
+
+        def divide(new_label: Array) -> Array:
+            # The bipartition with the least cross-similarity alpha
             leaves = bipartition(cosine, member, knobs.linkage)
-            across = jnp.where(leaves[:, None] & (member & ~leaves)[None, :], cosine, -1).max()
-            smaller = 2 * jnp.where(leaves, size, 0).sum() <= jnp.where(member, size, 0).sum()
-            leaves = jnp.where(smaller, leaves, member & ~leaves)
-            stays = (label == cluster) & ~leaves  # absent members included
+            across = leaves[:, None] & (member & ~leaves)[None, :]
+            alpha = jnp.where(across, cosine, -1).max()
+
+            # Absent clients stay with the part that has more examples.
+            leaving_examples = jnp.where(leaves, num_examples, 0).sum()
+            is_smaller = 2 * leaving_examples <= member_examples.sum()
+            leaves = jnp.where(is_smaller, leaves, member & ~leaves)
+            stays = in_cluster & ~leaves
+
+            # It becomes two clusters if gamma < sqrt((1 - alpha) / 2).
             gamma = noise(cosine, member) if knobs.gamma is None else knobs.gamma
-            apart = jnp.sqrt((1 - across) / 2) > gamma
-            divided = jnp.where(leaves, jnp.argmax(leaves), jnp.where(stays, jnp.argmax(stays), new))
-            return jnp.where(apart, divided, new)
+            is_apart = jnp.sqrt((1 - alpha) / 2) > gamma
+            divided = jnp.where(stays, jnp.argmax(stays), new_label)
+            divided = jnp.where(leaves, jnp.argmax(leaves), divided)
+            return jnp.where(is_apart, divided, new_label)
 
-        return jax.lax.cond(may_split, divide, lambda new: new, new)
+        may_split = is_stationary & clients_are_not & (member.sum() > 2)
+        return jax.lax.cond(may_split, divide, lambda unchanged: unchanged, new_label)
 
-    return jax.lax.fori_loop(0, label.shape[0], one, label)
+    return jax.lax.fori_loop(0, label.shape[0], split_one, label)
+
+
+def noise(cosine: Array, member: Array) -> Array:
+    """() gamma of a cluster, estimated from the cosine between each member's update and the one most similar to it."""
+    is_other = member[:, None] & member[None, :] & ~jnp.eye(len(member), dtype=bool)
+    nearest = jnp.where(is_other, cosine, -1).max(axis=1)
+    median = jnp.nanmedian(jnp.where(member, nearest, jnp.nan))
+    squared = jnp.where(median > 0, 1 / median - 1, jnp.inf)
+    return jnp.maximum(jnp.sqrt(squared), LEAST_NOISE)
+
+
+def bipartition(similarity: Array, member: Array, linkage: str = "single") -> Array:
+    """(K,) bool: which members leave for a new cluster; the first member stays.
+
+    Agglomerative clustering: merges the two most similar parts until two are left.
+
+    Args:
+        similarity: (K, K), symmetric.
+        member: (K,) bool, at least two of them true.
+        linkage: Similarity of two parts: the largest between their members (single) or the least (complete).
+    """
+    num = member.shape[0]
+    is_pair = member[:, None] & member[None, :] & ~jnp.eye(num, dtype=bool)
+    alike = jnp.where(is_pair, similarity, -jnp.inf)
+    linked = jnp.maximum if linkage == "single" else jnp.minimum
+
+    def merge(carry: tuple[jax.Array, Array, Array]) -> tuple[jax.Array, Array, Array]:
+        alike, part, num_parts = carry
+        row, column = jnp.divmod(jnp.argmax(alike), num)
+        first = jnp.minimum(row, column)
+        second = jnp.maximum(row, column)
+
+        # The first part gets the second one's clients, whose row and column are then empty.
+        merged = linked(alike[first], alike[second])
+        merged = merged.at[jnp.array([first, second])].set(-jnp.inf)
+        alike = alike.at[first].set(merged).at[:, first].set(merged)
+        alike = alike.at[second].set(-jnp.inf).at[:, second].set(-jnp.inf)
+        return alike, jnp.where(part == second, first, part), num_parts - 1
+
+    def is_unfinished(carry: tuple[jax.Array, Array, Array]) -> Array:
+        _, _, num_parts = carry
+        return num_parts > 2
+
+    start = (alike, jnp.arange(num), member.sum())
+    _, part, _ = jax.lax.while_loop(is_unfinished, merge, start)
+    return member & (part != part[jnp.argmax(member)])

@@ -22,25 +22,41 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from pfljax.algorithms.common.adoption import Adoption
-from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.layers import Phase, fit_phases
+from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.layers import Phase, train_phases
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Params, Prediction, PyTree, Report
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Split,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
-OF_WEIGHTS = 0xA4  # folded into a client's key for a round: the mini-batches for W
+WEIGHTS = 0xA4  # folded into a client's key for a round: the mini-batches for W
 
 
 class Row(NamedTuple):
-    """The client's head, its weights W_k, and the optimizers of its phases, if they are kept."""
+    """What a client keeps.
+
+    Attributes:
+        head: phi_k, with None in place of the body.
+        weights: W_k, like the head.
+    """
 
     head: Params
     weights: PyTree
-    optimizers: list
 
 
 @method(keeps="its head, weights of the global head", travels="the global model, both ways")
@@ -54,56 +70,83 @@ class FedAH:
         grid=(0.1, 1.0, 10.0),
         help="eta, learning rate of the weights; 0: rounds begin with psi",
     )
-    head_epochs: int = knob(1, at_least=1, grid=(1, 5), help="number of epochs for the weights, and for the head")
+    head_epochs: int = knob(
+        1, at_least=1, grid=(1, 5), help="number of epochs for the weights, and for the head"
+    )
     body_epochs: int | None = knob(
-        None, at_least=1, grid=(1, 5), help="number of epochs for the body; not given: as in local training"
+        None,
+        at_least=1,
+        grid=(1, 5),
+        help="number of epochs for the body; not given: as in local training",
     )
     predict: Literal["aggregated", "own"] = knob(
-        "aggregated", help="predict with the aggregated head, or with the head as the client has trained it"
+        "aggregated",
+        help="predict with the aggregated head, or with the head as the client has trained it",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        head = lambda params: problem.model.mask(params, 1)
-        phases = [Phase(head, self.head_epochs), Phase(lambda params: tree.complement(head(params)), self.body_epochs)]
-        adoption = Adoption(problem, 1, self.rate, self.head_epochs)
+        adoption = Adoption(problem, layers=1, rate=self.rate, epochs=self.head_epochs)
 
-        def row(key, client, models):
-            own = adoption.part(tree.first(models))
-            optimizers = [problem.part(phase.part(models)).kept_optimizers(models) for phase in phases]
-            return Row(own, jax.tree.map(jnp.ones_like, own), optimizers)
+        def is_head(params: Params) -> PyTree:
+            return problem.model.mask(params, 1)
 
-        def begin(context, row, theta, split):
-            """The global model with the aggregated head, and W_k."""
-            context = context._replace(key=jax.random.fold_in(context.key, OF_WEIGHTS))
-            weights = adoption.learn(context, row.weights, row.head, theta, split, self.head_epochs)
-            return adoption.mix(weights, row.head, theta), weights
+        def is_body(params: Params) -> PyTree:
+            return tree.complement(is_head(params))
 
-        def train(context, models, row, data):
-            start, weights = begin(context, row, tree.first(models), data.train)
-            trained, optimizers, losses = fit_phases(
-                problem, phases, context, tree.stack_one(start), row.optimizers, data.train
+        phases = [Phase(is_head, self.head_epochs), Phase(is_body, self.body_epochs)]
+
+        # ---- The client.
+
+        def first_row(key: Key, client: Array) -> Row:
+            """phi_k = psi and W_k = 1."""
+            model = problem.init_global(key)
+            return Row(head=adoption.part(model), weights=adoption.first_weights(model))
+
+        def aggregate_head(
+            context: ClientContext, row: Row, received: Params, split: Split
+        ) -> tuple[Params, PyTree]:
+            """The received model (...) with the aggregated head, and W_k, which it learns first."""
+            # W_k <- clip(W_k - eta grad l_k(theta, phi_k + (psi - phi_k) * W_k) * (psi - phi_k), 0, 1)
+            context = context._replace(key=jax.random.fold_in(context.key, WEIGHTS))
+            weights = adoption.learn(
+                context, row.weights, row.head, received, split, self.head_epochs
             )
-            return trained, Row(adoption.part(tree.first(trained)), weights, optimizers), losses
+            # phi_k + (psi - phi_k) * W
+            return adoption.mix(weights, row.head, received), weights
 
-        def predict(context, models, row, data):
-            theta = tree.first(models)
+        def train(context: ClientContext, models: Params, row: Row, data: ClientData) -> Trained:
+            context, models = problem.whole(context, models)
+            start, weights = aggregate_head(context, row, tree.first(models), data.train)
+            # phi_k, trained from the aggregated head with theta fixed; then theta_k, phi_k fixed.
+            trained = train_phases(problem, phases, context, tree.stack_one(start), data.train)
+            head = adoption.part(tree.first(trained.models))
+            return trained._replace(row=Row(head, weights))
+
+        # ---- What a client predicts with.
+
+        def predict(
+            context: ClientContext, models: Params, row: Row, data: ClientData
+        ) -> Prediction:
+            """The head from which its next round would start, or its own, on the received body."""
+            received = tree.first(models)
             if self.predict == "own":
-                return Prediction.one(tree.combine(row.head, theta))
-            return Prediction.one(begin(context, row, theta, data.train)[0])
+                return Prediction.one(tree.combine(row.head, received))
+            model, _ = aggregate_head(context, row, received, data.train)
+            return Prediction.one(model)
 
-        def adapt(context, models, data):
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train their own head from psi, with theta fixed."""
             start = tree.first(models)
-            part = problem.part(head(start)).with_epochs(self.head_epochs)
-            return Prediction.one(part.alone(context, start, data, rounds=problem.rounds))
+            head_problem = problem.part(is_head(start)).with_epochs(self.head_epochs)
+            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
 
         passes = 2 * problem.passes(self.head_epochs) + problem.passes(self.body_epochs)
-        of_head = "aggregated head" if self.predict == "aggregated" else "own head"
         return averaging(
             problem,
             train=train,
-            row=row,
+            ledger=Ledger(gradients=1, passes=passes),
+            first_row=first_row,
             predict=predict,
             adapt=adapt,
-            ledger=Ledger(gradients=1, passes=passes),
-            report=Report(f"the global body with each client's {of_head}"),
+            report=Report(scored=f"the global body with each client's {self.predict} head"),
         )

@@ -27,24 +27,42 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.adoption import Adoption
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Ledger, Params, Prediction, PyTree, Report
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Split,
+    Trained,
+)
 from pfljax.local.batches import random_share
 from pfljax.local.problem import Problem
 
-OF_WEIGHTS = 2  # folded into a client's key for a round: the examples and mini-batches for W
+WEIGHTS = 2  # folded into a client's key for a round: the examples and mini-batches for W
 
 
 class Row(NamedTuple):
-    """The client's model, its weights W_k, the number () of its rounds, and its optimizer, if it is kept."""
+    """What a client keeps.
+
+    Attributes:
+        model: theta_k.
+        weights: W_k, like the last p layers, with None in place of the rest.
+        num_rounds: () int32, number of rounds in which it has taken part.
+    """
 
     model: Params
     weights: PyTree
-    rounds: Array
-    optimizer: PyTree
+    num_rounds: Array
 
 
 @method(keeps="its model, weights of its last layers", travels="the global model, both ways")
@@ -53,15 +71,27 @@ class FedALA:
     """FedALA (Zhang et al., 2023): each client learns how much of the global model to adopt, per parameter."""
 
     layers: int = knob(
-        1, at_least=0, grid=(1, 2, 3), help="p, number of last layers mixed; with 0 the global model is FedAvg's"
+        1,
+        at_least=0,
+        grid=(1, 2, 3),
+        help="p, number of last layers mixed; with 0 the global model is FedAvg's",
     )
     rate: float = knob(
-        1.0, at_least=0, grid=(0.1, 1.0, 10.0), help="eta, learning rate of the weights; 0 keeps them at 1"
+        1.0,
+        at_least=0,
+        grid=(0.1, 1.0, 10.0),
+        help="eta, learning rate of the weights; 0 keeps them at 1",
     )
     share: float = knob(
-        0.8, above=0, at_most=1, grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0), help="s, share of the examples used to learn W"
+        0.8,
+        above=0,
+        at_most=1,
+        grid=(0.05, 0.2, 0.4, 0.6, 0.8, 1.0),
+        help="s, share of the examples used to learn W",
     )
-    first_passes: int = knob(10, at_least=1, help="passes over that share in the first round with weights")
+    first_passes: int = knob(
+        10, at_least=1, help="passes over that share in the first round with weights"
+    )
     scored: Literal["after", "before"] = knob(
         "after",
         help="predict with the model after local training, or with what the next one would start from (authors)",
@@ -70,48 +100,73 @@ class FedALA:
     def build(self, problem: Problem) -> Algorithm:
         num_layers = len(problem.model.layers)
         if self.layers > num_layers:
-            raise ArgumentError("layers", f"accepted: 0 to {num_layers}, the number of layers", self.layers)
-
+            accepted = f"accepted: 0 to {num_layers}, the number of layers"
+            raise ArgumentError("layers", accepted, self.layers)
         adoption = Adoption(problem, self.layers, self.rate, self.first_passes)
 
-        def learn(context, row, theta, split):
-            """W_k after this round's steps; a client's first round has none."""
-            key, share_key = jax.random.split(jax.random.fold_in(context.key, OF_WEIGHTS))
-            part = random_share(share_key, split, self.share)
-            passes = jnp.where(row.rounds == 1, self.first_passes, jnp.minimum(row.rounds, 1))
-            return adoption.learn(context._replace(key=key), row.weights, row.model, theta, part, passes)
+        # ---- The client.
 
-        def row(key, client, models):
-            model = tree.first(models)
-            weights = jax.tree.map(jnp.ones_like, adoption.part(model))
-            return Row(model, weights, jnp.zeros((), jnp.int32), problem.kept_optimizers(models))
+        def first_row(key: Key, client: Array) -> Row:
+            """theta_k = theta, W_k = 1, and no rounds yet."""
+            model = problem.init_global(key)
+            return Row(model, adoption.first_weights(model), jnp.zeros((), jnp.int32))
 
-        def begin(context, row, theta, split):
-            """The model from which a client trains, and W_k."""
-            weights = learn(context, row, theta, split) if self.layers else row.weights
-            own = adoption.mix(weights, row.model, theta)
-            return jax.tree.map(lambda own, shared: jnp.where(row.rounds > 0, own, shared), own, theta), weights
+        def learn_weights(context: ClientContext, row: Row, theta: Params, split: Split) -> PyTree:
+            """W_k after this round's steps: none in a client's first round, more in its second."""
+            key = jax.random.fold_in(context.key, WEIGHTS)
+            key, share_key = jax.random.split(key)
+            share = random_share(share_key, split, self.share)
+            is_second = row.num_rounds == 1
+            num_passes = jnp.where(is_second, self.first_passes, jnp.minimum(row.num_rounds, 1))
+            context = context._replace(key=key)
+            return adoption.learn(context, row.weights, row.model, theta, share, num_passes)
 
-        def train(context, models, row, data):
-            model, weights = begin(context, row, tree.first(models), data.train)
-            trained, optimizer, losses = problem.fit(context, tree.stack_one(model), row.optimizer, data.train)
-            return trained, Row(tree.first(trained), weights, row.rounds + 1, optimizer), losses
+        def begin(
+            context: ClientContext, row: Row, theta: Params, split: Split
+        ) -> tuple[Params, PyTree]:
+            """start(W_k), the model from which a client trains, and W_k."""
+            weights = row.weights
+            if self.layers > 0:
+                # W_k <- clip(W_k - eta grad l_k(start(W_k)) * (theta - theta_k), 0, 1)
+                weights = learn_weights(context, row, theta, split)
+            # theta_k + (theta - theta_k) * W in the last p layers and theta below; at first theta.
+            mixed = adoption.mix(weights, row.model, theta)
+            return tree.where(row.num_rounds > 0, mixed, theta), weights
 
-        def predict(context, models, row, data):
-            after = self.scored == "after"
-            return Prediction.one(row.model if after else begin(context, row, tree.first(models), data.train)[0])
+        def train(context: ClientContext, models: Params, row: Row, data: ClientData) -> Trained:
+            # theta_k <- local training from start(W_k) on D_k
+            context, models = problem.whole(context, models)
+            start, weights = begin(context, row, tree.first(models), data.train)
+            trained = problem.fit(context, tree.stack_one(start), data.train)
+            own = tree.first(trained.models)
+            return trained._replace(row=Row(own, weights, row.num_rounds + 1))
 
-        def adapt(context, models, data):
-            return Prediction.one(problem.alone(context, tree.first(models), data))
+        # ---- What a client predicts with.
 
+        def predict(
+            context: ClientContext, models: Params, row: Row, data: ClientData
+        ) -> Prediction:
+            """theta_k, or what its next round would start from."""
+            if self.scored == "after":
+                return Prediction.one(row.model)
+            start, _ = begin(context, row, tree.first(models), data.train)
+            return Prediction.one(start)
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers play a first round: they train theta."""
+            theta = tree.first(models)
+            return Prediction.one(problem.train_newcomer(context, data, start=theta, rounds=1))
+
+        passes_of_weights = problem.passes(self.first_passes if self.layers > 0 else 0)
         return averaging(
             problem,
             train=train,
-            row=row,
+            ledger=Ledger(gradients=1, passes=1 + passes_of_weights),
+            first_row=first_row,
             predict=predict,
             adapt=adapt,
-            ledger=Ledger(gradients=1, passes=1 + problem.passes(self.first_passes if self.layers else 0)),
             report=Report(
-                scored=f"each client's model {self.scored} local training", facts=(("mixed layers", self.layers),)
+                scored=f"each client's model {self.scored} local training",
+                facts=(("mixed layers", self.layers),),
             ),
         )

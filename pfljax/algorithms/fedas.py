@@ -24,36 +24,43 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, classes
-from pfljax.algorithms.common.layers import base_layers, sharing_layers
+from pfljax.algorithms.common import classes
+from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.layers import base_layers
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
     ClientContext,
-    ClientOutput,
-    First,
+    ClientData,
+    Key,
     Ledger,
+    Mode,
     Params,
     Prediction,
     PyTree,
-    Report,
     Split,
+    Trained,
 )
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
+from pfljax.local.solver import TrainState, joined
 
 ALIGNMENT = 0xA5  # folded into a client's key for a round: the mini-batches of the alignment
 UNACCOUNTED = "class means that bodies are aligned with, and Fisher information, both without noise"
 
 
 class Row(NamedTuple):
-    """The client's last model, whether it is trained, and its optimizer, if it is kept."""
+    """What a client keeps.
+
+    Attributes:
+        model: (theta_k, phi_k).
+        is_trained: () bool, whether it has trained them before.
+    """
 
     model: Params
-    trained: Array
-    optimizer: PyTree
+    is_trained: Array
 
 
 @method(keeps="its model, of which the head is personal", travels="the body, both ways")
@@ -61,69 +68,144 @@ class Row(NamedTuple):
 class FedAS:
     """FedAS (Yang et al., 2024): bodies aligned with clients' features and weighted by Fisher information."""
 
-    epochs: int = knob(1, at_least=0, help="number of epochs in which a received body is aligned; 0: none")
+    epochs: int = knob(
+        1, at_least=0, help="number of epochs in which a received body is aligned; 0: none"
+    )
     weights: Literal["fisher", "size"] = knob(
-        "fisher", help="weight clients by Fisher information or by n_k, which without alignment is FedPer"
+        "fisher",
+        help="weight clients by Fisher information or by n_k, which without alignment is FedPer",
     )
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fedas", places=False)
-        body = base_layers(problem, 1)
-        base = sharing_layers(problem, body, report=Report(scored="each client's own model"))
+        is_body = base_layers(problem, 1)
 
-        def first_row(key, client, start):
-            model = problem.init_model(key, client)
-            return First(Row(model, jnp.zeros((), bool), problem.kept_optimizers(tree.stack_one(model))))
+        # ---- The client.
 
-        def client_update(context, models, row, data):
-            split, start = data.train, tree.combine(tree.first(models), row.model)
-            if self.epochs:
-                part = problem.part(body(start)).with_epochs(self.epochs)
-                earlier = tree.first(row.optimizer)
-                counts = problem.solver.lasting(earlier, start) if problem.keep_optimizer else earlier
-                moved = aligned(part, context, start, row.model, split, counts)
-                start = jax.tree.map(lambda new, old: jnp.where(row.trained, new, old), moved, start)
-            trained, optimizer, losses = problem.fit(context, tree.stack_one(start), row.optimizer, split)
-            row = Row(tree.first(trained), row.trained | (split.size > 0), optimizer)
-            weight = fisher_trace(problem, row.model, split) if self.weights == "fisher" else split.size
-            update = tree.subtract(tree.partition(trained, body(trained))[0], models)
-            upload, sent = aggregation.weighted(update, weight)
-            return ClientOutput(row, upload, {"loss": losses[0]}, sent)
+        def first_row(key: Key, client: Array) -> Row:
+            return Row(problem.init_model(key, client), jnp.zeros((), bool))
 
-        return dataclasses.replace(
-            base,
+        def train(context: ClientContext, body: Params, row: Row, data: ClientData) -> Trained:
+            # theta as received, and phi_k
+            context, body = problem.whole(context, body)
+            start = tree.combine(tree.first(body), row.model)
+            # theta', aligned with the features under the client's own last body (not at first)
+            if self.epochs > 0:
+                aligned = align(
+                    problem,
+                    context,
+                    start,
+                    row.model,
+                    data.train,
+                    part=is_body(start),
+                    epochs=self.epochs,
+                )
+                start = tree.where(row.is_trained, aligned, start)
+
+            # theta_k and phi_k <- local training from theta' and phi_k
+            trained = problem.fit(context, tree.stack_one(start), data.train)
+            model = tree.first(trained.models)
+            new_body, _ = tree.partition(trained.models, is_body(trained.models))
+            # F_k
+            weight = data.train.size
+            if self.weights == "fisher":
+                weight = fisher_trace(problem, model, data.train)
+
+            row = Row(model, row.is_trained | (data.train.size > 0))
+            return trained._replace(models=new_body, row=row, weight=weight)
+
+        # ---- What a client predicts with.
+
+        def own_model(row: Row) -> Params:
+            return row.model
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train their own head on the shared body."""
+            init_key, train_key = jax.random.split(context.key)
+            start = tree.combine(tree.first(models), problem.model.init(init_key))
+            head_problem = problem.part(tree.complement(is_body(start)))
+            context = context._replace(key=train_key)
+            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
+
+        return averaging(
+            problem,
+            shared=is_body,
+            train=train,
             first_row=first_row,
-            client_update=client_update,
-            predict=lambda context, models, row, data: Prediction.one(row.model),
-            ledger=Ledger(gradients=1, passes=1 + problem.passes(self.epochs), unaccounted=UNACCOUNTED),
+            own_model=own_model,
+            adapt=adapt,
+            ledger=Ledger(
+                gradients=1, passes=1 + problem.passes(self.epochs), unaccounted=UNACCOUNTED
+            ),
         )
 
 
-def aligned(
-    problem: Problem, context: ClientContext, params: Params, own: Params, split: Split, counts: tuple
+def align(
+    problem: Problem,
+    context: ClientContext,
+    start: Params,
+    own: Params,
+    split: Split,
+    part: PyTree,
+    epochs: int,
 ) -> Params:
-    """A model after training toward the class means of the features of the client's own model.
+    """A model (...) after training toward the class means of the features under the client's own model.
 
-    `counts` is what goes on of the client's optimizer, such as the count of steps of its schedule.
+    Args:
+        problem: The problem of the method.
+        context: The client's context.
+        start: The received body and the client's head.
+        own: The client's own last model.
+        split: Its training data.
+        part: A tree of bools like the model: the body, which is trained.
+        epochs: Number of epochs.
     """
-    model, solver = problem.model, problem.solver
-    found = classes.feature_sums(problem, own, split, model.output_shape[-1])
-    means = classes.means(found["sums"], found["counts"])
-    distance = lambda params, x, y, *key: jnp.square(model.features(params, x, *key) - means[y]).mean(axis=-1)
-    key, optimizer = jax.random.fold_in(context.key, ALIGNMENT), solver.resumed(params, counts)
-    return solver.with_loss(distance).fit(key, params, optimizer, split, round_number=context.round)[0]
+    model = problem.model
+
+    # P_kc, the means of features under theta_k
+    totals = classes.feature_sums(problem, own, split, model.output_shape[-1])
+    means = classes.means(totals["sums"], totals["counts"])
+
+    def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+        """|f(x) - P_ky|^2 / F."""
+        features = model.features(params, x, mode)
+        return jnp.square(features - means[y]).mean(axis=-1)
+
+    solver = problem.solver.with_loss(loss).part(part).with_epochs(epochs)
+    params, statistics = solver.without_statistics(start)
+
+    # A new optimizer. A schedule of learning rates goes on with the client's number of steps.
+    opt_state = solver.optimizer.init(params)
+    if context.optimizer is not None:
+        counts = tree.first(context.optimizer.state)
+        if problem.keep_optimizer:
+            counts = problem.solver.lasting(counts, params)
+        opt_state = solver.resumed(params, counts)
+
+    key = jax.random.fold_in(context.key, ALIGNMENT)
+    state = TrainState(params, statistics, opt_state)
+    state, _ = solver.fit(key, state, split, round_number=context.round)
+    return state.whole
 
 
-def fisher_trace(problem: Problem, params: Params, split: Split) -> Array:
-    """() mean over a client's examples of the squared norm of the gradient of an example's loss."""
+def fisher_trace(problem: Problem, model: Params, split: Split) -> Array:
+    """() mean over a client's examples of the squared norm of the gradient of log p(y | x)."""
     solver = problem.solver
+    params, statistics = solver.without_statistics(model)
 
-    def one(x, y):
+    def squared_norm(x: PyTree, y: Array) -> Array:
+        """Of one example, without an axis of examples."""
         x, y = tree.stack_one((x, y))
-        slope = jax.grad(lambda params: solver.loss(params, x, y).sum())(params)
-        return tree.inner(*solver.trained(slope, slope))
 
-    def of_block(x, y, mask):
-        return jnp.where(mask, problem.plan.over_models(one, *masked(x, y, mask)), 0).sum()
+        def loss(params: Params) -> Array:
+            return solver.loss(joined(params, statistics), x, y).sum()
 
-    return sum_over_examples(of_block, split) / jnp.maximum(split.size, 1)
+        gradient = jax.grad(loss)(params)
+        return tree.inner(gradient, gradient)
+
+    def sum_block(x: PyTree, y: Array, mask: Array) -> Array:
+        x, y = masked(x, y, mask)
+        squares = problem.plan.over_models(squared_norm, x, y)
+        return jnp.where(mask, squares, 0).sum()
+
+    return sum_over_examples(sum_block, split) / jnp.maximum(split.size, 1)

@@ -1,17 +1,20 @@
-"""FedAsync: an asynchronous server that moves its model toward each client's, less if this one began long ago.
+"""FedAsync: an asynchronous server that moves toward each client's model, less if it is late.
 
-Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019; OPT 2020), Algorithm 1 and Section 5.2.
+Xie, Koyejo, Gupta, "Asynchronous federated optimization" (2019; OPT 2020), Algorithm 1 and Section
+5.2.
 
-    Client k received theta_(t - s), s steps before, and minimizes f_k(theta) + rho/2 |theta - theta_(t - s)|^2;
+    Client k received theta_(t - s), s steps before, and minimizes
+        f_k(theta) + rho/2 |theta - theta_(t - s)|^2;
     theta_(t+1) <- (1 - alpha_s) theta_t + alpha_s theta_k,  alpha_s = alpha d(s), where d(s) is
     1 (constant), (1 + s)^-a (polynomial), or 1 if s <= b, else 1 / (a (s - b) + 1) (hinge).
 
-One client a round is the paper's. It takes a simulated clock to know who comes next, see `stages.asynchrony`; without
-one, s is drawn, as in FedBuff, at most max_staleness (by default 16). With a clock, no update is too late, unless
-max_staleness is given. The stack holds the server's last max_staleness + 1 models, newest first.
+One client a round is the paper's. It takes a simulated clock to know who comes next, see
+`stages.asynchrony`; without one, s is drawn, as in FedBuff, at most max_staleness (by default 16).
+With a clock, no update is too late, unless max_staleness is given. The stack holds the server's
+last max_staleness + 1 models, newest first.
 
-Departures from the paper: With S clients a round, theta_t moves by the mean of their steps, weighted by n_k. Batch
-statistics are mixed as parameters are.
+Departures from the paper: With S clients a round, theta_t moves by the mean of their steps,
+weighted by n_k. Batch statistics are mixed as parameters are, and are not in the proximal term.
 """
 
 from __future__ import annotations
@@ -19,14 +22,32 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import stale
-from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Start
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Key,
+    Ledger,
+    Metrics,
+    Mixture,
+    Params,
+    PyTree,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
+from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
 
 MOST_DRAWN = 16  # steps late without a clock, by default
@@ -35,11 +56,14 @@ MOST_DRAWN = 16  # steps late without a clock, by default
 @method(keeps="nothing", travels="a current or stale global model down, the trained one up")
 @dataclasses.dataclass(frozen=True)
 class FedAsync:
-    """FedAsync (Xie et al., 2019): an asynchronous server that mixes each client's model into its own."""
+    """FedAsync (Xie et al., 2019): an asynchronous server that mixes clients' models into its own."""
 
-    alpha: float = knob(0.6, above=0, at_most=1, grid=(0.3, 0.6, 0.9), help="weight of a model that is not late")
+    alpha: float = knob(
+        0.6, above=0, at_most=1, grid=(0.3, 0.6, 0.9), help="weight of a model that is not late"
+    )
     discount: Literal["constant", "polynomial", "hinge"] = knob(
-        "polynomial", help="how the weight of a model falls with the number of steps that it is late"
+        "polynomial",
+        help="how the weight of a model falls with the number of steps that it is late",
     )
     a: float = knob(
         0.5,
@@ -47,8 +71,15 @@ class FedAsync:
         read_with={"discount": ("polynomial", "hinge")},
         help="exponent of the polynomial, slope of the hinge",
     )
-    b: int = knob(4, at_least=0, read_with=("discount", "hinge"), help="steps late for which the hinge is 1")
-    rho: float = knob(0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term")
+    b: int = knob(
+        4,
+        at_least=0,
+        read_with=("discount", "hinge"),
+        help="steps late for which the hinge is 1",
+    )
+    rho: float = knob(
+        0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term"
+    )
     max_staleness: int | None = knob(
         None,
         at_least=0,
@@ -59,53 +90,92 @@ class FedAsync:
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
     staleness: float = knob(
-        2.0, at_least=0, help="mean of the half-normal before rounding and clipping; not with a clock"
+        2.0,
+        at_least=0,
+        help="mean of the half-normal before rounding and clipping; not with a clock",
     )
 
     def build(self, problem: Problem) -> Algorithm:
+        solver = problem.solver
         any_age = problem.clock is not None and self.max_staleness is None
         most = MOST_DRAWN if self.max_staleness is None else self.max_staleness
 
-        def start(key, clients):
-            return Start((), stale.begin(problem.init_models(key, 1), 0 if any_age else most))
+        def discounted(late: Array) -> Array:
+            """d(s) of numbers of steps late."""
+            late = late.astype(jnp.float32)
+            if self.discount == "polynomial":
+                return (1 + late) ** -self.a
+            if self.discount == "hinge":
+                return jnp.where(late <= self.b, 1, 1 / (self.a * (late - self.b) + 1))
+            return jnp.ones_like(late)
 
-        def download(context, row, cohort):
-            return stale.drawn(context.key, self.delays, self.staleness, most, context.round)
+        # ---- The client.
 
-        def client_update(context, models, kept, data):
-            def objective(params, batch, start):
-                return problem.solver.mean_loss(params, batch) + self.rho / 2 * tree.squared_distance(params, start)
+        def download(context: ClientContext, row: PyTree, cohort: Cohort) -> Array:
+            """s, without a clock."""
+            return stale.draw_delay(
+                key=context.key,
+                delays=self.delays,
+                mean=self.staleness,
+                most=most,
+                rounds=context.round,
+            )
 
-            trained, kept, losses = problem.fit(context, models, kept, data.train, objective, models)
-            weight = jnp.broadcast_to(data.train.size.astype(jnp.float32), (1,))
-            share = weight * self.alpha * self._discounted(context.index)
-            upload = {"model": tree.scale(trained, share), "share": share, "weight": weight}
-            return ClientOutput(kept, upload, {"loss": losses[0], "late": context.index[0]}, weight > 0)
+        def client_update(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> ClientOutput:
+            received = tree.first(models)
 
-        def server_update(key, state, aggregate):
-            came = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
-            scale = 1 / jnp.maximum(came["weight"], 1)
-            old = tree.scale(stale.newest(state.models), 1 - scale * came["share"])
-            models = stale.with_newest(state.models, tree.add(old, tree.scale(came["model"], scale)))
-            return state._replace(models=models), {"staleness": stale.mean_lateness(aggregate.report["late"])}
+            def objective(params: Params, batch: Batch) -> Array:
+                """f_k(theta) + rho/2 |theta - theta_(t - s)|^2."""
+                distance = solver.squared_distance(params, received)
+                return solver.mean_loss(params, batch) + self.rho / 2 * distance
 
-        row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
-        functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(
-            problem,
-            **functions,
+            trained = problem.fit(context, models, data.train, objective)
+
+            # alpha_s theta_k, weighted by n_k
+            num_examples = data.train.size.astype(jnp.float32)[None]
+            share = num_examples * self.alpha * discounted(context.index)
+            return ClientOutput(
+                row=row,
+                upload=Upload(
+                    update=trained.models, weight=share, sums={"num_examples": num_examples}
+                ),
+                told=Told(trained.losses[0], entries={"late": context.index[0]}),
+                opt_state=trained.opt_state,
+                sent=num_examples > 0,
+            )
+
+        # ---- The server.
+
+        def start(key: Key, clients: ClientData) -> Start:
+            models = problem.init_models(key, 1)
+            return Start(models=stale.begin(models, 0 if any_age else most))
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # (1 - alpha_s) theta_t + alpha_s theta_k, in the mean over the clients that came
+            came = stale.buffer(aggregate)
+            assert came.weight is not None
+            scale = 1 / jnp.maximum(came.sums["num_examples"], 1)
+            old = tree.scale(stale.newest(state.models), 1 - scale * came.weight)
+            new = tree.add(old, tree.scale(came.update, scale))
+            metrics = {"staleness": stale.mean_lateness(aggregate.told.entries["late"])}
+            return state.with_models(stale.with_newest(state.models, new)), metrics
+
+        # ---- What a client predicts with: the newest model.
+
+        def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+            return stale.THE_NEWEST
+
+        return Algorithm(
+            topology=Topology.SHARED,
+            start=start,
+            download=download,
+            client_update=client_update,
             server_update=server_update,
-            averages=False,
+            whom=whom,
+            ledger=Ledger(gradients=1),
             sends="sums",
             stale=True,
             any_age=any_age,
         )
-
-    def _discounted(self, late: jax.Array) -> jax.Array:
-        """d(s) of numbers of steps late."""
-        late = late.astype(jnp.float32)
-        if self.discount == "polynomial":
-            return (1 + late) ** -self.a
-        if self.discount == "hinge":
-            return jnp.where(late <= self.b, 1, 1 / (self.a * (late - self.b) + 1))
-        return jnp.ones_like(late)

@@ -20,9 +20,21 @@ import math
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Split, Start
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    PyTree,
+    Split,
+    Traffic,
+    Trained,
+)
 from pfljax.exchange.views import Joined, each
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
@@ -52,18 +64,44 @@ class FedAvgData:
             return averaging(problem)
         capacity = math.ceil(self.share * problem.num_clients * problem.n_max)
 
-        def train(context, models, kept, data):
-            own, shared = data.train, context.server
-            x, y = each(lambda mine, theirs: Joined(mine, own.size, theirs), own[:2], shared[:2])
-            return problem.fit(context, models, kept, Split(x, y, own.size + shared.size))
+        # The server's key gives one key for theta, and one for G.
 
-        def start(key, clients):
-            key, draw_key = jax.random.split(key)
-            models = problem.init_models(key, 1)
+        def first_model(key: Key) -> Params:
+            model_key, _ = jax.random.split(key)
+            return problem.init_global(model_key)
+
+        def first_server(key: Key, params: Params, clients: ClientData) -> Split:
+            """G: round(share sum_k n_k) examples of all clients. The server's state is G."""
+            _, draw_key = jax.random.split(key)
             size = jnp.rint(self.share * clients.train.size.sum())
-            return Start(sampled(draw_key, clients.train, capacity, size), models)
+            return sampled(draw_key, clients.train, capacity, size)
 
-        traffic = lambda counted: counted._replace(server=counted.server / problem.rounds_of_a_client)
-        passes = problem.solver.max_steps(problem.n_max + capacity) / problem.solver.max_steps(problem.n_max)
-        ledger = Ledger(gradients=0, passes=passes, unaccounted="the examples shared with every client")
-        return averaging(problem, train=train, start=start, traffic=traffic, ledger=ledger)
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            own = data.train
+            shared = context.server
+
+            def join(own_examples: Array, shared_examples: jax.Array) -> Joined:
+                return Joined(own_examples, own.size, shared_examples)
+
+            # D_k and G together
+            x, y = each(join, (own.x, own.y), (shared.x, shared.y))
+            return problem.fit(context, models, Split(x, y, own.size + shared.size))
+
+        def traffic(counted: Traffic) -> Traffic:
+            """A client downloads G once."""
+            return counted._replace(server=counted.server / problem.rounds_of_a_client)
+
+        own_steps = problem.solver.max_steps(problem.n_max)
+        steps = problem.solver.max_steps(problem.n_max + capacity)
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(
+                gradients=0,
+                passes=steps / own_steps,
+                unaccounted="the examples shared with every client",
+            ),
+            first_model=first_model,
+            first_server=first_server,
+            traffic=traffic,
+        )

@@ -13,10 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
+from pfljax.contract.types import (
+    Algorithm,
+    ClientContext,
+    ClientData,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+)
 from pfljax.local.problem import Problem
 
 
@@ -26,15 +35,25 @@ class FedAvgPlus:
     """FedAvg with local tuning (Jiang et al., 2019): every client fine-tunes the global model before it predicts."""
 
     tune_epochs: int = knob(
-        1, at_least=0, grid=(1, 2, 5, 10), help="number of epochs of each client's tuning before evaluation"
+        1,
+        at_least=0,
+        grid=(1, 2, 5, 10),
+        help="number of epochs of each client's tuning before evaluation",
     )
 
     def build(self, problem: Problem) -> Algorithm:
         tuning = problem.with_epochs(self.tune_epochs)
 
-        def predict(context, models, row, data):
-            return Prediction.one(tuning.alone(context, tree.first(models), data))
+        def predict(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            """Client k trains theta for `tune_epochs` epochs on D_k."""
+            tuned = tuning.train_newcomer(context, data, start=tree.first(models), rounds=1)
+            return Prediction.one(tuned)
 
-        ledger = Ledger(gradients=1, unaccounted="the tuning")
-        report = Report(scored="the global model, tuned by each client on its training data")
-        return averaging(problem, predict=predict, ledger=ledger, report=report)
+        return averaging(
+            problem,
+            ledger=Ledger(gradients=1, unaccounted="the tuning"),
+            predict=predict,
+            report=Report("the global model, tuned by each client on its training data"),
+        )

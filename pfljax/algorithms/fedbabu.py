@@ -15,10 +15,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, First, Ledger, Prediction, Report, Start
+from pfljax.contract.types import (
+    Algorithm,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Traffic,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
 
@@ -27,38 +39,66 @@ from pfljax.local.problem import Problem
 class FedBABU:
     """FedBABU (Oh et al., 2022): clients train the body together under a fixed head, then fine-tune both."""
 
-    tune_epochs: int = knob(5, at_least=0, grid=(1, 5, 10), help="number of tuning epochs before evaluation")
-    tuned: Literal["all", "head", "body"] = knob("all", help="what each client tunes before evaluation")
+    tune_epochs: int = knob(
+        5, at_least=0, grid=(1, 5, 10), help="number of tuning epochs before evaluation"
+    )
+    tuned: Literal["all", "head", "body"] = knob(
+        "all", help="what each client tunes before evaluation"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        head = lambda params: problem.model.mask(params, 1)
-        body = lambda params: tree.complement(head(params))
+        def is_head(params: Params) -> PyTree:
+            return problem.model.mask(params, 1)
 
-        of_part = lambda part: problem.part(part(problem.model.network.shapes))
-        training, tuning = of_part(body), {"all": problem, "head": of_part(head), "body": of_part(body)}[self.tuned]
+        def is_body(params: Params) -> PyTree:
+            return tree.complement(is_head(params))
+
+        shapes = problem.model.network.shapes
+        body_problem = problem.part(is_body(shapes))
+        head_problem = problem.part(is_head(shapes))
+        tuning = {"all": problem, "head": head_problem, "body": body_problem}[self.tuned]
         tuning = tuning.with_epochs(self.tune_epochs)
 
-        def start(key, clients):
+        def first_server(key: Key, theta: Params, clients: ClientData) -> Params:
+            """phi (1, ...), the common head. The server's state is phi."""
             models = problem.init_models(key, 1)
-            theta, phi = tree.partition(models, body(models))
-            return Start(server=phi, models=theta)
+            _, phi = tree.partition(models, is_body(models))
+            return phi
 
-        def first_row(key, client, start):
-            return First(training.kept_optimizers(tree.combine(start.models, start.server)))
+        def under_head(context: ClientContext, theta: Params) -> Params:
+            """(theta, phi) (1, ...), the received body under the common head."""
+            return tree.combine(theta, context.server)
 
-        def train(context, theta, kept, data):
-            models = tree.combine(theta, context.server)
-            models, kept, losses = training.fit(context, models, kept, data.train)
-            return tree.partition(models, body(models))[0], kept, losses
+        def train(context: ClientContext, theta: Params, row: PyTree, data: ClientData) -> Trained:
+            context, theta = problem.whole(context, theta)
+            models = under_head(context, theta)
+            # theta_k, under the head phi, which is never trained
+            trained = body_problem.fit(context, models, data.train)
+            theta, _ = tree.partition(trained.models, is_body(models))
+            return trained._replace(models=theta)
 
-        def predict(context, theta, row, data):
-            received = tree.first(tree.combine(theta, context.server))
-            return Prediction.one(tuning.alone(context, received, data))
+        def predict(
+            context: ClientContext, theta: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            """Client k tunes (theta, phi), or a part of it."""
+            start = tree.first(under_head(context, theta))
+            return Prediction.one(tuning.train_newcomer(context, data, start=start, rounds=1))
 
-        what = {"all": "tuned", "head": "the head tuned", "body": "the body tuned"}[self.tuned]
-        report = Report(scored=f"the shared body under the common head, {what} by each client on its training data")
-        ledger = Ledger(gradients=1, unaccounted="the tuning")
-        # Clients read only the head from the server's state, and they have it from the start.
-        traffic = lambda counted: counted._replace(server=0.0)
-        functions = {"start": start, "first_row": first_row, "train": train, "predict": predict, "traffic": traffic}
-        return averaging(problem, **functions, ledger=ledger, report=report)
+        def traffic(counted: Traffic) -> Traffic:
+            """Clients read only the head from the server's state, and they have it from the start."""
+            return counted._replace(server=0.0)
+
+        tuned = {"all": "tuned", "head": "the head tuned", "body": "the body tuned"}[self.tuned]
+        scored = (
+            f"the shared body under the common head, {tuned} by each client on its training data"
+        )
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=1, unaccounted="the tuning"),
+            first_server=first_server,
+            shared=is_body,
+            predict=predict,
+            report=Report(scored),
+            traffic=traffic,
+        )

@@ -18,26 +18,37 @@ import dataclasses
 
 import jax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import method
-from pfljax.contract.types import Algorithm, Report
+from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
 
 
-@method(keeps="its normalization layers", travels="everything except normalization layers, both ways")
+@method(
+    keeps="its normalization layers", travels="everything except normalization layers, both ways"
+)
 @dataclasses.dataclass(frozen=True)
 class FedBN:
     """FedBN (Li et al., 2021): averages everything except normalization layers."""
 
     def build(self, problem: Problem) -> Algorithm:
-        own = problem.model.normalization
-        count = sum(jax.tree.leaves(own(problem.model.network.shapes)))
-        if not count:
-            facts = (("normalization", "none in this model, so training is FedAvg"),)
-            scored = "the global model, which has no normalization layers"
-            return averaging(problem, report=Report(scored=scored, facts=facts))
-        facts = (("arrays of normalization layers kept by clients", count),)
-        report = Report(scored="the shared model with each client's own normalization layers", facts=facts)
-        return sharing_layers(problem, lambda params: tree.complement(own(params)), report=report)
+        model = problem.model
+        num_arrays = sum(jax.tree.leaves(model.normalization(model.network.shapes)))
+        if num_arrays == 0:
+            report = Report(
+                scored="the global model, which has no normalization layers",
+                facts=(("normalization", "none in this model, so training is FedAvg"),),
+            )
+            return averaging(problem, report=report)
+
+        def shared(params: Params) -> PyTree:
+            """theta: everything outside normalization layers."""
+            return tree.complement(model.normalization(params))
+
+        report = Report(
+            scored="the shared model with each client's own normalization layers",
+            facts=(("arrays of normalization layers kept by clients", num_arrays),),
+        )
+        return sharing_layers(problem, shared, report=report)

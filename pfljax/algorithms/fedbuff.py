@@ -1,20 +1,23 @@
-"""FedBuff: an asynchronous server that applies buffers of updates, some computed from older models.
+"""FedBuff: an asynchronous server that applies buffers of updates, some from older models.
 
-Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated learning with buffered asynchronous aggregation"
-(AISTATS 2022).
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba, "Federated learning with buffered asynchronous
+aggregation" (AISTATS 2022).
 
-    A round is a step of the server, and its cohort is the buffer: client k of S is s_k steps late; it received
-    theta_(t - s_k) and trained it to theta_k;  p_k = n_k / sum_k n_k;
-    theta_(t+1) <- theta_t + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
+    A round is a step of the server, and its cohort is the buffer: client k of S is s_k steps late;
+    it received theta_(t - s_k) and trained it to theta_k;  p_k = n_k / sum_k n_k;
+    theta_(t+1) <- theta_t
+        + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k)).
 
-With a simulated clock, arrivals follow from it: Algorithm 1 of the paper, see `stages.asynchrony`. As in the paper, no
-update is too late, unless max_staleness is given; later ones are then discarded. Without a clock, s_k is drawn for each
-upload, at most max_staleness (by default 5) and the number of rounds played. Then slow clients are not late more often
-than others, and a client may be drawn while it would still be training. The stack holds the server's last max_staleness
-+ 1 models, newest first.
+With a simulated clock, arrivals follow from it: Algorithm 1 of the paper, see `stages.asynchrony`.
+As in the paper, no update is too late, unless max_staleness is given; later ones are then
+discarded. Without a clock, s_k is drawn for each upload, at most max_staleness (by default 5) and
+the number of rounds played. Then slow clients are not late more often than others, and a client may
+be drawn while it would still be training. The stack holds the server's last max_staleness + 1
+models, newest first.
 
-Departures from the paper: A buffer has updates from S distinct clients. Updates are weighted by n_k, as everywhere here
-(`mean=uniform` is the paper's). Batch statistics are averaged over the buffer, whatever their age.
+Departures from the paper: A buffer has updates from S distinct clients. Updates are weighted by
+n_k, as everywhere here (`mean=uniform` is the paper's). Batch statistics are averaged over the
+buffer, whatever their age.
 """
 
 from __future__ import annotations
@@ -22,13 +25,33 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-import jax
+import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, stale, updates
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import aggregation, stale
+from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Start
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Cohort,
+    Key,
+    Ledger,
+    Metrics,
+    Mixture,
+    Params,
+    PyTree,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
 from pfljax.local.problem import Problem
+from pfljax.local.solver import joined
 
 MOST_DRAWN = 5  # steps late without a clock, by default
 
@@ -42,44 +65,100 @@ class FedBuff:
         None,
         at_least=0,
         at_most=10_000,
-        help="most steps late; not given: any number with a clock, 5 without one; 0 with server_rate 1 is FedAvg",
+        help="most steps late; not given: any number with a clock, 5 without one; 0 with "
+        "server_rate 1 is FedAvg",
     )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"
     )
     staleness: float = knob(
-        2.0, at_least=0, help="mean of the half-normal before rounding and clipping; not with a clock"
+        2.0,
+        at_least=0,
+        help="mean of the half-normal before rounding and clipping; not with a clock",
     )
-    discount: float = knob(0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount")
-    server_rate: float = knob(1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server")
+    discount: float = knob(
+        0.5, at_least=0, help="an update s steps late counts (1 + s)^-discount; 0: no discount"
+    )
+    server_rate: float = knob(
+        1.0, above=0, grid=(0.1, 0.3, 1.0), help="learning rate of the server"
+    )
     mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
-        solver = problem.solver
+        without_statistics = problem.solver.without_statistics
         any_age = problem.clock is not None and self.max_staleness is None
         most = MOST_DRAWN if self.max_staleness is None else self.max_staleness
 
-        def start(key, clients):
-            return Start((), stale.begin(problem.init_models(key, 1), 0 if any_age else most))
+        # ---- The client.
 
-        def download(context, row, cohort):
-            return stale.drawn(context.key, self.delays, self.staleness, most, context.round)
+        def download(context: ClientContext, row: PyTree, cohort: Cohort) -> Array:
+            """s_k, without a clock."""
+            return stale.draw_delay(
+                key=context.key,
+                delays=self.delays,
+                mean=self.staleness,
+                most=most,
+                rounds=context.round,
+            )
 
-        def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit(context, models, kept, data.train)
+        def client_update(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> ClientOutput:
+            trained = problem.fit(context, models, data.train)
+
+            # (1 + s_k)^-discount (theta_k - theta_(t - s_k))
+            params, statistics = without_statistics(trained.models)
+            received, _ = without_statistics(models)
             counts = (1.0 + context.index) ** -self.discount
-            update = updates.scaled(solver, updates.added(solver, models, trained), counts)
-            upload, sent = aggregation.weighted(update, updates.weight_of(data.train.size, self.mean))
-            return ClientOutput(kept, upload, {"loss": losses[0], "late": context.index[0]}, sent)
+            update = tree.scale(tree.subtract(params, received), counts)
 
-        def server_update(key, state, aggregate):
-            buffer = jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
-            mean = aggregation.mean(aggregate._replace(upload=buffer))
-            update = updates.scaled(solver, mean, self.server_rate)
-            new = updates.moved(solver, stale.newest(state.models), update, buffer["weight"] > 0)
-            models = stale.with_newest(state.models, new)
-            return state._replace(models=models), {"staleness": stale.mean_lateness(aggregate.report["late"])}
+            # Batch statistics are no updates: the server averages them.
+            weight = aggregation.client_weight(data.train.size, self.mean)[None]
+            sums = {} if statistics is None else {"statistics": tree.scale(statistics, weight)}
+            return ClientOutput(
+                row=row,
+                upload=Upload(update, weight, sums),
+                told=Told(trained.losses[0], entries={"late": context.index[0]}),
+                opt_state=trained.opt_state,
+            )
 
-        row = lambda key, client, models: problem.kept_optimizers(stale.newest(models))
-        functions = {"start": start, "row": row, "download": download, "client_update": client_update}
-        return averaging(problem, **functions, server_update=server_update, stale=True, any_age=any_age)
+        # ---- The server.
+
+        def start(key: Key, clients: ClientData) -> Start:
+            models = problem.init_models(key, 1)
+            return Start(models=stale.begin(models, 0 if any_age else most))
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # theta_t + server_rate sum_k p_k (1 + s_k)^-discount (theta_k - theta_(t - s_k))
+            came = stale.buffer(aggregate)
+            assert came.weight is not None
+            mean = aggregation.mean(aggregate._replace(upload=came))
+            old = stale.newest(state.models)
+            params, statistics = without_statistics(old)
+            new = tree.add(params, tree.scale(mean, self.server_rate))
+            if statistics is not None:
+                share = 1 / jnp.where(came.weight > 0, came.weight, 1)
+                new = joined(new, tree.scale(came.sums["statistics"], share))
+
+            # An empty buffer moves nothing.
+            new = tree.where(came.weight > 0, new, old)
+            metrics = {"staleness": stale.mean_lateness(aggregate.told.entries["late"])}
+            return state.with_models(stale.with_newest(state.models, new)), metrics
+
+        # ---- What a client predicts with: the newest model.
+
+        def whom(context: ClientContext, row: PyTree, size: Array) -> Mixture:
+            return stale.THE_NEWEST
+
+        return Algorithm(
+            topology=Topology.SHARED,
+            start=start,
+            download=download,
+            client_update=client_update,
+            server_update=server_update,
+            whom=whom,
+            averages=True,
+            ledger=Ledger(gradients=1),
+            stale=True,
+            any_age=any_age,
+        )

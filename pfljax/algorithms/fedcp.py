@@ -22,21 +22,48 @@ without noise, for as many rounds as the run has.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import beside, classes, heads
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, heads, networks, pairs
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Key, Ledger, Params, Prediction, PyTree, Report, Start
-from pfljax.local.problem import OwnModel, Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Pair, Personal, Problem
+from pfljax.local.solver import joined
 
 POLICY = "policy"  # the branch beside the model's own
 NOISE = 0xCB  # folded into the key of a mini-batch
-EPSILON = 1e-5  # of the layer normalization, as in PyTorch
 BANDWIDTHS = (10, 15, 20, 50)
+
+
+class Gumbel(NamedTuple):
+    """Gumbel noise in the policy.
+
+    Attributes:
+        factor: () factor of the noise.
+        key: Random key of a mini-batch.
+    """
+
+    factor: Array | float
+    key: Key
 
 
 @method(keeps="its head", travels="the global model and the policy, both ways")
@@ -44,61 +71,102 @@ BANDWIDTHS = (10, 15, 20, 50)
 class FedCP:
     """FedCP (Zhang et al., 2023): a policy for each example splits its features between a global and an own head."""
 
-    strength: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 5.0), help="lambda, pull of features to the received ones")
+    strength: float = knob(
+        1.0,
+        at_least=0,
+        grid=(0.1, 1.0, 5.0),
+        help="lambda, pull of features to the received ones",
+    )
     noise: float = knob(1.0, at_least=0, help="factor of the Gumbel noise in the policy; 0: none")
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fedcp", places=False)
-        model, solver, width = problem.model, problem.solver, classes.num_features(problem)
+        model = problem.model
+        solver = problem.solver
+        num_features = classes.num_features(problem)
 
-        def objective(pair, batch, received, v):
-            noise = self.noise, jax.random.fold_in(batch.key, NOISE)
-            loss = lambda pair, *example: classified(problem, pair.shared, pair.own, v, *example, noise=noise)
-            mode = solver.mode(batch)
-            z, before = (model.features(params, batch.x, mode) for params in (network(pair.shared), received))
-            pull = discrepancy(z, jax.lax.stop_gradient(before), batch.mask)
-            return solver.with_loss(loss).mean_loss(pair, batch) + self.strength * pull
+        def init_head(params: Params) -> Params:
+            return heads.head_of(problem, params)
 
-        def train(context, models, row, data):
-            received, v = network(tree.first(models)), direction(problem, tree.first(models), row.own.model)
+        # ---- The client.
 
-            def gradient(pair, memory, batch):
-                return *jax.value_and_grad(objective)(pair, batch(0).of_model(0), received, v), memory
+        def first_model(key: Key) -> Params:
+            """theta and psi, A and a."""
+            return problem.init_global(key) | {POLICY: init_policy(key, num_features)}
 
-            models, row, value, _ = beside.descend(problem, context, models, row, data.train, gradient)
-            head = jax.tree.map(lambda own, psi: (own + psi) / 2, row.own.model, heads.head_of(problem, received))
+        def first_row(key: Key, client: Array) -> Personal:
+            """phi_k. A client's row is its head."""
+            return problem.init_personal(key, client, init_head)
+
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            # theta as received, and v_k of phi_k before the round.
+            received = tree.first(joined(models, context.statistics))
+            v = head_direction(problem, received, personal.params)
+
+            def objective(pair: Pair, memory: PyTree, batch: Batch) -> tuple[Array, PyTree]:
+                # CE(h(r z; phi_k) + h(s z; psi), y)
+                noise = Gumbel(self.noise, jax.random.fold_in(batch.key, NOISE))
+
+                def loss(pair: Pair, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                    return entropy(problem, pair.shared, pair.personal, v, x, y, mode, noise=noise)
+
+                mean_loss = solver.with_loss(loss).mean_loss(pair, batch)
+                # lambda MMD^2(z, f(x; theta as received))
+                mode = solver.mode(batch)
+                z = model.features(network(pair.shared), batch.x, mode)
+                before = model.features(network(received), batch.x, mode)
+                pull = discrepancy(z, jax.lax.stop_gradient(before), batch.mask)
+                return mean_loss + self.strength * pull, memory
+
+            direction = pairs.joint(objective)
+            trained, _ = problem.descend_pair(context, models, personal, data.train, direction)
+
+            # psi is sent as (phi_k + psi) / 2.
+            psi = init_head(network(tree.first(models)))
+            new_head, _ = solver.without_statistics(trained.row.params)
+            half = jax.tree.map(lambda own, shared: (own + shared) / 2, new_head, psi)
+            shared = tree.first(trained.models)
+            shared = tree.combine(half, network(shared)) | {POLICY: shared[POLICY]}
+            return trained._replace(models=tree.stack_one(shared))
+
+        # ---- What a client predicts with: theta, phi_k, psi and the policy, without noise.
+
+        def predict(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Prediction:
+            return Prediction(inputs=personal.params)
+
+        def apply(models: Params, head: Params, x: PyTree) -> Array:
             shared = tree.first(models)
-            whole = tree.combine(head, network(shared)) | {POLICY: shared[POLICY]}
-            return tree.stack_one(whole), row, value[None]
+            v = head_direction(problem, shared, head)
+            return outputs(problem, shared, head, v, x)
 
-        def start(key, clients):
-            return Start(models=problem.init_models(key, 1) | {POLICY: tree.stack_one(initial(key, width))})
-
-        def row(key, client, models):
-            head = heads.head_of(problem, problem.init_model(key, client))
-            return beside.Row(OwnModel(head, solver.optimizer.init(head)), problem.kept_optimizers(models))
-
-        def apply(models, own, x):
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a head of their own with the rest fixed and v following it."""
             shared = tree.first(models)
-            return outputs(problem, shared, own, direction(problem, shared, own), x)
 
-        def adapt(context, models, data):
-            init_key, train_key = jax.random.split(context.key)
-            shared, head = tree.first(models), heads.head_of(problem, model.init(init_key))
-            v = lambda head: jax.lax.stop_gradient(direction(problem, shared, head))
-            loss = lambda head, *example: classified(problem, shared, head, v(head), *example)
-            context, mean = context._replace(key=train_key), solver.with_loss(loss).mean_loss
-            return Prediction(inputs=problem.alone(context, head, data, rounds=problem.rounds, objective=mean))
+            def loss(head: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                v = jax.lax.stop_gradient(head_direction(problem, shared, head))
+                return entropy(problem, shared, head, v, x, y, mode)
+
+            objective = solver.with_loss(loss).mean_loss
+            head = problem.train_newcomer(context, data, objective, part=init_head)
+            return Prediction(inputs=head)
 
         return averaging(
             problem,
-            start=start,
-            row=row,
             train=train,
-            predict=lambda context, models, row, data: Prediction(inputs=row.own.model),
+            ledger=Ledger(
+                gradients=1,
+                unaccounted="the discrepancy of a mini-batch's features, in the loss",
+            ),
+            first_row=first_row,
+            first_model=first_model,
+            predict=predict,
             apply=apply,
             adapt=adapt,
-            ledger=Ledger(gradients=1, unaccounted="the discrepancy of a mini-batch's features, in the loss"),
             report=Report("the global model and each client's own head, by the policy"),
         )
 
@@ -108,56 +176,77 @@ def network(shared: Params) -> Params:
     return {name: part for name, part in shared.items() if name != POLICY}
 
 
-def direction(problem: Problem, shared: Params, own: Params) -> Array:
-    """v (F,) of a client's head."""
-    total = heads.matrix(problem, tree.combine(own, network(shared))).sum(axis=0)
+def head_direction(problem: Problem, shared: Params, head: Params) -> Array:
+    """v = sum_c H_c / |sum_c H_c| (F,) of a client's head."""
+    matrix = heads.matrix(problem, tree.combine(head, network(shared)))
+    total = matrix.sum(axis=0)
     return total / jnp.maximum(jnp.linalg.norm(total), 1e-12)
 
 
 def outputs(
-    problem: Problem, shared: Params, own: Params, v: Array, x: PyTree, *key: Key, noise: tuple = (0, None)
+    problem: Problem,
+    shared: Params,
+    head: Params,
+    v: Array,
+    x: PyTree,
+    mode: Mode = None,
+    noise: Gumbel | None = None,
 ) -> Array:
-    """The logits of examples; `noise` is its factor and its key."""
-    params, model = network(shared), problem.model
-    z = model.features(params, x, *key)
-    r, s = policy(shared[POLICY], z * v, *noise)
-    psi = jax.lax.stop_gradient(heads.head_of(problem, params))
-    return model.head(tree.combine(own, params), r * z) + model.head(tree.combine(psi, params), s * z)
-
-
-def classified(
-    problem: Problem, shared: Params, own: Params, v: Array, x: PyTree, y: Array, *key: Key, noise: tuple = (0, None)
-) -> Array:
-    """Their losses, by a shift of the global model's own logits."""
+    """The logits h(r z; phi_k) + h(s z; psi) of examples, with psi fixed."""
     params = network(shared)
-    logits = outputs(problem, shared, own, v, x, *key, noise=noise)
-    return problem.solver.loss(params, x, y, *key, shift=logits - problem.model.apply(params, x, *key))
+    z = problem.model.features(params, x, mode)
+    r, s = policy(shared[POLICY], z * v, noise)
+    with_own_head = tree.combine(head, params)
+    psi = jax.lax.stop_gradient(heads.head_of(problem, params))
+    with_psi = tree.combine(psi, params)
+    return problem.model.head(with_own_head, r * z) + problem.model.head(with_psi, s * z)
 
 
-def initial(key: Key, width: int) -> Params:
-    """A and a, drawn as PyTorch does, with the gain and the offset of their normalization."""
-    keys, bound, size = jax.random.split(jax.random.fold_in(key, NOISE)), width**-0.5, 2 * width
-    weight = jax.random.uniform(keys[0], (width, size), minval=-bound, maxval=bound)
-    bias = jax.random.uniform(keys[1], (size,), minval=-bound, maxval=bound)
-    return {"weight": weight, "bias": bias, "gain": jnp.ones(size), "offset": jnp.zeros(size)}
+def entropy(
+    problem: Problem,
+    shared: Params,
+    head: Params,
+    v: Array,
+    x: PyTree,
+    y: Array,
+    mode: Mode = None,
+    noise: Gumbel | None = None,
+) -> Array:
+    """CE(h(r z; phi_k) + h(s z; psi), y) of each example, by a shift of the global model's own logits."""
+    params = network(shared)
+    logits = outputs(problem, shared, head, v, x, mode, noise)
+    shift = logits - problem.model.apply(params, x, mode)
+    return problem.solver.loss(params, x, y, mode, shift=shift)
 
 
-def policy(layer: Params, inputs: Array, factor: Array | float, key: Key | None) -> tuple[Array, Array]:
-    """r and s, (B, F) each, for inputs (B, F)."""
-    h = inputs @ layer["weight"] + layer["bias"]
-    h = (h - h.mean(axis=1, keepdims=True)) / jnp.sqrt(h.var(axis=1, keepdims=True) + EPSILON)
-    u = jax.nn.relu(h * layer["gain"] + layer["offset"]).reshape(len(h), 2, -1)
-    u = u if key is None else u + factor * jax.random.gumbel(key, u.shape)
-    r, s = jnp.moveaxis(jax.nn.softmax(u, axis=1), 1, 0)
-    return r, s
+def init_policy(key: Key, num_features: int) -> Params:
+    """A and a at first, drawn as in PyTorch."""
+    weight_key, bias_key = jax.random.split(jax.random.fold_in(key, NOISE))
+    return networks.init_normalized_layer(weight_key, bias_key, num_features, 2 * num_features)
+
+
+def policy(layer: Params, inputs: Array, noise: Gumbel | None) -> tuple[Array, Array]:
+    """r and s, (B, F) each, for inputs z * v_k (B, F)."""
+    # u = relu(LayerNorm(A (z * v_k) + a)) as 2 x F numbers
+    hidden = networks.normalized(layer, networks.affine(layer, inputs))
+    u = jax.nn.relu(hidden).reshape(len(inputs), 2, -1)
+    # (r, s) = softmax(u + g) over pairs
+    if noise is not None:
+        u = u + noise.factor * jax.random.gumbel(noise.key, u.shape)
+    shares = jax.nn.softmax(u, axis=1)
+    return shares[:, 0], shares[:, 1]
 
 
 def discrepancy(a: Array, b: Array, mask: Array) -> Array:
     """() MMD^2 of the features a and b (B, F) of the examples in `mask` (B,)."""
-    pairs = mask[:, None] * mask / jnp.maximum(mask.sum(), 1) ** 2
 
-    def kernel(a, b):
-        squares = jnp.square(a).sum(axis=1)[:, None] + jnp.square(b).sum(axis=1) - 2 * a @ b.T
-        return sum(jnp.exp(-squares / (2 * width)) for width in BANDWIDTHS)
+    def kernel(a: Array, b: Array) -> Array:
+        """kappa (B, B) of all pairs."""
+        a_squares = jnp.square(a).sum(axis=1)[:, None]
+        b_squares = jnp.square(b).sum(axis=1)
+        squares = a_squares + b_squares - 2 * a @ b.T
+        terms = [jnp.exp(-squares / (2 * width)) for width in BANDWIDTHS]
+        return jnp.stack(terms).sum(axis=0)
 
-    return (pairs * (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))).sum()
+    pair_weights = mask[:, None] * mask / jnp.maximum(mask.sum(), 1) ** 2
+    return (pair_weights * (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))).sum()

@@ -20,19 +20,38 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, beside, classes
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, pairs
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Prediction, Report
-from pfljax.local.problem import OwnModel, Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Pair, Personal, Problem
+from pfljax.local.solver import joined
 
 
 class Consensus(NamedTuple):
-    """c (F,), the mean of all clients' features, and whether there is one, () float32."""
+    """The server's mean features.
+
+    Attributes:
+        mean: c (F,), the mean of all clients' features.
+        known: () float32, 1 if there is one, else 0.
+    """
 
     mean: Array
     known: Array
@@ -44,65 +63,124 @@ class FedDBE:
     """FedDBE (Zhang et al., 2023): FedAvg whose clients keep the bias of their features in a vector of their own."""
 
     kappa: float = knob(
-        50.0, at_least=0, grid=(1.0, 10.0, 50.0, 100.0), help="pull of mean features toward those of all clients"
+        50.0,
+        at_least=0,
+        grid=(1.0, 10.0, 50.0, 100.0),
+        help="pull of mean features toward those of all clients",
     )
-    mu: float = knob(1.0, above=0, at_most=1, grid=(0.1, 0.5, 1.0), help="weight of a mini-batch in the mean features")
+    mu: float = knob(
+        1.0,
+        above=0,
+        at_most=1,
+        grid=(0.1, 0.5, 1.0),
+        help="weight of a mini-batch in the mean features",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "feddbe", places=False)
-        none = jnp.zeros(classes.num_features(problem))
-        shift = lambda params, own: model.head(params, own[None]) - model.head(params, none[None])  # h(z + b) - h(z)
+        model = problem.model
+        solver = problem.solver
+        num_classes = classes.required(problem, "feddbe", places=False)
+        zeros = jnp.zeros(classes.num_features(problem))
 
-        def loss(pair, x, y, *key):
-            return solver.loss(pair.shared, x, y, *key, shift=shift(pair.shared, pair.own))
+        def shift(params: Params, bias: Array) -> Array:
+            """h(z + b) - h(z), which is the same for all z."""
+            return model.head(params, bias[None]) - model.head(params, zeros[None])
 
-        def objective(pair, batch, mean, consensus):
-            mode = solver.mode(batch)
-            z = model.features(pair.shared, batch.x, mode)
-            mean = (1 - self.mu) * mean + self.mu * batch.mask @ z / jnp.maximum(batch.mask.sum(), 1)
-            pull = self.kappa / 2 * jnp.square(mean - consensus.mean).mean()
-            return solver.with_loss(loss).mean_loss(pair, batch) + consensus.known * pull, mean
+        def shifted_loss(
+            params: Params, bias: Array, x: PyTree, y: Array, mode: Mode = None
+        ) -> Array:
+            """CE(h(z + b_k; theta_k), y) of each example."""
+            return solver.loss(params, x, y, mode, shift=shift(params, bias))
 
-        def client_update(context, models, row, data):
-            def gradient(pair, mean, batch):
-                of_pair = jax.value_and_grad(objective, has_aux=True)
-                (value, mean), slope = of_pair(beside.Pair(*pair), batch(0).of_model(0), mean, context.server)
-                return value, slope._replace(own=context.server.known * slope.own), mean
+        # ---- The client.
 
-            trained, row, value, _ = beside.descend(problem, context, models, row, data.train, gradient, none)
-            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
-            found = classes.feature_sums(problem, tree.first(trained), data.train, num_classes)["sums"]
-            return ClientOutput(row, upload | {"features": found.sum(axis=0)[None]}, {"loss": value}, sent)
+        def first_row(key: Key, client: Array) -> Personal:
+            """b_k = 0. A client's row is its vector."""
+            return problem.personal(zeros)
 
-        def server_update(key, state, aggregate):
-            weight, known = aggregate.upload["weight"][0], state.server.known
-            mean = aggregate.upload["features"][0] / jnp.maximum(weight, 1)
-            kept = jnp.where(known > 0, state.server.mean, mean)
-            server = Consensus(kept, jnp.maximum(known, weight > 0))
-            return state._replace(server=server, models=aggregation.average(state.models, aggregate)), {}
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            consensus: Consensus = context.server
 
-        def adapt(context, models, data):
-            alone = solver.with_loss(lambda own, *example: loss(beside.Pair(tree.first(models), own), *example))
-            own = problem.alone(context, none, data, rounds=problem.rounds, objective=alone.mean_loss)
-            return Prediction(inputs=own)
+            def loss(pair: Pair, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                return shifted_loss(pair.shared, pair.personal, x, y, mode)
 
-        def apply(models, own, x):
+            def objective(pair: Pair, mean: Array, batch: Batch) -> tuple[Array, Array]:
+                # m <- (1 - mu) m + mu mean of z over the mini-batch
+                z = model.features(pair.shared, batch.x, solver.mode(batch))
+                batch_mean = batch.mask @ z / jnp.maximum(batch.mask.sum(), 1)
+                mean = (1 - self.mu) * mean + self.mu * batch_mean
+                # CE(h(z + b_k; theta_k), y) + kappa / 2 |m - c|^2 / F
+                pull = self.kappa / 2 * jnp.square(mean - consensus.mean).mean()
+                mean_loss = solver.with_loss(loss).mean_loss(pair, batch)
+                return mean_loss + consensus.known * pull, mean
+
+            joint_direction = pairs.joint(objective)
+
+            def direction(
+                params: Pair, statistics: Pair, mean: Array, batch: Batch
+            ) -> tuple[Pair, Array]:
+                """In the first round, which is FedAvg's, b_k stays at 0."""
+                slopes, mean = joint_direction(params, statistics, mean, batch)
+                gradient = consensus.known * slopes.personal.gradient
+                return slopes._replace(personal=slopes.personal._replace(gradient=gradient)), mean
+
+            trained, _ = problem.descend_pair(
+                context, models, personal, data.train, direction, memory=zeros
+            )
+
+            # n_k c_k, the sum of z over D_k
+            whole = tree.first(joined(trained.models, trained.statistics))
+            of_classes = classes.feature_sums(problem, whole, data.train, num_classes)
+            return trained._replace(sums={"features": of_classes["sums"].sum(axis=0)})
+
+        # ---- The server.
+
+        def first_server(key: Key, params: Params, clients: ClientData) -> Consensus:
+            return Consensus(mean=zeros, known=jnp.zeros(()))
+
+        def server_step(received: Received, consensus: Consensus) -> ServerStep:
+            # After the first round c <- sum_k n_k c_k / sum_k n_k. c stays.
+            mean = received.sums["features"] / jnp.maximum(received.weight, 1)
+            mean = jnp.where(consensus.known > 0, consensus.mean, mean)
+            known = jnp.maximum(consensus.known, received.weight > 0)
+            return ServerStep(server=Consensus(mean, known))
+
+        # ---- What a client predicts with: h(z + b_k; theta).
+
+        def predict(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Prediction:
+            return Prediction(inputs=personal.params)
+
+        def apply(models: Params, bias: Array, x: PyTree) -> Array:
             params = tree.first(models)
-            return model.apply(params, x) + shift(params, own)
+            return model.apply(params, x) + shift(params, bias)
 
-        def row(key, client, models):
-            return beside.Row(OwnModel(none, solver.optimizer.init(none)), problem.kept_optimizers(models))
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train b_k with theta fixed."""
+            params = tree.first(models)
+
+            def loss(bias: Array, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                return shifted_loss(params, bias, x, y, mode)
+
+            objective = solver.with_loss(loss).mean_loss
+            bias = problem.train_newcomer(context, data, objective, start=zeros)
+            return Prediction(inputs=bias)
 
         return averaging(
             problem,
-            row=row,
-            beside=lambda models, clients: Consensus(none, jnp.zeros(())),
-            client_update=client_update,
-            server_update=server_update,
-            predict=lambda context, models, row, data: Prediction(inputs=row.own.model),
+            train=train,
+            ledger=Ledger(
+                gradients=1, unaccounted="the mean features, in the loss and sent without noise"
+            ),
+            first_row=first_row,
+            first_server=first_server,
+            server_step=server_step,
+            predict=predict,
             apply=apply,
             adapt=adapt,
-            ledger=Ledger(gradients=1, unaccounted="the mean features, in the loss and sent without noise"),
-            sends="sums",  # of features, next to the models
             report=Report("the global model with each client's own vector added to the features"),
+            sends="sums",  # of features, next to the models
         )

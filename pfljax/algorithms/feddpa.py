@@ -1,37 +1,66 @@
-"""FedDPA: a global and a personal adapter, mixed for each input by its similarity to the client's examples.
+"""FedDPA: a global and a personal adapter, mixed for each input by its similarity to the client's.
 
-Yang, Long, Shen, Jiang, Blumenstein, "Dual-personalizing adapter for federated foundation models" (NeurIPS 2024;
-FedDPA-T).
+Yang, Long, Shen, Jiang, Blumenstein, "Dual-personalizing adapter for federated foundation models"
+(NeurIPS 2024; FedDPA-T).
 
-    A round: client k receives the global adapter W and trains its own V_k beside it, the model being
-    frozen + (W + V_k) / 2 and W fixed; it trains W alone to W_k, as in FedAvg; W <- sum_k n_k W_k / sum_k n_k.
+    A round: client k receives the global adapter W and trains its own V_k beside it, the model
+    being frozen + (W + V_k) / 2 and W fixed; it trains W alone to W_k, as in FedAvg;
+    W <- sum_k n_k W_k / sum_k n_k.
     Client k predicts x with frozen + (1 - alpha) W + alpha V_k, where
-    alpha(x) = weight x the mean cosine of phi(x) and phi(x_s) over `instances` of its examples x_s, and
-    phi is the input of the last layer under V_k alone.
+    alpha(x) = weight x the mean cosine of phi(x) and phi(x_s) over `instances` of its examples x_s,
+    and phi is the input of the last layer under V_k alone.
 
-Departures from the paper: The authors' code averages the W_k uniformly; here, n_k weights them, as everywhere. W + V_k
-is a sum of LoRA's products. Other trained parameters, such as a head, are mixed with the same weights. phi is the input
-of the last dense layer; for sequences, its mean over positions. alpha is at least 0. FedDPA-F, which trains V_k after
-training only, is not here. Newcomers train V as in a round, beside the final W, for as many rounds as the run has.
+Departures from the paper: The authors' code averages the W_k uniformly; here, n_k weights them, as
+everywhere. W + V_k is a sum of LoRA's products. Other trained parameters, such as a head, are mixed
+with the same weights. Batch statistics of V_k are those of the model beside W. phi is the input of
+the last dense layer; for sequences, its mean over positions. alpha is at least 0. FedDPA-F, which
+trains V_k after training only, is not here. Newcomers train V as in a round, beside the final W,
+for as many rounds as the run has.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import low_rank
-from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.beside import Row, first_row
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Ledger, Params, Prediction, Report
-from pfljax.local.batches import examples
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Trained,
+)
+from pfljax.local.batches import Batch, examples
+from pfljax.local.problem import Objective, Personal, Problem
 
-INSTANCES = 0xD9A  # folded into a client's key for a round: its examples that inputs are compared with
+INSTANCES = (
+    0xD9A  # folded into a client's key for a round: its examples that inputs are compared with
+)
+
+
+class Inputs(NamedTuple):
+    """What a client predicts with, beside the global adapter.
+
+    Attributes:
+        direction: (F,) the mean of phi(x_s) / |phi(x_s)|.
+        personal: V_k.
+    """
+
+    direction: Array
+    personal: Params
 
 
 @method(name="feddpa", keeps="its adapter", travels="the global adapter, both ways")
@@ -40,62 +69,105 @@ class FedDPA:
     """FedDPA (Yang et al., 2024): a global and a personal adapter, mixed for each input."""
 
     weight: float = knob(
-        0.5, at_least=0, at_most=1, grid=(0.3, 0.5, 0.8), help="largest weight of the personal adapter; 0 is FedIT"
+        0.5,
+        at_least=0,
+        at_most=1,
+        grid=(0.3, 0.5, 0.8),
+        help="largest weight of the personal adapter; 0 is FedIT",
     )
-    instances: int = knob(5, at_least=1, help="number of a client's examples that an input is compared with")
+    instances: int = knob(
+        5, at_least=1, help="number of a client's examples that an input is compared with"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "feddpa")
-        both = lambda w, v, alpha: mixed(problem, w, v, alpha)
+        model = problem.model
+        solver = problem.solver
 
-        def beside(w):
-            return lambda v, batch: problem.solver.mean_loss(both(w, v, 0.5), batch.of_model(1))
+        def mixed(w: Params, v: Params, alpha: Array | float) -> Params:
+            """frozen + (1 - alpha) W + alpha V; other parameters are mixed alike."""
+            rest = jax.tree.map(lambda a, b: (1 - alpha) * a + alpha * b, w, v)
+            v = low_rank.with_others(problem, v, rest)
+            return low_rank.side_by_side(problem, (w, v), (1 - alpha, alpha))
 
-        def train(context, models, row, data):
-            own, loss = row.own.fit(problem, context, data.train, beside(tree.first(models)))
-            trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
-            return trained, Row(own, optimizer), loss[None]
+        def beside(w: Params) -> Objective:
+            """The loss of frozen + (W + V) / 2, W fixed."""
 
-        def compared(context, v, data):
-            drawn = jax.random.uniform(jax.random.fold_in(context.key, INSTANCES), (problem.n_max,))
-            real = jnp.where(jnp.arange(problem.n_max) < data.train.size, drawn, -1)
-            order, places = jax.lax.top_k(real, min(self.instances, problem.n_max))
-            weights = (order >= 0) / jnp.maximum((order >= 0).sum(), 1)
-            found = directions(problem, v, examples(data.train, places)[0])
-            return {"v": v, "direction": weights @ found}
+            def objective(v: Params, batch: Batch) -> Array:
+                # Dropout and noise are not those of W alone.
+                return solver.mean_loss(mixed(w, v, 0.5), batch.of_model(1))
 
-        def apply(models, inputs, x):
-            w, v = tree.first(models), inputs["v"]
-            alpha = self.weight * jnp.maximum(directions(problem, v, x) @ inputs["direction"], 0)  # of unit vectors
+            return objective
 
-            def logits_of(alpha, x):
-                mixed = both(w, v, alpha)
-                return problem.model.apply(mixed, tree.stack_one(x))[0]
+        # ---- The client.
 
-            return problem.plan.over_models(logits_of, alpha, x)
+        def first_row(key: Key, client: Array) -> Personal:
+            return problem.init_personal(key, client)
 
-        def predict(context, models, row, data):
-            return Prediction(inputs=compared(context, row.own.model, data))
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            # V_k, beside W as received
+            objective = beside(tree.first(models))
+            personal, loss = problem.fit_personal(context, personal, data.train, objective)
+            # W alone to W_k, as in FedAvg
+            trained = problem.fit(context, models, data.train)
+            return trained._replace(row=personal, losses=loss[None])
 
-        def adapt(context, models, data):
+        # ---- What a client predicts with.
+
+        def directions(v: Params, x: PyTree) -> Array:
+            """(B, F) phi(x) / |phi(x)| under V alone."""
+            features = model.features(v, x)
+            features = features.reshape(features.shape[0], -1, features.shape[-1]).mean(axis=1)
+            norm = jnp.linalg.norm(features, axis=1, keepdims=True)
+            return features / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny)
+
+        def inputs_of(context: ClientContext, v: Params, data: ClientData) -> Inputs:
+            # Draw `instances` of the client's examples; fewer if it has fewer.
+            key = jax.random.fold_in(context.key, INSTANCES)
+            lots = jax.random.uniform(key, (problem.n_max,))
+            lots = jnp.where(jnp.arange(problem.n_max) < data.train.size, lots, -1)
+            largest, positions = jax.lax.top_k(lots, min(self.instances, problem.n_max))
+            is_real = largest >= 0
+            weights = is_real / jnp.maximum(is_real.sum(), 1)
+
+            x, _ = examples(data.train, positions)
+            return Inputs(direction=weights @ directions(v, x), personal=v)
+
+        def predict(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Prediction:
+            return Prediction(inputs=inputs_of(context, personal.params, data))
+
+        def apply(models: Params, inputs: Inputs, x: PyTree) -> Array:
+            """frozen + (1 - alpha(x)) W + alpha(x) V_k for each x."""
             w = tree.first(models)
-            v = problem.alone(context, w, data, rounds=problem.rounds, objective=beside(w))
-            return Prediction(inputs=compared(context, v, data))
+            cosines = directions(inputs.personal, x) @ inputs.direction
+            alphas = self.weight * jnp.maximum(cosines, 0)
 
-        functions = {"train": train, "row": first_row(problem), "predict": predict, "adapt": adapt, "apply": apply}
-        ledger = Ledger(gradients=2, unaccounted="the stored examples that a client predicts with")
-        report = Report(scored="the global and each client's own adapter, mixed for each input")
-        return averaging(problem, **functions, ledger=ledger, report=report)
+            def logits_of(alpha: Array, example: PyTree) -> Array:
+                params = mixed(w, inputs.personal, alpha)
+                return model.apply(params, tree.stack_one(example))[0]
 
+            return problem.plan.over_models(logits_of, alphas, x)
 
-def mixed(problem: Problem, w: Params, v: Params, alpha: Array | float) -> Params:
-    """The model with (1 - alpha) W + alpha V beside the frozen weights."""
-    rest = jax.tree.map(lambda a, b: (1 - alpha) * a + alpha * b, w, v)
-    return low_rank.side_by_side(problem, (w, low_rank.with_others(problem, v, rest)), (1 - alpha, alpha))
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train V beside the final W."""
+            w = tree.first(models)
+            w_params, _ = solver.without_statistics(w)
+            v = problem.train_newcomer(context, data, beside(w_params), start=w)
+            return Prediction(inputs=inputs_of(context, v, data))
 
-
-def directions(problem: Problem, params: Params, x: Array) -> Array:
-    """(B, F) normalized features of inputs (B, *features)."""
-    found = problem.model.features(params, x)
-    found = found.reshape(found.shape[0], -1, found.shape[-1]).mean(axis=1)
-    return found / jnp.maximum(jnp.linalg.norm(found, axis=1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(
+                gradients=2, unaccounted="the stored examples that a client predicts with"
+            ),
+            first_row=first_row,
+            predict=predict,
+            apply=apply,
+            adapt=adapt,
+            report=Report(scored="the global and each client's own adapter, mixed for each input"),
+        )

@@ -27,7 +27,16 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import surrogates
 from pfljax.algorithms.common.communication import CommunicationGraph
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Prediction
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    Metrics,
+    Params,
+    Prediction,
+    Split,
+)
+from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
 
 
@@ -36,45 +45,81 @@ from pfljax.local.problem import Problem
 class FedEM:
     """FedEM (Marfoq et al., 2021): shared components, mixed with each client's own weights."""
 
-    components: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help="M, number of components; 1 is FedAvg")
-    newcomer_steps: int = knob(1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights")
+    components: int = knob(
+        3, at_least=1, grid=(2, 3, 4, 5), groups=True, help="M, number of components; 1 is FedAvg"
+    )
+    newcomer_steps: int = knob(
+        1, at_least=1, help="number of E-steps a newcomer takes to find its mixture weights"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        return surrogates.client_server(problem, mixture(problem, self.components, self.newcomer_steps))
+        surrogate = mixture(problem, self.components, self.newcomer_steps)
+        return surrogates.client_server(problem, surrogate)
 
 
-@method(keeps="M components, its mixture weights", travels="M components, to and from each neighbor in the graph")
+@method(
+    keeps="M components, its mixture weights",
+    travels="M components, to and from each neighbor in the graph",
+)
 @dataclasses.dataclass(frozen=True)
 class DFedEM(FedEM, CommunicationGraph):
     """D-FedEM (Marfoq et al., 2021): FedEM without a server, over a communication graph."""
 
     def build(self, problem: Problem) -> Algorithm:
-        return surrogates.decentralized(problem, mixture(problem, self.components, self.newcomer_steps), self)
+        surrogate = mixture(problem, self.components, self.newcomer_steps)
+        return surrogates.decentralized(problem, surrogate, graph=self)
 
 
-def mixture(problem: Problem, num: int, newcomer_steps: int) -> surrogates.Surrogate:
+def mixture(problem: Problem, num_components: int, newcomer_steps: int) -> surrogates.Surrogate:
     """EM's surrogate of the negative log-likelihood f_k (Eq. 6): u holds the components, v is pi_k."""
+    solver = problem.solver
 
-    def minimize(context, models, pi, split):
-        losses = problem.plan.over_models(lambda p: problem.solver.losses_of_examples(p, split), models)  # (M, n_max)
-        inside = jnp.arange(losses.shape[1]) < split.size
+    def init(models: Params) -> Array:
+        return jnp.full((num_components,), 1 / num_components, jnp.float32)
 
-        def negative_log_likelihood(pi):
+    def minimize(
+        context: ClientContext, models: Params, pi: Array, split: Split
+    ) -> tuple[Array, Array, Metrics]:
+        """The E-step: pi_k, the responsibilities q_k (M, n_max), and what is logged."""
+
+        def losses_of(params: Params) -> Array:
+            return solver.losses_of_examples(params, split)
+
+        losses = problem.plan.over_models(losses_of, models)
+        is_real = jnp.arange(losses.shape[1]) < split.size
+
+        def log_posterior(pi: Array) -> tuple[Array, Array]:
+            """log q_k (M, n_max), and the client's sum in f (Eq. 6)."""
             joint = jnp.log(pi)[:, None] - losses
             log_p = jax.nn.logsumexp(joint, axis=0)
-            return joint - log_p, -jnp.where(inside, log_p, 0).sum()  # Eq. 6, for this client
+            return joint - log_p, -jnp.where(is_real, log_p, 0).sum()
 
-        log_q, before = negative_log_likelihood(pi)
-        q = jnp.where(inside, jnp.exp(log_q), 0)  # Eq. 8; Alg. 1, l. 5
-        pi = jnp.where(split.size > 0, q.sum(axis=1) / jnp.maximum(split.size, 1), pi)  # Eq. 9; l. 6
-        return pi, q, {"negative_log_likelihood": before, "delta_pi": before - negative_log_likelihood(pi)[1]}
+        # q_k(i, m) ~ pi_k[m] exp(-l(theta_m; s_i))  (Eq. 8; l. 5).
+        log_q, before = log_posterior(pi)
+        q = jnp.where(is_real, jnp.exp(log_q), 0)
+
+        # pi_k[m] = mean_i q_k(i, m)  (Eq. 9; l. 6).
+        mean_q = q.sum(axis=1) / jnp.maximum(split.size, 1)
+        pi = jnp.where(split.size > 0, mean_q, pi)
+
+        # Delta_Pi f of Theorem 3.2.
+        _, after = log_posterior(pi)
+        return pi, q, {"negative_log_likelihood": before, "delta_pi": before - after}
+
+    def loss(params: Params, batch: Batch, q: Array) -> Array:
+        """sum_i q_k(i, m) l, divided by the number of examples (l. 7)."""
+        return solver.mean_loss(params, batch, q)
+
+    def predict(pi: Array) -> Prediction:
+        """sum_m pi_k[m] p(y | x, theta_m)  (Eq. 5)."""
+        return Prediction(weights=pi)
 
     return surrogates.Surrogate(
-        num_models=num,
-        init=lambda models: jnp.full((num,), 1 / num, jnp.float32),
+        num_models=num_components,
+        init=init,
         minimize=minimize,
-        loss=lambda params, batch, q: problem.solver.mean_loss(params, batch, q),  # l. 7
-        predict=lambda pi: Prediction(weights=pi),  # Eq. 5
+        loss=loss,
+        predict=predict,
         scored="each client's mixture of the components",
         newcomer_steps=newcomer_steps,
     )

@@ -20,7 +20,7 @@ Departures from the paper:
   model starts at its first loss, and the greedy choice takes unevaluated models first.
 - Line 15 weighs by training losses, which are near zero for every model that a client trains. By default, a client
   mixes its own model and its friends in equal parts (in regression, by line 15), and sends gradients to friends only.
-  `common/collaborators.py` tells who is a friend; l_ib is the loss there. Its own model's gradient counts in full.
+  `Friends` tells who is a friend; l_ib is the loss there. Its own model's gradient counts in full.
 - `rule="posterior"` is line 15. Its likelihood counts as that of `effective_examples` examples after a client's first
   ceil((C - 1) / M) rounds. `faithful` is line 15 with losses that start at zero and all n_i examples: models at zero
   loss then have weight before anyone has evaluated them, so M = 0 is not Local.
@@ -34,54 +34,96 @@ Departures from the paper:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import classes, collaborators, gradients, neighbors
-from pfljax.algorithms.common.collaborators import Rule
+from pfljax.algorithms.common import by_loss, classes, gradients, neighbors
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
+    Aggregate,
     Algorithm,
     Array,
     ClientContext,
     ClientData,
     ClientOutput,
+    Cohort,
     First,
+    Key,
     Ledger,
+    Metrics,
+    Mixture,
     Params,
+    Prediction,
     Report,
     Split,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
 )
 from pfljax.local import lasting
+from pfljax.local.batches import Batch, masked, sum_over_examples
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
+TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the outputs of models that a client evaluates
+SHARE = 1 / 5  # of the bar; a model explains the client's examples if its loss is this much lower
+
+Evaluate = Callable[[Params, Split], Array]  # a model's loss on a client's examples, summed
+
 
 class Row(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps.
 
-    table: neighbors.Candidates  # the tracked losses of its candidates
-    held: Array  # (M + 1,) weights of the gradients for the models held in the last round
-    rounds: Array  # () int32, number of its rounds so far
-    bar: Array  # () mean loss of a model that knows nothing of the examples; inf before the first round
+    Attributes:
+        table: The tracked losses L_i of its candidates.
+        weights: (M + 1,) weights w_i of the gradients for the models received in the last round.
+        rounds: () int32, number of its rounds so far.
+        bar: () mean loss of a model that knows nothing of the client's examples; inf before the
+            first round.
+    """
+
+    table: neighbors.Candidates
+    weights: Array
+    rounds: Array
+    bar: Array
 
 
-@method(keeps="its model, tracked losses of others' models", travels="M neighbors' models down, M gradients up")
+@method(
+    keeps="its model, tracked losses of others' models",
+    travels="M neighbors' models down, M gradients up",
+)
 @dataclasses.dataclass(frozen=True)
 class FedeRiCo:
     """FedeRiCo, decentralized (Algorithm 1): each client weighs a few neighbors' models and sends gradients back."""
 
-    neighbors: int = knob(3, at_least=0, help="M, number of other clients' models downloaded per round")
-    epsilon: float = knob(0.3, at_least=0, at_most=1, grid=(0.0, 0.1, 0.3, 0.5), help="probability of random neighbors")
-    beta: float = knob(0.6, above=0, at_most=1, grid=(0.2, 0.4, 0.6, 0.8, 1.0), help="weight of the newest loss in ema")
+    neighbors: int = knob(
+        3, at_least=0, help="M, number of other clients' models downloaded per round"
+    )
+    epsilon: float = knob(
+        0.3,
+        at_least=0,
+        at_most=1,
+        grid=(0.0, 0.1, 0.3, 0.5),
+        help="probability of random neighbors",
+    )
+    beta: float = knob(
+        0.6,
+        above=0,
+        at_most=1,
+        grid=(0.2, 0.4, 0.6, 0.8, 1.0),
+        help="weight of the newest loss in ema",
+    )
     rule: Literal["friends", "posterior"] = knob(
-        "friends", help="friends: equal weights for models that explain unseen examples; posterior: Algorithm 1, l. 15"
+        "friends",
+        help="friends: equal weights for models that explain unseen examples; posterior: Algorithm 1, l. 15",
     )
     effective_examples: float = knob(
         math.inf,
@@ -90,97 +132,359 @@ class FedeRiCo:
         read_with=("rule", "posterior"),
         help="number of examples (at most n_k) that the likelihood counts as after the first ceil((C-1)/M) rounds",
     )
-    faithful: bool = knob(False, help="follow Algorithm 1: posterior; losses start at zero and all n_k examples count")
+    faithful: bool = knob(
+        False, help="follow Algorithm 1: posterior; losses start at zero and all n_k examples count"
+    )
     tracking: Literal["ema", "accumulated"] = knob(
-        "ema", read_with={"rule": ("posterior",), "faithful": (True,)}, help="track losses' moving average or their sum"
+        "ema",
+        read_with={"rule": ("posterior",), "faithful": (True,)},
+        help="track losses' moving average or their sum",
     )
     update: Literal["gradient", "delta"] = knob(
-        "gradient", help="what clients send back: a gradient per step, or the change after local epochs (delta)"
+        "gradient",
+        help="what clients send back: a gradient per step, or the change after local epochs (delta)",
     )
-    candidates: int = knob(32, at_least=0, help="C, number of models whose losses a client tracks; 0: all K")
-    collaborators: int = knob(16, at_least=1, help="number of highest-weighted models that a client predicts with")
+    candidates: int = knob(
+        32, at_least=0, help="C, number of models whose losses a client tracks; 0: all K"
+    )
+    collaborators: int = knob(
+        16, at_least=1, help="number of highest-weighted models that a client predicts with"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         self._check(problem)
-        num, gradient = problem.num_clients, self.update == "gradient"
-        num_candidates = min(self.candidates or num, num)
-        examples = self.effective_examples if self.faithful or self.rule == "posterior" else None
-        rule = collaborators.rule(problem, num_candidates, self.neighbors, examples)
+        solver = problem.solver
+        num_clients = problem.num_clients
+        num_candidates = min(self.candidates or num_clients, num_clients)
+        num_mixed = min(self.collaborators, num_candidates)
+        sends_gradients = self.update == "gradient"
+        rule = self._rule(problem, num_candidates)
 
-        def first_row(key, client, start):
-            own = problem.own_model(key, client, common=False)  # l. 1
-            table_key = jax.random.fold_in(jax.random.fold_in(key, num), client)
-            unseen = 0.0 if self.faithful else jnp.inf  # l. 3
-            table = neighbors.candidates(table_key, client, num_candidates, num, unseen)
-            row = Row(table, jnp.zeros((self.neighbors + 1,)), jnp.zeros((), jnp.int32), jnp.array(jnp.inf))
-            return First(row, own.model, own.optimizer if gradient else ())
+        # ---- The client.
 
-        def download(context, row, cohort):  # l. 7
-            own, table = context.client, row.table
-            others = neighbors.epsilon_greedy(context.key, table, own, cohort, self.neighbors, self.epsilon)
+        def first_row(key: Key, client: Array, start: Start) -> First:
+            # l. 1
+            personal = problem.init_personal(key, client, common=False)
+
+            # l. 3: losses of zero, or no losses.
+            table_key = jax.random.fold_in(jax.random.fold_in(key, num_clients), client)
+            first_loss = 0.0 if self.faithful else jnp.inf
+            table = neighbors.candidates(table_key, client, num_candidates, num_clients, first_loss)
+            row = Row(
+                table=table,
+                weights=jnp.zeros((self.neighbors + 1,)),
+                rounds=jnp.zeros((), jnp.int32),
+                bar=jnp.array(jnp.inf),
+            )
+            opt_state = personal.opt_state if sends_gradients else ()
+            return First(row, personal.params, opt_state)
+
+        def download(context: ClientContext, row: Row, cohort: Cohort) -> Array:
+            """B <- {i} and M neighbors, epsilon-greedy in w_i (l. 7)."""
+            own = context.client
+            others = neighbors.epsilon_greedy(
+                context.key, row.table, own, cohort, self.neighbors, self.epsilon
+            )
             return jnp.concatenate([own[None], others])
 
-        def server_update(key, state, aggregate):
-            sizes = aggregate.report["size"]
-            owed = jnp.where(sizes > 0, sizes, jnp.maximum(sizes.mean(), 1))  # for owners without examples, the mean
-            if gradient:  # l. 19-22
-                return gradients.apply(problem, state, aggregate, owed, "peers"), {}
-            return state._replace(models=tree.add(state.models, tree.scale(aggregate.upload, 1 / owed))), {}
+        def after_losses(context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
+            """A client's next row, from the losses (J,) of the received models, summed over its examples."""
+            # In its first round: the loss of its untrained model, or that of guessing its labels.
+            untrained = losses[0] / jnp.maximum(split.size, 1)
+            first_bar = jnp.minimum(untrained, classes.label_code(problem, split))
+            bar = jnp.where(row.rounds == 0, first_bar, row.bar)
 
-        def whom(context, row, size):
+            # l_ib for b in B; other losses stay (l. 10-13).
+            table, slots = neighbors.remember(row.table, context.index, losses)
+
+            # L_ij <- (1 - beta) L_ij + beta l_ij (l. 14).
+            beta = self.beta if self.tracking == "ema" else None
+            table = neighbors.track(table, slots, row.rounds, beta)
+
+            # w_i <- softmax(-L_i), or equal for friends (l. 15).
+            scores = rule.scores(table, bar, row.rounds, split.size)
+            weights = jax.nn.softmax(scores)[slots]
+            return Row(table, rule.gradient_weights(weights), row.rounds + 1, bar)
+
+        def client_update(
+            context: ClientContext, models: Params, row: Row, data: ClientData
+        ) -> ClientOutput:
+            split = data.train
+            evaluate = rule.evaluation(row.bar)
+
+            def e_step(losses: Array) -> Row:
+                return after_losses(context, row, losses, split)
+
+            if sends_gradients:
+                # g_bi = w_ib grad_phi_b sum_s l(phi_b; x_s, y_s) (l. 16-17).
+                weighed = gradients.after_e_step(
+                    problem,
+                    context,
+                    models,
+                    split,
+                    row,
+                    e_step=e_step,
+                    weights=lambda row: row.weights,
+                    evaluate=evaluate,
+                )
+                next_row = weighed.row
+                losses = weighed.losses
+                update = weighed.gradients
+            else:
+                # w_ib n_i times the change of phi_b in local training.
+                total_loss = evaluate or solver.total_loss
+                totals = problem.plan.over_models(lambda model: total_loss(model, split), models)
+                next_row = e_step(totals)
+                weights = next_row.weights
+                losses, changes = local_changes(problem, context, models, weights, split)
+                update = tree.scale(changes, weights * split.size)
+
+            # The mean of the models' losses, by their weights.
+            weights = next_row.weights
+            total_weight = jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+            loss = jnp.vdot(weights, losses) / total_weight
+            return ClientOutput(
+                row=next_row,
+                upload=Upload(update),
+                told=Told(loss, entries={"size": split.size}),
+                sent=gradients.takes_step(problem, context, split),
+            )
+
+        # ---- The models' owners.
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # n_i, or for owners without examples the mean.
+            sizes = aggregate.told.entries["size"]
+            mean_size = jnp.maximum(sizes.mean(), 1)
+            sizes = jnp.where(sizes > 0, sizes, mean_size)
+
+            # phi_i <- optimizer step with sum_j g_ij / n_i (l. 19-22).
+            if sends_gradients:
+                return gradients.apply(problem, state, aggregate, sizes, Topology.PEERS), {}
+            change = tree.scale(aggregate.upload.update, 1 / sizes)
+            return state.with_models(tree.add(state.models, change)), {}
+
+        # ---- What a client predicts with.
+
+        def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
             scores = rule.scores(row.table, row.bar, row.rounds - 1, size)
-            return neighbors.heaviest(row.table, min(self.collaborators, num_candidates), scores)
+            return neighbors.heaviest(row.table, num_mixed, scores)
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            return rule.adapt(models, data, self.collaborators)
 
         return Algorithm(
+            topology=Topology.PEERS,
             first_row=first_row,
             download=download,
-            client_update=functools.partial(self._update, rule),
+            client_update=client_update,
             server_update=server_update,
             whom=whom,
-            adapt=lambda context, models, data: rule.of_newcomer(models, data, self.collaborators),
-            topology="peers",
-            exchanges=problem.solver.max_steps(problem.n_max) if gradient else 1,
+            adapt=adapt,
+            exchanges=solver.max_steps(problem.n_max) if sends_gradients else 1,
             ledger=Ledger(gradients=self.neighbors + 1, unaccounted=BY_LOSS),
             report=Report(scored="each client's mixture of the models it has evaluated"),
         )
 
+    def _rule(self, problem: Problem, num_candidates: int) -> Rule:
+        """How clients weigh models."""
+        if self.rule == "friends" and not self.faithful:
+            return Friends(problem, num_candidates)
+        first_pass = -(-(num_candidates - 1) // max(self.neighbors, 1))
+        return Posterior(problem, self.effective_examples, first_pass)
+
     def _check(self, problem: Problem) -> None:
+        """Raises `ArgumentError` for knobs that do not fit the problem or each other."""
         cohort_size = problem.cohort_size
-        solver = problem.solver
-        if self.update == "delta" and any(lasting.marks(solver.optimizer, problem.model.network.shapes)):
-            text = "keeps no optimizer over rounds, so an optimizer's own schedule would start anew in each; accepted: "
-            raise ArgumentError("update", f"{text}gradient, or LocalTraining's schedule of rounds", self.update)
+        if self.update == "delta":
+            marks = lasting.marks(problem.solver.optimizer, problem.model.network.shapes)
+            if any(marks):
+                text = (
+                    "keeps no optimizer over rounds, so an optimizer's own schedule would start anew "
+                    "in each; accepted: gradient, or LocalTraining's schedule of rounds"
+                )
+                raise ArgumentError("update", text, self.update)
         if not self.neighbors < cohort_size:
-            text = f"accepted: 0 to {cohort_size - 1}, fewer than the {cohort_size} clients of a round"
+            text = (
+                f"accepted: 0 to {cohort_size - 1}, fewer than the {cohort_size} clients of a round"
+            )
             raise ArgumentError("neighbors", text, self.neighbors)
         if self.candidates and not self.neighbors < self.candidates:
             text = f"accepted: 0 (all clients), or more than the {self.neighbors} neighbors"
             raise ArgumentError("candidates", text, self.candidates)
-        if self.faithful and isinstance(self.effective_examples, int | float) and self.effective_examples < math.inf:
-            raise ArgumentError("effective_examples", "accepted without faithful: a number", self.effective_examples)
+        is_number = isinstance(self.effective_examples, int | float)
+        if self.faithful and is_number and self.effective_examples < math.inf:
+            text = "accepted without faithful: a number"
+            raise ArgumentError("effective_examples", text, self.effective_examples)
 
-    def _e_step(self, rule: Rule, context: ClientContext, row: Row, losses: Array, split: Split) -> Row:
-        """Lines 10 to 15: a client's next row, given the losses (J,) of the held models, summed over its examples."""
-        untrained = losses[0] / jnp.maximum(split.size, 1)
-        bar = jnp.where(row.rounds == 0, jnp.minimum(untrained, classes.label_code(rule.problem, split)), row.bar)
-        table, slots = neighbors.remember(row.table, context.index, losses)  # l. 10-13
-        beta = self.beta if self.tracking == "ema" else None
-        table = neighbors.track(table, slots, row.rounds, beta)  # l. 14
-        weights = jax.nn.softmax(rule.scores(table, bar, row.rounds, split.size))[slots]  # l. 15
-        return Row(table, rule.of_gradients(weights), row.rounds + 1, bar)
 
-    def _update(self, rule: Rule, context: ClientContext, models: Params, row: Row, data: ClientData) -> ClientOutput:
-        """Sends back a gradient for each mini-batch, or the change from local training, by the posterior at first."""
-        problem, split, evaluate = rule.problem, data.train, rule.evaluate(row.bar)
-        e_step = lambda totals: self._e_step(rule, context, row, totals, split)
-        if self.update == "gradient":  # l. 17
-            out = gradients.after_e_step(problem, context, models, split, row, e_step, lambda row: row.held, evaluate)
-            after, losses, upload = out.row, out.losses, out.upload
-        else:
-            total = evaluate or problem.solver.total_loss
-            after = e_step(problem.plan.over_models(lambda params: total(params, split), models))
-            losses, changes = gradients.local_changes(problem, context, models, after.held, split)
-            upload = tree.scale(changes, after.held * split.size)
-        loss = jnp.vdot(after.held, losses) / jnp.maximum(after.held.sum(), jnp.finfo(jnp.float32).tiny)
-        report = {"loss": loss, "size": split.size}
-        return ClientOutput(after, upload, report, gradients.takes_step(problem, context, split))
+def local_changes(
+    problem: Problem, context: ClientContext, models: Params, weights: Array, split: Split
+) -> tuple[Array, Params]:
+    """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
+    solver = problem.solver
+
+    def train(model: Params, number: Array) -> tuple[Array, Params]:
+        def objective(params: Params, batch: Batch) -> Array:
+            return solver.mean_loss(params, batch.of_model(number))
+
+        trained, loss = solver.fit(
+            context.key, solver.begin(model), split, objective, round_number=context.round
+        )
+        return loss, tree.subtract(trained.whole, model)
+
+    def train_if_weighed(model: Params, number: Array, weight: Array) -> tuple[Array, Params]:
+        return gradients.if_weighed(weight, train, model, number)
+
+    numbers = jnp.arange(weights.shape[0])
+    return problem.plan.over_models(train_if_weighed, models, numbers, weights)
+
+
+# ---- How a client weighs models: by the posterior of its training losses, or as friends.
+
+
+class Posterior(NamedTuple):
+    """Line 15: the softmax of minus the tracked losses.
+
+    Attributes:
+        problem: The problem of the method.
+        examples: Number of examples, at most n_k, that the likelihood counts as after the first pass.
+        first_pass: Number of rounds in which a client can receive all candidates once.
+    """
+
+    problem: Problem
+    examples: Array | float
+    first_pass: int
+
+    def scores(self, table: neighbors.Candidates, bar: Array, rounds: Array, size: Array) -> Array:
+        """(C,) logarithms of the candidates' weights, up to a constant."""
+        tempered = jnp.minimum(self.examples, size) / jnp.maximum(size, 1)
+        share = jnp.where(rounds < self.first_pass, 1.0, tempered)
+        return neighbors.logits(table, share)
+
+    def evaluation(self, bar: Array) -> Evaluate | None:
+        """What evaluates a model; None: the training loss."""
+
+    def gradient_weights(self, weights: Array) -> Array:
+        """(J,) weights of the gradients for the received models, the client's own first."""
+        return weights
+
+    def adapt(self, models: Params, data: ClientData, num_mixed: int) -> Prediction:
+        """What a client unseen in training makes of N models: one E-step."""
+        return by_loss.posterior(self.problem, models, data, num_mixed, self.examples)
+
+
+class Friends(NamedTuple):
+    """The client's own model and its friends weigh alike; in regression, by their losses.
+
+    Training losses are near zero for every model that a client trains, its own or not, so they cannot tell whom to
+    train. A stranger's model has never trained on the client's examples: all n_k of them are held out for it. A
+    friend's model explains these examples better than no model does: it classifies most of them correctly, or its loss
+    is far below the bar, the lower one of an untrained model's loss and of the code length of the client's labels.
+    Since models are overconfident on examples that did not train them, their outputs are also divided by a few
+    temperatures; the least loss counts, without label smoothing and class weights. See docs/results/federico.md.
+
+    Its methods are those of `Posterior`.
+
+    Attributes:
+        problem: The problem of the method.
+        num_candidates: C, number of models whose losses a client tracks.
+    """
+
+    problem: Problem
+    num_candidates: int
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the scale of losses is unknown."""
+        return self.problem.model.task == "regression"
+
+    def scores(self, table: neighbors.Candidates, bar: Array, rounds: Array, size: Array) -> Array:
+        """(C,) logarithms of the candidates' weights, up to a constant."""
+        own = -table.tracked[:1] if self.is_regression else jnp.zeros((1,))
+        others = log_weights(self.problem, table.tracked[1:], bar, size)
+        return jnp.concatenate([own, others])
+
+    def evaluation(self, bar: Array) -> Evaluate | None:
+        """What evaluates a model: its evidence against the bar; in regression, None: the training loss."""
+        if self.is_regression:
+            return None
+
+        def evaluate(model: Params, split: Split) -> Array:
+            return self.evidence(bar, model, split)
+
+        return evaluate
+
+    def evidence(self, bar: Array, params: Params, split: Split) -> Array:
+        """A model's loss at the temperature of least loss, summed; the bar's, if it is less but explains too little.
+
+        A model explains enough if its loss is `SHARE` of the bar below the bar, or if it classifies most of the n
+        examples correctly: more than n/2 + sqrt(n log(N) / 2), which one that is right on half of all examples reaches
+        with a probability of at most 1/N (Hoeffding's inequality).
+        """
+        model = self.problem.model
+        size = split.size
+
+        def of_block(x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
+            inputs, _ = masked(x, y, mask)
+            outputs = model.apply(params, inputs)
+            losses = jnp.stack([model.losses_of(outputs / heat, y) for heat in TEMPERATURES])
+            is_right = 0
+            if model.task == "classification":
+                is_right = model.over_places(outputs.argmax(axis=-1) == y, y)
+            return jnp.where(mask, losses, 0).sum(axis=1), jnp.where(mask, is_right, 0).sum()
+
+        totals, num_right = sum_over_examples(of_block, split)
+        total = totals.min()
+        num_others = max(self.num_candidates - 1, 1)
+        is_right_on_most = num_right > size / 2 + jnp.sqrt(size / 2 * math.log(num_others))
+        is_far_below = total <= (1 - SHARE) * bar * size
+        is_enough = is_right_on_most | is_far_below | ~jnp.isfinite(bar)
+        return jnp.where(is_enough, total, jnp.maximum(total, bar * size))
+
+    def gradient_weights(self, weights: Array) -> Array:
+        """(J,): the gradient of the client's own model always counts in full."""
+        is_own = jnp.arange(len(weights)) == 0
+        return jnp.where(is_own, 1.0, weights)
+
+    def adapt(self, models: Params, data: ClientData, num_mixed: int) -> Prediction:
+        """Its friends among N models; without any, and in regression, the posterior of all its examples."""
+        size = data.train.size
+        bar = classes.label_code(self.problem, data.train)
+        losses = by_loss.losses_of(self.problem, models, data.train, self.evaluation(bar))
+        totals = losses * size
+        scores = log_weights(self.problem, totals, bar, size)
+        has_none = jnp.isneginf(scores).all()
+        scores = jnp.where(has_none, -totals, scores)
+        order = jnp.lexsort((totals, -scores))
+        index = order[:num_mixed]
+        return Prediction(index=index.astype(jnp.int32), weights=jax.nn.softmax(scores[index]))
+
+
+Rule = Posterior | Friends
+
+
+def log_weights(problem: Problem, totals: Array, bar: Array, size: Array) -> Array:
+    """Logarithms of the weights of others' models, up to a constant; -inf for strangers.
+
+    A friend has 2 log(N) nats of evidence. With one friend expected among N models, its odds are then N to 1, and less
+    than one of N strangers is taken for a friend. In classification, the evidence is the gain in log likelihood, and
+    friends weigh alike. In regression, where the scale of the loss is unknown, it is n_k / 2 times the log of the ratio
+    of the losses, a friend's loss is also `SHARE` of the bar below the bar, and friends weigh by their losses.
+
+    Args:
+        problem: The problem of the method.
+        totals: (N,) summed losses, by `Friends.evaluation`; inf: not evaluated.
+        bar: () mean loss to beat, that of a model that knows nothing of the client; inf: unknown, nobody is a friend.
+        size: () n_k.
+    """
+    needed = 2 * math.log(max(len(totals), 1))
+    is_known = jnp.isfinite(totals) & jnp.isfinite(bar)
+    if problem.model.task == "regression":
+        nats = size / 2 * jnp.log(bar * size / totals)
+        explains = totals <= (1 - SHARE) * bar * size
+        is_friend = is_known & explains & (nats > needed)
+        return jnp.where(is_friend, -totals, -jnp.inf)
+    nats = bar * size - totals
+    is_friend = is_known & (nats > needed)
+    return jnp.where(is_friend, 0.0, -jnp.inf)

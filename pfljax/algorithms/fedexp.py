@@ -19,11 +19,26 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, updates
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.aggregation import client_weight
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Prediction, Report
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Start,
+    State,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
 
@@ -38,33 +53,56 @@ class FedExP:
         grid=(0.001, 0.01, 0.1, 1.0),
         help="added to the squared norm of the mean update; much larger values give FedAvg",
     )
-    predict: Literal["mean", "last"] = knob("mean", help="predict with the mean of the last two models, or the last")
+    predict: Literal["mean", "last"] = knob(
+        "mean", help="predict with the mean of the last two models, or the last"
+    )
     mean: Literal["weighted", "uniform"] = knob("weighted", help="weight clients by n_k or equally")
 
     def build(self, problem: Problem) -> Algorithm:
-        solver = problem.solver
-        square = lambda update: tree.inner(*solver.trained(update, update))
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            trained = problem.fit(context, models, data.train)
+            update = tree.subtract(trained.models, models)
+            weight = client_weight(data.train.size, self.mean)
+            # n_k |delta_k|^2
+            square = weight * tree.inner(update, update)
+            return trained._replace(models=update, weight=weight, square=square)
 
-        def client_update(context, models, kept, data):
-            trained, kept, losses = problem.fit(context, models, kept, data.train)
-            update = updates.added(solver, models, trained)
-            upload, sent = aggregation.weighted(update, updates.weight_of(data.train.size, self.mean))
-            report = {"loss": losses[0], "square": upload["weight"][0] * square(update)}
-            return ClientOutput(kept, upload, report, sent)
+        def server_step(received: Received, server: PyTree) -> ServerStep:
+            assert received.square is not None
+            # sum_k p_k |delta_k|^2 and |delta|^2
+            mean_square = received.square.sum() / jnp.maximum(received.weight, 1)
+            square_of_mean = tree.inner(received.update, received.update)
+            # rate <- max(1, sum_k p_k |delta_k|^2 / (2 (|delta|^2 + eps)))
+            rate = jnp.maximum(1, mean_square / (2 * (square_of_mean + self.eps)))
+            # theta <- theta + rate delta
+            update = tree.scale(received.update, rate)
+            return ServerStep(update, metrics={"server_rate": rate})
 
-        def server_update(key, state, aggregate):
-            weight = aggregate.upload["weight"]
-            update = aggregation.mean(aggregate)
-            mean_square = aggregate.report["square"].sum() / jnp.maximum(weight.sum(), 1)
-            rate = jnp.maximum(1, mean_square / (2 * (square(update) + self.eps)))
-            models = updates.moved(solver, state.models, updates.scaled(solver, update, rate), weight > 0)
-            return state._replace(server=state.models, models=models), {"server_rate": rate}
-
-        def middle(context, models, row, data):
+        def middle(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            """The mean of the last two theta."""
             return Prediction(jax.tree.map(lambda a, b: (a + b) / 2, models, context.server))
 
         last = self.predict == "last"
-        report = Report("the global model" if last else "the mean of the last two global models")
-        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
-        functions |= {"predict": None if last else middle, "report": report}
-        return averaging(problem, beside=lambda models, clients: models, **functions)
+        algorithm = averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=1),
+            server_step=server_step,
+            uploads="updates",
+            predict=None if last else middle,
+            report=Report("the global model" if last else "the mean of the last two global models"),
+        )
+
+        # The server's state is theta before the last round, with its batch statistics.
+
+        def start(key: Key, clients: ClientData) -> Start:
+            first = algorithm.start(key, clients)
+            return first._replace(state=first.models)
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            new_state, metrics = algorithm.server_update(key, state, aggregate)
+            return new_state.with_server(state.models), metrics
+
+        return dataclasses.replace(algorithm, start=start, server_update=server_update)

@@ -43,32 +43,53 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import first_order
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm
+from pfljax.contract.types import Algorithm, Array, Params, Split, Topology
 from pfljax.local.problem import Problem
 
 
-@method(keeps="the model it trains from, its affinities", travels="M others' models down, its own up", validates=True)
+@method(
+    keeps="the model it trains from, its affinities",
+    travels="M others' models down, its own up",
+    validates=True,
+)
 @dataclasses.dataclass(frozen=True)
 class FedFomo(first_order.Knobs):
     """FedFomo (Zhang et al., 2021): clients mix the individual models that do well on their validation data."""
 
-    norm: Literal["l2", "l1"] = knob("l2", help="norm of the distance between models in the weights")
+    norm: Literal["l2", "l1"] = knob(
+        "l2", help="norm of the distance between models in the weights"
+    )
     clusters: int = knob(
-        0, at_least=0, help="number of client clusters whose means, and the mean of these, are candidates too; 0: none"
+        0,
+        at_least=0,
+        help="number of client clusters whose means, and the mean of these, are candidates too; 0: none",
     )
     available: Literal["cohort", "uploaded"] = knob(
-        "cohort", help="whose models are available with client sampling: the round's cohort's, or the last uploaders'"
+        "cohort",
+        help="whose models are available with client sampling: the round's cohort's, or the last uploaders'",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        def weigh(models, start, split, index):
-            losses = problem.plan.over_models(lambda params: problem.solver.total_loss(params, split), models)
-            baseline, size = problem.solver.total_loss(start, split), jnp.maximum(split.size, 1)
-            trained, origin = problem.solver.trained(models, start)
-            distance = first_order.distances(trained, origin, self.norm)
-            weights = first_order.first_order_weights(losses / size, baseline / size, distance)  # Eq. 3
-            return index, models, weights, start
+        solver = problem.solver
 
-        uploaded = self.available == "uploaded" and problem.cohort_size < problem.num_clients
-        form = first_order.Form("peers", weigh, norm=self.norm, clusters=self.clusters, uploaded=uploaded)
+        def weigh(models: Params, start: Params, split: Split, index: Array) -> first_order.Weighed:
+            """w_n <- (L_i(start_i) - L_i(theta_n)) / |theta_n - start_i|  (Eq. 3)."""
+            size = jnp.maximum(split.size, 1)
+            totals = problem.plan.over_models(lambda model: solver.total_loss(model, split), models)
+            losses = totals / size
+            baseline = solver.total_loss(start, split) / size
+            params, _ = solver.without_statistics(models)
+            start_params, _ = solver.without_statistics(start)
+            distance = first_order.distances(params, start_params, self.norm)
+            weights = first_order.first_order_weights(losses, baseline, distance)
+            return first_order.Weighed(index, models, weights, start)
+
+        is_sampled = problem.cohort_size < problem.num_clients
+        form = first_order.Form(
+            topology=Topology.PEERS,
+            weigh=weigh,
+            norm=self.norm,
+            clusters=self.clusters,
+            uploaded=is_sampled and self.available == "uploaded",
+        )
         return first_order.rounds(problem, self, form)

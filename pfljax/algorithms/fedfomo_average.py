@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import first_order
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm
+from pfljax.contract.types import Algorithm, Array, Params, PyTree, Split, Topology
 from pfljax.local.problem import Problem
 
 
@@ -38,29 +38,50 @@ class FedFomoAverage(first_order.Knobs):
     """FedFomo on averages of models (Eq. 14): weighs each model by what the mean of all models loses without it."""
 
     fallback: Literal["start", "mean"] = knob(
-        "start", help="where a client continues from if no weight is positive: its previous start, or the mean"
+        "start",
+        help="where a client continues from if no weight is positive: its previous start, or the mean",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        num = problem.num_clients
+        solver = problem.solver
+        num_clients = problem.num_clients
 
-        def with_mean(models, server):
+        def with_mean(models: Params, server: PyTree) -> Params:
             """The K models, followed by their mean."""
-            return jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)]), models)
 
-        def served(ids):
-            return jnp.concatenate([ids[:1], jnp.full_like(ids[:1], num), ids[1:]])
+            def append_mean(leaf: Array) -> Array:
+                return jnp.concatenate([leaf, leaf.mean(axis=0, keepdims=True)])
 
-        def weigh(models, start, split, index):
-            places = jnp.array([0, *range(2, len(index))])
-            mean, models, index = jax.tree.map(lambda leaf: leaf[1], models), tree.take(models, places), index[places]
+            return jax.tree.map(append_mean, models)
 
-            def without(params):
-                left = jax.tree.map(lambda average, leaf: (num * average - leaf) / max(num - 1, 1), mean, params)
-                return problem.solver.total_loss(left, split)
+        def served(ids: Array) -> Array:
+            """A client's own model, the mean, and the others' models."""
+            own = ids[:1]
+            mean = jnp.full_like(own, num_clients)
+            return jnp.concatenate([own, mean, ids[1:]])
 
-            gain = problem.plan.over_models(without, models) - problem.solver.total_loss(mean, split)
-            base = mean if self.fallback == "mean" else start
-            return index, models, gain / jnp.maximum(split.size, 1), base  # Eq. 14
+        def weigh(models: Params, start: Params, split: Split, index: Array) -> first_order.Weighed:
+            """w_n <- L_i(mean of all but theta_n) - L_i(mean of all)  (Eq. 14)."""
+            mean = jax.tree.map(lambda leaf: leaf[1], models)
+            positions = jnp.array([0, *range(2, len(index))])
+            models = tree.take(models, positions)
 
-        return first_order.rounds(problem, self, first_order.Form("shared", weigh, with_mean, served))
+            def loss_without(model: Params) -> Array:
+                def leave_out(mean: Array, leaf: Array) -> Array:
+                    return (num_clients * mean - leaf) / max(num_clients - 1, 1)
+
+                return solver.total_loss(jax.tree.map(leave_out, mean, model), split)
+
+            losses = problem.plan.over_models(loss_without, models)
+            gains = losses - solver.total_loss(mean, split)
+            return first_order.Weighed(
+                index=index[positions],
+                models=models,
+                weights=gains / jnp.maximum(split.size, 1),
+                start=mean if self.fallback == "mean" else start,
+            )
+
+        form = first_order.Form(
+            topology=Topology.SHARED, weigh=weigh, stack=with_mean, served=served
+        )
+        return first_order.rounds(problem, self, form)

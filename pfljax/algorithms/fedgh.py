@@ -24,8 +24,27 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes, heads
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, First, Ledger, Prediction, Report, Start
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    First,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    Report,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
+from pfljax.local.problem import Personal, Problem
 
 
 @method(keeps="its model", travels="the head down, mean features per class up")
@@ -40,42 +59,90 @@ class FedGH:
 
     def build(self, problem: Problem) -> Algorithm:
         num_classes = classes.required(problem, "fedgh", places=False)
-        with_head = lambda models, own: tree.combine(tree.first(models), own)
-        scored = (lambda models, own: own) if self.predict == "own" else with_head
 
-        def start(key, clients):
-            head = heads.head_of(problem, problem.init_models(key, 1))
-            return Start(models=head, optimizer=problem.init_optimizers(head))
+        def with_head(head: Params, model: Params) -> Params:
+            """The model's body under another head, of leaves (...)."""
+            return tree.combine(head, model)
 
-        def client_update(context, models, row, data):
-            row, loss = row._replace(model=with_head(models, row.model)).fit(problem, context, data.train)
-            found = classes.feature_sums(problem, row.model, data.train, num_classes)
-            means = classes.means(found["sums"], found["counts"])
-            return ClientOutput(row, (), {"loss": loss, "means": means, "known": found["counts"] > 0})
+        # ---- The client.
 
-        def server_update(key, state, aggregate):
-            means, known = aggregate.report["means"], aggregate.report["known"].reshape(-1)
-            labels = jnp.tile(jnp.arange(num_classes), means.shape[0])
-            examples = means.reshape(len(labels), -1), labels, known
-            head, optimizer = tree.first((state.models, state.optimizer))
-            head, optimizer = heads.fit(problem, head, optimizer, examples, self.server_steps, state.round)
-            models, optimizer = tree.stack_one((head, optimizer))
-            return state._replace(models=models, optimizer=optimizer), {}
+        def first_row(key: Key, client: Array, start: Start) -> First:
+            return First(row=problem.init_personal(key, client))
 
-        def adapt(context, models, data):
+        def client_update(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> ClientOutput:
+            # theta_k and phi, trained together.
+            model = with_head(tree.first(models), personal.params)
+            personal = personal._replace(params=model)
+            personal, loss = problem.fit_personal(context, personal, data.train)
+            # z_kc, under the new theta_k.
+            totals = classes.feature_sums(problem, personal.params, data.train, num_classes)
+            means = classes.means(totals["sums"], totals["counts"])
+            return ClientOutput(
+                row=personal,
+                upload=Upload(),
+                told=Told(loss, entries={"means": means, "known": totals["counts"] > 0}),
+            )
+
+        # ---- The server.
+
+        def start(key: Key, clients: ClientData) -> Start:
+            """The global head phi and its optimizer, leaves (1, ...)."""
+            head = heads.head_of(problem, problem.init_global(key))
+            opt_state = problem.solver.begin(head).opt_state
+            return Start(models=tree.stack_one(head), opt_state=tree.stack_one(opt_state))
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # phi <- steps from phi on the mean of CE(h(z_kc; phi), c) over all pairs (k, c) that were sent
+            means = aggregate.told.entries["means"]
+            known = aggregate.told.entries["known"]
+            num_clients, _, num_features = means.shape
+            pairs = heads.LabeledFeatures(
+                features=means.reshape(-1, num_features),
+                labels=jnp.tile(jnp.arange(num_classes), num_clients),
+                real=known.reshape(-1),
+            )
+            head, opt_state = heads.fit(
+                problem,
+                tree.first(state.models),
+                tree.first(state.opt_state),
+                pairs,
+                self.server_steps,
+                state.round,
+            )
+            return state.with_models(tree.stack_one(head), tree.stack_one(opt_state)), {}
+
+        # ---- What a client predicts with: theta_k and phi, or its own head.
+
+        def scored(models: Params, own: Params) -> Params:
+            return own if self.predict == "own" else with_head(tree.first(models), own)
+
+        def predict(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Prediction:
+            return Prediction.one(scored(models, personal.params))
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train alone, from an initial body and phi."""
             init_key, train_key = jax.random.split(context.key)
-            begun, context = with_head(models, problem.model.init(init_key)), context._replace(key=train_key)
-            return Prediction.one(scored(models, problem.alone(context, begun, data, rounds=problem.rounds)))
+            model = with_head(tree.first(models), problem.model.init(init_key))
+            context = context._replace(key=train_key)
+            own = problem.train_newcomer(context, data, start=model)
+            return Prediction.one(scored(models, own))
 
+        head_of_whom = "its own" if self.predict == "own" else "the global"
         return Algorithm(
             start=start,
-            first_row=lambda key, client, start: First(problem.own_model(key, client)),
+            first_row=first_row,
             client_update=client_update,
             server_update=server_update,
-            predict=lambda context, models, row, data: Prediction.one(scored(models, row.model)),
+            predict=predict,
             adapt=adapt,
-            topology="shared",
+            topology=Topology.SHARED,
             sends="sums",
-            ledger=Ledger(gradients=1, unaccounted="the per-class mean features, sent without noise"),
-            report=Report(f"each client's own body with {'its own' if self.predict == 'own' else 'the global'} head"),
+            ledger=Ledger(
+                gradients=1, unaccounted="the per-class mean features, sent without noise"
+            ),
+            report=Report(scored=f"each client's own body with {head_of_whom} head"),
         )

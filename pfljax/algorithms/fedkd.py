@@ -23,146 +23,288 @@ as the run has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import aggregation, beside, classes, distillation, low_rank, updates
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, distillation, low_rank
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, PyTree
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Pair, Personal, Problem
+from pfljax.local.solver import Slope, joined, slope
 
 LEAST = 0.01  # of the divisor
 
 
 class Row(NamedTuple):
-    """The mentor beside the mentee's optimizer, W_k (F of the mentee, F of the mentor), and its optimizer."""
+    """What a client keeps.
 
-    models: beside.Row
+    Attributes:
+        mentor: v_k.
+        projection: W_k (F of the mentee, F of the mentor).
+    """
+
+    mentor: Personal
+    projection: Personal
+
+
+class Mentor(NamedTuple):
+    """What learns from a fixed mentee.
+
+    Attributes:
+        model: v_k.
+        projection: W_k (F of the mentee, F of the mentor).
+    """
+
+    model: Params
     projection: Array
-    optimizer: PyTree
 
 
-@method(keeps="its mentor model", travels="the mentee model down, the leading singular vectors of its update up")
+class Losses(NamedTuple):
+    """Losses of a mini-batch's examples.
+
+    Attributes:
+        mentor_entropy: (B,) c_v.
+        mentee_entropy: (B,) c_w.
+        mentor_logits: (B, ..., C).
+        mentee_logits: (B, ..., C).
+        distance: (B,) |h_v - W_k h_w|^2 / F.
+    """
+
+    mentor_entropy: Array
+    mentee_entropy: Array
+    mentor_logits: Array
+    mentee_logits: Array
+    distance: Array
+
+
+@method(
+    keeps="its mentor model",
+    travels="the mentee model down, the leading singular vectors of its update up",
+)
 @dataclasses.dataclass(frozen=True)
 class FedKD:
     """FedKD (Wu et al., 2022): a personal mentor and a shared, compressed mentee distill into each other."""
 
     strength: float = knob(
-        1.0, at_least=0, help="factor of what mentor and mentee learn from each other; 0: Local beside FedAvg"
+        1.0,
+        at_least=0,
+        help="factor of what mentor and mentee learn from each other; 0: Local beside FedAvg",
     )
     energy: float = knob(
-        0.95, above=0, at_most=1, grid=(0.9, 0.95), help="T in the first round, share of an update's energy; 1: all"
+        0.95,
+        above=0,
+        at_most=1,
+        grid=(0.9, 0.95),
+        help="T in the first round, share of an update's energy; 1: all",
     )
-    last_energy: float = knob(0.98, above=0, at_most=1, grid=(0.98, 1.0), help="T in the last round")
+    last_energy: float = knob(
+        0.98,
+        above=0,
+        at_most=1,
+        grid=(0.98, 1.0),
+        help="T in the last round",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fedkd")
-        solver, server = problem.solver, problem.of_server
-        widths = classes.num_features(server), classes.num_features(problem)
-        of_mentor, of_mentee = objectives(problem, self.strength)
+        solver = problem.solver
+        mentee_problem = problem.of_server
+        identity = jnp.eye(classes.num_features(mentee_problem), classes.num_features(problem))
 
-        def energy(number):
-            return self.energy + (self.last_energy - self.energy) * jnp.minimum((number + 1) / problem.rounds, 1)
+        def energy(round_number: Array) -> Array:
+            """T, which rises linearly over the rounds."""
+            share = jnp.minimum((round_number + 1) / problem.rounds, 1)
+            return self.energy + (self.last_energy - self.energy) * share
 
-        def compressed(update, number):
-            found, floats = leading(server.solver.trained(update)[0], energy(number))
-            return tree.combine(found, update), floats
+        # ---- The client.
 
-        def client_update(context, models, row, data):
-            def gradient(pair, memory, batch):
-                both = pair.own, memory[0]
-                loss, (slope, of_projection) = jax.value_and_grad(of_mentor(pair.shared))(both, batch(0).of_model(1))
-                slopes = beside.Pair(jax.grad(of_mentee(*both))(pair.shared, batch(0).of_model(0)), slope)
-                moved, state = solver.optimizer.update(of_projection, memory[1], memory[0], round_number=context.round)
-                return loss, slopes, (optax.apply_updates(memory[0], moved), state)
+        def adaptive(
+            entropy: Array, other_entropy: Array, divergence: Array, distance: Array
+        ) -> Array:
+            """c + (KL + |h_v - W_k h_w|^2 / F) / (c_v + c_w) of each example."""
+            divisor = jnp.maximum(entropy + other_entropy, LEAST)
+            divisor = jax.lax.stop_gradient(divisor)
+            return entropy + self.strength * (divergence + distance) / divisor
 
-            memory = row.projection, row.optimizer
-            trained, kept, loss, memory = beside.descend(
-                problem, context, models, row.models, data.train, gradient, memory
+        def mentor_objective(mentor: Mentor, mentee: Params, batch: Batch) -> Array:
+            """For v_k and W_k, w_k fixed."""
+
+            def loss(mentor: Mentor, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                found = losses(problem, mentor, mentee, x, y, mode)
+                divergence = distillation.divergence(
+                    problem, found.mentee_logits, found.mentor_logits, y
+                )
+                return adaptive(
+                    found.mentor_entropy, found.mentee_entropy, divergence, found.distance
+                )
+
+            return solver.with_loss(loss).mean_loss(mentor, batch)
+
+        def mentee_objective(mentee: Params, mentor: Mentor, batch: Batch) -> Array:
+            """For w_k, v_k and W_k fixed."""
+
+            def loss(mentee: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                found = losses(problem, mentor, mentee, x, y, mode)
+                divergence = distillation.divergence(
+                    problem, found.mentor_logits, found.mentee_logits, y
+                )
+                return adaptive(
+                    found.mentee_entropy, found.mentor_entropy, divergence, found.distance
+                )
+
+            return mentee_problem.solver.with_loss(loss).mean_loss(mentee, batch)
+
+        def first_row(key: Key, client: Array) -> Row:
+            return Row(problem.init_personal(key, client), problem.personal(identity))
+
+        def train(context: ClientContext, models: Params, row: Row, data: ClientData) -> Trained:
+            def direction(
+                params: Pair, statistics: Pair, projection: Personal, batch: Batch
+            ) -> tuple[Pair, Personal]:
+                mentee = joined(params.shared, statistics.shared)
+                mentor = Mentor(joined(params.personal, statistics.personal), projection.params)
+
+                # For v_k and the matrix W_k, w_k fixed.
+                def of_mentor(params: Params, statistics: Params, projection: Array) -> Array:
+                    mentor = Mentor(joined(params, statistics), projection)
+                    return mentor_objective(mentor, mentee, batch.of_model(1))
+
+                of_all = jax.value_and_grad(of_mentor, argnums=(0, 1, 2))
+                loss, gradients = of_all(params.personal, statistics.personal, projection.params)
+                gradient, change, projection_gradient = gradients
+                mentor_slope = Slope(loss, gradient, change)
+
+                # W_k has an optimizer of its own.
+                update, opt_state = solver.optimizer.update(
+                    projection_gradient,
+                    projection.opt_state,
+                    projection.params,
+                    round_number=context.round,
+                )
+                new_projection = optax.apply_updates(projection.params, update)
+
+                # For w_k, v_k and W_k fixed.
+                def of_mentee(params: Params, batch: Batch) -> Array:
+                    return mentee_objective(params, mentor, batch)
+
+                mentee_slope = slope(of_mentee, params.shared, statistics.shared, batch.of_model(0))
+                return Pair(mentee_slope, mentor_slope), Personal(new_projection, opt_state)
+
+            trained, projection = problem.descend_pair(
+                context, models, row.mentor, data.train, direction, memory=row.projection
             )
-            update, floats = compressed(updates.added(server.solver, models, trained), context.round)
-            upload, sent = aggregation.weighted(update, data.train.size)
-            return ClientOutput(Row(kept, *memory), upload, {"loss": loss, "floats": floats}, sent)
 
-        def server_update(key, state, aggregate):
-            update, _ = compressed(aggregation.mean(aggregate), state.round)
-            models = updates.moved(server.solver, state.models, update, aggregate.upload["weight"] > 0)
-            return state._replace(models=models), {"upload_share": aggregate.report["floats"].mean()}
-
-        def row(key, client, models):
-            projection = jnp.eye(*widths)
-            own = beside.first_row(problem)(key, client, models)
-            return Row(own, projection, solver.optimizer.init(projection))
-
-        def adapt(context, models, data):
-            objective = of_mentor(tree.first(models))
-            return problem.newcomer(
-                context, models, data, lambda mentor, batch: objective((mentor, jnp.eye(*widths)), batch)
+            # C(w_k - w)
+            difference = tree.subtract(trained.models, models)
+            update, upload_share = leading(difference, energy(context.round))
+            return trained._replace(
+                models=update,
+                row=Row(trained.row, projection),
+                told={"upload_share": upload_share},
             )
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
-        own = lambda row: row.models.own.model
-        return averaging(server, row=row, own=own, adapt=adapt, ledger=Ledger(gradients=2), **functions)
+        # ---- The server.
+
+        def server_step(received: Received, server: PyTree) -> ServerStep:
+            # w <- w + C(sum_k n_k C(w_k - w) / sum_k n_k)
+            update, _ = leading(tree.stack_one(received.update), energy(received.round))
+            upload_share = received.told["upload_share"].mean()
+            return ServerStep(tree.first(update), metrics={"upload_share": upload_share})
+
+        # ---- What a client predicts with: v_k.
+
+        def own_model(row: Row) -> Params:
+            return row.mentor.params
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a mentor, with the final mentee fixed and W the identity."""
+            mentee = tree.first(models)
+
+            def objective(params: Params, batch: Batch) -> Array:
+                mentor = Mentor(joined(params, batch.statistics), identity)
+                return mentor_objective(mentor, mentee, batch._replace(statistics=None))
+
+            return Prediction.one(problem.train_newcomer(context, data, objective))
+
+        return averaging(
+            mentee_problem,
+            train=train,
+            ledger=Ledger(gradients=2),
+            first_row=first_row,
+            server_step=server_step,
+            uploads="updates",
+            own_model=own_model,
+            adapt=adapt,
+        )
 
 
-def objectives(problem: Problem, strength: Array | float) -> tuple[Callable, Callable]:
-    """The mean losses of (mentor, W_k) given a mentee, and of a mentee given the mentor and W_k."""
-    server = problem.of_server
-
-    def losses(mentor, mentee, projection, x, y, *key):
-        """Of mentor and mentee: cross entropies (B,), logits, and the distance (B,) of their features."""
-        both = (problem, mentor), (server, mentee)
-        h_v, h_w = (each.model.features(params, x, *key) for each, params in both)
-        far = problem.model.over_places(jnp.square(h_v - h_w @ projection).mean(axis=-1), y)
-        logits = [each.model.apply(params, x, *key) for each, params in both]
-        return [each.solver.loss(params, x, y, *key) for each, params in both], logits, far
-
-    def adaptive(task, other, teacher, student, far, y):
-        """The losses (B,) of a student that learns from labels and from the other model, whose features are far."""
-        known = jax.lax.stop_gradient(jnp.maximum(task + other, LEAST))
-        return task + strength * (distillation.divergence(problem, teacher, student, y) + far) / known
-
-    def of_mentor(mentee):
-        def loss(params, x, y, *key):
-            (c_v, c_w), (v, w), far = losses(params[0], mentee, params[1], x, y, *key)
-            return adaptive(c_v, c_w, w, v, far, y)
-
-        return problem.solver.with_loss(loss).mean_loss
-
-    def of_mentee(mentor, projection):
-        def loss(mentee, x, y, *key):
-            (c_v, c_w), (v, w), far = losses(mentor, mentee, projection, x, y, *key)
-            return adaptive(c_w, c_v, v, w, far, y)
-
-        return server.solver.with_loss(loss).mean_loss
-
-    return of_mentor, of_mentee
+def losses(
+    problem: Problem, mentor: Mentor, mentee: Params, x: PyTree, y: Array, mode: Mode
+) -> Losses:
+    """The losses of a mini-batch's examples, from which the objectives are made."""
+    mentor_model = problem.model
+    mentee_model = problem.of_server.model
+    h_v = mentor_model.features(mentor.model, x, mode)
+    h_w = mentee_model.features(mentee, x, mode)
+    distances = jnp.square(h_v - h_w @ mentor.projection).mean(axis=-1)
+    return Losses(
+        mentor_entropy=problem.solver.loss(mentor.model, x, y, mode),
+        mentee_entropy=problem.of_server.solver.loss(mentee, x, y, mode),
+        mentor_logits=mentor_model.apply(mentor.model, x, mode),
+        mentee_logits=mentee_model.apply(mentee, x, mode),
+        distance=mentor_model.over_places(distances, y),
+    )
 
 
 def leading(update: PyTree, energy: Array) -> tuple[PyTree, Array]:
-    """An update (J, ...) with the leading singular values of its matrices, and the share () of its size that it takes.
+    """C of an update (J, ...): the leading singular values of its matrices; and the share () of its size that travels.
 
     A matrix (inputs, outputs) with r of its singular values takes r (inputs + outputs + 1) numbers.
     """
+    leaves, treedef = jax.tree.flatten(update)
+    results = [leading_of_leaf(leaf, energy) for leaf in leaves]
+    compressed = [result for result, _ in results]
+    num_sent = sum(num for _, num in results)
+    num_all = sum(leaf.size for leaf in leaves)
+    share = jnp.asarray(num_sent / num_all, jnp.float32)
+    return jax.tree.unflatten(treedef, compressed), share
 
-    def one(leaf):
-        if leaf.ndim < 3:
-            return leaf, leaf.size
-        matrices = leaf.reshape(leaf.shape[0], -1, leaf.shape[-1])
-        size, wide = sum(matrices.shape[1:]) + 1, matrices.shape[1] < matrices.shape[2]
-        tall = jnp.swapaxes(matrices, 1, 2) if wide else matrices
-        squares, v = low_rank.directions(tall)
-        total = jnp.flip(jnp.cumsum(jnp.flip(squares, 1), axis=1), 1)  # of a square and all larger ones
-        kept = total - squares <= energy * total[:, :1]
-        found = (tall @ (v * kept[:, None])) @ jnp.swapaxes(v, 1, 2)
-        return (jnp.swapaxes(found, 1, 2) if wide else found).reshape(leaf.shape), kept.sum() * size
 
-    leaves, form = jax.tree.flatten(update)
-    found, sizes = zip(*map(one, leaves), strict=True)
-    return jax.tree.unflatten(form, found), jnp.asarray(sum(sizes) / sum(leaf.size for leaf in leaves), jnp.float32)
+def leading_of_leaf(leaf: Array, energy: Array) -> tuple[Array, Array | int]:
+    """As `leading`, for one array (J, ...); and how many numbers travel. Vectors travel as they are."""
+    if leaf.ndim < 3:
+        return leaf, leaf.size
+
+    # Matrices (J, inputs, outputs), turned so that they are tall.
+    matrices = leaf.reshape(leaf.shape[0], -1, leaf.shape[-1])
+    _, num_inputs, num_outputs = matrices.shape
+    is_wide = num_inputs < num_outputs
+    tall = jnp.swapaxes(matrices, 1, 2) if is_wide else matrices
+
+    # The fewest leading singular values whose squares are more than a share of the sum of all.
+    squares, v = low_rank.directions(tall)
+    descending_sums = jnp.cumsum(jnp.flip(squares, 1), axis=1)
+    total = jnp.flip(descending_sums, 1)  # of a square and all larger ones
+    is_kept = total - squares <= energy * total[:, :1]
+
+    kept = (tall @ (v * is_kept[:, None])) @ jnp.swapaxes(v, 1, 2)
+    kept = jnp.swapaxes(kept, 1, 2) if is_wide else kept
+    return kept.reshape(leaf.shape), is_kept.sum() * (num_inputs + num_outputs + 1)

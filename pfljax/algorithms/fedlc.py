@@ -13,15 +13,26 @@ softmax unless tau is small.
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Ledger,
+    Mode,
+    Params,
+    PyTree,
+    Trained,
+)
 from pfljax.local.problem import Problem
+
+LEAST_COUNT = 1e-8  # what a class without examples counts as
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -29,16 +40,24 @@ from pfljax.local.problem import Problem
 class FedLC:
     """FedLC (Zhang et al., 2022): FedAvg whose clients lower the logits of rare classes in their loss."""
 
-    tau: float = knob(1.0, at_least=0, grid=(0.1, 0.5, 1.0, 2.0), help="factor of n_kc^(-1/4); 0 is FedAvg")
+    tau: float = knob(
+        1.0, at_least=0, grid=(0.1, 0.5, 1.0, 2.0), help="factor of n_kc^(-1/4); 0 is FedAvg"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        solver, num_classes = problem.solver, classes.required(problem, "fedlc")
+        solver = problem.solver
+        num_classes = classes.required(problem, "fedlc")
 
-        def train(context, models, kept, data):
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # -tau n_kc^(-1/4)
             count = classes.counts(data.train, num_classes)
-            shift = -self.tau * jnp.maximum(count, 1e-8) ** -0.25
-            calibrated = problem.with_loss(functools.partial(solver.loss, shift=shift))
-            return calibrated.fit(context, models, kept, data.train)
+            shift = -self.tau * jnp.maximum(count, LEAST_COUNT) ** -0.25
 
-        ledger = Ledger(gradients=1, unaccounted="a client's class counts, which calibrate its loss")
-        return averaging(problem, train=train, ledger=ledger)
+            def calibrated_loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """The cross entropy of  g_c - tau n_kc^(-1/4)."""
+                return solver.loss(params, x, y, mode, shift=shift)
+
+            return problem.with_loss(calibrated_loss).fit(context, models, data.train)
+
+        text = "a client's class counts, which calibrate its loss"
+        return averaging(problem, train=train, ledger=Ledger(gradients=1, unaccounted=text))

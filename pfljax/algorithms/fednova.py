@@ -27,14 +27,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import aggregation, updates
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientContext, ClientOutput, Ledger
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Ledger,
+    Params,
+    PyTree,
+    Trained,
+)
 from pfljax.local import lasting
-from pfljax.local.problem import Problem
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Problem, SlopeFunction
+from pfljax.local.solver import Slope
 
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
 
@@ -44,67 +54,104 @@ EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of 
 class FedNova:
     """FedNova (Wang et al., 2020): normalized averaging, whatever number of local steps each client takes."""
 
-    mu: float = knob(0.0, at_least=0, grid=(0.0, 0.001, 0.005, 0.01), help="strength of the proximal term; 0: none")
-    most_epochs: int | None = knob(
-        None, at_least=1, help="each client draws its number of epochs, at most this; not given: the solver's epochs"
+    mu: float = knob(
+        0.0,
+        at_least=0,
+        grid=(0.0, 0.001, 0.005, 0.01),
+        help="strength of the proximal term; 0: none",
     )
-    least_epochs: int = knob(2, at_least=1, help="smallest number of epochs drawn if most_epochs is given")
+    most_epochs: int | None = knob(
+        None,
+        at_least=1,
+        help="each client draws its number of epochs, at most this; not given: the solver's epochs",
+    )
+    least_epochs: int = knob(
+        2, at_least=1, help="smallest number of epochs drawn if most_epochs is given"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        ledger = Ledger(gradients=1, passes=problem.passes(self.most_epochs) if self.most_epochs else 1)
+        passes = problem.passes(self.most_epochs) if self.most_epochs else 1
         if self.most_epochs is not None:
             if self.most_epochs < self.least_epochs:
                 text = f"accepted: 1 to {self.most_epochs} (most_epochs)"
                 raise ArgumentError("least_epochs", text, self.least_epochs)
             problem = problem.with_epochs(self.most_epochs)
-        solver, n_max = problem.solver, problem.n_max
-        shapes = problem.model.network.shapes
-        scalar = jax.ShapeDtypeStruct((), jnp.float32)
-        if sum(lasting.marks(solver.optimizer, shapes)) != sum(lasting.marks(solver.optimizer, scalar)):
-            text = "accumulates gradients over rounds, for which a_k is not defined; accepted: one without MultiSteps"
-            raise ArgumentError("optimizer", text)
+        check_optimizer(problem)
+        solver = problem.solver
 
-        def steps_of(context: ClientContext, size: Array) -> Array:
+        def draw_num_steps(context: ClientContext, size: Array) -> Array:
             """tau_k."""
             if self.most_epochs is None:
-                return solver.num_steps(size, n_max)
+                return solver.num_steps(size, problem.n_max)
             key = jax.random.fold_in(context.key, EPOCHS)
             epochs = jax.random.randint(key, (), self.least_epochs, self.most_epochs + 1)
-            return solver.with_epochs(1).num_steps(size, n_max) * epochs
+            return solver.with_epochs(1).num_steps(size, problem.n_max) * epochs
 
-        def way(context: ClientContext, counts: tuple, steps: Array) -> Array:
-            """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0.
+        def path_length(context: ClientContext, models: Params, num_steps: Array) -> Array:
+            """a_k: how far a parameter moves from 0 under a gradient of -1 and the proximal term toward 0."""
+            # The optimizer begins with what goes on of the client's, such as a schedule's count.
+            of_model = tree.first(problem.round_optimizers(context, models))
+            lasting_state = solver.lasting(of_model, tree.first(models))
+            position = jnp.zeros(())
+            opt_state = solver.resumed(position, lasting_state)
 
-            `counts` is what goes on of the client's optimizer, such as the count of steps of its schedule.
-            """
+            def step(number: Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+                position, opt_state = carry
+                gradient = self.mu * position - 1
+                update, opt_state = solver.optimizer.update(
+                    gradient, opt_state, position, round_number=context.round
+                )
+                return optax.apply_updates(position, update), opt_state
 
-            def step(_, carry):
-                place, state = carry
-                moved, state = solver.optimizer.update(self.mu * place - 1, state, place, round_number=context.round)
-                return optax.apply_updates(place, moved), state
+            position, _ = jax.lax.fori_loop(0, num_steps, step, (position, opt_state))
+            return position
 
-            start = jnp.zeros(())
-            return jax.lax.fori_loop(0, steps, step, (start, solver.resumed(start, counts)))[0]
+        def direction(
+            slope_at: SlopeFunction, params: Params, memory: PyTree
+        ) -> tuple[Slope, PyTree]:
+            return slope_at(params), memory
 
-        def client_update(context, models, kept, data):
-            steps, theta = steps_of(context, data.train.size), tree.first(models)
-            of_batch = jax.value_and_grad(solver.proximal(theta, self.mu))
-            gradient = lambda params, memory, batch: (*of_batch(params, batch(0).of_model(0)), memory)
-            earlier = tree.first(kept)
-            counts = solver.lasting(earlier, theta) if problem.keep_optimizer else earlier
-            trained, kept, losses, _ = problem.descend(context, models, kept, data.train, gradient, steps=steps)
-            length = way(context, counts, steps)
-            update = updates.added(solver, models, trained)
-            update = updates.scaled(solver, update, 1 / jnp.where(length > 0, length, 1))  # -d_k
-            upload, sent = aggregation.weighted(update, data.train.size)
-            upload["way"] = upload["weight"] * length
-            return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            global_params = tree.first(models)
 
-        def server_update(key, state, aggregate):
-            weight = aggregate.upload["weight"]
-            length = aggregate.upload["way"] / jnp.where(weight > 0, weight, 1)  # sum_k p_k a_k
-            update = updates.scaled(solver, aggregation.mean(aggregate), length)
-            return state._replace(models=updates.moved(solver, state.models, update, weight > 0)), {}
+            def objective(params: Params, batch: Batch) -> Array:
+                """l_k(theta_k) + mu / 2 |theta_k - theta|^2."""
+                distance = solver.squared_distance(params, global_params)
+                return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": True}
-        return averaging(problem, **functions, ledger=ledger)
+            # tau_k local steps
+            num_steps = draw_num_steps(context, data.train.size)
+            trained, _ = problem.descend(
+                context, models, data.train, direction, objective=objective, num_steps=num_steps
+            )
+
+            # -d_k = (theta_k - theta) / a_k
+            length = path_length(context, models, num_steps)
+            update = tree.subtract(trained.models, models)
+            update = tree.scale(update, 1 / jnp.where(length > 0, length, 1))
+            return trained._replace(models=update, sums={"length": data.train.size * length})
+
+        def server_step(received: Received, server: PyTree) -> ServerStep:
+            # theta <- theta - (sum_k p_k a_k) (sum_k p_k d_k)
+            total = jnp.where(received.weight > 0, received.weight, 1)
+            length = received.sums["length"] / total
+            return ServerStep(tree.scale(received.update, length))
+
+        return averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=1, passes=passes),
+            server_step=server_step,
+            uploads="updates",
+        )
+
+
+def check_optimizer(problem: Problem) -> None:
+    """Raises `ArgumentError` if the optimizer keeps more of a model over rounds than of a scalar."""
+    optimizer = problem.solver.optimizer
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    of_model = sum(lasting.marks(optimizer, problem.model.network.shapes))
+    of_scalar = sum(lasting.marks(optimizer, scalar))
+    if of_model != of_scalar:
+        text = "accumulates gradients over rounds, for which a_k is not defined"
+        raise ArgumentError("optimizer", f"{text}; accepted: one without MultiSteps")

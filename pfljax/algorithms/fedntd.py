@@ -21,13 +21,25 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.algorithms.common import classes
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Ledger,
+    Mode,
+    Params,
+    PyTree,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
-NEVER = -1e9  # logit of the true class; finite, since its probability 0 is multiplied by a log probability
+NEVER = (
+    -1e9
+)  # logit of the true class; finite, since its probability 0 is multiplied by a log probability
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -35,25 +47,39 @@ NEVER = -1e9  # logit of the true class; finite, since its probability 0 is mult
 class FedNTD:
     """FedNTD (Lee et al., 2022): FedAvg with distillation of the global model over the classes that are not true."""
 
-    beta: float = knob(1.0, at_least=0, grid=(0.1, 0.3, 1.0, 3.0), help="strength of the distillation; 0 is FedAvg")
-    tau: float = knob(1.0, above=0, grid=(0.5, 1.0, 3.0), help="temperature of the distilled probabilities")
+    beta: float = knob(
+        1.0,
+        at_least=0,
+        grid=(0.1, 0.3, 1.0, 3.0),
+        help="strength of the distillation; 0 is FedAvg",
+    )
+    tau: float = knob(
+        1.0, above=0, grid=(0.5, 1.0, 3.0), help="temperature of the distilled probabilities"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "fedntd")
+        model = problem.model
+        solver = problem.solver
+        num_classes = classes.required(problem, "fedntd")
 
-        def distilling(received):
-            """Adds the distillation to the loss of each example, so that private training clips its gradient too."""
+        def not_true(logits: Array, y: Array) -> Array:
+            """log q: log probabilities of the classes that are not true."""
+            is_true = jax.nn.one_hot(y, num_classes, dtype=bool)
+            return jax.nn.log_softmax(jnp.where(is_true, NEVER, logits / self.tau))
 
-            def loss(params, x, y, *key):
-                true = jax.nn.one_hot(y, num_classes, dtype=bool)
-                not_true = lambda logits: jax.nn.log_softmax(jnp.where(true, NEVER, logits / self.tau))
-                ours, theirs = not_true(model.apply(params, x, *key)), not_true(model.apply(received, x))
-                kept = optax.losses.kl_divergence_with_log_targets(ours, theirs)
-                return solver.loss(params, x, y, *key) + self.beta * self.tau**2 * model.over_places(kept, y)
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            _, whole = problem.whole(context, models)
+            global_model = tree.first(whole)
 
-            return problem.with_loss(loss)
+            # In the loss of each example, so that private training clips this gradient, too.
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """l_k(theta_k) + beta l_NTD,  where  l_NTD = tau^2 KL(q(theta) || q(theta_k))."""
+                ours = not_true(model.apply(params, x, mode), y)
+                theirs = not_true(model.apply(global_model, x), y)
+                divergence = optax.losses.kl_divergence_with_log_targets(ours, theirs)
+                distillation = self.tau**2 * model.over_places(divergence, y)
+                return solver.loss(params, x, y, mode) + self.beta * distillation
 
-        def train(context, models, kept, data):
-            return distilling(tree.first(models)).fit(context, models, kept, data.train)
+            return problem.with_loss(loss).fit(context, models, data.train)
 
         return averaging(problem, train=train, ledger=Ledger(gradients=1))

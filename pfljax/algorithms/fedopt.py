@@ -8,7 +8,7 @@ FedAvgM: Hsu, Qi, Brown, "Measuring the effects of non-identical data distributi
     else  m <- beta1 m + (1 - beta1) d;  theta <- theta - rate m / (sqrt(v) + tau), where v = tau^2 at first and then
         v + d^2 (Adagrad),  v - (1 - beta2) d^2 sign(v - d^2) (Yogi),  beta2 v + (1 - beta2) d^2 (Adam).
 
-Departures from the papers: none. Any optax optimizer can run at the server: `averaging(problem, server=...)`.
+Departures from the papers: none. Any optax optimizer can run at the server: `averaging(problem, server_optimizer=...)`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Params
+from pfljax.contract.types import Algorithm, Array, Params, PyTree
 from pfljax.local.problem import Problem
+
+
+class Moments(NamedTuple):
+    """The server's moments of d.
+
+    Attributes:
+        m: First moments, a tree like the parameters.
+        v: Second moments, likewise.
+    """
+
+    m: Params
+    v: Params
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -39,17 +51,14 @@ class FedAvgM:
         grid=(0.0, 0.7, 0.9, 0.97, 0.99),
         help="server momentum; 0 with rate 1 is FedAvg",
     )
-    rate: float = knob(1.0, above=0, help="server learning rate; 1 - momentum moves as far as FedAvg in the long run")
+    rate: float = knob(
+        1.0,
+        above=0,
+        help="server learning rate; 1 - momentum moves as far as FedAvg in the long run",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        return averaging(problem, server=optax.sgd(self.rate, self.momentum))
-
-
-class Moments(NamedTuple):
-    """The server's first and second moments of d."""
-
-    m: Params
-    v: Params
+        return averaging(problem, server_optimizer=optax.sgd(self.rate, self.momentum))
 
 
 @method(keeps="nothing", travels="the global model, both ways")
@@ -58,7 +67,12 @@ class FedAdam:
     """FedAdam, FedYogi, FedAdagrad (Reddi et al., 2021): an adaptive optimizer at the server."""
 
     optimizer: Literal["adam", "yogi", "adagrad"] = knob("adam", help="server optimizer")
-    rate: float = knob(0.01, above=0, grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0), help="server learning rate")
+    rate: float = knob(
+        0.01,
+        above=0,
+        grid=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+        help="server learning rate",
+    )
     tau: float = knob(
         0.001,
         above=0,
@@ -67,35 +81,53 @@ class FedAdam:
     )
 
     beta1: float | None = knob(
-        None, at_least=0, below=1, help="decay of the first moment; not given: the paper's, 0 for adagrad, else 0.9"
+        None,
+        at_least=0,
+        below=1,
+        help="decay of the first moment; not given: the paper's, 0 for adagrad, else 0.9",
     )
     beta2: float | None = knob(
-        None, at_least=0, below=1, help="decay of adam's and yogi's second moment; not given: the paper's 0.99"
+        None,
+        at_least=0,
+        below=1,
+        help="decay of adam's and yogi's second moment; not given: the paper's 0.99",
     )
 
     def build(self, problem: Problem) -> Algorithm:
         if self.optimizer == "adagrad" and self.beta2 is not None:
-            raise ArgumentError("beta2", "accepted only with adam and yogi; adagrad's second moment does not decay")
-        return averaging(problem, server=self.adaptive())
+            text = "accepted only with adam and yogi; adagrad's second moment does not decay"
+            raise ArgumentError("beta2", text)
+        return averaging(problem, server_optimizer=self.adaptive())
 
     def adaptive(self) -> optax.GradientTransformation:
         """Algorithm 2's step; unlike optax's optimizers, it has no bias correction and starts v at tau^2."""
-        beta1 = (0.0 if self.optimizer == "adagrad" else 0.9) if self.beta1 is None else self.beta1
+        default_beta1 = 0.0 if self.optimizer == "adagrad" else 0.9
+        beta1 = default_beta1 if self.beta1 is None else self.beta1
         beta2 = 0.99 if self.beta2 is None else self.beta2
-        second = {
-            "adagrad": lambda v, d: v + d**2,
-            "yogi": lambda v, d: v - (1 - beta2) * d**2 * jnp.sign(v - d**2),
-            "adam": lambda v, d: beta2 * v + (1 - beta2) * d**2,
-        }[self.optimizer]
 
-        def init(params):
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            return Moments(zeros, jax.tree.map(lambda leaf: leaf + self.tau**2, zeros))
+        def first_moment(m: Array, d: Array) -> Array:
+            """m <- beta1 m + (1 - beta1) d."""
+            return beta1 * m + (1 - beta1) * d
 
-        def update(updates, state, params=None):
-            m = jax.tree.map(lambda m, d: beta1 * m + (1 - beta1) * d, state.m, updates)
-            v = jax.tree.map(second, state.v, updates)
-            step = jax.tree.map(lambda m, v: -self.rate * m / (jnp.sqrt(v) + self.tau), m, v)
-            return step, Moments(m, v)
+        def second_moment(v: Array, d: Array) -> Array:
+            if self.optimizer == "adagrad":
+                return v + d**2
+            if self.optimizer == "yogi":
+                return v - (1 - beta2) * d**2 * jnp.sign(v - d**2)
+            return beta2 * v + (1 - beta2) * d**2
+
+        def step(m: Array, v: Array) -> Array:
+            """-rate m / (sqrt(v) + tau)."""
+            return -self.rate * m / (jnp.sqrt(v) + self.tau)
+
+        def init(params: Params) -> Moments:
+            m = jax.tree.map(jnp.zeros_like, params)
+            v = jax.tree.map(lambda leaf: leaf + self.tau**2, m)
+            return Moments(m, v)
+
+        def update(updates: Params, state: PyTree, params: Params = None) -> tuple[Params, Moments]:
+            m = jax.tree.map(first_moment, state.m, updates)
+            v = jax.tree.map(second_moment, state.v, updates)
+            return jax.tree.map(step, m, v), Moments(m, v)
 
         return optax.GradientTransformation(init, update)

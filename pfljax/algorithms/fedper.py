@@ -24,7 +24,9 @@ from pfljax.local.problem import Problem
 class FedPer:
     """FedPer (Arivazhagan et al., 2019): shared base layers, personal last layers."""
 
-    personal_layers: int = knob(1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg")
+    personal_layers: int = knob(
+        1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         shared = base_layers(problem, self.personal_layers)

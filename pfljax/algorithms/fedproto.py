@@ -29,14 +29,42 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, First, Ledger, Prediction, Report, Start
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    First,
+    Key,
+    Ledger,
+    Metrics,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
+from pfljax.local.problem import Personal, Problem
 
-UNKNOWN = -1e9  # score of a class without a prototype; finite, so that classes tie if there are no prototypes
+UNKNOWN = (
+    -1e9
+)  # score of a class without a prototype; finite, so that classes tie if there are no prototypes
 
 
 class Prototypes(NamedTuple):
-    """The mean features of each class (1, C, F), and the number of examples behind them (1, C)."""
+    """The prototypes of all classes, which clients receive as a stack of one.
+
+    Attributes:
+        mean: P (1, C, F).
+        count: (1, C), number of examples behind each; a class with 0 has no prototype.
+    """
 
     mean: Array
     count: Array
@@ -48,69 +76,113 @@ class FedProto:
     """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""
 
     strength: float = knob(
-        1.0, at_least=0, grid=(0.1, 1.0, 4.0), help="lambda, pull of features toward prototypes; 0 with head is Local"
+        1.0,
+        at_least=0,
+        grid=(0.1, 1.0, 4.0),
+        help="lambda, pull of features toward prototypes; 0 with head is Local",
     )
     predict: Literal["nearest", "head"] = knob(
         "nearest", help="predict by the nearest prototype, or by the model's own last layer"
     )
     mean: Literal["weighted", "uniform"] = knob(
-        "weighted", help="prototypes are means over examples, or over the clients that have the class (authors)"
+        "weighted",
+        help="prototypes are means over examples, or over the clients that have the class (authors)",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, solver = problem.model, problem.solver
+        model = problem.model
+        solver = problem.solver
         num_classes = classes.required(problem, "fedproto", places=False)
-        width = classes.num_features(problem)
+        num_features = classes.num_features(problem)
 
-        def pulled(received):
-            """The loss of each example with the pull, so that private training clips the pull's gradient too."""
+        def with_pull(prototypes: Prototypes) -> Problem:
+            """The problem with the pull in each example's loss, so that private training clips its gradient, too."""
 
-            def loss(params, x, y, *key):
-                target, known = received.mean[y], received.count[y] > 0
-                distance = jnp.square(model.features(params, x, *key) - target).mean(axis=-1)
-                return solver.loss(params, x, y, *key) + self.strength * jnp.where(known, distance, 0)
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """l_k + strength |f(x) - P_y|^2 / F."""
+                features = model.features(params, x, mode)
+                distance = jnp.square(features - prototypes.mean[y]).mean(axis=-1)
+                pull = jnp.where(prototypes.count[y] > 0, distance, 0)
+                return solver.loss(params, x, y, mode) + self.strength * pull
 
             return problem.with_loss(loss)
 
-        def start(key, clients):
-            return Start((), Prototypes(jnp.zeros((1, num_classes, width)), jnp.zeros((1, num_classes))))
+        # ---- The client.
 
-        def client_update(context, models, row, data):
-            row, loss = row.fit(pulled(tree.first(models)), context, data.train)
-            found = classes.feature_sums(problem, row.model, data.train, num_classes)
-            sums, counts = found["sums"], found["counts"]
+        def first_row(key: Key, client: Array, start: Start) -> First:
+            return First(row=problem.init_personal(key, client))
+
+        def client_update(
+            context: ClientContext, models: Prototypes, personal: Personal, data: ClientData
+        ) -> ClientOutput:
+            # Local steps, from its own theta_k, with the pull toward P.
+            pulled = with_pull(tree.first(models))
+            personal, loss = pulled.fit_personal(context, personal, data.train)
+            # For each class, the sum of its examples' features under the new theta_k and their number;
+            # with mean="uniform", their mean, which counts once.
+            totals = classes.feature_sums(problem, personal.params, data.train, num_classes)
+            sums = totals["sums"]
+            counts = totals["counts"]
             if self.mean == "uniform":
-                sums, counts = classes.means(sums, counts), jnp.minimum(counts, 1)
-            upload = tree.stack_one({"sum": sums, "count": counts})
-            return ClientOutput(row, upload, {"loss": loss}, (data.train.size > 0)[None])
+                sums = classes.means(sums, counts)
+                counts = jnp.minimum(counts, 1)
+            return ClientOutput(
+                row=personal,
+                upload=Upload(sums={"features": sums[None]}, count=counts[None]),
+                told=Told(loss),
+                sent=(data.train.size > 0)[None],
+            )
 
-        def server_update(key, state, aggregate):
-            sums, counts = aggregate.upload["sum"], aggregate.upload["count"]
-            new = Prototypes(classes.means(sums, counts), counts)  # Eq. 6
-            return state._replace(models=tree.where(counts > 0, new, state.models)), {}
+        # ---- The server.
 
-        def adapt(context, models, data):
-            received = tree.first(models)
-            return pulled(received).newcomer(context, models, data)._replace(inputs=received)
+        def start(key: Key, clients: ClientData) -> Start:
+            mean = jnp.zeros((1, num_classes, num_features))
+            return Start(models=Prototypes(mean, jnp.zeros((1, num_classes))))
 
-        def apply(models, prototypes, x):
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # P_c <- the mean over all examples of class c that were sent  (Eq. 6)
+            sums = aggregate.upload.sums["features"]
+            count = aggregate.upload.count
+            assert count is not None
+            new = Prototypes(classes.means(sums, count), count)
+            # It stays if there are none.
+            return state.with_models(tree.where(count > 0, new, state.models)), {}
+
+        # ---- What a client predicts with.
+
+        def predict(
+            context: ClientContext, models: Prototypes, personal: Personal, data: ClientData
+        ) -> Prediction:
+            return Prediction.one(personal.params, inputs=tree.first(models))
+
+        def adapt(context: ClientContext, models: Prototypes, data: ClientData) -> Prediction:
+            """Newcomers train alone with fixed prototypes."""
+            prototypes = tree.first(models)
+            params = with_pull(prototypes).train_newcomer(context, data)
+            return Prediction.one(params, inputs=prototypes)
+
+        def nearest_prototype(models: Params, prototypes: Prototypes, x: PyTree) -> Array:
             """Logits -|f - P_c|^2, without |f|^2, which all classes share."""
-            z = model.features(tree.first(models), x)
-            scores = 2 * z @ prototypes.mean.T - jnp.square(prototypes.mean).sum(axis=-1)
+            features = model.features(tree.first(models), x)
+            squares = jnp.square(prototypes.mean).sum(axis=-1)
+            scores = 2 * features @ prototypes.mean.T - squares
             return jnp.where(prototypes.count > 0, scores, UNKNOWN)
 
         nearest = self.predict == "nearest"
         by = "the nearest prototype" if nearest else "its last layer"
         return Algorithm(
             start=start,
-            first_row=lambda key, client, start: First(problem.own_model(key, client)),
+            first_row=first_row,
             client_update=client_update,
             server_update=server_update,
-            predict=lambda context, models, row, data: Prediction(tree.stack_one(row.model), inputs=tree.first(models)),
-            apply=apply if nearest else None,
+            predict=predict,
+            apply=nearest_prototype if nearest else None,
             adapt=adapt,
-            topology="shared",
+            topology=Topology.SHARED,
             sends="sums",
-            ledger=Ledger(gradients=1, unaccounted="the per-class feature sums and counts, sent without noise"),
+            ledger=Ledger(
+                gradients=1,
+                unaccounted="the per-class feature sums and counts, sent without noise",
+            ),
             report=Report(scored=f"each client's own model, by {by}"),
         )

@@ -19,7 +19,7 @@ import dataclasses
 from pfljax.algorithms.common.layers import Phase, base_layers, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Report
+from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
 
 
@@ -29,19 +29,33 @@ class FedRep:
     """FedRep (Collins et al., 2021): a shared body and personal heads, trained in turn."""
 
     head_epochs: int = knob(
-        10, at_least=1, grid=(1, 5, 10), help="number of epochs for the last layers, with the body fixed"
+        10,
+        at_least=1,
+        grid=(1, 5, 10),
+        help="number of epochs for the last layers, with the body fixed",
     )
     body_epochs: int | None = knob(
-        None, at_least=1, grid=(1, 5), help="number of epochs for the body; not given: as in local training"
+        None,
+        at_least=1,
+        grid=(1, 5),
+        help="number of epochs for the body; not given: as in local training",
     )
     personal_layers: int = knob(
-        1, at_least=0, grid=(1, 2), help="number of personal last layers; 0 is FedAvg with `body_epochs` epochs"
+        1,
+        at_least=0,
+        grid=(1, 2),
+        help="number of personal last layers; 0 is FedAvg with `body_epochs` epochs",
     )
 
     def build(self, problem: Problem) -> Algorithm:
         body = base_layers(problem, self.personal_layers)
-        head = lambda params: tree.complement(body(params))
+
+        def head(params: Params) -> PyTree:
+            return tree.complement(body(params))
+
+        # The head phi_k first, theta fixed; then theta, phi_k fixed.
         phases = [Phase(head, self.head_epochs), Phase(body, self.body_epochs)]
+
         facts = (("shared layers", len(problem.model.layers) - self.personal_layers),)
         report = Report(scored="each client's own last layers on the shared body", facts=facts)
         return sharing_layers(problem, body, phases=phases, report=report)

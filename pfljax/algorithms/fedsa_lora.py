@@ -1,13 +1,14 @@
 """FedSA-LoRA: clients share A and keep B.
 
-Guo, Zeng, Wang, Fan, Wang, Qu, "Selective aggregation for low-rank adaptation in federated learning" (ICLR 2025).
+Guo, Zeng, Wang, Fan, Wang, Qu, "Selective aggregation for low-rank adaptation in federated
+learning" (ICLR 2025).
 
     A round: client k receives A, trains it together with its own B_k on D_k; B_k stays;
     A <- sum_k n_k A_k / sum_k n_k.
 
-Departures from the paper: The mean is weighted by n_k (the paper weights clients equally). As in the authors' code, the
-classifier stays with its client, and so does whatever else is trained. Newcomers train their own B with A fixed, for
-as many rounds as the run has.
+Departures from the paper: The mean is weighted by n_k (the paper weights clients equally). As in
+the authors' code, the classifier stays with its client, and so does whatever else is trained.
+Newcomers train their own B with A fixed, for as many rounds as the run has.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import dataclasses
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract.method import method
-from pfljax.contract.types import Algorithm, Report
+from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
 
 
@@ -28,5 +29,9 @@ class FedSALoRA:
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "fedsa_lora")
+
+        def is_a(params: Params) -> PyTree:
+            return problem.model.named(params, low_rank.A)
+
         report = Report(scored="each client's own B and head with the shared A")
-        return sharing_layers(problem, lambda params: problem.model.named(params, low_rank.A), report=report)
+        return sharing_layers(problem, is_a, report=report)

@@ -1,81 +1,200 @@
 """FedTP: a hypernetwork at the server generates every client's attention projections; the rest is averaged.
 
-Li, Cai, Wang, Tang, Ding, Lin, Shi, "FedTP: federated learning by Transformer personalization" (TNNLS 2023).
+Li, Cai, Wang, Tang, Ding, Lin, Shi, "FedTP: federated learning by Transformer personalization"
+(TNNLS 2023).
 
-    A round: client k trains theta and p_k = h(v_k; phi), the query, key and value projections of all attention layers;
-    theta <- sum_k n_k theta_k / sum_k n_k; the server's h and embeddings v take a step of SGD along
-    sum_k n_k g_k / sum_k n_k, g_k the vector-Jacobian product of p_k with minus its change, in phi and v_k.
+    A round: client k trains theta and p_k = h(v_k; phi),
+        the query, key and value projections of all attention layers;
+    theta <- sum_k n_k theta_k / sum_k n_k;
+    the server's h and embeddings v take a step of SGD along sum_k n_k g_k / sum_k n_k,
+        g_k the vector-Jacobian product of p_k with minus its change, in phi and v_k.
 
-Departures from the authors' code: h's heads begin near an initial model's projections, theirs as PyTorch's layers do.
-Biases of projections, which theirs lack, are generated, too. The default rate is for some hundred rounds; theirs is the
-clients', 0.01 for 1500. Newcomers learn an embedding, from the mean one, with the rest fixed, for all rounds.
+Departures from the authors' code: h's heads begin near an initial model's projections, theirs as
+PyTorch's layers do. Biases of projections, which theirs lack, are generated, too. The default rate is
+for some hundred rounds; theirs is the clients', 0.01 for 1500. Newcomers learn an embedding, from
+the mean one, with the rest fixed, for all rounds.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import optax
 
-from pfljax.algorithms.common import average, averaging, hypernetwork, layers, weighted
+from pfljax.algorithms.common import hypernetwork, layers
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
+from pfljax.algorithms.common.hypernetwork import Learned
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Prediction, Report, Start
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Traffic,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
 
-@method(keeps="nothing", travels="its attention projections down, their change up; all else both ways")
+class Server(NamedTuple):
+    """What the server keeps beside theta.
+
+    Attributes:
+        learned: h and v.
+        opt_state: Their optimizer's state.
+    """
+
+    learned: Learned
+    opt_state: PyTree
+
+
+@method(
+    keeps="nothing",
+    travels="its attention projections down, their change up; all else both ways",
+)
 @dataclasses.dataclass(frozen=True)
 class FedTP:
     """FedTP (Li et al., 2023): a hypernetwork generates each client's attention projections; the rest is averaged."""
 
     rate: float = knob(0.1, at_least=0, grid=(0.01, 0.03, 0.1), help="server learning rate")
-    momentum: float = knob(0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD")
+    momentum: float = knob(
+        0.9, at_least=0, below=1, grid=(0.0, 0.9), help="momentum of the server's SGD"
+    )
     decay: float = knob(0.001, at_least=0, help="weight decay of v and phi")
-    hidden: int = knob(150, at_least=1, at_most=100_000, grid=(50, 150), help="width of the hidden layers")
-    layers: int = knob(3, at_least=0, at_most=100, grid=(1, 2, 3), help="number of hidden layers after the first")
-    embedding: int = knob(128, at_least=1, at_most=100_000, grid=(32, 128), help="size of an embedding")
-    spread: float = knob(0.1, at_least=0, help="standard deviation between initial models, over that within one")
-    personal: str = knob("(^|/)(query|key|value)/", help="regular expression that paths of what is generated contain")
+    hidden: int = knob(
+        150, at_least=1, at_most=100_000, grid=(50, 150), help="width of the hidden layers"
+    )
+    layers: int = knob(
+        3,
+        at_least=0,
+        at_most=100,
+        grid=(1, 2, 3),
+        help="number of hidden layers after the first",
+    )
+    embedding: int = knob(
+        128, at_least=1, at_most=100_000, grid=(32, 128), help="size of an embedding"
+    )
+    spread: float = knob(
+        0.1, at_least=0, help="standard deviation between initial models, over that within one"
+    )
+    personal: str = knob(
+        "(^|/)(query|key|value)/",
+        help="regular expression that paths of what is generated contain",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        shapes, personal = problem.model.network.shapes, layers.named(problem, self.personal, "fedtp", "attention")
-        alone, split = problem.part(personal(shapes)), lambda params: tree.partition(params, personal(params))
-        step = optax.chain(optax.add_decayed_weights(self.decay), optax.sgd(self.rate, self.momentum))
-        descent = hypernetwork.beside_statistics(problem, step)
-        generate = lambda learned, of: hypernetwork.generate(learned.network, learned.embeddings[of])
-        whole = lambda context, models: tree.combine(models, tree.stack_one(generate(context.server, context.client)))
+        shapes = problem.model.network.shapes
+        is_projection = layers.named(problem, self.personal, "fedtp", "attention")
+        widths = (self.embedding, *[self.hidden] * (1 + self.layers))
+        optimizer = optax.chain(
+            optax.add_decayed_weights(self.decay), optax.sgd(self.rate, self.momentum)
+        )
+        server_optimizer = hypernetwork.server_optimizer(problem, optimizer)
 
-        def start(key, clients):
-            own, theta = split(problem.init_models(key, 1))
-            widths = (self.embedding, *[self.hidden] * (1 + self.layers))
-            learned = hypernetwork.start(key, problem, tree.first(own), widths, self.spread, torch=True)
-            return Start(learned, theta, descent.init(learned))
+        def split(params: Params) -> tuple[Params, Params]:
+            """A model's projections p, and theta."""
+            return tree.partition(params, is_projection(params))
 
-        def client_update(context, models, kept, data):
-            received = whole(context, models)
-            trained, kept, losses = problem.fit(context, received, kept, data.train)
-            update = tree.subtract(split(trained)[1], models)
-            upload, sent = weighted(update, data.train.size)
-            change = tree.first(split(tree.subtract(trained, received))[0])
-            told = {"loss": losses[0], "client": context.client, "size": data.train.size, "change": change}
-            return ClientOutput(kept, upload, told, sent)
+        def is_theta(params: Params) -> PyTree:
+            return tree.complement(is_projection(params))
 
-        def server_update(key, state, aggregate):
-            told, weight = aggregate.report, aggregate.sent[:, 0] * aggregate.report["size"]
-            back = jax.vjp(lambda learned: generate(learned, told["client"]), state.server)[1]
-            slope = back(tree.scale(told["change"], -weight / weight.sum().clip(1)))[0]
-            server, opt = hypernetwork.descended(descent, slope, state.server, state.optimizer, weight.sum() > 0)
-            return state._replace(server=server, models=average(state.models, aggregate), optimizer=opt), {}
+        def generate(learned: Learned, clients: Array) -> Params:
+            """p_k = h(v_k; phi) for clients (n,)."""
+            return hypernetwork.generate(learned.network, learned.embeddings[clients])
 
-        functions = {"start": start, "client_update": client_update, "server_update": server_update}
+        def own_projections(context: ClientContext) -> Params:
+            """p_k, stacked (1, ...)."""
+            return generate(context.server.learned, context.client[None])
+
+        # ---- The client.
+
+        def train(context: ClientContext, theta: Params, row: PyTree, data: ClientData) -> Trained:
+            context, theta = problem.whole(context, theta)
+            projections = own_projections(context)
+            models = tree.combine(theta, projections)
+            trained = problem.fit(context, models, data.train)
+            new_projections, new_theta = split(trained.models)
+            told = {
+                "client": context.client,
+                "size": data.train.size,
+                "change": tree.first(tree.subtract(new_projections, projections)),
+            }
+            return trained._replace(models=new_theta, told=told)
+
+        # ---- The server.
+
+        def first_server(key: Key, theta: Params, clients: ClientData) -> Server:
+            projections, _ = split(problem.init_global(key))
+            learned = hypernetwork.init_learned(
+                key, problem, bias=projections, widths=widths, spread=self.spread, torch=True
+            )
+            return Server(learned, server_optimizer.init(learned))
+
+        def server_step(received: Received, server: Server) -> ServerStep:
+            clients = received.told["client"]
+            weight = received.sent * received.told["size"]
+            total_weight = weight.sum()
+
+            # sum_k n_k g_k / sum_k n_k
+            def generate_cohort(learned: Learned) -> Params:
+                return generate(learned, clients)
+
+            _, pull_back = jax.vjp(generate_cohort, server.learned)
+            share = weight / total_weight.clip(1)
+            (gradient,) = pull_back(tree.scale(received.told["change"], -share))
+
+            learned, opt_state = hypernetwork.take_step(
+                server_optimizer,
+                gradient,
+                server.learned,
+                server.opt_state,
+                is_received=total_weight > 0,
+            )
+            return ServerStep(server=Server(learned, opt_state))
+
+        # ---- What a client predicts with.
+
+        def predict(
+            context: ClientContext, theta: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            return Prediction(tree.combine(theta, own_projections(context)))
+
+        def adapt(context: ClientContext, theta: Params, data: ClientData) -> Prediction:
+            model = hypernetwork.train_newcomer(
+                problem.part(is_projection(shapes)),
+                optimizer,
+                context.server.learned,
+                context,
+                data,
+                rest=tree.first(theta),
+            )
+            return Prediction.one(model)
+
+        # ---- Accounting.
+
+        def traffic(counted: Traffic) -> Traffic:
+            """Of the server's state, a client downloads only its projections."""
+            projections, _ = split(shapes)
+            return counted._replace(server=tree.num_bytes(projections))
+
         return averaging(
             problem,
-            **functions,
-            row=lambda key, client, models: problem.kept_optimizers(problem.init_models(key, 1)),
-            predict=lambda context, models, row, data: Prediction(whole(context, models)),
-            adapt=lambda context, models, data: hypernetwork.newcomer(alone, step, context, data, tree.first(models)),
-            traffic=lambda counted: counted._replace(server=tree.num_bytes(split(shapes)[0])),
+            train=train,
+            ledger=Ledger(gradients=1),
+            first_server=first_server,
+            server_step=server_step,
+            shared=is_theta,
+            predict=predict,
+            adapt=adapt,
             report=Report("the global model with each client's generated projections"),
+            traffic=traffic,
         )

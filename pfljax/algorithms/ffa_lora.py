@@ -5,8 +5,9 @@ Sun, Li, Li, Ding, "Improving LoRA in privacy-preserving federated learning" (IC
     A round: client k receives B and trains it to B_k, A fixed; B <- sum_k n_k B_k / sum_k n_k.
     Since A is the same everywhere, A times the mean of B is the mean of the products.
 
-Departures from the paper: Whatever else is trained, such as a head, is trained and averaged with B (the paper freezes
-the classifier). A is not counted as traffic, since clients draw it from the seed.
+Departures from the paper: Whatever else is trained, such as a head, is trained and averaged with B
+(the paper freezes the classifier). A is not counted as traffic, since clients draw it from the
+seed.
 """
 
 from __future__ import annotations
@@ -14,10 +15,21 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common import low_rank
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import method
-from pfljax.contract.types import Algorithm, First, Ledger, Prediction, Start
+from pfljax.contract.types import (
+    Algorithm,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Traffic,
+    Trained,
+)
 from pfljax.local.problem import Problem
 
 
@@ -28,25 +40,41 @@ class FFALoRA:
 
     def build(self, problem: Problem) -> Algorithm:
         low_rank.required(problem, "ffa_lora")
-        trained = lambda params: tree.complement(problem.model.named(params, low_rank.A))
-        split = lambda models: tree.partition(models, trained(models))
-        of_b = problem.part(trained(problem.model.network.shapes))
 
-        def start(key, clients):
-            b, a = split(problem.init_models(key, 1))
-            return Start(a, b)
+        def is_trained(params: Params) -> PyTree:
+            """Whether a leaf is part of B, or of whatever else is trained."""
+            return tree.complement(problem.model.named(params, low_rank.A))
 
-        def first_row(key, client, start):
-            return First(of_b.kept_optimizers(tree.combine(start.models, start.server)))
+        b_problem = problem.part(is_trained(problem.model.network.shapes))
 
-        def train(context, models, kept, data):
+        def first_server(key: Key, params: Params, clients: ClientData) -> Params:
+            """A (1, ...). The server's state is A."""
+            model = problem.init_global(key)
+            _, a = tree.partition(model, is_trained(model))
+            return tree.stack_one(a)
+
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # B_k, A fixed
             models = tree.combine(models, context.server)
-            models, kept, losses = of_b.fit(context, models, kept, data.train)
-            return split(models)[0], kept, losses
+            trained = b_problem.fit(context, models, data.train)
+            b, _ = tree.partition(trained.models, is_trained(trained.models))
+            return trained._replace(models=b)
 
-        def predict(context, models, row, data):
+        def predict(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
             return Prediction(tree.combine(models, context.server))
 
-        functions = {"start": start, "first_row": first_row, "train": train, "predict": predict}
-        known = lambda counted: counted._replace(server=0)
-        return averaging(problem, **functions, traffic=known, ledger=Ledger(gradients=1))
+        def traffic(counted: Traffic) -> Traffic:
+            """Clients draw A from the seed."""
+            return counted._replace(server=0)
+
+        return averaging(
+            problem,
+            shared=is_trained,
+            train=train,
+            ledger=Ledger(gradients=1),
+            first_server=first_server,
+            predict=predict,
+            traffic=traffic,
+        )

@@ -22,12 +22,27 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common import aggregation, classes, heads
-from pfljax.algorithms.common.layers import PersonalPart, Phase, base_layers, fit_phases, sharing_layers
+from pfljax.algorithms.common import classes, heads
+from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.layers import Phase, base_layers, train_phases
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Report
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Trained,
+)
 from pfljax.local.problem import Problem
+from pfljax.local.solver import joined
 
 
 @method(keeps="its head", travels="the body, both ways")
@@ -35,46 +50,132 @@ from pfljax.local.problem import Problem
 class FLUTE:
     """FLUTE (Liu et al., 2024): a shared body, and personal heads pulled toward a simplex of the client's classes."""
 
-    collapse: float = knob(0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of heads to a simplex of classes")
+    collapse: float = knob(
+        0.25, at_least=0, grid=(0.0, 0.25, 1.0), help="l1, pull of heads to a simplex of classes"
+    )
     decay: float = knob(0.0025, at_least=0, help="l2, weight of the head's squared norm")
-    features: float = knob(0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="l3, weight of features' squared norm")
-    server_rate: float = knob(0.5, at_least=0, help="eta, rate of the server's step for the heads of S clients")
-    head_epochs: int = knob(10, at_least=1, grid=(1, 5, 10), help="number of epochs for the head, with the body fixed")
-    epochs: int | None = knob(None, at_least=1, grid=(1, 5), help="epochs for both; not given: as in local training")
+    features: float = knob(
+        0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="l3, weight of features' squared norm"
+    )
+    server_rate: float = knob(
+        0.5, at_least=0, help="eta, rate of the server's step for the heads of S clients"
+    )
+    head_epochs: int = knob(
+        10, at_least=1, grid=(1, 5, 10), help="number of epochs for the head, with the body fixed"
+    )
+    epochs: int | None = knob(
+        None, at_least=1, grid=(1, 5), help="epochs for both; not given: as in local training"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, num_classes = problem.model, classes.required(problem, "flute", places=False)
-        body = base_layers(problem, 1)
-        every = lambda params: jax.tree.map(lambda leaf: True, params)
-        phases = [Phase(lambda params: model.mask(params, 1), self.head_epochs), Phase(every, self.epochs)]
-        base = sharing_layers(problem, body, phases=phases, report=Report("each client's own head on the shared body"))
+        model = problem.model
+        solver = problem.solver
+        num_classes = classes.required(problem, "flute", places=False)
+        is_body = base_layers(problem, 1)
 
-        def client_update(context, models, row, data):
+        def is_head(params: Params) -> PyTree:
+            return model.mask(params, 1)
+
+        def is_any(params: Params) -> PyTree:
+            return jax.tree.map(lambda leaf: True, params)
+
+        def body_and_head(params: Params) -> tuple[Params, Params]:
+            return tree.partition(params, is_body(params))
+
+        phases = [Phase(is_head, self.head_epochs), Phase(is_any, self.epochs)]
+
+        # ---- The client.
+
+        def first_row(key: Key, client: Array) -> Params:
+            """phi_k. A client's row is its head."""
+            _, head = body_and_head(problem.init_model(key, client))
+            return head
+
+        def train(context: ClientContext, body: Params, head: Params, data: ClientData) -> Trained:
             present = classes.counts(data.train, num_classes) > 0
 
-            def loss(params, x, y, *key):
-                h, z = heads.matrix(problem, params), model.features(params, x, *key)
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """CE + l1 N_k(H) + l2 |H|^2 + l3 |z|^2."""
+                h = heads.matrix(problem, params)
+                z = model.features(params, x, mode)
                 of_head = self.collapse * distance(h, present) + self.decay * jnp.square(h).sum()
-                return problem.solver.loss(params, x, y, *key) + of_head + self.features * jnp.square(z).sum(axis=-1)
+                of_features = self.features * jnp.square(z).sum(axis=-1)
+                return solver.loss(params, x, y, mode) + of_head + of_features
 
-            start = tree.combine(models, tree.stack_one(row.own))
-            found = fit_phases(problem.with_loss(loss), phases, context, start, row.optimizer, data.train)
-            trained, optimizers, losses = found
-            theta, phi = tree.partition(trained, body(trained))
-            whole = lambda own: heads.matrix(problem, tree.combine(own, tree.first(theta)))
-            slope = jax.grad(lambda own: distance(whole(own), present))(tree.first(phi))
+            # phi_k with theta fixed; then both.
+            context, body = problem.whole(context, body)
+            start = tree.combine(body, tree.stack_one(head))
+            regularized = problem.with_loss(loss)
+            trained = train_phases(regularized, phases, context, start, data.train)
+            new_body, new_head = body_and_head(trained.models)
+            new_head = server_step(tree.first(new_head), tree.first(new_body), present)
+            return trained._replace(models=new_body, row=new_head)
+
+        def server_step(head: Params, body: Params, present: Array) -> Params:
+            """phi_k <- phi_k - eta / S grad N_k(H_k), which a client computes itself."""
+            params, statistics = solver.without_statistics(head)
+
+            def distance_of(params: Params) -> Array:
+                head = joined(params, statistics)
+                h = heads.matrix(problem, tree.combine(head, body))
+                return distance(h, present)
+
             rate = self.server_rate / problem.expected_clients
-            own = jax.tree.map(lambda leaf, of_server: leaf - rate * of_server, tree.first(phi), slope)
-            upload, sent = aggregation.weighted(tree.subtract(theta, models), data.train.size)
-            return ClientOutput(PersonalPart(own, optimizers), upload, {"loss": losses[0]}, sent)
+            gradient = jax.grad(distance_of)(params)
+            return joined(tree.subtract(params, tree.scale(gradient, rate)), statistics)
 
-        ledger = dataclasses.replace(base.ledger, unaccounted="which classes a client has, in the loss")
-        return dataclasses.replace(base, client_update=client_update, ledger=ledger)
+        # ---- What a client predicts with: theta and phi_k.
+
+        def predict(
+            context: ClientContext, models: Params, head: Params, data: ClientData
+        ) -> Prediction:
+            return Prediction(tree.combine(models, tree.stack_one(head)))
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a head on the shared body."""
+            init_key, train_key = jax.random.split(context.key)
+            _, head = body_and_head(model.init(init_key))
+            start = tree.combine(tree.first(models), head)
+            head_problem = problem.part(is_head(start)).with_epochs(self.head_epochs)
+            context = context._replace(key=train_key)
+            return Prediction.one(head_problem.train_newcomer(context, data, start=start))
+
+        # ---- Accounting.
+
+        epochs = "as given" if self.epochs is None else self.epochs
+        return averaging(
+            problem,
+            shared=is_body,
+            train=train,
+            first_row=first_row,
+            predict=predict,
+            adapt=adapt,
+            ledger=Ledger(
+                gradients=1,
+                passes=problem.passes(self.head_epochs) + problem.passes(self.epochs),
+                unaccounted="which classes a client has, in the loss",
+            ),
+            report=Report(
+                scored="each client's own head on the shared body",
+                facts=(("local epochs, phase by phase", f"{self.head_epochs}, then {epochs}"),),
+            ),
+        )
 
 
 def distance(h: Array, present: Array) -> Array:
     """() N_k of H (C, F), for a client that has the classes `present` (C,)."""
-    size = len(present)
-    norm = lambda leaf: jnp.sqrt(jnp.maximum(jnp.square(leaf).sum(), 1e-12))  # differentiable at 0
-    simplex = jnp.where(present[:, None] & present, jnp.eye(size) - 1 / size, 0) / max(size - 1, 1) ** 0.5
-    return norm(h @ h.T / norm(h @ h.T) - simplex)
+    num_classes = len(present)
+
+    # (I - 11' / C) * (m_k m_k') / sqrt(C - 1)
+    both_present = present[:, None] & present
+    centered = jnp.where(both_present, jnp.eye(num_classes) - 1 / num_classes, 0)
+    simplex = centered / max(num_classes - 1, 1) ** 0.5
+
+    # |H H' / |H H'| - that|
+    products = h @ h.T
+    return norm(products / norm(products) - simplex)
+
+
+def norm(matrix: Array) -> Array:
+    """() the Frobenius norm, differentiable at 0."""
+    return jnp.sqrt(jnp.maximum(jnp.square(matrix).sum(), 1e-12))

@@ -16,14 +16,25 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
-from pfljax.algorithms.common import beside, classes, distillation
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, distillation
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Personal, Problem
 
 
 @method(keeps="its model", travels="the meme model, both ways")
@@ -32,46 +43,81 @@ class FML:
     """FML (Shen et al., 2020): each client's own model and a shared one learn from each other."""
 
     alpha: float = knob(
-        0.5, at_least=0, at_most=1, grid=(0.1, 0.5, 0.9), help="weight of the labels in its own model's loss; 1: Local"
+        0.5,
+        at_least=0,
+        at_most=1,
+        grid=(0.1, 0.5, 0.9),
+        help="weight of the labels in its own model's loss; 1: Local",
     )
     beta: float = knob(
-        0.5, at_least=0, at_most=1, grid=(0.1, 0.5, 0.9), help="weight of the labels in the meme's loss; 1: FedAvg"
+        0.5,
+        at_least=0,
+        at_most=1,
+        grid=(0.1, 0.5, 0.9),
+        help="weight of the labels in the meme's loss; 1: FedAvg",
     )
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "fml")
-        meme = problem.of_server
+        meme_problem = problem.of_server
 
-        def mutual(own, other, teacher, weight):
-            """The mean loss of a model that learns from the labels, with this weight, and from a fixed teacher."""
+        def own_objective(params: Params, meme: Params, batch: Batch) -> Array:
+            """alpha CE(p_v, y) + (1 - alpha) KL(p_w || p_v), w_k fixed."""
 
-            def loss(params, x, y, *key):
-                logits = other.model.apply(teacher, x, *key), own.model.apply(params, x, *key)
-                apart = distillation.divergence(problem, *logits, y)
-                return weight * own.solver.loss(params, x, y, *key) + (1 - weight) * apart
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                teacher_logits = meme_problem.model.apply(meme, x, mode)
+                logits = problem.model.apply(params, x, mode)
+                divergence = distillation.divergence(problem, teacher_logits, logits, y)
+                of_labels = problem.solver.loss(params, x, y, mode)
+                return self.alpha * of_labels + (1 - self.alpha) * divergence
 
-            return own.solver.with_loss(loss).mean_loss
+            return problem.solver.with_loss(loss).mean_loss(params, batch)
 
-        of_own = lambda shared: mutual(problem, meme, shared, self.alpha)
-        of_meme = lambda own: mutual(meme, problem, own, self.beta)
+        def meme_objective(params: Params, own: Params, batch: Batch) -> Array:
+            """beta CE(p_w, y) + (1 - beta) KL(p_v || p_w), v_k fixed."""
 
-        def train(context, models, row, data):
-            def gradient(pair, memory, batch):
-                loss, slope = jax.value_and_grad(of_own(pair.shared))(pair.own, batch(0).of_model(1))
-                of_shared = jax.grad(of_meme(pair.own))(pair.shared, batch(0).of_model(0))
-                return loss, beside.Pair(of_shared, slope), memory
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                teacher_logits = problem.model.apply(own, x, mode)
+                logits = meme_problem.model.apply(params, x, mode)
+                divergence = distillation.divergence(problem, teacher_logits, logits, y)
+                of_labels = meme_problem.solver.loss(params, x, y, mode)
+                return self.beta * of_labels + (1 - self.beta) * divergence
 
-            models, row, loss, _ = beside.descend(problem, context, models, row, data.train, gradient)
-            return models, row, loss[None]
+            return meme_problem.solver.with_loss(loss).mean_loss(params, batch)
 
-        def adapt(context, models, data):
-            return problem.newcomer(context, models, data, of_own(tree.first(models)))
+        def first_row(key: Key, client: Array) -> Personal:
+            """v_k. A client's row is its model."""
+            return problem.init_personal(key, client)
+
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            return problem.fit_side_by_side(
+                context,
+                models,
+                personal,
+                data.train,
+                global_objective=meme_objective,
+                personal_objective=own_objective,
+            )
+
+        def own_model(personal: Personal) -> Params:
+            return personal.params
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a model of their own, with the final meme fixed."""
+            meme = tree.first(models)
+
+            def objective(params: Params, batch: Batch) -> Array:
+                return own_objective(params, meme, batch)
+
+            return Prediction.one(problem.train_newcomer(context, data, objective))
 
         return averaging(
-            meme,
+            meme_problem,
             train=train,
-            row=beside.first_row(problem),
-            own=lambda row: row.own.model,
-            adapt=adapt,
             ledger=Ledger(gradients=2),
+            first_row=first_row,
+            own_model=own_model,
+            adapt=adapt,
         )

@@ -19,152 +19,209 @@ as many rounds as the run has.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import beside, classes, heads
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, heads, networks, pairs
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Key, Ledger, Params, Prediction, PyTree, Report, Split, Start
-from pfljax.local.problem import OwnModel, Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Split,
+    Trained,
+)
+from pfljax.local.batches import Batch
+from pfljax.local.problem import Pair, Personal, Problem
 
 ADDED = "conditional"  # the branch of E and V beside the model's own
-EPSILON = 1e-5  # of the layer normalization, as in PyTorch
-length = lambda rows: jnp.sqrt(jnp.maximum(jnp.square(rows).sum(axis=-1, keepdims=True), 1e-12))  # differentiable at 0
 
 
-@method(keeps="its head", travels="the body, embeddings of classes and a conditional valve, both ways")
+@method(
+    keeps="its head",
+    travels="the body, embeddings of classes and a conditional valve, both ways",
+)
 @dataclasses.dataclass(frozen=True)
 class GPFL:
     """GPFL (Zhang et al., 2023): global and personalized features, steered by shared embeddings of the classes."""
 
-    strength: float = knob(0.01, at_least=0, grid=(0.0001, 0.01), help="lambda, pull of features to their embedding")
-    mu: float = knob(0.1, at_least=0, grid=(0.0, 0.1, 1.0), help="weight decay of the embeddings and the valve")
+    strength: float = knob(
+        0.01,
+        at_least=0,
+        grid=(0.0001, 0.01),
+        help="lambda, pull of features to their embedding",
+    )
+    mu: float = knob(
+        0.1,
+        at_least=0,
+        grid=(0.0, 0.1, 1.0),
+        help="weight decay of the embeddings and the valve",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, solver, num_classes = problem.model, problem.solver, classes.required(problem, "gpfl", places=False)
-        width = classes.num_features(problem)
+        model = problem.model
+        solver = problem.solver
+        num_classes = classes.required(problem, "gpfl", places=False)
+        num_features = classes.num_features(problem)
 
-        def train(context, models, row, data):
+        def init_head(params: Params) -> Params:
+            return heads.head_of(problem, params)
+
+        def personal_logits(
+            shared: Params, head: Params, own_context: Array, x: PyTree, mode: Mode = None
+        ) -> tuple[Array, Array]:
+            """h_k(V(z, e_k)) (B, C), and z (B, F)."""
+            params = with_head(shared, head)
+            z = model.features(params, x, mode)
+            return model.head(params, valve(shared[ADDED], z, own_context)), z
+
+        def personal_loss(
+            shared: Params, head: Params, own_context: Array, x: PyTree, y: Array, mode: Mode = None
+        ) -> tuple[Array, Array]:
+            """CE(h_k(V(z, e_k)), y) of each example, by a shift of the network's own logits; and z (B, F)."""
+            params = with_head(shared, head)
+            logits, z = personal_logits(shared, head, own_context, x, mode)
+            shift = logits - model.apply(params, x, mode)
+            return solver.loss(params, x, y, mode, shift=shift), z
+
+        # ---- The client.
+
+        def first_model(key: Key) -> Params:
+            """theta, E and V."""
+            params = problem.init_global(key)
+            _, body = tree.partition(params, model.mask(params, 1))
+            # Clients' models take the numbers below num_clients.
+            added_key = jax.random.fold_in(key, problem.num_clients)
+            return body | {ADDED: init_added(added_key, num_classes, num_features)}
+
+        def first_row(key: Key, client: Array) -> Personal:
+            """h_k. A client's row is its head."""
+            return problem.init_personal(key, client, init_head)
+
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            # g = mean_c E_c and e_k = sum_c p_kc E_c, as received.
             received = tree.first(models)[ADDED]["embeddings"]
-            loss = objective(problem, received, personal(received, data.train), self.strength)
+            global_context = received.mean(axis=0)
+            own_context = mean_embedding(received, data.train)
 
-            def decayed(pair, batch):
-                decay = self.mu / 2 * tree.inner(pair.shared[ADDED], pair.shared[ADDED])
-                return solver.with_loss(loss).mean_loss(pair, batch.of_model(0)) + decay
+            def loss(pair: Pair, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                added = pair.shared[ADDED]
+                of_labels, z = personal_loss(pair.shared, pair.personal, own_context, x, y, mode)
+                # CE(cos(V(z, g), E), y)
+                z = valve(added, z, global_context)
+                cosines = unit(z) @ unit(added["embeddings"]).T
+                of_category = optax.losses.softmax_cross_entropy_with_integer_labels(cosines, y)
+                # lambda |V(z, g) - E_y as received|
+                distance = norm(z - received[y])[..., 0]
+                return of_labels + of_category + self.strength * distance
 
-            def gradient(pair, memory, batch):
-                return *jax.value_and_grad(decayed)(pair, batch(0)), memory
+            def objective(pair: Pair, memory: PyTree, batch: Batch) -> tuple[Array, PyTree]:
+                """The mean loss + mu / 2 |(E, V)|^2."""
+                added = pair.shared[ADDED]
+                decay = self.mu / 2 * tree.inner(added, added)
+                return solver.with_loss(loss).mean_loss(pair, batch) + decay, memory
 
-            models, row, value, _ = beside.descend(problem, context, models, row, data.train, gradient)
-            return models, row, value[None]
+            direction = pairs.joint(objective)
+            trained, _ = problem.descend_pair(context, models, personal, data.train, direction)
+            return trained
 
-        def start(key, clients):
-            models = problem.init_models(key, 1)
-            body = tree.partition(models, model.mask(models, 1))[1]
-            own_key = jax.random.fold_in(key, problem.num_clients)  # clients' models take the numbers below
-            return Start(models=body | {ADDED: tree.stack_one(initial(own_key, num_classes, width))})
+        # ---- What a client predicts with: h_k(V(z, e_k)).
 
-        def row(key, client, models):
-            head = heads.head_of(problem, problem.init_model(key, client))
-            return beside.Row(OwnModel(head, solver.optimizer.init(head)), problem.kept_optimizers(models))
+        def predict(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Prediction:
+            embeddings = tree.first(models)[ADDED]["embeddings"]
+            return Prediction(inputs=(personal.params, mean_embedding(embeddings, data.train)))
 
-        def predicting(models, head, data):
-            return Prediction(inputs=(head, personal(tree.first(models)[ADDED]["embeddings"], data.train)))
+        def apply(models: Params, inputs: tuple[Params, Array], x: PyTree) -> Array:
+            head, own_context = inputs
+            logits, _ = personal_logits(tree.first(models), head, own_context, x)
+            return logits
 
-        def apply(models, inputs, x):
-            (head, context), shared = inputs, tree.first(models)
-            params = whole(shared, head)
-            return model.head(params, valve(shared[ADDED], model.features(params, x), context))
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a head with theta, E and V fixed."""
+            shared = tree.first(models)
+            own_context = mean_embedding(shared[ADDED]["embeddings"], data.train)
 
-        def adapt(context, models, data):
-            init_key, train_key = jax.random.split(context.key)
-            shared, head = tree.first(models), heads.head_of(problem, model.init(init_key))
-            own = personal(shared[ADDED]["embeddings"], data.train)
-            alone = solver.with_loss(lambda head, *example: classified(problem, shared, head, own, *example)[0])
-            context = context._replace(key=train_key)
-            head = problem.alone(context, head, data, rounds=problem.rounds, objective=alone.mean_loss)
-            return predicting(models, head, data)
+            def loss(head: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                of_labels, _ = personal_loss(shared, head, own_context, x, y, mode)
+                return of_labels
+
+            objective = solver.with_loss(loss).mean_loss
+            head = problem.train_newcomer(context, data, objective, part=init_head)
+            return Prediction(inputs=(head, own_context))
 
         return averaging(
             problem,
-            start=start,
-            row=row,
             train=train,
-            predict=lambda context, models, row, data: predicting(models, row.own.model, data),
+            ledger=Ledger(
+                gradients=1,
+                unaccounted="a client's class counts, which personalize its features",
+            ),
+            first_row=first_row,
+            first_model=first_model,
+            predict=predict,
             apply=apply,
             adapt=adapt,
-            ledger=Ledger(gradients=1, unaccounted="a client's class counts, which personalize its features"),
             report=Report("each client's own head on its personalized features"),
         )
 
 
-def whole(shared: Params, head: Params) -> Params:
-    """The network's parameters, of what is shared and a head."""
-    return tree.combine(head, {name: part for name, part in shared.items() if name != ADDED})
+def with_head(shared: Params, head: Params) -> Params:
+    """The network's parameters: a head on the shared body."""
+    body = {name: part for name, part in shared.items() if name != ADDED}
+    return tree.combine(head, body)
 
 
-def personal(embeddings: Array, train: Split) -> Array:
-    """e_k (F,), the mean of the embeddings of a client's classes, by their shares."""
-    return classes.counts(train, len(embeddings)) / jnp.maximum(train.size, 1) @ embeddings
+def mean_embedding(embeddings: Array, train: Split) -> Array:
+    """e_k = sum_c p_kc E_c (F,), for a client's shares p_kc of examples of class c."""
+    shares = classes.counts(train, len(embeddings)) / jnp.maximum(train.size, 1)
+    return shares @ embeddings
 
 
-def classified(problem: Problem, shared: Params, head: Params, context: Array, x: PyTree, y: Array, *key: Key) -> tuple:
-    """CE(h(V(z, e)), y) of each example, by a shift of the network's own logits, and the features z."""
-    params, model = whole(shared, head), problem.model
-    z = model.features(params, x, *key)
-    logits = model.head(params, valve(shared[ADDED], z, context))
-    return problem.solver.loss(params, x, y, *key, shift=logits - model.apply(params, x, *key)), z
-
-
-def objective(problem: Problem, received: Array, own: Array, strength: Array | float) -> Callable[..., Array]:
-    """The loss of each example, without the weight decay: a function of a `Pair`, x, y and perhaps a key.
-
-    Args:
-        problem: The problem of the method.
-        received: E (C, F).
-        own: e_k (F,).
-        strength: lambda.
-    """
-
-    def loss(pair, x, y, *key):
-        added = pair.shared[ADDED]
-        value, z = classified(problem, pair.shared, pair.own, own, x, y, *key)
-        z = valve(added, z, received.mean(axis=0))
-        cosine = (z / length(z)) @ (added["embeddings"] / length(added["embeddings"])).T
-        category = optax.losses.softmax_cross_entropy_with_integer_labels(cosine, y)
-        return value + category + strength * length(z - received[y])[..., 0]
-
-    return loss
-
-
-def initial(key: Key, num_classes: int, width: int) -> Params:
-    """E and V at first, drawn as PyTorch does: E is normal, and weights and biases of V are uniform."""
+def init_added(key: Key, num_classes: int, num_features: int) -> Params:
+    """E and V at first: E is normal, V is drawn as in PyTorch."""
     keys = jax.random.split(key, 5)
-    bound = width**-0.5
-
-    def layer(weights, biases):
-        weight = jax.random.uniform(weights, (width, width), minval=-bound, maxval=bound)
-        bias = jax.random.uniform(biases, (width,), minval=-bound, maxval=bound)
-        return {"weight": weight, "bias": bias, "gain": jnp.ones(width), "offset": jnp.zeros(width)}
-
     return {
-        "embeddings": jax.random.normal(keys[0], (num_classes, width)),
-        "gamma": layer(*keys[1:3]),
-        "beta": layer(*keys[3:]),
+        "embeddings": jax.random.normal(keys[0], (num_classes, num_features)),
+        "gamma": networks.init_normalized_layer(keys[1], keys[2], num_features, num_features),
+        "beta": networks.init_normalized_layer(keys[3], keys[4], num_features, num_features),
     }
 
 
 def valve(added: Params, z: Array, context: Array) -> Array:
-    """V(z, e) for features z (B, F) and a context e (F,)."""
+    """V(z, e) = relu((1 + gamma(e)) z + beta(e)) for features z (B, F) and a context e (F,)."""
+    gamma = conditional(added["gamma"], context)
+    beta = conditional(added["beta"], context)
+    return jax.nn.relu((1 + gamma) * z + beta)
 
-    def conditional(layer):
-        h = jax.nn.relu(context @ layer["weight"] + layer["bias"])
-        h = (h - h.mean()) / jnp.sqrt(h.var() + EPSILON)
-        return h * layer["gain"] + layer["offset"]
 
-    return jax.nn.relu((1 + conditional(added["gamma"])) * z + conditional(added["beta"]))
+def conditional(layer: Params, context: Array) -> Array:
+    """LayerNorm(relu(affine(e)))."""
+    hidden = jax.nn.relu(networks.affine(layer, context))
+    return networks.normalized(layer, hidden)
+
+
+def norm(rows: Array) -> Array:
+    """The norm (..., 1) of each row (..., F), differentiable at 0."""
+    squares = jnp.square(rows).sum(axis=-1, keepdims=True)
+    return jnp.sqrt(jnp.maximum(squares, 1e-12))
+
+
+def unit(rows: Array) -> Array:
+    """Rows over their norms."""
+    return rows / norm(rows)

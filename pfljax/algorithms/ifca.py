@@ -21,6 +21,7 @@ paper, C is the true number of clusters; here it is 3 unless it is given, tuned 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -30,11 +31,32 @@ from pfljax.algorithms.common import aggregation, by_loss, gradients
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientData, ClientOutput, First, Key, Ledger, Params, Report, Start
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    First,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
 CLUSTERS = "C, number of models; 1 is FedAvg"
+SCORED = Report(scored="the model that fits each client's training data best")
 
 
 @method(keeps="nothing", travels="C models down, the chosen one up")
@@ -44,7 +66,11 @@ class IFCA:
 
     clusters: int = knob(3, at_least=1, grid=(2, 3, 4, 5), groups=True, help=CLUSTERS)
     shared_layers: int = knob(0, at_least=0, help="number of first layers that all clusters share")
-    draws: int = knob(1, at_least=1, help="number of starts drawn; the one that spreads clients most evenly is kept")
+    draws: int = knob(
+        1,
+        at_least=1,
+        help="number of starts drawn; the one that spreads clients most evenly is kept",
+    )
     averaging: Literal["models", "gradients"] = knob(
         "models", help="what the server averages: trained models, or gradients (Option I)"
     )
@@ -55,7 +81,8 @@ class IFCA:
             accepted = f"accepted: 0 to {num_layers}, the number of layers"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         if self.shared_layers and self.averaging == "gradients":
-            raise ArgumentError("shared_layers", "must be 0 with averaging=gradients", self.shared_layers)
+            text = "must be 0 with averaging=gradients"
+            raise ArgumentError("shared_layers", text, self.shared_layers)
         if self.averaging == "gradients":
             return by_gradients(problem, self.clusters, self.draws)
         return by_models(problem, self.clusters, self.shared_layers, self.draws)
@@ -72,95 +99,160 @@ class HypCluster:
         return by_models(problem, self.clusters)
 
 
-def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, draws: int) -> Params:
-    """C models: the draw, out of several, over which the clients' choices spread most evenly."""
-    apart = problem._replace(common_init=False)
-
-    def scored(key):
-        models = apart.init_models(key, num)
-        chosen = jax.nn.one_hot(by_loss.losses_of_all(problem, models, clients.train).argmin(axis=1), num)
-        share = clients.train.size @ chosen / jnp.maximum(clients.train.size.sum(), 1)
-        return models, jax.scipy.special.entr(share).sum()
-
-    def better(number, best):
-        new = scored(jax.random.fold_in(key, num + number))
-        return jax.tree.map(lambda a, b: jnp.where(new[1] > best[1], a, b), new, best)
-
-    return apart.init_models(key, num) if draws == 1 else jax.lax.fori_loop(1, draws, better, scored(key))[0]
-
-
 def by_models(problem: Problem, num: int, num_shared: int = 0, draws: int = 1) -> Algorithm:
     """C = `num` models, each the mean of its clients' trained copies; the first layers may be shared."""
 
-    def share(models, weight):
+    def with_shared_layers(models: Params, weight: Array) -> Params:
         """Replaces shared layers by their mean over clusters, weighted by `weight` (C,); other layers stay."""
-        own = problem.model.mask(models, len(problem.model.layers) - num_shared)
-        part = weight / jnp.maximum(weight.sum(), 1e-12)
-        mean = jax.tree.map(lambda leaf: jnp.broadcast_to(jnp.tensordot(part, leaf, axes=1), leaf.shape), models)
-        return jax.tree.map(lambda m, leaf, all: leaf if m else all, own, models, mean) if num_shared else models
+        if not num_shared:
+            return models
+        own_layers = problem.model.mask(models, len(problem.model.layers) - num_shared)
+        share = weight / jnp.maximum(weight.sum(), 1e-12)
 
-    def start(key, clients):
-        return Start((), share(initial_models(problem, key, clients, num, draws), jnp.eye(num)[0]))
+        def mean_unless(is_own: bool, leaf: Array) -> Array:
+            if is_own:
+                return leaf
+            return jnp.broadcast_to(jnp.tensordot(share, leaf, axes=1), leaf.shape)
 
-    def first_row(key, client, start):
-        return First(problem.kept_optimizers(jax.tree.map(lambda leaf: leaf[:1], start.models)))
+        return jax.tree.map(mean_unless, own_layers, models)
 
-    def client_update(context, models, kept, data):
+    # ---- The client.
+
+    def client_update(
+        context: ClientContext, models: Params, row: PyTree, data: ClientData
+    ) -> ClientOutput:
+        # j_k = argmin_j l_k(theta_j)
         chosen = by_loss.best_of(problem, models, data)
+        # Train theta_{j_k} to theta'.
         received = tree.take(models, chosen[None])
-        trained, kept, losses = problem.fit(context, received, kept, data.train)
-        size = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
-        update = tree.subtract(trained, received)
-        upload, sent = aggregation.weighted(tree.repeat(update, num), size, num)
-        return ClientOutput(kept, upload, {"loss": losses[0]}, sent)
+        trained = problem.fit(context, received, data.train)
+        update = tree.subtract(trained.models, received)
+        weight = jnp.where(jnp.arange(num) == chosen, data.train.size, 0)
+        return ClientOutput(
+            row=(),
+            upload=Upload(tree.repeat(update, num), weight.astype(jnp.float32)),
+            told=Told(trained.losses[0]),
+            opt_state=trained.opt_state,
+        )
 
-    def server_update(key, state, aggregate):
+    # ---- The server.
+
+    def start(key: Key, clients: ClientData) -> Start:
+        models = initial_models(problem, key, clients, num, draws)
+        return Start(models=with_shared_layers(models, jnp.eye(num)[0]))
+
+    def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+        weight = aggregate.upload.weight
+        assert weight is not None
+        # theta_j <- sum_{k: j_k = j} n_k theta'_k / sum n_k
         models = aggregation.average(state.models, aggregate)
-        weight = aggregate.upload["weight"]
-        models = jax.tree.map(lambda new, old: jnp.where(weight.sum() > 0, new, old), share(models, weight), models)
-        return state._replace(models=models), {"clusters_chosen": (weight > 0).sum()}
+        # Shared layers become the mean over all clients, if some client sent something.
+        shared = with_shared_layers(models, weight)
+        models = tree.where(weight.sum() > 0, shared, models)
+        return state.with_models(models), {"clusters_chosen": (weight > 0).sum()}
 
     return Algorithm(
         start=start,
-        first_row=first_row,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda context, models, row, data: by_loss.best_fit(problem, models, data),
-        topology="shared",
+        predict=predict_with_best_fit(problem),
+        topology=Topology.SHARED,
         averages=True,
         ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
-        report=Report(scored="the model that fits each client's training data best"),
+        report=SCORED,
     )
 
 
 def by_gradients(problem: Problem, num: int, draws: int) -> Algorithm:
     """C = `num` models that step along their clients' gradients (Option I)."""
 
-    def start(key, clients):
-        models = initial_models(problem, key, clients, num, draws)
-        return Start((), models, problem.init_optimizers(models))
+    # ---- The client.
 
-    def client_update(context, models, chosen, data):
-        choose = lambda: by_loss.best_of(problem, models, data)
+    def first_row(key: Key, client: Array, start: Start) -> First:
+        """j_k. A client's row is the model that it has chosen in this round."""
+        return First(jnp.zeros((), jnp.int32))
+
+    def client_update(
+        context: ClientContext, models: Params, chosen: Array, data: ClientData
+    ) -> ClientOutput:
+        def choose() -> Array:
+            """j_k = argmin_j l_k(theta_j)."""
+            return by_loss.best_of(problem, models, data)
+
         if not context.later:
             chosen = jax.lax.cond(context.step == 0, choose, lambda: chosen)
-        losses, grads = gradients.of_batch(problem, context, tree.take(models, chosen[None]), data.train)
-        mine = jnp.arange(num) == chosen
-        upload = tree.scale(tree.repeat(grads, num), mine * data.train.size)
-        report = {"loss": losses[0], "size": data.train.size}
-        return ClientOutput(chosen, upload, report, mine & gradients.takes_step(problem, context, data.train))
 
-    def server_update(key, state, aggregate):
-        sizes = jnp.broadcast_to(jnp.maximum(aggregate.report["size"].sum(), 1), (num,))
-        metrics = {"clusters_chosen": (aggregate.count > 0).sum()}
-        return gradients.apply(problem, state, aggregate, sizes, "shared"), metrics
+        # n_k g_k, of a mini-batch at theta_{j_k}
+        received = tree.take(models, chosen[None])
+        losses, gradient = gradients.of_batch(problem, context, received, data.train)
+        is_chosen = jnp.arange(num) == chosen
+        takes_step = gradients.takes_step(problem, context, data.train)
+        gradient = tree.scale(tree.repeat(gradient, num), is_chosen * data.train.size)
+        return ClientOutput(
+            row=chosen,
+            upload=Upload(gradient),
+            told=Told(losses[0], entries={"size": data.train.size}),
+            sent=is_chosen & takes_step,
+        )
 
-    return dataclasses.replace(
-        by_models(problem, num),
+    # ---- The server.
+
+    def start(key: Key, clients: ClientData) -> Start:
+        models = initial_models(problem, key, clients, num, draws)
+        return Start(models=models, opt_state=gradients.init_optimizers(problem, models))
+
+    def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+        # theta_j <- theta_j - eta sum_{k: j_k = j} n_k g_k / sum_{all k} n_k
+        total_size = jnp.maximum(aggregate.told.entries["size"].sum(), 1)
+        sizes = jnp.broadcast_to(total_size, (num,))
+        state = gradients.apply(problem, state, aggregate, sizes, Topology.SHARED)
+        return state, {"clusters_chosen": (aggregate.num_sent > 0).sum()}
+
+    return Algorithm(
         start=start,
-        first_row=lambda key, client, start: First(jnp.zeros((), jnp.int32)),
+        first_row=first_row,
         client_update=client_update,
         server_update=server_update,
-        averages=False,
+        predict=predict_with_best_fit(problem),
+        topology=Topology.SHARED,
+        ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
         exchanges=problem.solver.max_steps(problem.n_max),
+        report=SCORED,
     )
+
+
+def initial_models(problem: Problem, key: Key, clients: ClientData, num: int, draws: int) -> Params:
+    """C models: the draw, out of several, over which the clients' choices spread most evenly."""
+    different = problem._replace(common_init=False)
+    if draws == 1:
+        return different.init_models(key, num)
+
+    def draw(key: Key) -> tuple[Params, Array]:
+        """A start, and the entropy of the models' shares of all examples."""
+        models = different.init_models(key, num)
+        chosen = by_loss.losses_of_all(problem, models, clients.train).argmin(axis=1)
+        total_size = jnp.maximum(clients.train.size.sum(), 1)
+        share = clients.train.size @ jax.nn.one_hot(chosen, num) / total_size
+        return models, jax.scipy.special.entr(share).sum()
+
+    def keep_better(number: Array, best: tuple[Params, Array]) -> tuple[Params, Array]:
+        _, best_entropy = best
+        new = draw(jax.random.fold_in(key, num + number))
+        _, new_entropy = new
+        return tree.where(new_entropy > best_entropy, new, best)
+
+    models, _ = jax.lax.fori_loop(1, draws, keep_better, draw(key))
+    return models
+
+
+def predict_with_best_fit(
+    problem: Problem,
+) -> Callable[[ClientContext, Params, PyTree, ClientData], Prediction]:
+    """`Algorithm.predict`: a client predicts with the model of least loss on its training data."""
+
+    def predict(
+        context: ClientContext, models: Params, row: PyTree, data: ClientData
+    ) -> Prediction:
+        return by_loss.best_fit(problem, models, data)
+
+    return predict

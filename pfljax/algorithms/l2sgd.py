@@ -18,11 +18,21 @@ import dataclasses
 
 import jax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    Trained,
+)
+from pfljax.local.problem import Personal, Problem
 
 
 @method(keeps="its model", travels="the mean down, its model up")
@@ -39,20 +49,38 @@ class L2SGD:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        def train(context, models, row, data):
-            toward = lambda x, mean: (1 - self.pull) * x + self.pull * mean[0]
-            start = jax.tree.map(toward, row.model, models)
-            row, loss = row._replace(model=start).fit(problem, context, data.train)
-            return tree.stack_one(row.model), row, loss[None]
+        def first_row(key: Key, client: Array) -> Personal:
+            """x_k. A client's row is its model."""
+            return problem.init_personal(key, client)
 
-        def adapt(context, models, data):
-            return Prediction.one(problem.alone(context, tree.first(models), data))
+        def toward(x: Array, mean: Array) -> Array:
+            """(1 - pull) x_k + pull mean."""
+            return (1 - self.pull) * x + self.pull * mean
+
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            # x_k <- (1 - pull) x_k + pull mean; batch statistics, too, are those of both models.
+            context, models = problem.whole(context, models)
+            mixed = jax.tree.map(toward, personal.params, tree.first(models))
+            # Local epochs on l_k.
+            start = personal._replace(params=mixed)
+            personal, loss = problem.fit_personal(context, start, data.train)
+            return Trained(tree.stack_one(personal.params), loss[None], row=personal)
+
+        def own_model(personal: Personal) -> Params:
+            return personal.params
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train from the mean for one round."""
+            mean = tree.first(models)
+            return Prediction.one(problem.train_newcomer(context, data, start=mean, rounds=1))
 
         return averaging(
             problem,
             train=train,
-            row=lambda key, client, models: problem.own_model(key, client),
-            own=lambda row: row.model,
-            adapt=adapt,
             ledger=Ledger(gradients=1),
+            first_row=first_row,
+            own_model=own_model,
+            adapt=adapt,
         )

@@ -17,7 +17,7 @@ import dataclasses
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Report
+from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
 
 
@@ -39,6 +39,10 @@ class LGFedAvg:
             accepted = f"accepted: 1 to {num_layers}, the number of layers, or 0 for half of them"
             raise ArgumentError("shared_layers", accepted, self.shared_layers)
         num_shared = self.shared_layers or max(1, num_layers // 2)
-        shared = lambda params: problem.model.mask(params, num_shared)
+
+        def shared(params: Params) -> PyTree:
+            """theta: the last layers."""
+            return problem.model.mask(params, num_shared)
+
         report = Report(scored="the shared upper layers on each client's own lower ones")
         return sharing_layers(problem, shared, report=report)

@@ -16,28 +16,43 @@ over its positions.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Ledger, Params, PyTree
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Mode,
+    Params,
+    PyTree,
+    Trained,
+)
 from pfljax.local.problem import Problem
+from pfljax.local.solver import joined
 
-cosine = functools.partial(optax.losses.cosine_similarity, epsilon=1e-16)  # zero features have a gradient
+EPSILON = 1e-16  # least norm of features, so that features of zero have a gradient
 
 
 class Row(NamedTuple):
-    """The client's last trained model, whether there is one, and its optimizer, if it is kept."""
+    """What a client keeps.
+
+    Attributes:
+        previous: Its last trained model.
+        has_trained: () bool: whether there is one; otherwise `previous` is zeros, and means nothing.
+    """
 
     previous: Params
-    trained: Array
-    optimizer: PyTree
+    has_trained: Array
 
 
 @method(keeps="its last model", travels="the global model, both ways")
@@ -45,32 +60,46 @@ class Row(NamedTuple):
 class MOON:
     """MOON (Li et al., 2021): FedAvg with a contrastive loss that pulls features to the global model's."""
 
-    mu: float = knob(1.0, at_least=0, grid=(0.1, 1.0, 5.0, 10.0), help="strength of the contrastive loss; 0 is FedAvg")
+    mu: float = knob(
+        1.0,
+        at_least=0,
+        grid=(0.1, 1.0, 5.0, 10.0),
+        help="strength of the contrastive loss; 0 is FedAvg",
+    )
     tau: float = knob(0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities")
 
     def build(self, problem: Problem) -> Algorithm:
-        model, solver = problem.model, problem.solver
+        model = problem.model
+        solver = problem.solver
 
-        def contrasting(received, previous):
-            """Adds the contrast to the loss of each example, so that private training clips its gradient too."""
+        def first_row(key: Key, client: Array) -> Row:
+            shapes = model.network.shapes
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return Row(zeros, jnp.zeros((), bool))
 
-            def loss(params, x, y, *key):
-                z, z_glob, z_prev = (model.features(params, x) for params in (params, received, previous))
+        def train(context: ClientContext, models: Params, row: Row, data: ClientData) -> Trained:
+            _, whole = problem.whole(context, models)
+            global_model = tree.first(whole)
+            previous = tree.where(row.has_trained, row.previous, global_model)
+
+            # In the loss of each example, so that private training clips this gradient, too.
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """l_k(theta_k) + mu l_con  (Eq. 3)."""
+                z = model.features(params, x)
+                z_glob = model.features(global_model, x)
+                z_prev = model.features(previous, x)
                 closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
-                contrast = model.over_places(jax.nn.softplus(-closer), y)  # Eq. 3
-                return solver.loss(params, x, y, *key) + self.mu * contrast
+                contrast = model.over_places(jax.nn.softplus(-closer), y)
+                return solver.loss(params, x, y, mode) + self.mu * contrast
 
-            return problem.with_loss(loss)
+            trained = problem.with_loss(loss).fit(context, models, data.train)
+            new_model = tree.first(joined(trained.models, trained.statistics))
+            has_trained = row.has_trained | (data.train.size > 0)
+            return trained._replace(row=Row(new_model, has_trained))
 
-        def row(key, client, models):
-            zeros = jax.tree.map(jnp.zeros_like, tree.first(models))
-            return Row(zeros, jnp.zeros((), bool), problem.kept_optimizers(models))
+        return averaging(problem, train=train, ledger=Ledger(gradients=1), first_row=first_row)
 
-        def train(context, models, row, data):
-            received = tree.first(models)
-            previous = jax.tree.map(lambda a, b: jnp.where(row.trained, a, b), row.previous, received)
-            contrast = contrasting(received, previous)
-            models, optimizer, losses = contrast.fit(context, models, row.optimizer, data.train)
-            return models, Row(tree.first(models), row.trained | (data.train.size > 0), optimizer), losses
 
-        return averaging(problem, train=train, row=row, ledger=Ledger(gradients=1))
+def cosine(a: Array, b: Array) -> Array:
+    """sim, the cosine of features (..., F)."""
+    return optax.losses.cosine_similarity(a, b, epsilon=EPSILON)

@@ -20,7 +20,7 @@ import dataclasses
 from pfljax.algorithms.common.layers import Phase, named, sharing_layers
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Report
+from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
 
 PERSONAL = "regular expression that paths of personal parameters contain, such as prompt; '': the last layer's"
@@ -44,7 +44,10 @@ class FedAlt:
 
     personal: str = knob("", help=PERSONAL)
     personal_epochs: int = knob(
-        1, at_least=1, grid=(1, 5), help="number of epochs for the personal parameters, with the shared ones fixed"
+        1,
+        at_least=1,
+        grid=(1, 5),
+        help="number of epochs for the personal parameters, with the shared ones fixed",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -53,8 +56,18 @@ class FedAlt:
 
 def partial(problem: Problem, personal: str, epochs: int | None = None) -> Algorithm:
     """An algorithm with personal parameters, which are trained first if they have `epochs` of their own."""
-    own = named(problem, personal) if personal else lambda params: problem.model.mask(params, 1)
-    shared = lambda params: tree.complement(own(params))
-    phases = [Phase(own, epochs), Phase(shared)] if epochs else []
+    by_name = named(problem, personal) if personal else None
+
+    def is_personal(params: Params) -> PyTree:
+        """v: the parameters of these names, or the last layer's."""
+        return problem.model.mask(params, 1) if by_name is None else by_name(params)
+
+    def is_shared(params: Params) -> PyTree:
+        """u: all others."""
+        return tree.complement(is_personal(params))
+
+    # FedSim has no phases: it trains u and v_k together.
+    # FedAlt: v_k, u fixed; then u, v_k fixed.
+    phases = [] if epochs is None else [Phase(is_personal, epochs), Phase(is_shared)]
     report = Report(scored="each client's own parameters with the shared ones")
-    return sharing_layers(problem, shared, phases=phases, report=report)
+    return sharing_layers(problem, is_shared, phases=phases, report=report)

@@ -1,112 +1,291 @@
 """PeFLL: an embedding network describes a client by its examples, and a hypernetwork makes its model of that.
 
-Scott, Zakerinia, Lampert, "PeFLL: personalized federated learning by learning to learn" (ICLR 2024, Algorithm 1).
+Scott, Zakerinia, Lampert, "PeFLL: personalized federated learning by learning to learn" (ICLR 2024,
+Algorithm 1).
 
-    A round: client k receives the embedding network phi and sends v_k = mean_i phi(x_i, y_i) over its examples;
+    A round: client k receives the embedding network phi and sends v_k = mean_i phi(x_i, y_i) over
+        its examples;
     it receives theta_k = h((v_k - m) / s), trains it, and sends the change delta_k;
-    it receives the vector-Jacobian product of theta_k with -delta_k in v_k, and sends that of v_k with it in phi;
-    phi and the hypernetwork h take a step of the server's Adam along the means of their products over the cohort.
+    it receives the vector-Jacobian product of theta_k with -delta_k in v_k,
+        and sends that of v_k with it in phi;
+    phi and the hypernetwork h take a step of the server's Adam along the means of their products
+        over the cohort.
     Client k, also a newcomer, predicts with theta_k of the final phi and h: it trains nothing.
 
-Departures from the paper: m and s, the mean and standard deviation of a descriptor's entries, are from random inputs,
-where the authors' code takes the first client's examples. v_k is over all examples. phi is an MLP of inputs and
-one-hot labels. Predictions are not limited to the classes that a client has. h begins as in pFedHN, near an initial
-model, and does not generate batch statistics. As in the authors' code with Adam, no parameters of phi and h decay;
-clients do not clip their gradients. The default rate is for some hundred rounds (theirs: 2e-4 for 5000).
+Departures from the paper: m and s, the mean and standard deviation of a descriptor's entries, are
+from random inputs, where the authors' code takes the first client's examples. v_k is over all
+examples. phi is an MLP of inputs and one-hot labels. Predictions are not limited to the classes that
+a client has. h begins as in pFedHN, near an initial model, and does not generate batch statistics.
+As in the authors' code with Adam, no parameters of phi and h decay; clients do not clip their
+gradients. The default rate is for some hundred rounds (theirs: 2e-4 for 5000).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import classes, embedder, hypernetwork
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, hypernetwork
+from pfljax.algorithms.common.hypernetwork import Learned, Network
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger, Prediction, Report, Start
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Split,
+    Start,
+    State,
+    Told,
+    Topology,
+    Traffic,
+    Upload,
+)
+from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
+
+PROBES = 100  # number of random inputs
 
 
 class Server(NamedTuple):
-    """The hypernetwork h, and m and s, both ()."""
+    """What the server keeps beside phi, the model that clients download.
 
-    network: hypernetwork.Network
+    Attributes:
+        network: The hypernetwork h.
+        center: () m.
+        scale: () s.
+    """
+
+    network: Network
     center: Array
     scale: Array
 
 
-@method(keeps="nothing", travels="the embedding network, descriptors and models, and changes of all three")
+@method(
+    keeps="nothing",
+    travels="the embedding network, descriptors and models, and changes of all three",
+)
 @dataclasses.dataclass(frozen=True)
 class PeFLL:
     """PeFLL (Scott et al., 2024): a network describes a client, and a hypernetwork makes its model of that."""
 
-    rate: float = knob(0.001, at_least=0, grid=(0.0003, 0.001, 0.003), help="the server's learning rate")
-    clip: float = knob(50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any")
-    hidden: int = knob(100, at_least=1, at_most=100_000, grid=(50, 100), help="width of both networks' hidden layers")
-    layers: int = knob(3, at_least=0, at_most=100, grid=(1, 2, 3), help="number of h's hidden layers after the first")
-    embedding: int = knob(0, at_least=0, at_most=100_000, help="size of a descriptor; 0: 1 + K / 4, at least 8")
-    spread: float = knob(0.1, at_least=0, help="standard deviation between initial models, over that within one")
+    rate: float = knob(
+        0.001, at_least=0, grid=(0.0003, 0.001, 0.003), help="the server's learning rate"
+    )
+    clip: float = knob(
+        50.0, above=0, infinite=True, help="largest norm of the server's gradient; inf: any"
+    )
+    hidden: int = knob(
+        100,
+        at_least=1,
+        at_most=100_000,
+        grid=(50, 100),
+        help="width of both networks' hidden layers",
+    )
+    layers: int = knob(
+        3,
+        at_least=0,
+        at_most=100,
+        grid=(1, 2, 3),
+        help="number of h's hidden layers after the first",
+    )
+    embedding: int = knob(
+        0, at_least=0, at_most=100_000, help="size of a descriptor; 0: 1 + K / 4, at least 8"
+    )
+    spread: float = knob(
+        0.1, at_least=0, help="standard deviation between initial models, over that within one"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         classes.required(problem, "pefll", places=False)
         size = self.embedding or max(1 + problem.num_clients // 4, 8)
-        step = optax.chain(optax.clip_by_global_norm(self.clip), optax.adam(self.rate))
-        descent = hypernetwork.beside_statistics(problem, step)
+        phi_widths = (self.hidden, self.hidden, size)
+        network_widths = (size, *[self.hidden] * (1 + self.layers))
+        optimizer = optax.chain(optax.clip_by_global_norm(self.clip), optax.adam(self.rate))
+        server_optimizer = hypernetwork.server_optimizer(problem, optimizer)
 
-        def start(key, clients):
-            network_key, phi_key, probe_key = jax.random.split(jax.random.fold_in(key, problem.num_clients), 3)
-            phi = embedder.init(phi_key, problem, (self.hidden, self.hidden, size))
-            widths, bias = (size, *[self.hidden] * (1 + self.layers)), tree.first(problem.init_models(key, 1))
-            network = hypernetwork.init(network_key, problem, bias, widths, self.spread)
-            v = embedder.probed(phi, probe_key)
-            optimizer = descent.init(hypernetwork.Learned(network, phi))
-            scale = jnp.where(size > 1, v.std(), 1)
-            return Start(Server(network, v.mean(), scale), tree.stack_one(phi), optimizer)
+        def model_of(server: Server, v: Array) -> Params:
+            """theta_k = h((v_k - m) / s), stacked (1, ...)."""
+            scaled = (v - server.center) / server.scale
+            return hypernetwork.generate(server.network, scaled[None])
 
-        def model_of(server, v):
-            return tree.first(hypernetwork.generate(server.network, ((v - server.center) / server.scale)[None]))
+        # ---- The client.
 
-        def client_update(context, models, kept, data):
+        def client_update(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> ClientOutput:
+            # v_k = mean_i phi(x_i, y_i)
             phi = tree.first(models)
-            v = embedder.described(phi, data.train)
-            theta, back = jax.vjp(lambda v: model_of(context.server, v), v)
-            trained, kept, losses = problem.fit(context, tree.stack_one(theta), kept, data.train)
-            change = tree.subtract(theta, tree.first(trained))
-            slope = embedder.pulled_back(phi, data.train, back(change)[0])
-            report = {"loss": losses[0], "descriptor": v, "change": change}
-            return ClientOutput(kept, tree.stack_one(slope), report, (data.train.size > 0)[None])
+            v = descriptor(phi, data.train)
 
-        def server_update(key, state, aggregate):
-            (network, center, scale), came = state.server, aggregate.count[0]
-            share = 1 / jnp.maximum(came, 1)
-            change = tree.scale(aggregate.report["change"], aggregate.sent[:, 0] * share)
-            v = (aggregate.report["descriptor"] - center) / scale
-            of_network = jax.vjp(lambda network: hypernetwork.generate(network, v), network)[1](change)[0]
-            slope = hypernetwork.Learned(of_network, tree.scale(tree.first(aggregate.upload), share))
-            before = hypernetwork.Learned(network, tree.first(state.models))
-            learned, optimizer = hypernetwork.descended(descent, slope, before, state.optimizer, came > 0)
-            server, models = state.server._replace(network=learned.network), tree.stack_one(learned.embeddings)
-            return state._replace(server=server, models=models, optimizer=optimizer), {}
+            # theta_k = h((v_k - m) / s), trained
+            def own_model(v: Array) -> Params:
+                return model_of(context.server, v)
 
-        def adapt(context, models, data):
-            return Prediction.one(model_of(context.server, embedder.described(tree.first(models), data.train)))
+            theta, pull_back = jax.vjp(own_model, v)
+            trained = problem.fit(context, theta, data.train)
+            change = tree.subtract(theta, trained.models)  # -delta_k
 
-        down = tree.num_bytes(problem.model.network.shapes) + 4 * size  # theta_k and a product
-        return averaging(
-            problem,
+            # The product of theta_k with -delta_k in v_k, and that of v_k with it in phi
+            (v_gradient,) = pull_back(change)
+            phi_gradient = descriptor_product(phi, data.train, v_gradient)
+            return ClientOutput(
+                row=(),
+                upload=Upload(tree.stack_one(phi_gradient)),
+                told=Told(
+                    loss=trained.losses[0],
+                    entries={"descriptor": v, "change": tree.first(change)},
+                ),
+                opt_state=trained.opt_state,
+                sent=(data.train.size > 0)[None],
+            )
+
+        # ---- The server.
+
+        def start(key: Key, clients: ClientData) -> Start:
+            own_key = jax.random.fold_in(key, problem.num_clients)
+            network_key, phi_key, probe_key = jax.random.split(own_key, 3)
+            phi = init_embedder(phi_key, problem, phi_widths)
+            network = hypernetwork.init(
+                network_key, problem, problem.init_global(key), network_widths, self.spread
+            )
+
+            # m and s, from random inputs
+            v = probe(phi, probe_key)
+            scale = jnp.where(size > 1, v.std(), 1)
+            opt_state = server_optimizer.init(Learned(network, phi))
+            return Start(Server(network, v.mean(), scale), tree.stack_one(phi), opt_state)
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            server: Server = state.server.state
+            told = aggregate.told.entries
+            num_received = aggregate.num_sent[0]
+            share = 1 / jnp.maximum(num_received, 1)
+
+            # The mean product of h over the cohort
+            scaled = (told["descriptor"] - server.center) / server.scale
+
+            def generate_cohort(network: Network) -> Params:
+                return hypernetwork.generate(network, scaled)
+
+            _, pull_back = jax.vjp(generate_cohort, server.network)
+            change = tree.scale(told["change"], aggregate.sent[:, 0] * share)
+            (network_gradient,) = pull_back(change)
+
+            # The mean product of phi, and a step along both
+            phi_gradient = tree.scale(tree.first(aggregate.upload.update), share)
+            learned, opt_state = hypernetwork.take_step(
+                server_optimizer,
+                Learned(network_gradient, phi_gradient),
+                Learned(server.network, tree.first(state.models)),
+                state.opt_state,
+                is_received=num_received > 0,
+            )
+            state = state.with_server(server._replace(network=learned.network))
+            return state.with_models(tree.stack_one(learned.embeddings), opt_state), {}
+
+        # ---- What a client predicts with.
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            v = descriptor(tree.first(models), data.train)
+            return Prediction(model_of(context.server, v))
+
+        def predict(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            return adapt(context, models, data)
+
+        # ---- Accounting.
+
+        def traffic(counted: Traffic) -> Traffic:
+            """Of the server's state, a client downloads theta_k and a product in v_k."""
+            return counted._replace(server=tree.num_bytes(problem.model.network.shapes) + 4 * size)
+
+        return Algorithm(
             start=start,
-            row=lambda key, client, models: problem.kept_optimizers(problem.init_models(key, 1)),
             client_update=client_update,
             server_update=server_update,
-            predict=lambda context, models, row, data: adapt(context, models, data),
+            predict=predict,
             adapt=adapt,
-            averages=False,
-            traffic=lambda counted: counted._replace(server=down),
-            ledger=Ledger(gradients=1, unaccounted="the descriptors, and the embedding network's gradients"),
+            topology=Topology.SHARED,
+            ledger=Ledger(
+                gradients=1,
+                unaccounted="the descriptors, and the embedding network's gradients",
+            ),
             report=Report("each client's generated model"),
+            traffic=traffic,
         )
+
+
+# ---- The embedding network phi: an MLP of inputs and one-hot labels, averaged over examples.
+
+
+def init_embedder(key: Key, problem: Problem, widths: tuple[int, ...]) -> PyTree:
+    """The MLP's layers; `widths` are those of hidden layers and of the descriptor."""
+    inputs = jax.tree.leaves(problem.model.example_input)
+    num_inputs = sum(math.prod(leaf.shape[1:]) for leaf in inputs)
+    sizes = (num_inputs + problem.model.output_shape[-1], *widths)
+    keys = jax.random.split(key, len(widths))
+    return [
+        hypernetwork.he_layer(keys[n], inputs=sizes[n], outputs=sizes[n + 1])
+        for n in range(len(widths))
+    ]
+
+
+def probe(phi: PyTree, key: Key) -> Array:
+    """(E,) the mean output for random inputs."""
+    inputs = jax.random.normal(key, (PROBES, input_size(phi)))
+    return hypernetwork.mlp(phi, inputs).mean(axis=0)
+
+
+def descriptor(phi: PyTree, split: Split) -> Array:
+    """v (E,), the mean output for a client's examples; zeros without any."""
+
+    def of_block(x: PyTree, y: Array, mask: Array) -> Array:
+        x, y = masked(x, y, mask)
+        outputs = hypernetwork.mlp(phi, with_labels(phi, x, y))
+        return jnp.where(mask[:, None], outputs, 0).sum(axis=0)
+
+    return sum_over_examples(of_block, split) / jnp.maximum(split.size, 1)
+
+
+def descriptor_product(phi: PyTree, split: Split, cotangent: Array) -> PyTree:
+    """The vector-Jacobian product of a client's v with `cotangent` (E,), in phi."""
+
+    def of_block(x: PyTree, y: Array, mask: Array) -> PyTree:
+        x, y = masked(x, y, mask)
+        inputs = with_labels(phi, x, y)
+
+        def product(phi: PyTree) -> Array:
+            return jnp.where(mask, hypernetwork.mlp(phi, inputs) @ cotangent, 0).sum()
+
+        return jax.grad(product)(phi)
+
+    return tree.scale(sum_over_examples(of_block, split), 1 / jnp.maximum(split.size, 1))
+
+
+def with_labels(phi: PyTree, x: PyTree, y: Array) -> Array:
+    """(B, D) flat inputs, then one-hot labels."""
+    inputs = [jnp.float32(leaf.reshape(len(y), -1)) for leaf in jax.tree.leaves(x)]
+    num_classes = input_size(phi) - sum(leaf.shape[1] for leaf in inputs)
+    return jnp.concatenate([*inputs, jax.nn.one_hot(y, num_classes)], axis=1)
+
+
+def input_size(phi: PyTree) -> int:
+    """D, the number of inputs and labels."""
+    return len(phi[0]["kernel"])

@@ -11,8 +11,9 @@ meta-learning approach" (NeurIPS 2020). It minimizes sum_k F_k(theta), F_k(theta
     theta <- sum_k n_k theta_k / sum_k n_k;  a client predicts after gradient steps of rate alpha on its training data.
 
 Departures from the paper: D', D and D'' are a step's mini-batch and the next two, so that a round passes over the data
-as in FedAvg and alpha = 0 is exactly FedAvg. beta is the solver's optimizer. The mean is weighted by n_k. The steps
-before predicting use all of a client's training examples at once, never test examples.
+as in FedAvg and alpha = 0 is exactly FedAvg. beta is the solver's optimizer. The mean is weighted by n_k. Batch
+statistics are written at theta~, on D'. The steps before predicting use all of a client's training examples at once,
+never test examples, and keep the batch statistics.
 """
 
 from __future__ import annotations
@@ -22,11 +23,23 @@ from typing import Literal
 
 import jax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Prediction, Report
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Ledger,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Trained,
+)
+from pfljax.local.problem import Problem, SlopeFunction
+from pfljax.local.solver import Slope, joined
 
 
 @method(
@@ -54,38 +67,58 @@ class PerFedAvg:
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        solver, hessian_free = problem.solver, self.form == "hessian_free"
-        of_batch = jax.value_and_grad(lambda params, batch: solver.mean_loss(params, batch))
+        solver = problem.solver
+        hessian_free = self.form == "hessian_free"
 
-        def moved(params, direction, rate):
-            return jax.tree.map(lambda p, g: p - rate * g, params, direction)
+        def meta_slope(
+            slope_at: SlopeFunction, theta: Params, memory: PyTree
+        ) -> tuple[Slope, PyTree]:
+            # theta~ <- theta - alpha grad f_k(theta; D)
+            inner = slope_at(theta, ahead=1, number=3)
+            adapted = step(theta, inner.gradient, self.alpha)
+            # grad f_k(theta~; D')
+            outer = slope_at(adapted)
+            if not hessian_free:
+                return outer, memory
 
-        def meta_gradient(params, memory, batch):
-            inner = moved(params, of_batch(params, batch(1).of_model(3))[1], self.alpha)
-            loss, outer = of_batch(inner, batch(0).of_model(0))
-            if hessian_free:
-                third, steps = batch(2), ((1, self.delta), (2, -self.delta))
-                ahead, behind = (
-                    of_batch(moved(params, outer, -d), third.of_model(n))[1] for n, d in steps
-                )
-                curvature = tree.scale(
-                    tree.subtract(ahead, behind), 1 / (2 * self.delta)
-                )  # H times the outer gradient
-                outer = moved(outer, curvature, self.alpha)
-            return loss, outer, memory
+            # (I - alpha H) v, with v the outer gradient
+            v = outer.gradient
+            above = slope_at(step(theta, v, -self.delta), ahead=2, number=1)
+            below = slope_at(step(theta, v, self.delta), ahead=2, number=2)
+            difference = tree.subtract(above.gradient, below.gradient)
+            curvature = tree.scale(difference, 1 / (2 * self.delta))
+            return outer._replace(gradient=step(v, curvature, self.alpha)), memory
 
-        def train(context, models, kept, data):
-            return problem.descend(context, models, kept, data.train, meta_gradient)[:3]
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            trained, _ = problem.descend(context, models, data.train, meta_slope)
+            return trained
 
-        def predict(context, models, row, data):
-            step = lambda _, params: moved(
-                params, solver.loss_and_gradient(params, data.train)[1], self.alpha
-            )
-            return Prediction.one(jax.lax.fori_loop(0, self.adapt_steps, step, tree.first(models)))
+        def predict(
+            context: ClientContext, models: Params, row: PyTree, data: ClientData
+        ) -> Prediction:
+            """Gradient steps of rate alpha on all training examples."""
+            theta, statistics = solver.without_statistics(tree.first(models))
+
+            def adapt_step(_: Array, theta: Params) -> Params:
+                _, gradient = solver.loss_and_gradient(joined(theta, statistics), data.train)
+                of_params, _ = solver.without_statistics(gradient)
+                return step(theta, of_params, self.alpha)
+
+            adapted = jax.lax.fori_loop(0, self.adapt_steps, adapt_step, theta)
+            return Prediction.one(joined(adapted, statistics))
 
         # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
-        ledger = Ledger(gradients=4 if hessian_free else 2)
+        num_gradients = 4 if hessian_free else 2
         scored = f"the global model after {self.adapt_steps} steps at rate alpha on each client's training data"
         return averaging(
-            problem, train=train, predict=predict, ledger=ledger, report=Report(scored)
+            problem,
+            train=train,
+            ledger=Ledger(gradients=num_gradients),
+            predict=predict,
+            report=Report(scored),
         )
+
+
+def step(params: Params, direction: Params, rate: float) -> Params:
+    """params - rate direction."""
+    return jax.tree.map(lambda p, d: p - rate * d, params, direction)

@@ -20,74 +20,218 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common import aggregation, beside, classes, distillation
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common import classes, distillation
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, ClientOutput, Ledger, Prediction, Start
-from pfljax.local.batches import sampled
-from pfljax.local.problem import Problem
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Metrics,
+    Params,
+    Prediction,
+    PyTree,
+    State,
+    Traffic,
+    Trained,
+)
+from pfljax.local.batches import Batch, sampled
+from pfljax.local.problem import Objective, Personal, Problem
+from pfljax.local.solver import joined
 
 
-@method(keeps="its model", travels="the global model, both ways", knows="unlabeled examples at the server")
+class Unlabeled(NamedTuple):
+    """The server's examples.
+
+    Attributes:
+        x: Inputs (n, *features), padded.
+        size: () int32, number of real examples.
+    """
+
+    x: PyTree
+    size: Array
+
+
+@method(
+    keeps="its model",
+    travels="the global model, both ways",
+    knows="unlabeled examples at the server",
+)
 @dataclasses.dataclass(frozen=True)
 class PerAda:
     """PerAda (Xie et al., 2024): personal adapters near a global one, which a server distills from all clients'."""
 
-    strength: float = knob(1.0, at_least=0, grid=(0.01, 0.1, 1.0), help="lambda, pull to the global adapters; 0: Local")
+    strength: float = knob(
+        1.0,
+        at_least=0,
+        grid=(0.01, 0.1, 1.0),
+        help="lambda, pull to the global adapters; 0: Local",
+    )
     share: float = knob(
-        0.05, at_least=0, at_most=1, static=True, grid=(0.025, 0.05, 0.1), help="the server's of all inputs; 0: Ditto"
+        0.05,
+        at_least=0,
+        at_most=1,
+        static=True,
+        grid=(0.025, 0.05, 0.1),
+        help="the server's of all inputs; 0: Ditto",
     )
     steps: int = knob(20, at_least=1, grid=(20, 100), help="number of the server's steps per round")
     rate: float = knob(0.001, at_least=0, grid=(0.001, 0.01), help="the server's learning rate")
 
     def build(self, problem: Problem) -> Algorithm:
-        outputs = classes.required(problem, "perada", places=False)
-        capacity = max(math.ceil(self.share * problem.num_clients * problem.n_max), 1)
-        num_logits = 4 * capacity * outputs if self.share else 0  # bytes
-        near = lambda w: lambda v, batch: problem.solver.proximal(tree.first(w), self.strength)(v, batch.of_model(1))
-        descent = optax.adam(optax.cosine_decay_schedule(self.rate, self.steps))
+        model = problem.model
+        solver = problem.solver
+        num_classes = classes.required(problem, "perada", places=False)
+        num_examples = math.ceil(self.share * problem.num_clients * problem.n_max)
+        capacity = max(num_examples, 1)
 
-        def start(key, clients):
-            draw_key = jax.random.fold_in(key, problem.num_clients)
-            found = sampled(draw_key, clients.train, capacity, jnp.rint(self.share * clients.train.size.sum()))
-            return Start((found.x, found.size), problem.init_models(key, 1))
+        def near(global_model: Params) -> Objective:
+            """l_k(v_k) + lambda / 2 |v_k - w|^2, with dropout and noise of v_k's own."""
 
-        def client_update(context, models, row, data):
-            trained, optimizer, _ = problem.fit(context, models, row.optimizer, data.train)
-            own, loss = row.own.fit(problem, context, data.train, near(models))
-            upload, sent = aggregation.weighted(tree.subtract(trained, models), data.train.size)
-            if self.share:
-                logits = data.train.size * problem.model.apply(tree.first(trained), context.server[0])
-                upload |= {"logits": logits[None]}
-            return ClientOutput(beside.Row(own, optimizer), upload, {"loss": loss}, sent)
+            def objective(params: Params, batch: Batch) -> Array:
+                distance = solver.squared_distance(params, global_model)
+                mean_loss = solver.mean_loss(params, batch.of_model(1))
+                return mean_loss + self.strength / 2 * distance
 
-        def server_update(key, state, aggregate):
-            models = aggregation.average(state.models, aggregate)
+            return objective
+
+        # ---- The client.
+
+        def first_row(key: Key, client: Array) -> Personal:
+            """v_k. A client's row is its model."""
+            return problem.init_personal(key, client)
+
+        def train(
+            context: ClientContext, models: Params, personal: Personal, data: ClientData
+        ) -> Trained:
+            # w, on l_k(w), to w_k.
+            trained = problem.fit(context, models, data.train)
+            # v_k, toward w as received.
+            objective = near(tree.first(models))
+            personal, loss = problem.fit_personal(context, personal, data.train, objective)
+            trained = trained._replace(row=personal, losses=loss[None])
+
+            # n_k f(x; w_k) for the server's x.
             if not self.share:
-                return state._replace(models=models), {}
-            weight, (x, size) = aggregate.upload["weight"][0], state.server
-            teacher = aggregate.upload["logits"][0] / jnp.maximum(weight, 1)
-            real = (jnp.arange(capacity) < size) & (weight > 0)
-            distilled = distillation.fit(problem, tree.first(models), descent, (x, teacher, real), self.steps)
-            return state._replace(models=tree.stack_one(distilled)), {}
+                return trained
+            whole = tree.first(joined(trained.models, trained.statistics))
+            logits = data.train.size * model.apply(whole, context.server.x)
+            return trained._replace(sums={"logits": logits})
 
-        def adapt(context, models, data):
-            own = problem.alone(context, tree.first(models), data, rounds=problem.rounds, objective=near(models))
-            return Prediction.one(own)
+        # ---- What a client predicts with: v_k.
 
-        functions = {"start": start, "client_update": client_update, "server_update": server_update, "adapt": adapt}
-        return averaging(
+        def own_model(personal: Personal) -> Params:
+            return personal.params
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers train a model from w, regularized toward it."""
+            global_model = tree.first(models)
+            params = problem.train_newcomer(context, data, near(global_model), start=global_model)
+            return Prediction.one(params)
+
+        # ---- The server.
+
+        def first_server(key: Key, params: Params, clients: ClientData) -> Unlabeled:
+            """A share of all clients' inputs."""
+            draw_key = jax.random.fold_in(key, problem.num_clients)
+            size = jnp.rint(self.share * clients.train.size.sum())
+            examples = sampled(draw_key, clients.train, capacity, size)
+            return Unlabeled(examples.x, examples.size)
+
+        def traffic(counted: Traffic) -> Traffic:
+            """The server has its examples, and computes the logits of what it receives."""
+            logits_bytes = 4 * capacity * num_classes if self.share else 0
+            return counted._replace(server=0, upload=counted.upload - logits_bytes)
+
+        if self.share:
+            ledger = Ledger(gradients=0, unaccounted="the server's examples")
+        else:
+            ledger = Ledger(gradients=2)
+        algorithm = averaging(
             problem,
-            **functions,
-            row=beside.first_row(problem),
-            own=lambda row: row.own.model,
-            # The server has its examples, and computes the logits of what it receives.
-            traffic=lambda counted: counted._replace(server=0, upload=counted.upload - num_logits),
-            ledger=Ledger(gradients=0, unaccounted="the server's examples") if self.share else Ledger(gradients=2),
+            train=train,
+            ledger=ledger,
+            first_row=first_row,
+            first_server=first_server,
+            own_model=own_model,
+            adapt=adapt,
+            traffic=traffic,
         )
+        if not self.share:
+            return algorithm
+
+        schedule = optax.cosine_decay_schedule(self.rate, self.steps)
+        optimizer = optax.adam(schedule)
+
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # w <- sum_k n_k w_k / sum_k n_k
+            state, metrics = algorithm.server_update(key, state, aggregate)
+
+            # The teacher's logits, sum_k n_k f(x; w_k) / sum_k n_k.
+            upload = aggregate.upload
+            assert upload.weight is not None
+            weight = upload.weight[0]
+            teacher = upload.sums["logits"][0] / jnp.maximum(weight, 1)
+
+            # Then w takes steps on the KL; none if nobody sent logits.
+            unlabeled: Unlabeled = state.server.state
+            is_real = (jnp.arange(capacity) < unlabeled.size) & (weight > 0)
+            global_model = tree.first(state.models)
+            distilled = distill(
+                problem, global_model, optimizer, unlabeled.x, teacher, is_real, self.steps
+            )
+            return state.with_models(tree.stack_one(distilled)), metrics
+
+        return dataclasses.replace(algorithm, server_update=server_update)
+
+
+def distill(
+    problem: Problem,
+    model: Params,
+    optimizer: optax.GradientTransformation,
+    x: PyTree,
+    teacher: Array,
+    is_real: Array,
+    num_steps: int,
+) -> Params:
+    """The model after steps on the mean KL(teacher's || its own prediction), each on all examples.
+
+    Batch statistics stay.
+
+    Args:
+        problem: The problem of the method.
+        model: The model.
+        optimizer: Its optimizer, which begins anew.
+        x: Inputs (n, *features).
+        teacher: The teacher's logits (n, C).
+        is_real: (n,) bool, which examples are real.
+        num_steps: Number of steps.
+    """
+    start, statistics = problem.solver.without_statistics(model)
+    no_classes = jnp.zeros(len(is_real), int)  # an example has one prediction, so none is read
+
+    def loss(params: Params) -> Array:
+        logits = problem.model.apply(joined(params, statistics), x)
+        divergences = distillation.divergence(problem, teacher, logits, no_classes)
+        return jnp.where(is_real, divergences, 0).sum() / jnp.maximum(is_real.sum(), 1)
+
+    def step(_: Array, carry: tuple[Params, PyTree]) -> tuple[Params, PyTree]:
+        params, opt_state = carry
+        gradient = jax.grad(loss)(params)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    carry = (start, optimizer.init(start))
+    params, _ = jax.lax.fori_loop(0, num_steps, step, carry)
+    return joined(params, statistics)

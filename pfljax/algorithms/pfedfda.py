@@ -29,20 +29,74 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes, heads
-from pfljax.algorithms.common.averaging import averaging
-from pfljax.algorithms.common.gaussians import EPSILON, Gaussians, blend, discriminant, estimated, mixed, solved
+from pfljax.algorithms.common.aggregation import average
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, Ledger, Params, Prediction, Report, Split, Start
+from pfljax.contract.types import (
+    Aggregate,
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Key,
+    Ledger,
+    Metrics,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+    Report,
+    Split,
+    Start,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
 
-VALUES = 11  # of a and of b
+EPSILON = 1e-4  # e, the share of the identity in S, and what is added to shares of classes
+NUM_VALUES = 11  # of a and of b
 FEW = 2  # a class with at most as many examples has the means of others
 
 
+class Gaussians(NamedTuple):
+    """Features by class.
+
+    Attributes:
+        means: mu (C, F).
+        covariance: Sigma (F, F), within classes.
+    """
+
+    means: Array
+    covariance: Array
+
+
+class LinearHead(NamedTuple):
+    """A head that is computed from Gaussians: h(z) = z weights + offsets.
+
+    Attributes:
+        weights: m (F, C).
+        offsets: (C,).
+    """
+
+    weights: Array
+    offsets: Array
+
+    def logits(self, features: Array) -> Array:
+        """(B, C) of features (B, F)."""
+        return features @ self.weights + self.offsets
+
+
 class Shared(NamedTuple):
-    """What clients receive: the body (1, ...) and the global Gaussians (1, ...)."""
+    """What clients receive, as a stack of one.
+
+    Attributes:
+        body: theta, with None in place of the head.
+        gaussians: mu and Sigma.
+    """
 
     body: Params
     gaussians: Gaussians
@@ -54,99 +108,247 @@ class PFedFDA:
     """pFedFDA (McLaughlin and Su, 2024): clients adapt global Gaussians of features, of which a head is computed."""
 
     beta: float | None = knob(
-        None, at_least=0, at_most=1, help="a and b, weights of the client's own Gaussians; not given: cross-validated"
+        None,
+        at_least=0,
+        at_most=1,
+        help="a and b, weights of the client's own Gaussians; not given: cross-validated",
     )
-    coefficients: Literal["two", "one"] = knob("two", help="a and b apart, or one for means and covariance")
-    ridge: float = knob(1.0, above=0, grid=(0.01, 0.1, 1.0), help="rho, added to the variances of a client's features")
+    coefficients: Literal["two", "one"] = knob(
+        "two", help="a and b apart, or one for means and covariance"
+    )
+    ridge: float = knob(
+        1.0,
+        above=0,
+        grid=(0.01, 0.1, 1.0),
+        help="rho, added to the variances of a client's features",
+    )
 
     def build(self, problem: Problem) -> Algorithm:
-        model, num_classes = problem.model, classes.required(problem, "pfedfda", places=False)
-        width, shapes = classes.num_features(problem), model.network.shapes
-        no_head = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), heads.head_of(problem, shapes))
-        whole = lambda body: tree.combine(body, no_head)
-        of_body = tree.complement(model.mask(shapes, 1))
-        body_of = lambda models: tree.partition(models, of_body)[0]
+        model = problem.model
+        solver = problem.solver
+        shapes = model.network.shapes
+        num_classes = classes.required(problem, "pfedfda", places=False)
+        num_features = classes.num_features(problem)
+        is_body = tree.complement(model.mask(shapes, 1))
 
-        def start(key, clients):
-            models = problem.init_models(key, 1)
-            means = jax.random.uniform(jax.random.fold_in(key, 1), (num_classes, width))
-            return Start(models=Shared(body_of(models), tree.stack_one(Gaussians(means, jnp.eye(width)))))
+        def with_no_head(body: Params) -> Params:
+            """A whole model, whose own head is zeros and is not used."""
+            head_shapes = heads.head_of(problem, shapes)
+            no_head = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), head_shapes)
+            return tree.combine(body, no_head)
 
-        def adapted(models, split):
-            """mu' and Sigma' of a client."""
+        def body_of(params: Params) -> Params:
+            body, _ = tree.partition(params, is_body)
+            return body
+
+        # ---- The client.
+
+        def client_update(
+            context: ClientContext, models: Shared, row: PyTree, data: ClientData
+        ) -> ClientOutput:
             body, received = tree.first(models)
-            features = lambda x, y: (model.features(whole(body), x), jax.nn.one_hot(y, num_classes))
-            z, labels = of_examples(features, split)
-            own = estimated(z, labels, received.means, self.ridge, FEW)
+
+            # theta_k, trained under the head of mu and Sigma, which is fixed
+            head = discriminant(received, class_shares(data.train, num_classes))
+
+            def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                logits = head.logits(model.features(params, x, mode))
+                shift = logits - model.apply(params, x, mode)
+                return solver.loss(params, x, y, mode, shift=shift)
+
+            body_problem = problem.with_loss(loss).part(is_body)
+            start = tree.stack_one(with_no_head(body))
+            trained = body_problem.fit(context, start, data.train)
+            new_body = body_of(tree.first(trained.models))
+
+            # mu' and Sigma'
+            new = Shared(new_body, adapt_gaussians(new_body, received, data.train))
+            return ClientOutput(
+                row=(),
+                upload=Upload(
+                    update=tree.subtract(tree.stack_one(new), models),
+                    weight=jnp.float32(data.train.size)[None],
+                ),
+                told=Told(trained.losses[0]),
+                opt_state=trained.opt_state,
+            )
+
+        def adapt_gaussians(body: Params, received: Gaussians, split: Split) -> Gaussians:
+            """mu' and Sigma' of a client, from its features under this body."""
+
+            def features_and_labels(x: PyTree, y: Array) -> tuple[Array, Array]:
+                return model.features(with_no_head(body), x), jax.nn.one_hot(y, num_classes)
+
+            # mu_k and Sigma_k
+            features, labels = of_examples(features_and_labels, split)
+            own = estimate(features, labels, received.means, self.ridge, FEW)
+
+            # a and b
             if self.beta is not None:
-                return mixed(own, received, self.beta, self.beta)
-            table = validated(z, labels, received, shares_of(split, num_classes), self.ridge)
-            return mixed(own, received, *best(table, one=self.coefficients == "one"))
+                return mix(own, received, self.beta, self.beta)
+            shares = class_shares(split, num_classes)
+            table = cross_validate(features, labels, received, shares, self.ridge)
+            a, b = best(table, equal=self.coefficients == "one")
+            return mix(own, received, a, b)
 
-        def train(context, models, row, data):
-            weights, offsets = discriminant(tree.first(models.gaussians), shares_of(data.train, num_classes))
+        # ---- The server.
 
-            def loss(params, x, y, *key):
-                logits = model.features(params, x, *key) @ weights + offsets
-                return problem.solver.loss(params, x, y, *key, shift=logits - model.apply(params, x, *key))
+        def start(key: Key, clients: ClientData) -> Start:
+            """Sigma = I, and random means."""
+            body = body_of(problem.init_global(key))
+            means_key = jax.random.fold_in(key, 1)
+            means = jax.random.uniform(means_key, (num_classes, num_features))
+            gaussians = Gaussians(means, jnp.eye(num_features))
+            return Start(models=tree.stack_one(Shared(body, gaussians)))
 
-            start = tree.stack_one(whole(tree.first(models.body)))
-            trained, row, losses = problem.with_loss(loss).part(of_body).fit(context, start, row, data.train)
-            body = body_of(trained)
-            gaussians = adapted(models._replace(body=body), data.train)
-            return Shared(body, tree.stack_one(gaussians)), row, losses
+        def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+            # theta, mu, Sigma <- the means of theta_k, mu' and Sigma', weighted by n_k
+            return state.with_models(average(state.models, aggregate)), {}
 
-        def predicting(models, data):
-            shares = shares_of(data.train, num_classes)
-            return Prediction(inputs=discriminant(adapted(models, data.train), shares))
+        # ---- What a client predicts with: theta and the head of mu' and Sigma'.
 
-        def apply(models, inputs, x):
-            weights, offsets = inputs
-            return model.features(whole(tree.first(models.body)), x) @ weights + offsets
+        def adapt(context: ClientContext, models: Shared, data: ClientData) -> Prediction:
+            """Newcomers adapt as other clients do."""
+            body, received = tree.first(models)
+            gaussians = adapt_gaussians(body, received, data.train)
+            head = discriminant(gaussians, class_shares(data.train, num_classes))
+            return Prediction(inputs=head)
 
-        return averaging(
-            problem,
+        def predict(
+            context: ClientContext, models: Shared, row: PyTree, data: ClientData
+        ) -> Prediction:
+            return adapt(context, models, data)
+
+        def apply(models: Shared, head: LinearHead, x: PyTree) -> Array:
+            body = tree.first(models.body)
+            return head.logits(model.features(with_no_head(body), x))
+
+        return Algorithm(
             start=start,
-            row=lambda key, client, models: problem.part(of_body).kept_optimizers(problem.init_models(key, 1)),
-            train=train,
-            predict=lambda context, models, row, data: predicting(models, data),
+            client_update=client_update,
+            server_update=server_update,
+            predict=predict,
             apply=apply,
-            adapt=lambda context, models, data: predicting(models, data),
-            ledger=Ledger(gradients=1, unaccounted="means and covariances of features, and class counts in the head"),
-            report=Report("the global body with a head of the Gaussians that each client has adapted"),
+            adapt=adapt,
+            topology=Topology.SHARED,
+            averages=True,
+            ledger=Ledger(
+                gradients=1,
+                unaccounted="means and covariances of features, and class counts in the head",
+            ),
+            report=Report(
+                scored="the global body with a head of the Gaussians that each client has adapted"
+            ),
         )
 
 
-def shares_of(split: Split, num_classes: int) -> Array:
-    """pi (C,)."""
+def class_shares(split: Split, num_classes: int) -> Array:
+    """pi (C,), a client's shares of classes plus 0.0001, normalized."""
     shares = classes.counts(split, num_classes) / jnp.maximum(split.size, 1) + EPSILON
     return shares / shares.sum()
 
 
-def validated(z: Array, labels: Array, received: Gaussians, shares: Array, ridge: Array | float) -> Array:
-    """The cross entropies in two-fold cross validation, by b and a: (VALUES, VALUES)."""
+def discriminant(gaussians: Gaussians, shares: Array) -> LinearHead:
+    """The head that is computed from Gaussians: h_c(z) = m_c' z - mu_c' m_c / 2 + log pi_c."""
+    weights = solve(gaussians.covariance, gaussians.means)
+    quadratic = (gaussians.means.T * weights).sum(axis=0)
+    return LinearHead(weights, jnp.log(shares) - quadratic / 2)
+
+
+def solve(covariance: Array, means: Array) -> Array:
+    """m = S^-1 mu, (F, C), where S = (1 - e) Sigma + e tr(Sigma) / F I."""
+    num_features = len(covariance)
+    identity = EPSILON * jnp.trace(covariance) / num_features * jnp.eye(num_features)
+    shrunk = (1 - EPSILON) * covariance + identity
+    # Noise on what travels may leave it indefinite, so this takes no Cholesky factors.
+    return jax.scipy.linalg.solve(shrunk, means.T)
+
+
+def estimate(
+    features: Array, labels: Array, means: Array, ridge: float, most: int = 0
+) -> Gaussians:
+    """mu_k and Sigma_k of a client's own features.
+
+    Args:
+        features: z (n, F).
+        labels: (n, C) one-hot, rows of zeros where an example does not count.
+        means: mu (C, F), for classes with few examples.
+        ridge: rho.
+        most: A class with at most so many examples has few.
+    """
+    # mu_kc is the mean, or mu_c if the client has few examples of class c.
+    counts = labels.sum(axis=0)
+    own_means = classes.means(labels.T @ features, counts)
+    means = tree.where(counts > most, own_means, means)
+
+    # Sigma_k = sum_i (z_i - mu_ky) (z_i - mu_ky)' / (n_k - 1) + rho I
+    counted = labels.sum(axis=1)[:, None] * features
+    centered = counted - labels @ means
+    scatter = centered.T @ centered / jnp.maximum(counts.sum() - 1, 1)
+    return Gaussians(means, scatter + ridge * jnp.eye(features.shape[1]))
+
+
+def blend(weight: Array | float, own: Array, received: Array) -> Array:
+    """weight own + (1 - weight) received."""
+    return weight * own + (1 - weight) * received
+
+
+def mix(own: Gaussians, received: Gaussians, a: Array | float, b: Array | float) -> Gaussians:
+    """mu' = a mu_k + (1 - a) mu and Sigma' = b Sigma_k + (1 - b) Sigma."""
+    means = blend(a, own.means, received.means)
+    return Gaussians(means, blend(b, own.covariance, received.covariance))
+
+
+def cross_validate(
+    features: Array, labels: Array, received: Gaussians, shares: Array, ridge: float
+) -> Array:
+    """Cross entropies in two-fold cross validation, for each b and a: (NUM_VALUES, NUM_VALUES).
+
+    Args:
+        features: z (n, F) of the client.
+        labels: (n, C) one-hot.
+        received: mu and Sigma.
+        shares: pi (C,).
+        ridge: rho.
+    """
+    values = jnp.linspace(0, 1, NUM_VALUES)
+
+    # Every other example of a class is in the first half. Classes with one example take no part.
     labels = labels * (labels.sum(axis=0) > 1)
-    half = ((jnp.cumsum(labels, axis=0) * labels).sum(axis=1) % 2)[:, None]
-    values = jnp.linspace(0, 1, VALUES)
+    number_in_class = (jnp.cumsum(labels, axis=0) * labels).sum(axis=1)
+    first_half = (number_in_class % 2)[:, None]
 
-    def of_covariance(held, own, b):
-        covariance = mixed(own, received, b, b).covariance
-        weights = jnp.split(solved(covariance, jnp.concatenate([own.means, received.means])), 2, axis=1)
-        every = values[:, None, None]
-        means = blend(every, own.means, received.means)
-        offsets = jnp.log(shares) - (means * blend(every, weights[0].T, weights[1].T)).sum(axis=2) / 2
-        logs = jax.nn.log_softmax(blend(every, z @ weights[0], z @ weights[1]) + offsets[:, None])
-        return -(held * logs).sum(axis=(1, 2)) / jnp.maximum(held.sum(), 1)
+    def entropies(held_out: Array, own: Gaussians, b: Array) -> Array:
+        """(NUM_VALUES,), for each a, on the held-out labels (n, C)."""
+        # Only S depends on b, so the weights for all a are mixtures of those for mu_k and for mu.
+        covariance = mix(own, received, b, b).covariance
+        both_means = jnp.concatenate([own.means, received.means])
+        own_weights, received_weights = jnp.split(solve(covariance, both_means), 2, axis=1)
 
-    def of_half(held):
-        own = estimated(z, labels - held, received.means, ridge)
-        return jax.lax.scan(lambda none, b: (none, of_covariance(held, own, b)), None, values)[1]
+        a = values[:, None, None]
+        means = blend(a, own.means, received.means)
+        weights = blend(a, own_weights.T, received_weights.T)
+        offsets = jnp.log(shares) - (means * weights).sum(axis=2) / 2
+        products = blend(a, features @ own_weights, features @ received_weights)
+        logs = jax.nn.log_softmax(products + offsets[:, None])
+        return -(held_out * logs).sum(axis=(1, 2)) / jnp.maximum(held_out.sum(), 1)
 
-    return of_half(labels * half) + of_half(labels * (1 - half))
+    def of_half(held_out: Array) -> Array:
+        own = estimate(features, labels - held_out, received.means, ridge)
+
+        def of_value(carry: tuple[()], b: Array) -> tuple[tuple[()], Array]:
+            return carry, entropies(held_out, own, b)
+
+        _, table = jax.lax.scan(of_value, (), values)
+        return table
+
+    return of_half(labels * first_half) + of_half(labels * (1 - first_half))
 
 
-def best(table: Array, one: bool) -> tuple[Array, Array]:
-    """(a, b) with the least of the cross entropies; with `one`, of those where they are equal."""
-    place = jnp.argmin(jnp.where(jnp.eye(VALUES, dtype=bool), table, jnp.inf) if one else table)
-    values = jnp.linspace(0, 1, VALUES)
-    return values[place % VALUES], values[place // VALUES]
+def best(table: Array, equal: bool) -> tuple[Array, Array]:
+    """(a, b) with the least of the cross entropies (by b and a); with `equal`, of those where a = b."""
+    if equal:
+        table = jnp.where(jnp.eye(NUM_VALUES, dtype=bool), table, jnp.inf)
+    values = jnp.linspace(0, 1, NUM_VALUES)
+    place = jnp.argmin(table)
+    return values[place % NUM_VALUES], values[place // NUM_VALUES]

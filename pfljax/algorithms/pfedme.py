@@ -9,31 +9,34 @@ Dinh, Tran, Nguyen, "Personalized federated learning with Moreau envelopes" (Neu
 Departures from the paper: Only the cohort's clients train, not all clients. The mean is weighted by n_k. eta is the
 solver's optimizer, with lambda (w - theta) as the gradient. theta starts at w. Its steps are gradient steps on f_k and
 exact steps on the proximal term, theta <- (theta - rate (grad f_k(theta) - lambda w)) / (1 + rate lambda); they have
-the same fixed point as plain gradient steps and are stable for any lambda. We score theta; the authors' code scores the
-clients' w_k by mistake.
+the same fixed point as plain gradient steps and are stable for any lambda. Batch statistics are written at w, once a
+step; theta has those of w_k. We score theta; the authors' code scores the clients' w_k by mistake.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Ledger, Params, Prediction, PyTree, Report
-from pfljax.local.problem import Problem
-
-
-class Row(NamedTuple):
-    """The client's last theta, and its optimizer for w, if it is kept."""
-
-    theta: Params
-    optimizer: PyTree
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Key,
+    Ledger,
+    Params,
+    Prediction,
+    Report,
+    Trained,
+)
+from pfljax.local.problem import Problem, SlopeFunction
+from pfljax.local.solver import Slope, joined
 
 
 @method(keeps="its model", travels="the global model, both ways")
@@ -47,48 +50,79 @@ class PFedMe:
         grid=(5.0, 10.0, 15.0, 20.0, 30.0),
         help="lambda, pull of the personal model toward the global one",
     )
-    steps: int = knob(5, at_least=1, grid=(3, 5, 7), help="number of personal-model steps per mini-batch")
+    steps: int = knob(
+        5, at_least=1, grid=(3, 5, 7), help="number of personal-model steps per mini-batch"
+    )
     rate: float = knob(0.1, above=0, grid=(0.01, 0.03, 0.1), help="learning rate of these steps")
-    beta: float = knob(1.0, above=0, grid=(1.0, 2.0, 4.0), help="weight of the new mean in the global model")
+    beta: float = knob(
+        1.0, above=0, grid=(1.0, 2.0, 4.0), help="weight of the new mean in the global model"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
 
-        def moreau(w, gradient):
-            """Returns theta after `steps` steps from w, with gradient(theta, number) -> (loss, slopes), and f_k(w)."""
+        def toward_minimum(theta: Params, gradient: Params, w: Params) -> Params:
+            """(theta - rate (grad f_k(theta) - lambda w)) / (1 + rate lambda)."""
 
-            def toward(theta, slope, anchor):
-                return (theta - self.rate * (slope - self.strength * anchor)) / (1 + self.rate * self.strength)
+            def moved(theta: Array, gradient: Array, w: Array) -> Array:
+                along = gradient - self.strength * w
+                return (theta - self.rate * along) / (1 + self.rate * self.strength)
 
-            def step(number, carry):
-                theta, first = carry
-                loss, slopes = gradient(theta, number)
-                return jax.tree.map(toward, theta, slopes, w), jnp.where(number == 0, loss, first)
+            return jax.tree.map(moved, theta, gradient, w)
 
-            return jax.lax.fori_loop(0, self.steps, step, (w, jnp.zeros(())))
+        def first_row(key: Key, client: Array) -> Params:
+            """The first w. A client's row is its last theta."""
+            return problem.init_global(key)
 
-        def local_step(w, theta, batch):
-            gradient = jax.value_and_grad(lambda theta, number: solver.mean_loss(theta, batch(0).of_model(number)))
-            theta, loss = moreau(w, gradient)  # Eq. 2
-            return loss, tree.scale(tree.subtract(w, theta), self.strength), theta  # Eq. 8
+        def direction(
+            slope_at: SlopeFunction, w: Params, last_theta: Params
+        ) -> tuple[Slope, Params]:
+            # theta <- `steps` steps toward the minimum of Eq. 2, from w; each has its own dropout.
+            at_w = slope_at(w)
+            theta = toward_minimum(w, at_w.gradient, w)
 
-        def train(context, models, row, data):
-            models, optimizer, losses, theta = problem.descend(
-                context, models, row.optimizer, data.train, local_step, row.theta
-            )
-            return models, Row(theta, optimizer), losses
+            def step(number: Array, theta: Params) -> Params:
+                gradient = slope_at(theta, number=number).gradient
+                return toward_minimum(theta, gradient, w)
 
-        def adapt(context, models, data):
-            gradient = lambda theta, _: solver.loss_and_gradient(theta, data.train)
-            return Prediction.one(moreau(tree.first(models), gradient)[0])
+            theta = jax.lax.fori_loop(1, self.steps, step, theta)
+
+            # w <- w - eta lambda (w - theta)  (Eq. 8)
+            gradient = tree.scale(tree.subtract(w, theta), self.strength)
+            return at_w._replace(gradient=gradient), theta
+
+        def train(
+            context: ClientContext, models: Params, last_theta: Params, data: ClientData
+        ) -> Trained:
+            theta, _ = solver.without_statistics(last_theta)
+            trained, theta = problem.descend(context, models, data.train, direction, theta)
+
+            # theta has the batch statistics of w_k; a client without examples keeps what it has.
+            theta = joined(theta, tree.first(trained.statistics))
+            return trained._replace(row=tree.where(data.train.size > 0, theta, last_theta))
+
+        def own_model(theta: Params) -> Params:
+            return theta
+
+        def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+            """Newcomers take the steps from the final w on all of their examples."""
+            w, statistics = solver.without_statistics(tree.first(models))
+
+            def step(_: Array, theta: Params) -> Params:
+                _, gradient = solver.loss_and_gradient(joined(theta, statistics), data.train)
+                of_params, _ = solver.without_statistics(gradient)
+                return toward_minimum(theta, of_params, w)
+
+            theta = jax.lax.fori_loop(0, self.steps, step, w)
+            return Prediction.one(joined(theta, statistics))
 
         return averaging(
             problem,
             train=train,
-            row=lambda key, client, models: Row(tree.first(models), problem.kept_optimizers(models)),
-            server=optax.sgd(self.beta),
-            own=lambda row: row.theta,
-            adapt=adapt,
             ledger=Ledger(gradients=self.steps),
+            first_row=first_row,
+            server_optimizer=optax.sgd(self.beta),
+            own_model=own_model,
+            adapt=adapt,
             report=Report(scored="each client's theta"),
         )

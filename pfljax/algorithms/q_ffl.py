@@ -17,11 +17,20 @@ import dataclasses
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss
-from pfljax.algorithms.common.averaging import averaging
+from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob, method
-from pfljax.contract.types import Algorithm, Array, ClientOutput, Ledger
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Ledger,
+    Params,
+    PyTree,
+    Trained,
+)
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
 
@@ -40,38 +49,53 @@ class QFFL:
         help="exponent of the loss in a client's weight; 0 weights all clients equally",
     )
     lipschitz: float | None = knob(
-        None, above=0, help="L, scale of the clients' updates; not given: 1 / learning rate, as in the paper"
+        None,
+        above=0,
+        help="L, scale of the clients' updates; not given: 1 / learning rate, as in the paper",
     )
 
     def build(self, problem: Problem) -> Algorithm:
-        lipschitz, solver = self._lipschitz(problem), problem.solver
+        lipschitz = self.lipschitz_constant(problem)
 
-        def client_update(context, models, kept, data):
-            loss = by_loss.at_start(problem, models, data) + LEAST
-            trained, kept, losses = problem.fit(context, models, kept, data.train)
-            moved = tree.scale(tree.subtract(models, trained), lipschitz)
-            counts = loss**self.q
-            square = tree.inner(*solver.trained(moved, moved))
-            step = self.q * loss ** (self.q - 1) * square + lipschitz * counts
-            upload = {"moved": tree.scale(moved, counts), "step": step[None]}
-            if solver.statistics is not None:
-                upload["weight"] = lipschitz * counts[None]
-            return ClientOutput(kept, upload, {"loss": losses[0]}, (data.train.size > 0)[None])
+        def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # F_k = l_k(w), of w as received.
+            loss = by_loss.loss_at_start(problem, context, models, data) + LEAST
+            # -L d_k, with d_k = w - w_k
+            trained = problem.fit(context, models, data.train)
+            update = tree.scale(tree.subtract(trained.models, models), lipschitz)
+            # F_k^q, and  q F_k^(q-1) |L d_k|^2 + L F_k^q
+            weight = loss**self.q
+            square = tree.inner(update, update)
+            step = self.q * loss ** (self.q - 1) * square + lipschitz * weight
 
-        def server_update(key, state, aggregate):
-            over = lambda total: tree.scale(aggregate.upload["moved"], 1 / jnp.where(total > 0, total, 1))
-            moved = over(aggregate.upload["step"])
-            if solver.statistics is not None:  # these are averaged, and do not count in the norm
-                moved = tree.combine(solver.trained(moved)[0], over(aggregate.upload["weight"]))
-            return state._replace(models=tree.subtract(state.models, moved)), {}
+            has_examples = data.train.size > 0
+            return trained._replace(
+                models=update,
+                weight=jnp.where(has_examples, weight, 0),
+                sums={"step": jnp.where(has_examples, step, 0)},
+            )
 
-        functions = {"client_update": client_update, "server_update": server_update, "averages": False}
-        return averaging(problem, **functions, ledger=Ledger(gradients=1, unaccounted=BY_LOSS))
+        def server_step(received: Received, server: PyTree) -> ServerStep:
+            # w <- w - sum_k F_k^q L d_k / sum_k (q F_k^(q-1) |L d_k|^2 + L F_k^q)
+            step = received.sums["step"]
+            share = received.weight / jnp.where(step > 0, step, 1)
+            return ServerStep(tree.scale(received.update, share))
 
-    def _lipschitz(self, problem: Problem) -> Array | float:
+        algorithm = averaging(
+            problem,
+            train=train,
+            ledger=Ledger(gradients=1, unaccounted=BY_LOSS),
+            server_step=server_step,
+            uploads="updates",
+        )
+        # The sum of updates is not divided by the sum of their weights.
+        return dataclasses.replace(algorithm, averages=False)
+
+    def lipschitz_constant(self, problem: Problem) -> Array | float:
+        """L."""
         if self.lipschitz is not None:
             return self.lipschitz
         if problem.learning_rate is None:
-            text = "accepted: a number above 0; required here, since the clients' learning rate is unknown"
-            raise ArgumentError("lipschitz", text)
+            text = "accepted: a number above 0; required here"
+            raise ArgumentError("lipschitz", f"{text}, since the clients' learning rate is unknown")
         return 1 / problem.learning_rate

@@ -14,7 +14,7 @@ from pfljax import report
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.contract.fields import checked
-from pfljax.contract.types import PyTree, State
+from pfljax.contract.types import PyTree, State, Topology
 from pfljax.data import Federation
 from pfljax.data.sources.arrays import as_arrays
 from pfljax.data.sources.source import Scaling
@@ -48,7 +48,7 @@ class Collaboration:
     index: np.ndarray
     weights: np.ndarray
     group: np.ndarray | None
-    topology: str
+    topology: Topology
     arrays: dict[str, np.ndarray] = dataclasses.field(repr=False)
 
     def matrix(self, evaluation: int = -1) -> np.ndarray:
@@ -68,7 +68,7 @@ class Collaboration:
             raise ArgumentError("evaluation", f"accepted: whole numbers, {-num} to {num - 1}", evaluation)
         index = self.index[evaluation]
         weights = self.weights[evaluation]
-        num_models = len(index) if self.topology != "shared" else int(self.index.max()) + 1
+        num_models = len(index) if self.topology.first_is_own else int(self.index.max()) + 1
         return collaboration.dense(index, weights, num_models)
 
 
@@ -153,8 +153,14 @@ class Result:
     def collaboration(self) -> Collaboration:
         """Which models each client used, at every evaluated round."""
         arrays = self._collaboration
-        rounds, index, weights = (arrays[n] for n in ("round", "index", "weights"))
-        return Collaboration(rounds, index, weights, arrays.get("group"), str(arrays["topology"]), arrays)
+        return Collaboration(
+            rounds=arrays["round"],
+            index=arrays["index"],
+            weights=arrays["weights"],
+            group=arrays.get("group"),
+            topology=Topology(str(arrays["topology"])),
+            arrays=arrays,
+        )
 
     @property
     def state(self) -> State:

@@ -88,7 +88,7 @@ class Simulation:
         self._serve = compiled(functools.partial(lifting.serve, algorithm, plan, use))
 
     def init(self, key: Key) -> State:
-        """Returns the initial state: server, models, optimizer and clients' rows, all arrays.
+        """Returns the initial state: what the server and what the clients hold, all arrays.
 
         Args:
             key: A key such as `jax.random.key(0)`.

@@ -18,7 +18,14 @@ from absl import flags
 from pfljax import api
 from pfljax.api.comparison import Unfinished
 from pfljax.cli import build, tables, workers
-from pfljax.cli.flags import RUNS, define_data, define_devices, define_evaluation, define_sweep, define_training
+from pfljax.cli.flags import (
+    RUNS,
+    define_data,
+    define_devices,
+    define_evaluation,
+    define_sweep,
+    define_training,
+)
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings

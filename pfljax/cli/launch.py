@@ -207,7 +207,7 @@ def join_processes(settings: Settings) -> None:
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
     if processes.is_first() and not processes.on_loopback(settings.coordinator):
         print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
-    sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1, errors="replace")  # noqa: SIM115
+    sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1, errors="replace")
     processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS})
 
 

@@ -160,7 +160,7 @@ class Group(NamedTuple):
             own = {} if prefix else {names.get(other, other): values for other, values in field.conditions.items()}
             name = names[field.name]
             default = defaults.get(field.name, field.default)
-            made: Any = self.registry[name] if name in self.registry else None  # noqa: SIM401
+            made: Any = self.registry[name] if name in self.registry else None
             if made is None:
                 made = self._define(field._replace(name=name, default=default), field.name in lists)
                 made.read_with = {**own, **where}

@@ -21,7 +21,15 @@ from pfljax.cli.names import FORMER, flags_of, owners_of, renamed
 from pfljax.cli.parsing import Declared
 from pfljax.contract import own_files, reading
 from pfljax.contract.errors import ArgumentError, shown
-from pfljax.contract.fields import Conditions, fields_of, holds, item_type, plain, value_type, with_words
+from pfljax.contract.fields import (
+    Conditions,
+    fields_of,
+    holds,
+    item_type,
+    plain,
+    value_type,
+    with_words,
+)
 from pfljax.contract.method import METHODS
 from pfljax.contract.paths import expanded
 from pfljax.data.sources import KINDS, has_tests, kind_of

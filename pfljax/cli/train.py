@@ -19,7 +19,14 @@ from absl import flags
 from pfljax import report
 from pfljax.api.table import epsilon_text
 from pfljax.cli import build, tables
-from pfljax.cli.flags import RUNS, WHAT, define_data, define_devices, define_evaluation, define_training
+from pfljax.cli.flags import (
+    RUNS,
+    WHAT,
+    define_data,
+    define_devices,
+    define_evaluation,
+    define_training,
+)
 from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings

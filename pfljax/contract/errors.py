@@ -7,6 +7,8 @@ import traceback
 import warnings
 from collections.abc import Iterable
 
+from pfljax.contract import former_contract
+
 LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
 
 
@@ -57,11 +59,18 @@ def warn(argument: str, text: str) -> None:
 
 
 def raised(error: BaseException, file: str) -> str:
-    """An error in a user's file, in one line that says where in the file it was raised."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where, text = f"line {lines[-1]} of {os.path.basename(file)}" if lines else "the file", str(error).strip()
-    text = text.split("\n")[0]
-    return f"{where}: {text}" if isinstance(error, ArgumentError) else f"{where} raised {type(error).__name__}: {text}"
+    """An error in a user's file, in one line that says where in the file it was raised, and what the file should change."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == file
+    ]
+    where = f"line {lines[-1]} of {os.path.basename(file)}" if lines else "the file"
+    text = str(error).strip().split("\n")[0]
+    if not isinstance(error, ArgumentError):
+        text = f"raised {type(error).__name__}: {text}"
+        return f"{where} {text}{former_contract.hint(file)}"
+    return f"{where}: {text}{former_contract.hint(file)}"
 
 
 class RunError(RuntimeError):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from pfljax.contract.lazy import LazyArray
 from pfljax.contract.mapped import release
 
 Array = jax.Array | np.ndarray
@@ -19,7 +20,7 @@ BLOCK = 1024  # examples that are standardized at a time
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Pooled:
+class Pooled(LazyArray):
     """Stacked examples (K, n_max, *features) as a pool and an index: client k's example i is pool[index[k, i]].
 
     Replaces an array in a `Split` and is indexed like one; it reads zeros where the index is -1. `x[ids]` for an array

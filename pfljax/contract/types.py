@@ -171,7 +171,8 @@ class State(NamedTuple):
     @property
     def models_on_server(self) -> bool:
         """Whether the models that clients can download are the server's, and not the clients' own."""
-        return bool(jax.tree.leaves(self.server.models))
+        # The server's may have no leaves, where clients keep all layers to themselves.
+        return not jax.tree.leaves(self.clients.model)
 
     @property
     def models(self) -> Params:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +13,42 @@ import jax.numpy as jnp
 from pfljax.contract.types import Array, PyTree
 
 
+class Packed(NamedTuple):
+    """Arrays as one array.
+
+    Attributes:
+        array: Their entries along the last axis, (*leading, n).
+        unpack: An array of this shape -> arrays of the shapes that were packed.
+    """
+
+    array: Array
+    unpack: Callable[[Array], list[Array]]
+
+
+def pack(arrays: Sequence[Array], num_leading: int = 0) -> Packed:
+    """Packs at least one array into one; the first `num_leading` axes, which all share, stay."""
+    if len(arrays) == 1 and arrays[0].ndim == num_leading + 1:
+        return Packed(arrays[0], lambda packed: [packed])
+    leading = arrays[0].shape[:num_leading]
+    flat = [array.reshape(*leading, math.prod(array.shape[num_leading:])) for array in arrays]
+    ends = list(itertools.accumulate(array.shape[-1] for array in flat))
+
+    def unpack(packed: Array) -> list[Array]:
+        parts = jnp.split(packed, ends[:-1], axis=-1)
+        return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+    return Packed(flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1), unpack)
+
+
 def over_vectors(fn: Callable[[Array], Array], stack: PyTree) -> PyTree:
     """Applies fn, (N, n) to (N, n), to stacked trees, each of which is one vector of n entries."""
-    leaves, form = jax.tree.flatten(stack)
+    leaves, treedef = jax.tree.flatten(stack)
     if not leaves:
         return stack
-    ends = list(itertools.accumulate(math.prod(leaf.shape[1:]) for leaf in leaves))
-    found = fn(jnp.concatenate([leaf.reshape(leaf.shape[0], -1) for leaf in leaves], axis=1))
-    parts = jnp.split(found, ends[:-1], axis=1)
-    same = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
-    return jax.tree.unflatten(form, same)
+    packed = pack(leaves, num_leading=1)
+    results = packed.unpack(fn(packed.array))
+    same_types = [result.astype(leaf.dtype) for result, leaf in zip(results, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, same_types)
 
 
 def orthonormal(rows: Array) -> Array:

@@ -4,7 +4,13 @@ from pfljax.data import partitions, sources
 from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
 from pfljax.data.splits import Splits
-from pfljax.data.statistics import codes_of, describe, digest, heterogeneity, inverse_frequency_weights
+from pfljax.data.statistics import (
+    codes_of,
+    describe,
+    digest,
+    heterogeneity,
+    inverse_frequency_weights,
+)
 from pfljax.data.variants import (
     match_classes,
     pad_alike,

@@ -14,7 +14,17 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.fields import NumClients, Seed, check, checked, knob, settings
 from pfljax.data import latent
-from pfljax.data.dealing import MIN_EXAMPLES, Assignment, Pools, deal, deal_tests, draw, members_of, set_apart, too_many
+from pfljax.data.dealing import (
+    MIN_EXAMPLES,
+    Assignment,
+    Pools,
+    deal,
+    deal_tests,
+    draw,
+    members_of,
+    set_apart,
+    too_many,
+)
 from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
 

@@ -13,7 +13,16 @@ from jax.sharding import Mesh
 
 from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, Participation, PyTree, Topology, Upload
+from pfljax.contract.types import (
+    Aggregate,
+    Array,
+    ClientOutput,
+    Params,
+    Participation,
+    PyTree,
+    Topology,
+    Upload,
+)
 from pfljax.exchange.layout import Layout, block, flat, replace
 from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
 from pfljax.exchange.side_by_side import CLIENTS

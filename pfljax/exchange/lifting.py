@@ -316,6 +316,55 @@ def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topol
     return Topology.OWN if topology is Topology.PUSH else topology
 
 
+class ClientShapes(NamedTuple):
+    """Shapes and types of what one client receives and returns in a round.
+
+    Attributes:
+        start: What the server begins with.
+        first: What the client begins with.
+        index: (J,), the models that it receives.
+        models: These models, leaves (J, ...), or under "push" its own, leaves (1, ...).
+        output: What it returns, before anything is weighted.
+    """
+
+    start: Start
+    first: First
+    index: Any
+    models: Params
+    output: ClientOutput
+
+
+def shapes_of_client(algorithm: Algorithm, clients: ClientData, cohort_size: int) -> ClientShapes:
+    """Traces one client's round.
+
+    Args:
+        algorithm: The method.
+        clients: The data of all clients, stacked, or their shapes.
+        cohort_size: S.
+    """
+
+    def one_client(key: Key, client: Array, ids: Array, clients: ClientData) -> ClientShapes:
+        start = algorithm.start(key, clients)
+        first = algorithm.first_row(key, client, start)
+        topology = algorithm.topology
+        stack = start.models if topology.on_server else tree.stack_one(first.model)
+        num_models = tree.num_rows(stack) if jax.tree.leaves(stack) else 1
+        context = ClientContext(key, client, client, jnp.arange(num_models), start.state, client)
+        if algorithm.download is not None and topology.moves:
+            index = algorithm.download(context, first.row, Cohort(ids))
+            context = context._replace(index=index)
+        num_received = 1 if topology is Topology.PUSH else context.index.shape[0]
+        models = jax.tree.map(lambda leaf: jnp.zeros((num_received, *leaf.shape[1:]), leaf.dtype), stack)
+        data = view(clients, jnp.zeros((), jnp.int32))
+        output = algorithm.client_update(context, models, first.row, data)
+        return ClientShapes(start, first, context.index, models, output)
+
+    key = jax.eval_shape(jax.random.key, 0)
+    client = jax.ShapeDtypeStruct((), jnp.int32)
+    ids = jax.ShapeDtypeStruct((cohort_size,), jnp.int32)
+    return jax.eval_shape(one_client, key, client, ids, clients)
+
+
 def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> tuple[Any, Any]:
     """Shapes of a client's (Mixture, what `predict` returns), given those of all clients' state and data."""
     ids = jax.ShapeDtypeStruct((tree.num_rows(clients),), jnp.int32)

@@ -27,7 +27,17 @@ from pfljax.contract.types import Aggregate, Array, ClientOutput, Params, PyTree
 from pfljax.exchange import buckets, model_axis
 from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_device, spread_rows
 from pfljax.exchange.layout import lay_out, pad
-from pfljax.exchange.routes import AXIS, AtServer, Gather, Own, OwnFirst, Push, Ring, Route, is_dense
+from pfljax.exchange.routes import (
+    AXIS,
+    AtServer,
+    Gather,
+    Own,
+    OwnFirst,
+    Push,
+    Ring,
+    Route,
+    is_dense,
+)
 from pfljax.exchange.side_by_side import TOGETHER, bytes_of, fitting
 from pfljax.exchange.views import view
 
@@ -147,11 +157,11 @@ class ExecutionPlan:
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
         """Describes how a stack's models reach clients on other devices."""
-        if topology == "own" or self.num_devices == 1:
+        if not topology.moves or self.num_devices == 1:
             return "no model leaves its device"
-        if topology == "shared":
+        if topology.on_server:
             return "models are on every device, contributions are summed"
-        if topology == "push":
+        if topology is Topology.PUSH:
             return "uploads travel around the ring" if self.rings(models) else "every device sums its uploads"
         return "models go around a ring of devices" if self.rings(models) else "every device gathers all models"
 
@@ -278,7 +288,8 @@ class ExecutionPlan:
 
     def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
         """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
-        (num_clients, held), topology = clients.index.shape, clients.topology
+        num_clients, held = clients.index.shape
+        topology = clients.topology
         client_fn = jax.jit(client_fn, inline=True)  # traced once for shapes and the loop
         chunk = self._in_cache(client_fn, models, clients, common) if self.in_cache else self.chunk
         by_size = self.buckets if clients.sizes is not None and chunk != 1 else ()
@@ -290,32 +301,33 @@ class ExecutionPlan:
     def _in_cache(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> int:
         """Number of clients that a CPU device processes side by side, so that they stay in its core's cache."""
         num_clients, held = clients.index.shape
-        received = tree.shapes_of_rows(models, 1 if clients.topology == "push" else held)
+        received = tree.shapes_of_rows(models, 1 if clients.topology is Topology.PUSH else held)
         run = lambda models, row: client_fn(models, row, view(clients.data, jnp.zeros((), jnp.int32)), *common)
         return fitting(run, -(-num_clients // self.num_devices), received, tree.shapes_of_rows(clients.rows))
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
-        row = tree.row_bytes(models) if topology in ("peers", "push") else 0
+        row = tree.row_bytes(models) if topology.between_clients else 0
         num_models = tree.num_rows(models) if row else 0
-        if topology == "push" and is_dense(held, num_models):
+        if topology is Topology.PUSH and is_dense(held, num_models):
             return min(SUMMED, SUMMED_BYTES // row)
         if row and self._is_spread(models) and self.rings(models):
-            return MESSAGE_BYTES // (row * (held if topology == "peers" else 1))
+            return MESSAGE_BYTES // (row * (held if topology.reads_others else 1))
         return 1
 
     def _route(self, topology: Topology, models: Params, held: int, own_first: bool) -> Route:
         """The route by which models reach clients; `own_first` as in `exchange`, where position k is client k."""
-        if topology == "own":
+        if not topology.moves:
             return Own(held)
-        num_models, devices = tree.num_rows(models) if jax.tree.leaves(models) else 0, self.num_devices
+        num_models = tree.num_rows(models) if jax.tree.leaves(models) else 0
+        devices = self.num_devices
         route = AtServer(num_models, devices)
-        if topology in ("peers", "push") and self._is_spread(models):
+        if topology.between_clients and self._is_spread(models):
             ring = self.rings(models)
             route = Ring(num_models // devices, devices) if ring else Gather(num_models, devices)
-        if topology == "push":
+        if topology is Topology.PUSH:
             return Push(route)
-        at_home = own_first and topology == "peers" and (isinstance(route, Ring) or devices == 1)
+        at_home = own_first and topology.reads_others and (isinstance(route, Ring) or devices == 1)
         return OwnFirst(route) if at_home else route
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:

@@ -70,14 +70,21 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
         return Cohort(ids, everyone=True)
     if size**2 > 16 * num_clients:
         return Cohort(jnp.sort(jax.random.permutation(key, ids)[:size]))
+    return Cohort(jnp.sort(draw_distinct(key, num_clients, size)))  # few of very many clients
 
-    # For few of very many clients: Floyd's algorithm, which touches S clients instead of K.
-    def draw(number, chosen):
-        top = num_clients - size + number
+
+def draw_distinct(key: Key, num: int, count: int) -> Array:
+    """Draws a uniform subset of range(num), (count,) int32, whose order is not uniform.
+
+    By Floyd's algorithm, which touches `count` numbers instead of `num`.
+    """
+
+    def draw(number: Array, chosen: jax.Array) -> jax.Array:
+        top = num - count + number
         drawn = jax.random.randint(jax.random.fold_in(key, number), (), 0, top + 1, jnp.int32)
         return chosen.at[number].set(jnp.where((chosen == drawn).any(), top, drawn))
 
-    return Cohort(jnp.sort(jax.lax.fori_loop(0, size, draw, jnp.full((size,), -1, jnp.int32))))
+    return jax.lax.fori_loop(0, count, draw, jnp.full((count,), -1, jnp.int32))
 
 
 def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Array, ClientOutput, Params, PyTree
+from pfljax.contract.vectors import Packed, pack
 from pfljax.exchange.layout import block, by_client, flat, replace
 from pfljax.exchange.model_axis import WORTH, devices_here, on_parts
 
@@ -302,28 +303,30 @@ def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array |
     return sums, count.at[index].add(1, mode="drop")
 
 
-def _pack(arrays: PyTree) -> tuple[dict[str, Array], Callable[[dict[str, Array]], PyTree]]:
+def _pack(arrays: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
     """Packs arrays into messages; also returns the function that unpacks them.
 
     A large array is a separate message; small arrays of one dtype share a message, since every message has a fixed
     cost. An array that may be spread over several devices is not small: to share a message, it would be gathered.
     """
-    spread = devices_here() > 1
-    alone = lambda leaf: leaf.nbytes > OWN_MESSAGE or (spread and leaf.size >= WORTH)
     leaves, treedef = jax.tree.flatten(arrays)
-    kinds: dict[str, list[Array]] = {}
-    places = []
+    spread = devices_here() > 1
+    messages: dict[Any, list[int]] = {}  # numbers of the leaves in each message
     for number, leaf in enumerate(leaves):
-        name = f"{number}" if alone(leaf) else f"{leaf.dtype}"
-        kind = kinds.setdefault(name, [])
-        start = sum(part.size for part in kind)
-        places.append((name, start, start + leaf.size, leaf.shape))
-        kind.append(leaf if alone(leaf) else leaf.reshape(-1))
+        is_alone = leaf.nbytes > OWN_MESSAGE or (spread and leaf.size >= WORTH)
+        messages.setdefault(number if is_alone else leaf.dtype, []).append(number)
 
-    def unpack(packed):
-        part = lambda name, start, stop, shape: (
-            packed[name][start:stop].reshape(shape) if name[0].isalpha() else packed[name]
-        )
-        return jax.tree.unflatten(treedef, [part(*place) for place in places])
+    packed = []
+    for name, numbers in messages.items():
+        own = [leaves[number] for number in numbers]
+        is_alone = isinstance(name, int)
+        packed.append(Packed(own[0], lambda received: [received]) if is_alone else pack(own))
 
-    return {name: parts[0] if len(parts) == 1 else jnp.concatenate(parts) for name, parts in kinds.items()}, unpack
+    def unpack(received: list[Array]) -> PyTree:
+        unpacked = list(leaves)
+        for numbers, message, array in zip(messages.values(), packed, received, strict=True):
+            for number, leaf in zip(numbers, message.unpack(array), strict=True):
+                unpacked[number] = leaf
+        return jax.tree.unflatten(treedef, unpacked)
+
+    return [message.array for message in packed], unpack

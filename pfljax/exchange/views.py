@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
+from pfljax.contract.lazy import LazyArray
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Array, PyTree
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RowView:
+class RowView(LazyArray):
     """One client's row of a stacked array, read lazily: row[index] gathers from the stack."""
 
     stack: jax.Array | Pooled
@@ -26,7 +27,7 @@ class RowView:
     def shape(self) -> tuple[int, ...]:
         return self.stack.shape[1:]
 
-    def __getitem__(self, index) -> Array:
+    def __getitem__(self, index: Any) -> Array:
         if isinstance(self.stack, Pooled):
             return self.stack.examples(RowView(jnp.asarray(self.stack.index), self.position)[index])
         if index is Ellipsis:
@@ -34,7 +35,7 @@ class RowView:
         return self.stack.at[self.position, index].get(mode="promise_in_bounds")
 
 
-class Joined:
+class Joined(LazyArray):
     """A client's examples followed by others: positions from `size` on read the other array."""
 
     def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
@@ -44,15 +45,14 @@ class Joined:
     def shape(self) -> tuple[int, ...]:
         return (self.own.shape[0] + self.other.shape[0], *self.own.shape[1:])
 
-    def __getitem__(self, index) -> Array:
-        if index is Ellipsis:
-            index = jnp.arange(self.shape[0])
+    def __getitem__(self, index: Any) -> Array:
+        index = self.positions(index)
         own = self.own[jnp.minimum(index, self.own.shape[0] - 1)]
         other = self.other.at[jnp.clip(index - self.size, 0, self.other.shape[0] - 1)].get()
         return tree.where(index < self.size, own, other)
 
 
-class Chosen:
+class Chosen(LazyArray):
     """A subset or reordering of a client's examples: position i reads example `order[i]`."""
 
     def __init__(self, own: RowView | Array, order: Array):
@@ -62,7 +62,7 @@ class Chosen:
     def shape(self) -> tuple[int, ...]:
         return (self.order.shape[0], *self.own.shape[1:])
 
-    def __getitem__(self, index) -> Array:
+    def __getitem__(self, index: Any) -> Array:
         return self.own[self.order[index]]
 
 

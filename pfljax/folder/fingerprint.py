@@ -29,7 +29,17 @@ from jax.interpreters import partial_eval as pe
 
 from pfljax.contract import tree
 from pfljax.contract.held import taking
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, Params, Prediction, PyTree, Start, State
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Key,
+    Params,
+    Prediction,
+    PyTree,
+    Start,
+    State,
+)
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_host_plan
 from pfljax.exchange.rounds import make_round

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pfljax.contract.types import Topology
 from pfljax.folder import files
 from pfljax.stores.experiment import Experiment
 
@@ -34,7 +35,7 @@ class History:
         dropped: How often clients were dropped so far, since their results were not finite, by client.
     """
 
-    def __init__(self, experiment: Experiment, directory: Path | None, num_rounds: int, topology: str, model: str):
+    def __init__(self, experiment: Experiment, directory: Path | None, num_rounds: int, topology: Topology, model: str):
         """Reads the history that was saved with the checkpoint after `num_rounds` rounds."""
         self.experiment, self.directory, self.topology, self.model = experiment, directory, topology, model
         self.rows: list[dict] = []

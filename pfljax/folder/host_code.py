@@ -397,7 +397,7 @@ class _Reader:
             self._read_sequence(value)
         elif getattr(value, "__wrapped__", None) is not None and not isinstance(value, types.FunctionType):
             self.add("wrapper", type(value).__qualname__)  # such as jax.jit and functools.cache
-            self.read(getattr(value, "__wrapped__"))  # noqa: B009
+            self.read(getattr(value, "__wrapped__"))
         elif isinstance(value, types.BuiltinFunctionType):
             self.add("built-in", str(value.__module__), value.__qualname__)
             if not isinstance(value.__self__, types.ModuleType | types.NoneType):

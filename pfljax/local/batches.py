@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     key: Key  # for privacy noise, dropout and augmentation
     statistics: PyTree = None  # batch statistics of the model that is trained, if its parameters come without them
 
-    def of_model(self, number: Array) -> Batch:
+    def of_model(self, number: Array | int) -> Batch:
         """The same examples with separate noise and dropout for model `number`."""
         return self._replace(key=jax.random.fold_in(self.key, number))
 

@@ -92,9 +92,6 @@ def of_pair_optimizer(
     return optax.GradientTransformationExtraArgs(cast(Any, init), cast(Any, update))
 
 
-OwnModel = None  # TEMP
-
-
 class Problem(NamedTuple):
     """The problem that a method is built for.
 

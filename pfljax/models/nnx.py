@@ -15,7 +15,15 @@ from flax import nnx
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree
 from pfljax.models.standardizing import SCALING, Statistics, standardize
-from pfljax.models.structure import Around, Network, by_name, flags, key_and_mask, nested, without_padding
+from pfljax.models.structure import (
+    Around,
+    Network,
+    by_name,
+    flags,
+    key_and_mask,
+    nested,
+    without_padding,
+)
 
 # id of a module -> what is called in its place; modules that NNX creates for the inside of a transformation have none.
 REPLACED: contextvars.ContextVar[dict[int, Callable[..., Any]]] = contextvars.ContextVar("replaced")

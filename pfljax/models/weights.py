@@ -186,7 +186,7 @@ class Saved(Frozen):
         safetensors = optional.load("safetensors", "frozen")
         try:
             with safetensors.safe_open(self.file, framework="numpy") as file:
-                return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
+                return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}
         except Exception as error:
             text = f"{self.source} is no safetensors file: {error}"
             raise ArgumentError("frozen", text, str(self.file)) from error

@@ -23,7 +23,18 @@ from pfljax.report.comparisons import (
     method_points,
     spent_axis,
 )
-from pfljax.report.markup import Raw, cells, choice, controls, document, downloads, paragraph, plot, table, text
+from pfljax.report.markup import (
+    Raw,
+    cells,
+    choice,
+    controls,
+    document,
+    downloads,
+    paragraph,
+    plot,
+    table,
+    text,
+)
 from pfljax.report.page import NAME, write_page
 from pfljax.report.picture import Axis, plain
 from pfljax.report.pictures import axis_of

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pfljax.contract.errors import RunError
+from pfljax.contract.types import Topology
 from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.folder import files, former
 
@@ -194,12 +195,16 @@ class RunData:
     @property
     def num_models(self) -> int | None:
         """Number of shared models that clients use; None if models are the clients' own."""
-        return int(np.max(self.used["index"])) + 1 if str(self.used["topology"]) == "shared" else None
+        return int(np.max(self.used["index"])) + 1 if self._topology.on_server else None
 
     @property
     def chooses(self) -> bool:
         """Whether clients choose among models. With only own models, or one model for all, there is nothing to plot."""
-        return "weights" in self.used and str(self.used["topology"]) != "own" and int(np.max(self.used["index"])) > 0
+        return "weights" in self.used and self._topology.moves and int(np.max(self.used["index"])) > 0
+
+    @property
+    def _topology(self) -> Topology:
+        return Topology(str(self.used["topology"]))
 
     @property
     def all_scored(self) -> bool:

@@ -49,7 +49,7 @@ class Watched(NamedTuple):
     pace: float = math.nan  # seconds per round; NaN if they are not known yet
     score: str = ""  # what its clients are scored by, accuracy or loss; "" if they are not yet
     # Score by evaluated round
-    curve: dict[int, float] = {}  # noqa: RUF012
+    curve: dict[int, float] = {}
 
     @property
     def seconds_left(self) -> float:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract import tree
+from pfljax.contract import former_contract, tree
 from pfljax.contract.errors import ArgumentError, RunError, raised
 from pfljax.contract.held import given
 from pfljax.contract.types import (
@@ -415,8 +415,7 @@ class Contract:
         except (ArgumentError, RunError):
             raise
         except Exception as error:
-            file = inspect.unwrap(type(self.experiment.method).build).__code__.co_filename
-            raise self._error(field, raised(error, file)) from error
+            raise self._error(field, raised(error, self._file())) from error
 
     def _evaluate(self, field: str, fn: Callable, *args: Any) -> Any:
         """Shapes of what a function returns."""
@@ -429,7 +428,13 @@ class Contract:
     def _instance(self, field: str, found: Any, kind: type, where: str = "") -> None:
         if not isinstance(found, kind):
             accepted = "dict" if kind is Mapping else kind.__name__
-            raise self._error(field, f"{where}returned {_kind(found)}; accepted: {accepted}")
+            hint = former_contract.hint(self._file())
+            text = f"{where}returned {_kind(found)}; accepted: {accepted}{hint}"
+            raise self._error(field, text)
+
+    def _file(self) -> str:
+        """The file of the method."""
+        return inspect.unwrap(type(self.experiment.method).build).__code__.co_filename
 
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
         kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}

@@ -432,7 +432,7 @@ class Trainer:
             history.write_rows()
             if processes.is_first() and (tracker := self.trackers[number]):
                 used = collaboration if each.scored is None else {}
-                place = {"shared": history.topology == "shared", "resumed": self.resumed}
+                place = {"shared": history.topology.on_server, "resumed": self.resumed}
                 tracker(make_evaluation(row, means, scores, used, **place))
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))

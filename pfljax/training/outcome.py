@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from pfljax.contract.errors import OutOfMemory, RunError
-from pfljax.contract.types import Algorithm, ClientData, Key, State
+from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files
@@ -75,7 +75,7 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
         state = store_of(experiment).read_saved(experiment, read, clients)
     except RunError as error:  # an earlier version's, which `predict` raises
         state = error
-    topology = str(files.read_npz(out / "collaboration.npz")["topology"])
+    topology = Topology(str(files.read_npz(out / "collaboration.npz")["topology"]))
     history = History(experiment, out, done, topology, summary["scored"])
     key = make_key(experiment, key, secret_key(experiment.noise_seeds, key), 2, done)
     return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)

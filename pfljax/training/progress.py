@@ -50,7 +50,13 @@ def announced(step: str, say: Callable[[str], None] | None) -> Iterator[None]:
 @contextlib.contextmanager
 def _bar(total: int, start: int) -> Iterator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = [
         TextColumn("training"),

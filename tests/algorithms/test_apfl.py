@@ -10,7 +10,7 @@ def apfl(rate):
 
     def reference(rounds):
         w = rounds.start("models")[0]
-        v = rounds.start("clients.models.own.model")
+        v = rounds.start("clients.row.personal.params")
         alpha = np.full(len(v), 0.3)
         for _ in rounds:
             trained = []
@@ -28,8 +28,8 @@ def apfl(rate):
             mixed = alpha[:, None] * v + (1 - alpha)[:, None] * w
             yield {
                 "models": [w],
-                "clients.models.own.model": v,
-                "clients.alpha": alpha,
+                "clients.row.personal.params": v,
+                "clients.row.alpha": alpha,
                 "predictions": mixed[:, None],
             }
 
@@ -40,5 +40,5 @@ def apfl(rate):
 def test_apfl_by_hand(rate):
     options = {"knobs": {"alpha": 0.3, "rate": rate}, "rounds": 2}
     rounds = by_hand("apfl", apfl(rate), rtol=1e-3, atol=1e-4, **options)
-    is_cut = set(np.round(rounds.states[-1].clients.alpha, 3).tolist()) & {0.0, 1.0}
+    is_cut = set(np.round(rounds.states[-1].rows.alpha, 3).tolist()) & {0.0, 1.0}
     assert bool(is_cut) == (rate == 10)

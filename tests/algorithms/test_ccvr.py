@@ -9,7 +9,7 @@ import toys
 from by_hand import by_hand, stack
 from networks import HEAD, RATE, descend, examples, features, row, softmax
 
-from pfljax.algorithms.ccvr import drawn, gaussians, square_root
+from pfljax.algorithms.ccvr import Gaussians, draw, estimate, square_root
 from pfljax.algorithms.common import classes
 
 SIZES = (9, 5, 0, 8, 1)
@@ -31,7 +31,7 @@ def test_the_gaussians_are_those_of_all_examples():
             clients,
         )
         total = jax.tree.map(lambda leaf: leaf.sum(axis=0), sums)
-        return gaussians({"count": total.pop("counts"), **total})
+        return estimate(total["sums"], total["products"], total["counts"])
 
     mean, covariance, count = of_all(jax.tree.map(lambda leaf: leaf[0], models), federation.train)
     parts = [examples(federation, k) for k in range(5)]
@@ -72,8 +72,8 @@ def test_draws_have_the_mean_and_covariance_of_their_class():
     root = rng.normal(size=(3, 2, 2))
     root[1] = np.diag([1.0, 0.0])  # a singular covariance
     covariance = root @ root.transpose(0, 2, 1)
-    given = jnp.float32(mean), jnp.float32(covariance), jnp.array([4.0, 2.0, 0.0])
-    z, real = jax.jit(drawn, static_argnums=2)(jax.random.key(0), given, 20_000)
+    gaussians = Gaussians(jnp.float32(mean), jnp.float32(covariance), jnp.array([4.0, 2.0, 0.0]))
+    z, real = jax.jit(draw, static_argnums=2)(jax.random.key(0), gaussians, 20_000)
     assert real.reshape(3, -1).all(axis=1).tolist() == [True, True, False]
     assert not real[-20_000:].any()
     for c, found in enumerate(np.asarray(z).reshape(3, -1, 2)):
@@ -104,7 +104,7 @@ def ccvr(z, real):
             theta = rounds.mean(trained, rounds.sizes[active])
             yield {
                 "models": stack([theta]),
-                "server": stack([served]),
+                "server.state": stack([served]),
                 "predictions": [[served] for _ in rounds.clients],
             }
 
@@ -116,8 +116,11 @@ def test_ccvr_by_hand(monkeypatch):
     rng = np.random.default_rng(1)
     z = rng.normal(size=(CLASSES * VIRTUAL, WIDTH))
     real = np.repeat([True, False, True], VIRTUAL)
-    given = lambda *_: (jnp.float32(z), jnp.asarray(real))
-    monkeypatch.setattr("pfljax.algorithms.ccvr.drawn", given)
+
+    def draw_given(key, gaussians, num):
+        return jnp.float32(z), jnp.asarray(real)
+
+    monkeypatch.setattr("pfljax.algorithms.ccvr.draw", draw_given)
     monkeypatch.setattr(toys, "COMPILED", {})  # programs with these draws are nobody else's
     knobs = {"virtual": VIRTUAL, "steps": STEPS}
     by_hand("ccvr", ccvr(z, real), knobs=knobs, sizes=SIZES, hidden=(WIDTH,), rounds=2, rtol=1e-5)
@@ -129,4 +132,4 @@ def test_without_steps_the_model_is_fedavg_s():
     fedavg = networks.play("fedavg", **options).states
     found = networks.play("ccvr", **options, knobs={"steps": 0}).states
     toys.assert_trees_close(found[-1].models, fedavg[-1].models, rtol=1e-5, atol=1e-6)
-    toys.assert_trees_close(found[-1].server, fedavg[-2].models, rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(found[-1].server.state, fedavg[-2].models, rtol=1e-5, atol=1e-6)

@@ -8,11 +8,10 @@ import toys
 from quadratics import descend, play, vectors
 
 from pfljax.algorithms import clustered
-from pfljax.algorithms.common import clusters
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate
+from pfljax.contract.types import Aggregate, Told, Upload
 
-divide = jax.jit(clusters.bipartition, static_argnums=2)
+divide = jax.jit(clustered.bipartition, static_argnums=2)
 
 
 def parts(similarity, linkage="single", member=None):
@@ -25,15 +24,26 @@ def test_a_bipartition_of_three_updates():
     updates = np.array([[1.0, 0.1], [-1.0, 0.2], [2.0, 0.1]])
     unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
     np.testing.assert_array_equal(parts(unit @ unit.T), [False, True, False])
-    np.testing.assert_array_equal(parts(unit @ unit.T, member=[True, True, False]), [False, True, False])
+    np.testing.assert_array_equal(
+        parts(unit @ unit.T, member=[True, True, False]), [False, True, False]
+    )
 
 
 def test_linkages_differ_on_a_chain():
     """0-1-2 are a chain of neighbors and 3 is apart, but 2 is nearer to 3 than to 0."""
     alike = np.eye(4)
-    for i, j, value in ((0, 1, 0.9), (1, 2, 0.8), (0, 2, 0.1), (2, 3, 0.7), (1, 3, 0.2), (0, 3, 0.0)):
+    for i, j, value in (
+        (0, 1, 0.9),
+        (1, 2, 0.8),
+        (0, 2, 0.1),
+        (2, 3, 0.7),
+        (1, 3, 0.2),
+        (0, 3, 0.0),
+    ):
         alike[i, j] = alike[j, i] = value
-    np.testing.assert_array_equal(parts(alike, "single"), [False, False, False, True])  # 0.7 across is the least
+    np.testing.assert_array_equal(
+        parts(alike, "single"), [False, False, False, True]
+    )  # 0.7 across is the least
     np.testing.assert_array_equal(parts(alike, "complete"), [False, False, True, True])
 
 
@@ -44,8 +54,13 @@ def test_the_bipartition_has_the_least_similarity_across():
         updates = rng.normal(size=(6, 3))
         unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
         alike = unit @ unit.T
-        across = lambda leaves, alike=alike: alike[np.ix_(leaves, ~leaves)].max()
-        every = [np.array([False, *(bits >> i & 1 for i in range(5))], bool) for bits in range(1, 32)]
+
+        def across(leaves, alike=alike):
+            return alike[np.ix_(leaves, ~leaves)].max()
+
+        every = [
+            np.array([False, *(bits >> i & 1 for i in range(5))], bool) for bits in range(1, 32)
+        ]
         assert across(parts(alike)) <= min(map(across, every)) + 1e-6
 
 
@@ -93,14 +108,22 @@ def test_a_new_cluster_waits_for_the_next_round():
 
 def test_a_cluster_is_split_only_where_its_parts_are_further_apart_than_its_clients_are_noisy():
     """Two pairs, of cosine c within, 0 across: gamma = sqrt(1 / c - 1) is below sqrt(1 / 2) where c is above 2 / 3."""
-    pair = lambda c: np.array([[1, 0], [c, np.sqrt(1 - c**2)]])
-    pairs = lambda c: np.block([[pair(c), np.zeros((2, 2))], [np.zeros((2, 2)), pair(c)]])
+
+    def pair(c):
+        return np.array([[1, 0], [c, np.sqrt(1 - c**2)]])
+
+    def pairs(c):
+        return np.block([[pair(c), np.zeros((2, 2))], [np.zeros((2, 2)), pair(c)]])
+
     wide = {"eps1": 2.0, "eps2": 0.0}
     assert split_of(pairs(0.68), **wide) == [0, 0, 2, 2]
     assert split_of(pairs(0.65), **wide) == [0, 0, 0, 0]
     assert split_of(pairs(0.65), gamma=0.7, **wide) == [0, 0, 2, 2]  # below 1 / sqrt(2)
     assert split_of(pairs(0.68), gamma=0.71, **wide) == [0, 0, 0, 0]
-    cosine = lambda angles: np.cos(np.deg2rad(np.subtract.outer(angles, angles)))
+
+    def cosine(angles):
+        return np.cos(np.deg2rad(np.subtract.outer(angles, angles)))
+
     # Nearest neighbors at 60, 60 and 30 degrees: the median cosine is 1 / 2.
     noise = jax.jit(clustered.noise)
     first = np.array([True, True, True, False, False])
@@ -108,7 +131,12 @@ def test_a_cluster_is_split_only_where_its_parts_are_further_apart_than_its_clie
     np.testing.assert_allclose(found, 1, rtol=1e-4)
     np.testing.assert_allclose(noise(cosine([0, 1, 2, 3, 4]), first), 0.5)  # at the least
     assert noise(cosine([0, 120, 240, 1, 2]), first) == np.inf
-    nearly = [[1, 0], [np.cos(1), np.sin(1)], [np.cos(1), -np.sin(1)], [1, 0]]  # 57 degrees from the next
+    nearly = [
+        [1, 0],
+        [np.cos(1), np.sin(1)],
+        [np.cos(1), -np.sin(1)],
+        [1, 0],
+    ]  # 57 degrees from the next
     assert split_of(nearly, **wide) == [0, 0, 0, 0] != split_of(nearly, gamma=0.0, **wide)
 
 
@@ -123,15 +151,20 @@ def test_thresholds_are_in_units_of_the_first_round_s_largest_update(relative, l
     @jax.jit
     def server_update(number, size, state):
         signs = size * jnp.array([1.0, -1.0, 1.0, -1.0])
-        update = jax.tree.map(lambda leaf: tree.per_row(signs, leaf) * jnp.ones_like(leaf), state.models)
-        upload = {"update": update, "size": jnp.ones(4)}
-        aggregate = Aggregate(upload, jnp.ones(4, jnp.int32), jnp.ones((4, 1), bool), {})
-        return algorithm.server_update(jax.random.key(0), state._replace(round=number), aggregate)[0]
+        update = jax.tree.map(
+            lambda leaf: tree.per_row(signs, leaf) * jnp.ones_like(leaf), state.models
+        )
+        upload = Upload(update, sums={"num_examples": jnp.ones(4)})
+        everyone = jnp.ones((4, 1), bool)
+        aggregate = Aggregate(upload, jnp.ones(4, jnp.int32), everyone, Told(jnp.zeros(4)))
+        return algorithm.server_update(jax.random.key(0), state._replace(round=number), aggregate)[
+            0
+        ]
 
     for number, size in enumerate((2e-3, 1e-3)):
         state = server_update(np.int32(number), size, state)
-    np.testing.assert_array_equal(state.server.label, labels)
-    np.testing.assert_allclose(state.server.unit, 2 * size * 2, rtol=1e-5)  # 4 parameters
+    np.testing.assert_array_equal(state.server.state.label, labels)
+    np.testing.assert_allclose(state.server.state.unit, 2 * size * 2, rtol=1e-5)  # 4 parameters
 
 
 def noisy_targets(kinds):
@@ -147,14 +180,14 @@ def noisy_targets(kinds):
 def test_by_default_clusters_are_the_distributions(kinds):
     """Equal clients do not split."""
     states = play("clustered", rounds=40, epochs=2, federation=noisy_targets(kinds))[2]
-    np.testing.assert_array_equal(states[-1].server.label, np.arange(6) % kinds)
+    np.testing.assert_array_equal(states[-1].server.state.label, np.arange(6) % kinds)
 
 
 @pytest.mark.long
 def test_without_an_estimate_of_the_noise_equal_clients_split():
     federation = noisy_targets(1)
     states = play("clustered", rounds=40, epochs=2, federation=federation, knobs={"gamma": 0.0})[2]
-    assert len(set(states[-1].server.label.tolist())) > 1
+    assert len(set(states[-1].server.state.label.tolist())) > 1
 
 
 @pytest.mark.slow
@@ -163,8 +196,10 @@ def test_clusters_are_found_and_averaged_apart():
     sign = np.where(np.arange(6) % 2, -1, 1)[:, None]
     federation.train.y[...] = sign * federation.train.x.sum(axis=2)
     knobs = {"eps1": 0.4, "eps2": 0.6, "relative": False}
-    _, _, states, records, predictions = play("clustered", rounds=6, epochs=2, knobs=knobs, federation=federation)
-    np.testing.assert_array_equal(states[-1].server.label, [0, 1, 0, 1, 0, 1])
+    _, _, states, records, predictions = play(
+        "clustered", rounds=6, epochs=2, knobs=knobs, federation=federation
+    )
+    np.testing.assert_array_equal(states[-1].server.state.label, [0, 1, 0, 1, 0, 1])
     assert records[-1].metrics["clusters"] == 2
     theta = vectors(predictions.models)[:, 0]
     np.testing.assert_allclose(theta[0], theta[4], rtol=1e-6)
@@ -173,5 +208,7 @@ def test_clusters_are_found_and_averaged_apart():
     for kind in (0, 1):
         trained = [descend(federation, k, before[k], 2) for k in range(kind, 6, 2)]
         np.testing.assert_allclose(theta[kind], np.mean(trained, axis=0), rtol=1e-4, atol=1e-5)
-    late = play("clustered", rounds=2, epochs=2, knobs=knobs | {"warmup": 9}, federation=federation)[2]
-    assert (np.asarray(late[-1].server.label) == 0).all()
+    late = play(
+        "clustered", rounds=2, epochs=2, knobs=knobs | {"warmup": 9}, federation=federation
+    )[2]
+    assert (np.asarray(late[-1].server.state.label) == 0).all()

@@ -56,8 +56,8 @@ def fedah(rate):
                 mixed.append(model)
             yield {
                 "models": stack([shared]),
-                f"clients.head.{HEAD}": heads,
-                f"clients.weights.{HEAD}": weights,
+                f"rows.head.{HEAD}": heads,
+                f"rows.weights.{HEAD}": weights,
                 "predictions": [[model] for model in mixed],
             }
 
@@ -69,7 +69,7 @@ def test_fedah_by_hand(rate):
     """At the highest rate, weights reach 0, the end of [0, 1]."""
     knobs = {"rate": rate, "head_epochs": HEAD_EPOCHS, "body_epochs": BODY_EPOCHS}
     rounds = by_hand("fedah", fedah(rate), knobs=knobs, rtol=1e-5, **OPTIONS)
-    weights = jax.tree.leaves(rounds.states[-1].clients.weights)
+    weights = jax.tree.leaves(rounds.states[-1].rows.weights)
     values = np.concatenate([np.ravel(leaf) for leaf in weights])
     assert (values.min() < 0.9999) == (rate > 0)
     assert (values.min() == 0) == (rate > 1)
@@ -80,7 +80,7 @@ def test_clients_may_predict_with_their_own_heads():
     rounds = play("fedah", knobs=knobs, **OPTIONS)
     algorithm = toys.make_algorithm("fedah", rounds.problem, predict="own")
     state = rounds.states[-1]
-    kept = jax.tree.map(lambda leaf: leaf[1], state.clients)
+    kept = jax.tree.map(lambda leaf: leaf[1], state.rows)
     found = row(algorithm.predict(None, state.models, kept, None).models, 0)
     expected = row(state.models, 0) | {HEAD: as_numpy(kept.head[HEAD])}
     assert_close(found, expected, "own head", 1e-6, 1e-6)

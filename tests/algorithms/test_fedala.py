@@ -70,8 +70,8 @@ def fedala(rate):
                 starts.append(start)
             yield {
                 "models": stack([theta]),
-                "clients.model": own,
-                f"clients.weights.{HEAD}": weights,
+                "rows.model": own,
+                f"rows.weights.{HEAD}": weights,
                 "predictions": [[start] for start in starts],
             }
 
@@ -87,7 +87,7 @@ def knobs_of(rate):
 def test_fedala_by_hand(rate, rounds):
     """At the higher rate, weights reach 0, the end of [0, 1]."""
     played = by_hand("fedala", fedala(rate), knobs=knobs_of(rate), rounds=rounds, **OPTIONS)
-    leaves = [jax.tree.leaves(state.clients.weights) for state in played.states]
+    leaves = [jax.tree.leaves(state.rows.weights) for state in played.states]
     seen = [np.concatenate([np.ravel(leaf) for leaf in weights]) for weights in leaves]
     np.testing.assert_array_equal(seen[1], 1)
     assert (seen[-1] < 0.999).any() == (rounds > 1)
@@ -98,13 +98,18 @@ def test_a_client_s_first_round_begins_with_the_global_model():
     """Whatever its row holds."""
     start = play("fedala", knobs=knobs_of(1.0), rounds=0, **OPTIONS).states[0]
     rng = np.random.default_rng(0)
-    random = lambda leaf: np.float32(rng.uniform(size=leaf.shape))
-    model, weights = jax.tree.map(random, (start.clients.model, start.clients.weights))
-    state = start._replace(clients=start.clients._replace(model=model, weights=weights))
+
+    def random(leaf):
+        return np.float32(rng.uniform(size=leaf.shape))
+
+    model, weights = jax.tree.map(random, (start.rows.model, start.rows.weights))
+    state = start.with_rows(start.rows._replace(model=model, weights=weights))
     played = play("fedala", knobs=knobs_of(1.0), rounds=1, state=state, **OPTIONS)
     theta = row(played.start("models"), 0)
-    trained = [descend(theta, *played.examples(k), played.rate, played.epochs) for k in played.clients]
-    assert_close(entry(played.states[-1], "clients.model"), trained, "first round", 1e-4, 1e-5)
+    trained = [
+        descend(theta, *played.examples(k), played.rate, played.epochs) for k in played.clients
+    ]
+    assert_close(entry(played.states[-1], "rows.model"), trained, "first round", 1e-4, 1e-5)
 
 
 def test_before_training_the_score_is_of_the_first_start():
@@ -116,7 +121,7 @@ def test_before_training_the_score_is_of_the_first_start():
 
 def test_after_training_the_score_is_of_the_client_s_own_model():
     state = play("fedala", knobs=knobs_of(1.0), rounds=1, **OPTIONS).states[-1]
-    kept = jax.tree.map(lambda leaf: leaf[1], state.clients)
+    kept = jax.tree.map(lambda leaf: leaf[1], state.rows)
     problem = toys.make_problem(toys.make_federation(SIZES), hidden=(3,))
     algorithm = toys.make_algorithm("fedala", problem, scored="after")
     found = algorithm.predict(None, state.models, kept, None).models
@@ -132,14 +137,17 @@ def test_a_random_share_of_the_examples_teaches_the_weights():
     taken = set()
     for seed in range(4):
         states, _ = toys.train(algorithm, problem, federation.client_data, 2, seed=seed)
-        own = vectors(states[1].clients.model)[1]
+        own = vectors(states[1].rows.model)[1]
         theta = vectors(states[1].models)[0]
-        found = vectors(states[2].clients.weights)[1]
+        found = vectors(states[2].rows.weights)[1]
         subsets = list(itertools.combinations(range(5), 2))
         for subset in subsets:
             x = np.append(np.float64(federation.train.x[1, list(subset)]), np.ones((2, 1)), axis=1)
             y = np.float64(federation.train.y[1, list(subset)])
-            slope = lambda w, x=x, y=y: 2 * x.T @ (x @ w - y) / 2
+
+            def slope(w, x=x, y=y):
+                return 2 * x.T @ (x @ w - y) / 2
+
             weights = learned(slope, np.ones(4), own, theta, 1.0, 3)
             if np.allclose(weights, found, rtol=1e-4, atol=1e-5):
                 taken.add((seed, subset))
@@ -151,10 +159,10 @@ def test_batch_statistics_have_no_weights_and_are_the_global_model_s():
     federation = toys.make_federation((4, 4))
     knobs = {"layers": 2}  # all of them
     states = toys.play("fedala", federation, 3, optax.sgd(0.1), knobs, model=toys.Normalized).states
-    assert set(jax.tree.leaves(states[-1].clients.weights["batch_stats"])) == set()
-    assert np.ptp(states[-1].clients.weights["Dense_0"]["kernel"]) > 0
+    assert set(jax.tree.leaves(states[-1].rows.weights["batch_stats"])) == set()
+    assert np.ptp(states[-1].rows.weights["Dense_0"]["kernel"]) > 0
     before = entry(states[2], "models.batch_stats.BatchNorm_0.mean")[0]
     for k in range(2):  # of a round of one full batch
         wanted = 0.7 * before + 0.3 * federation.train.x[k].mean(axis=0)
-        found = states[3].clients.model["batch_stats"]["BatchNorm_0"]["mean"][k]
+        found = states[3].rows.model["batch_stats"]["BatchNorm_0"]["mean"][k]
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)

@@ -46,7 +46,7 @@ def fedamp_of(share, strength):
     """Clients train toward their cloud models, and the server mixes what they trained."""
 
     def reference(rounds):
-        cloud = rounds.start("server.models")
+        cloud = rounds.start("server.state.models")
         for _ in rounds:
             own = []
             for k, u in enumerate(cloud):

@@ -28,12 +28,14 @@ def aligned(params, own, x, y):
 def fisher(params, x, y):
     """The mean over examples of the squared norm of an example's gradient."""
     each = [gradient(params, x[i : i + 1], y[i : i + 1]) for i in range(len(y))]
-    return np.mean([sum(np.square(leaf).sum() for leaf in jax.tree.leaves(slope)) for slope in each])
+    return np.mean(
+        [sum(np.square(leaf).sum() for leaf in jax.tree.leaves(slope)) for slope in each]
+    )
 
 
 def reference(rounds):
     """FedAS; nothing is aligned in a client's first round."""
-    own = [row(rounds.states[0].clients.model, k) for k in rounds.clients]
+    own = [row(rounds.states[0].rows.model, k) for k in rounds.clients]
     theta = row(rounds.states[0].models, 0)[BODY]
     seen = set()
     moved = [0.0]
@@ -48,24 +50,29 @@ def reference(rounds):
             weights.append(fisher(own[k], x, y))
             seen.add(k)
         theta = rounds.mean([own[k][BODY] for k in rounds.cohort(number)], weights)
-        yield {f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta), "clients.model": own}
+        yield {f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta), "rows.model": own}
     assert max(moved) > 0.01 and np.ptp(weights) > 0.1
 
 
 @pytest.mark.parametrize("cohort", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_rounds_by_hand(cohort):
-    options = {"knobs": {"epochs": ALIGNMENT}, "sizes": (2, 5, 1, 4), "hidden": (WIDTH,), "cohort": cohort}
+    options = {
+        "knobs": {"epochs": ALIGNMENT},
+        "sizes": (2, 5, 1, 4),
+        "hidden": (WIDTH,),
+        "cohort": cohort,
+    }
     by_hand("fedas", reference, rounds=4, rtol=1e-5, **options)
 
 
 def fedper(rounds):
     """Without alignment, weighted by n_k."""
-    own = [row(rounds.states[0].clients.model, k) for k in rounds.clients]
+    own = [row(rounds.states[0].rows.model, k) for k in rounds.clients]
     theta = row(rounds.states[0].models, 0)[BODY]
     for _ in rounds:
         own = [rounds.descend(k, {BODY: theta, HEAD: own[k][HEAD]}) for k in rounds.clients]
         theta = rounds.mean([model[BODY] for model in own])
-        yield {f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta), "clients.model": own}
+        yield {f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta), "rows.model": own}
 
 
 def test_unaligned_and_weighted_by_size_it_is_fedper():

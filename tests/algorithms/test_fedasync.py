@@ -38,7 +38,9 @@ def fedasync(discount, rho):
     return reference
 
 
-@pytest.mark.parametrize(("discount", "rho"), [("polynomial", 0.3), ("hinge", 0.0), ("constant", 0.0)])
+@pytest.mark.parametrize(
+    ("discount", "rho"), [("polynomial", 0.3), ("hinge", 0.0), ("constant", 0.0)]
+)
 def test_by_hand(discount, rho):
     knobs = {"max_staleness": 2, "discount": discount, "rho": rho, "alpha": ALPHA}
     knobs |= {"b": 1} if discount == "hinge" else {}

@@ -18,10 +18,12 @@ def test_shared_data_are_a_uniform_part_of_all():
     drawn = np.zeros(len(everything))
     start = jax.jit(algorithm.start)
     for key in jax.random.split(jax.random.key(0), 200):
-        pool = start(key, federation.client_data).server
+        pool = start(key, federation.client_data).state
         size = int(pool.size)
         assert size == 4  # 0.4 of 11 examples
-        position = [int(np.flatnonzero((everything == x).all(axis=1))[0]) for x in np.asarray(pool.x[:size])]
+        position = [
+            int(np.flatnonzero((everything == x).all(axis=1))[0]) for x in np.asarray(pool.x[:size])
+        ]
         assert len(set(position)) == size
         np.testing.assert_array_equal(np.asarray(pool.y[:size]), targets[position])
         drawn[position] += 1
@@ -30,7 +32,7 @@ def test_shared_data_are_a_uniform_part_of_all():
 
 def fedavg_data(rounds):
     """Everyone trains on the shared examples, too; these do not count in its weight n_k."""
-    pool = rounds.states[0].server
+    pool = rounds.states[0].server.state
     size = int(pool.size)
     theta = rounds.start("models")[0]
     for _ in rounds:
@@ -52,4 +54,6 @@ def test_rounds_by_hand():
 def test_its_cost_counts_the_shared_examples():
     """Steps in batches of two: of 5 and of 0.4 x 4 x 5 shared examples, in place of 5."""
     problem = toys.make_problem(toys.make_federation(SIZES, "regression"), batch_size=2)
-    assert toys.make_algorithm("fedavg_data", problem, **KNOBS).ledger.passes == pytest.approx(7 / 3)
+    assert toys.make_algorithm("fedavg_data", problem, **KNOBS).ledger.passes == pytest.approx(
+        7 / 3
+    )

@@ -17,7 +17,7 @@ def tuned(rounds, k, start, layers, steps):
 
 def fedbabu(rounds):
     """Clients train the body under the head that everyone has from the start, and tune both before they predict."""
-    phi = networks.row(rounds.start("server"), 0)[HEAD]
+    phi = networks.row(rounds.start("server.state"), 0)[HEAD]
     theta = networks.row(rounds.start("models"), 0)[BODY]
     for _ in rounds:
         start = {BODY: theta, HEAD: phi}
@@ -27,7 +27,7 @@ def fedbabu(rounds):
         yield {
             f"models.{BODY}": [theta],
             f"models.{HEAD}": {"kernel": None, "bias": None},
-            f"server.{HEAD}": [phi],
+            f"server.state.{HEAD}": [phi],
             "predictions": [[tuned(rounds, k, start, [BODY, HEAD], 4)] for k in rounds.clients],
         }
 
@@ -45,7 +45,7 @@ def test_a_part_is_tuned_or_nothing(part, layers, steps):
     algorithm = toys.make_algorithm("fedbabu", rounds.problem, tuned=part, tune_epochs=steps)
     state, clients = rounds.states[-1], rounds.federation.client_data
     found = toys.predict(algorithm, rounds.problem, jax.random.key(4), state, clients).models
-    start = {BODY: entry(state, f"models.{BODY}"), HEAD: entry(state, f"server.{HEAD}")}
+    start = {BODY: entry(state, f"models.{BODY}"), HEAD: entry(state, f"server.state.{HEAD}")}
     start = networks.row(start, 0)
     for k in rounds.clients:
         own = jax.tree.map(lambda leaf, k=k: leaf[k], found)
@@ -58,4 +58,4 @@ def test_the_head_stays_where_all_models_start_alike():
     problem = toys.make_problem(federation, hidden=(3,), batch_size=2)._replace(common_init=True)
     algorithm = toys.make_algorithm("fedbabu", problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
-    toys.assert_trees_close(states[-1].server[HEAD], states[0].server[HEAD])
+    toys.assert_trees_close(states[-1].server.state[HEAD], states[0].server.state[HEAD])

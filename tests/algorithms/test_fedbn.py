@@ -23,7 +23,9 @@ class Scaled(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool):
         if self.kind == "batch":
-            norm = nn.BatchNorm(use_running_average=not train, momentum=MOMENTUM, epsilon=EPSILON, name="norm")
+            norm = nn.BatchNorm(
+                use_running_average=not train, momentum=MOMENTUM, epsilon=EPSILON, name="norm"
+            )
         else:
             norm = nn.GroupNorm(num_groups=1, epsilon=EPSILON, name="norm")
         return nn.Dense(3, name="dense")(norm(x))
@@ -54,7 +56,9 @@ def train(rounds, kind, k, params, steps, layers=("dense", "norm")):
             "dense": {"kernel": received.T @ slope, "bias": slope.sum(axis=0)},
             "norm": {"scale": (below * standard).sum(axis=0), "bias": below.sum(axis=0)},
         }
-        moved = {layer: networks.step(params, slopes, rounds.rate, layers)[layer] for layer in slopes}
+        moved = {
+            layer: networks.step(params, slopes, rounds.rate, layers)[layer] for layer in slopes
+        }
         if kind == "batch":
             old = params["batch_stats"]["norm"]
             new = {
@@ -81,7 +85,10 @@ def fedbn(kind):
         dense = networks.row(rounds.start("models.dense"), 0)
         own = [beginning(kind, dense) for _ in rounds.clients]
         for _ in rounds:
-            own = [train(rounds, kind, k, own[k] | {"dense": dense}, rounds.epochs) for k in rounds.clients]
+            own = [
+                train(rounds, kind, k, own[k] | {"dense": dense}, rounds.epochs)
+                for k in rounds.clients
+            ]
             dense = rounds.mean([params["dense"] for params in own])
             predictions = [[params | {"dense": dense}] for params in own]
             yield {"models.dense": [dense], "predictions": predictions}
@@ -101,7 +108,9 @@ def test_normalization_stays_with_clients(kind):
     algorithm = toys.make_algorithm("fedbn", problem)
     facts = (("arrays of normalization layers kept by clients", NUM_ARRAYS[kind]),)
     assert algorithm.report.facts == facts
-    state = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
+    state = jax.eval_shape(
+        lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data)
+    )
     assert len(jax.tree.leaves(state.models)) == 2
     assert state.models["norm"] == {"scale": None, "bias": None}
 
@@ -127,7 +136,11 @@ def test_without_normalization_it_is_fedavg_and_says_so():
     toys.assert_trees_close(found.states[-1].models, fedavg.states[-1].models, rtol=1e-6)
     assert found.records == fedavg.records
     clients = found.federation.client_data
-    models = toys.predict(found.algorithm, found.problem, jax.random.key(0), found.states[-1], clients).models
+    models = toys.predict(
+        found.algorithm, found.problem, jax.random.key(0), found.states[-1], clients
+    ).models
     assert tree.num_rows(models) == 4
     assert "no normalization" in found.algorithm.report.scored
-    assert found.algorithm.report.facts == (("normalization", "none in this model, so training is FedAvg"),)
+    assert found.algorithm.report.facts == (
+        ("normalization", "none in this model, so training is FedAvg"),
+    )

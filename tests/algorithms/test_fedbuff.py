@@ -10,13 +10,16 @@ import pytest
 import toys
 from by_hand import by_hand
 from quadratics import OPTIMIZER, SIZES, descend, vectors
+from staged import staged
 
 from pfljax.contract.types import Cohort, State
 from pfljax.exchange import lifting
 from pfljax.stages.server import Server
 
 EMPTY = (2, 0, 5, 1, 3)
-LATE = np.array([[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]])
+LATE = np.array(
+    [[0, 0, 0, 0, 0], [1, 1, 0, 1, 0], [2, 0, 1, 0, 2], [2, 2, 2, 1, 0], [0, 1, 2, 2, 2]]
+)
 
 
 def fedbuff(mean, discount, server_rate):
@@ -53,7 +56,9 @@ def stack(models):
 def test_by_hand(mean, discount, server_rate):
     knobs = {"max_staleness": 2, "discount": discount, "server_rate": server_rate, "mean": mean}
     reference = fedbuff(mean, discount, server_rate)
-    by_hand("fedbuff", reference, rounds=len(LATE), sizes=EMPTY, knobs=knobs, script=LATE[..., None])
+    by_hand(
+        "fedbuff", reference, rounds=len(LATE), sizes=EMPTY, knobs=knobs, script=LATE[..., None]
+    )
 
 
 PROBLEM = toys.make_problem(toys.make_federation(SIZES, "regression"))
@@ -66,8 +71,10 @@ def drawer(**knobs):
     cohort = Cohort(jnp.arange(20, dtype=jnp.int32))
 
     def draw(keys, played):
-        state = State((), (), (), (), played)
-        return jax.vmap(lambda key: lifting.download(algorithm, PROBLEM.plan, key, state, cohort))(keys)
+        state = State(round=played)
+        return jax.vmap(lambda key: lifting.download(algorithm, PROBLEM.plan, key, state, cohort))(
+            keys
+        )
 
     return jax.jit(draw)
 
@@ -79,7 +86,10 @@ def drawn(played=100, **knobs):
 
 
 def test_uniform_delays_are_as_likely_by_each_number():
-    shares = np.bincount(drawn(max_staleness=5, staleness=4.0, delays="uniform").ravel(), minlength=6) / 10000
+    shares = (
+        np.bincount(drawn(max_staleness=5, staleness=4.0, delays="uniform").ravel(), minlength=6)
+        / 10000
+    )
     np.testing.assert_allclose(shares, 1 / 6, atol=0.02)  # standard error 0.004
 
 
@@ -87,7 +97,9 @@ def test_half_normal_delays_have_their_distribution():
     late, mean = drawn(max_staleness=5, staleness=4.0, delays="half_normal"), 4.0
     below = lambda x: math.erf(x / (mean * math.sqrt(math.pi)))  # of a half-normal with that mean
     edges = [0, *(below(s + 0.5) for s in range(5)), 1]
-    np.testing.assert_allclose(np.bincount(late.ravel(), minlength=6) / 10000, np.diff(edges), atol=0.02)
+    np.testing.assert_allclose(
+        np.bincount(late.ravel(), minlength=6) / 10000, np.diff(edges), atol=0.02
+    )
     # Before clipping, the mean is the knob's value.
     assert drawn(max_staleness=50, staleness=3.0).mean() == pytest.approx(3.0, abs=0.1)
 
@@ -106,8 +118,13 @@ def test_nobody_is_late_without_staleness():
 def test_batch_statistics_are_means_of_the_buffer():
     federation = toys.make_federation(SIZES, "regression")
     late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
-    knobs, options = {"max_staleness": 2, "server_rate": 0.5}, {"model": toys.Normalized, "epochs": 2}
-    states = toys.play("fedbuff", federation, 3, OPTIMIZER, knobs, late[..., None], **options).states
+    knobs, options = (
+        {"max_staleness": 2, "server_rate": 0.5},
+        {"model": toys.Normalized, "epochs": 2},
+    )
+    states = toys.play(
+        "fedbuff", federation, 3, OPTIMIZER, knobs, late[..., None], **options
+    ).states
     expected = np.zeros((2, 3))
     for k, size in enumerate(SIZES):
         x = np.float64(federation.train.x[k, :size])
@@ -129,8 +146,11 @@ def test_batch_statistics_are_means_of_the_buffer():
 def test_a_robust_rule_combines_the_buffers_updates_whatever_their_age(rule, by_numpy):
     federation = toys.make_federation(EMPTY, "regression")
     problem = toys.make_problem(federation, OPTIMIZER, epochs=2)
-    method = toys.scripted(toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.7), LATE[..., None])
-    served = Server(aggregator=rule, **({"trim": 0.0} if rule == "trimmed_mean" else {})).of(problem, method)
+    method = toys.scripted(
+        toys.make_algorithm("fedbuff", problem, max_staleness=2, server_rate=0.7), LATE[..., None]
+    )
+    server = Server(aggregator=rule, **({"trim": 0.0} if rule == "trimmed_mean" else {}))
+    served = staged(problem, method, federation, server=server)
     states, _ = toys.train(served, problem, federation.client_data, len(LATE))
     models = [vectors(states[0].models)[0]]
     for number, late in enumerate(LATE):
@@ -139,4 +159,6 @@ def test_a_robust_rule_combines_the_buffers_updates_whatever_their_age(rule, by_
             start = models[number - late[k]]
             sent.append((descend(federation, k, start, 2) - start) / (1 + late[k]) ** 0.5)
         models.append(models[-1] + 0.7 * by_numpy(np.stack(sent), axis=0))
-        np.testing.assert_allclose(vectors(states[number + 1].models), stack(models), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            vectors(states[number + 1].models), stack(models), rtol=1e-4, atol=1e-5
+        )

@@ -106,7 +106,10 @@ def test_the_threshold_rises_from_the_mean_to_the_largest_overlap():
     pairs = np.ones((5, 5), bool)
     pairs[4] = pairs[:, 4] = False  # absent
     find = jax.jit(similar)
-    at = lambda progress: np.asarray(find(jnp.float32(masks @ masks.T), jnp.asarray(pairs), progress))
+
+    def at(progress):
+        return np.asarray(find(jnp.float32(masks @ masks.T), jnp.asarray(pairs), progress))
+
     # Overlaps: 1 of 0 and 1; 1/2 of 0 or 1 with 2, and of 2 with 3; 0 of 0 or 1 with 3. Their mean is 5/12.
     most = np.zeros((5, 5), bool)
     most[0, 1] = most[1, 0] = True
@@ -122,7 +125,10 @@ def test_the_threshold_rises_from_the_mean_to_the_largest_overlap():
 def test_batch_statistics_are_averaged_over_all():
     federation = toys.make_federation(SIZES)
     states = toys.play("fedcac", federation, 1, OPTIMIZER, {"tau": 1.0, "beta": 1e-3}, model=toys.Normalized).states
-    found, own = states[-1].models["batch_stats"], states[-1].clients.model["batch_stats"]
-    mean = lambda leaf: np.tile(np.average(leaf, axis=0, weights=SIZES), (4, 1))
+    found, own = states[-1].models["batch_stats"], states[-1].rows.params["batch_stats"]
+
+    def mean(leaf):
+        return np.tile(np.average(leaf, axis=0, weights=SIZES), (4, 1))
+
     wanted = {name: {key: mean(leaf) for key, leaf in part.items()} for name, part in own.items()}
     toys.assert_trees_close(found, wanted, rtol=1e-5, atol=1e-6)

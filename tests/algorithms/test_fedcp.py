@@ -69,7 +69,7 @@ def fedcp(strength, noise):
 
     def reference(rounds):
         shared = row(rounds.start("models"), 0)
-        own = [row(rounds.start(f"clients.own.model.{HEAD}"), k) for k in rounds.clients]
+        own = [row(rounds.start(f"clients.row.params.{HEAD}"), k) for k in rounds.clients]
 
         for number in rounds:
             trained = []
@@ -100,7 +100,7 @@ def fedcp(strength, noise):
             outputs = [logits(shared | {OWN: head}, direction(head), x) for head in own]
             yield {
                 "models": stack([shared]),
-                f"clients.own.model.{HEAD}": own,
+                f"clients.row.params.{HEAD}": own,
                 "record.train_loss": np.average(losses, weights=weights),
                 "probabilities": [softmax(each) for each in outputs],
             }

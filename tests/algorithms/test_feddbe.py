@@ -69,8 +69,8 @@ def feddbe(kappa, mu):
             x = np.float64(rounds.federation.test.x[0])
             yield {
                 "models": [theta],
-                "clients.own.model": own,
-                "server.mean": consensus,
+                "clients.row.params": own,
+                "server.state.mean": consensus,
                 "record.train_loss": np.average(objectives, weights=sizes),
                 "probabilities": [softmax(logits(theta, x) + of_bias(theta, each)) for each in own],
             }
@@ -82,7 +82,7 @@ def feddbe(kappa, mu):
 def test_rounds_by_hand(kappa, mu):
     knobs = {"kappa": kappa, "mu": mu}
     rounds = by_hand("feddbe", feddbe(kappa, mu), rtol=1e-5, sizes=SIZES, hidden=(WIDTH,), epochs=3, knobs=knobs)
-    assert np.ptp(rounds.states[-1].clients.own.model, axis=0).max() > 1e-2
+    assert np.ptp(rounds.states[-1].rows.params, axis=0).max() > 1e-2
 
 
 @pytest.mark.long
@@ -90,4 +90,4 @@ def test_the_first_round_is_fedavg_s():
     options = {"rounds": 1, "sizes": SIZES, "batch_size": 2, "epochs": 2}
     found, wanted = (networks.play(name, **options).states[-1] for name in ("feddbe", "fedavg"))
     toys.assert_trees_close(found.models, wanted.models, rtol=1e-5, atol=1e-6)
-    assert not np.any(found.clients.own.model)
+    assert not np.any(found.rows.params)

@@ -30,7 +30,7 @@ def federico_centralized(rounds):
         negative = -np.log(evidence).sum() / sizes.sum()
         yield {
             "models": theta,
-            "clients": np.log(prior),
+            "rows": np.log(prior),
             "record.metrics.negative_log_likelihood": negative,
         }
 

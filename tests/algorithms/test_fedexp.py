@@ -28,7 +28,7 @@ def fedexp(mean):
             theta = theta + rates[-1] * step
             yield {
                 "models": [theta],
-                "server": [before],
+                "server.state": [before],
                 "record.metrics.server_rate": rates[-1],
                 "predictions": np.tile((before + theta) / 2, (len(share), 1, 1)),
             }

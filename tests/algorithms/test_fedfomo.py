@@ -10,9 +10,9 @@ from quadratics import OPTIMIZER, loss_of, vectors
 from sklearn.cluster import SpectralClustering
 from sklearn.metrics import adjusted_rand_score
 
-from pfljax.algorithms.common import clusters, first_order, neighbors, uploads
+from pfljax.algorithms.common import clusters, first_order, neighbors
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Cohort, State
+from pfljax.contract.types import Cohort, First, State
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.pools import place
@@ -59,7 +59,7 @@ def fedfomo(name, norm="l2", scaled=False, clusters=0):
     """Clients download everyone's models and, with one cluster, their mean."""
 
     def reference(rounds):
-        start = rounds.start("clients.start")
+        start = rounds.start("rows.start")
         theta = rounds.start("models")[:3]
         affinity = np.eye(3)
         np.testing.assert_allclose(theta, start, rtol=1e-6)
@@ -90,12 +90,17 @@ def fedfomo(name, norm="l2", scaled=False, clusters=0):
 
             metrics = rounds.records[number].metrics
             np.testing.assert_allclose(metrics["kept_previous_model"], np.mean(~final.any(axis=1)))
-            np.testing.assert_allclose(mixed_by(rounds.states[number + 1]), final[:, :3], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                mixed_by(rounds.states[number + 1]), final[:, :3], rtol=1e-3, atol=1e-4
+            )
             # What is scored is what the next round would start from.
-            expected = {"clients.start": start, "clients.affinity": affinity}
+            expected = {"rows.start": start, "rows.affinity": affinity}
             expected |= {"predictions": personalized()[0][:, None]}
             if clusters:
-                expected |= {"models": [*theta, rounds.mean(theta)], "server.affinity": affinity}
+                expected |= {
+                    "models": [*theta, rounds.mean(theta)],
+                    "server.state.affinity": affinity,
+                }
             elif name == "fedfomo_average":
                 expected |= {"models": [*theta, theta.mean(axis=0)]}
             else:
@@ -108,7 +113,7 @@ def fedfomo(name, norm="l2", scaled=False, clusters=0):
 
 def mixed_by(state):
     """The weights (K, K) by which clients mixed others' models."""
-    index, weights = np.asarray(state.clients.index), np.asarray(state.clients.weights)
+    index, weights = np.asarray(state.rows.index), np.asarray(state.rows.weights)
     dense = np.zeros((len(index), len(index)))
     np.put_along_axis(dense, index, weights, axis=1)
     return dense
@@ -118,7 +123,9 @@ def mixed_by(state):
     ("name", "options"),
     [
         ("fedfomo", {}),
-        pytest.param("fedfomo", {"norm": "l1", "scaled": True, "clusters": 1}, marks=pytest.mark.slow),
+        pytest.param(
+            "fedfomo", {"norm": "l1", "scaled": True, "clusters": 1}, marks=pytest.mark.slow
+        ),
         pytest.param("fedfomo_average", {}, marks=pytest.mark.long),
         pytest.param("fedfomo_average", {"scaled": True}, marks=pytest.mark.slow),
     ],
@@ -144,17 +151,25 @@ def test_spectral_clusters_are_those_of_scikit_learn(num, kinds, noise):
     affinity = affinity + affinity.T + 0.1
     find = jax.jit(clusters.spectral_clusters, static_argnums=1)
     found = np.asarray(find(jnp.float32(affinity), kinds))
-    expected = SpectralClustering(kinds, affinity="precomputed", assign_labels="discretize", random_state=0)
-    assert adjusted_rand_score(expected.fit_predict(affinity), found) == adjusted_rand_score(kind, found) == 1
+    expected = SpectralClustering(
+        kinds, affinity="precomputed", assign_labels="discretize", random_state=0
+    )
+    assert (
+        adjusted_rand_score(expected.fit_predict(affinity), found)
+        == adjusted_rand_score(kind, found)
+        == 1
+    )
 
 
 def test_means_of_clusters_are_over_those_who_uploaded_last():
     kind = np.array([0, 0, 1, 1, 1])
     last, size = np.array([3, 2, 1, 1, 0]), np.array([4, 9, 1, 3, 9])
-    kept = uploads.Uploads(jnp.asarray(last), jnp.asarray(size), jnp.asarray(5.0 * (kind[:, None] == kind)))
+    kept = first_order.Uploads(
+        jnp.asarray(last), jnp.asarray(size), jnp.asarray(5.0 * (kind[:, None] == kind))
+    )
     np.testing.assert_array_equal(kept.newest, [True, False, False, False, False])
     theta = np.random.default_rng(0).normal(size=(5, 2, 3)).astype(np.float32)
-    with_means = jax.jit(uploads.with_cluster_means, static_argnums=2)
+    with_means = jax.jit(first_order.with_cluster_means, static_argnums=2)
     stack = np.asarray(with_means({"w": theta}, kept, 2)["w"])
     means = {tuple(theta[0].ravel()), tuple(np.float32((theta[2] + 3 * theta[3]) / 4).ravel())}
     np.testing.assert_array_equal(stack[:5], theta)
@@ -166,26 +181,32 @@ def test_means_of_clusters_are_over_those_who_uploaded_last():
 def test_under_sampling_those_who_uploaded_last_can_be_downloaded():
     knobs = {"available": "uploaded", "neighbors": 1}
     rounds = run(sizes=(2, 5, 3, 4), rounds=4, cohort=2, knobs=knobs)
-    start = rounds.start("clients.start")
-    theta = np.stack([rounds.descend(i, start[i], steps=1) for i in range(4)])  # everyone, one epoch
+    start = rounds.start("rows.start")
+    theta = np.stack(
+        [rounds.descend(i, start[i], steps=1) for i in range(4)]
+    )  # everyone, one epoch
     np.testing.assert_allclose(rounds.start("models"), theta, rtol=1e-5)
-    available = set(np.flatnonzero(rounds.states[0].server.last == 0))
+    available = set(np.flatnonzero(rounds.states[0].server.state.last == 0))
     assert len(available) == 2
 
     for number in rounds:
         cohort = rounds.cohort(number)
-        index = np.asarray(rounds.states[number + 1].clients.index)
+        index = np.asarray(rounds.states[number + 1].rows.index)
         uploaded = theta.copy()
         for i in cohort:
             assert index[i, 0] == i and index[i, 1] in available - {i}
             weights = np.maximum(weights_of(rounds, i, start[i], uploaded[index[i]], "l2"), 0)
-            start[i] = start[i] + weights @ (uploaded[index[i]] - start[i]) / max(weights.sum(), 1e-30)
+            start[i] = start[i] + weights @ (uploaded[index[i]] - start[i]) / max(
+                weights.sum(), 1e-30
+            )
             theta[i] = rounds.descend(i, start[i])
         state = rounds.states[number + 1]
         np.testing.assert_allclose(vectors(state.models), theta, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(vectors(state.clients.start), start, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(vectors(state.rows.start), start, rtol=1e-4, atol=1e-5)
         available = set(cohort)
-        assert rounds.records[number].down == 2 * 4 * 4  # one model of four floats for each of two clients
+        assert (
+            rounds.records[number].down == 2 * 4 * 4
+        )  # one model of four floats for each of two clients
 
 
 @pytest.mark.long
@@ -210,26 +231,36 @@ def test_where_no_average_gains_clients_fall_back(fallback):
     problem = toys.make_problem(federation, loss=highest_at_zero)
     algorithm = toys.make_algorithm("fedfomo_average", problem, fallback=fallback)
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
+    shapes = jax.eval_shape(
+        lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data)
+    )
     random = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
     opposite = jax.tree.map(lambda leaf: np.stack([leaf[0], -leaf[0], 0 * leaf[0]]), random.models)
-    state = random._replace(models=opposite)
+    state = random.with_models(opposite)
     scored = toys.predict(algorithm, problem, jax.random.key(0), state, federation.client_data)
-    expected = np.zeros((2, 4)) if fallback == "mean" else vectors(state.clients.start)
+    expected = np.zeros((2, 4)) if fallback == "mean" else vectors(state.rows.start)
     np.testing.assert_allclose(vectors(scored.models)[:, 0], expected, atol=1e-6)
 
 
 def test_weights_are_cut_and_normalized():
-    weights = first_order.first_order_weights(jnp.array([1.0, 3.0, 0.5, 2.0]), 2.0, jnp.array([2.0, 1.0, 0.5, 0.0]))
-    np.testing.assert_allclose(weights, [0.5, -1.0, 3.0, 0.0])  # (2 - 1) / 2, (2 - 3) / 1, (2 - 0.5) / 0.5
-    np.testing.assert_allclose(first_order.normalize(weights), [0.5 / 3.5, 0, 3 / 3.5, 0], rtol=1e-6)
+    weights = first_order.first_order_weights(
+        jnp.array([1.0, 3.0, 0.5, 2.0]), 2.0, jnp.array([2.0, 1.0, 0.5, 0.0])
+    )
+    np.testing.assert_allclose(
+        weights, [0.5, -1.0, 3.0, 0.0]
+    )  # (2 - 1) / 2, (2 - 3) / 1, (2 - 0.5) / 0.5
+    np.testing.assert_allclose(
+        first_order.normalize(weights), [0.5 / 3.5, 0, 3 / 3.5, 0], rtol=1e-6
+    )
 
 
 def test_where_nothing_helps_the_client_keeps_the_model_of_the_round_before():
     weights = first_order.first_order_weights(jnp.array([3.0, 2.5]), 2.0, jnp.array([1.0, 1.0]))
     np.testing.assert_array_equal(first_order.normalize(weights), [0, 0])
     start, models = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[5.0, 5.0], [7.0, 7.0]])}
-    np.testing.assert_array_equal(first_order.moved(start, models, first_order.normalize(weights))["w"], [1, 2])
+    np.testing.assert_array_equal(
+        first_order.moved(start, models, first_order.normalize(weights))["w"], [1, 2]
+    )
 
 
 def test_with_a_validation_loss_that_training_can_only_raise_it_stays():
@@ -238,7 +269,7 @@ def test_with_a_validation_loss_that_training_can_only_raise_it_stays():
     federation.validation.x[...] = 0
     federation.validation.y[...] = 0
     rounds = run(federation=federation)
-    toys.assert_trees_close(rounds.states[-1].clients.start, rounds.states[0].clients.start)
+    toys.assert_trees_close(rounds.states[-1].rows.start, rounds.states[0].rows.start)
     assert not toys.same_trees(rounds.states[-1].models, rounds.states[0].models)
     assert rounds.records[-1].metrics["kept_previous_model"] == 1
 
@@ -247,7 +278,7 @@ def test_a_client_without_validation_examples_goes_on_from_its_own_model():
     federation = toys.make_federation(SIZES, "regression")
     federation.validation.size[1] = 0
     rounds = run(federation=federation)
-    alone = rounds.descend(1, rounds.start("clients.start")[1], steps=3 * rounds.epochs)
+    alone = rounds.descend(1, rounds.start("rows.start")[1], steps=3 * rounds.epochs)
     np.testing.assert_allclose(vectors(rounds.states[-1].models)[1], alone, rtol=1e-4)
 
 
@@ -255,13 +286,15 @@ def test_a_client_without_validation_examples_goes_on_from_its_own_model():
 def test_without_neighbors_only_its_own_training_counts():
     """Clients take their own model if it is better on validation data, else go back ("early stopping")."""
     rounds = run(knobs={"neighbors": 0}, rounds=4)
-    start = rounds.start("clients.start")
+    start = rounds.start("rows.start")
     theta = start.copy()
     for _ in rounds:
         for i in rounds.clients:
-            start[i] = theta[i] if score(rounds, i, theta[i]) < score(rounds, i, start[i]) else start[i]
+            start[i] = (
+                theta[i] if score(rounds, i, theta[i]) < score(rounds, i, start[i]) else start[i]
+            )
             theta[i] = rounds.descend(i, start[i])
-    np.testing.assert_allclose(vectors(rounds.states[-1].clients.start), start, rtol=1e-4)
+    np.testing.assert_allclose(vectors(rounds.states[-1].rows.start), start, rtol=1e-4)
     # Three models of four floats go up all the same.
     assert (rounds.records[-1].down, rounds.records[-1].up) == (0, 3 * 4 * 4)
 
@@ -271,12 +304,16 @@ def choices(affinity, *, cohort, epsilon, decay=0.05, rounds=(0,), neighbors=2, 
     num = len(affinity)
     federation = toys.make_federation((2,) * num, "regression")
     problem = toys.make_problem(federation, cohort=len(cohort))
-    algorithm = toys.make_algorithm("fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay)
-    rows = first_order.Row((), jnp.asarray(affinity, jnp.float32)[np.array(cohort)], (), (), ())  # all that it reads
+    algorithm = toys.make_algorithm(
+        "fedfomo", problem, neighbors=neighbors, epsilon=epsilon, decay=decay
+    )
+    rows = first_order.Row(
+        (), jnp.asarray(affinity, jnp.float32)[np.array(cohort)], (), ()
+    )  # all that it reads
 
     @jax.jit
     def download(key, number):
-        state = State((), (), (), rows, number)
+        state = State(clients=First(rows), round=number)
         return lifting.download(algorithm, problem.plan, key, state, Cohort(jnp.array(cohort)))
 
     keys = jax.random.split(jax.random.key(1), draws)
@@ -289,11 +326,15 @@ def test_the_best_of_the_affinity_row_are_sent():
     affinity[0] = [1, 0.3, -0.2, 0.0, 0.5, 0.0]
     found = choices(affinity, cohort=[0, 1, 2, 3, 4, 5], epsilon=0.0, draws=5)
     assert (found == [0, 4, 1]).all()
-    found = choices(affinity, cohort=[0, 1, 2, 3, 5], epsilon=0.0, draws=60)  # client 4 is not active
+    found = choices(
+        affinity, cohort=[0, 1, 2, 3, 5], epsilon=0.0, draws=60
+    )  # client 4 is not active
     assert (found[:, :2] == [0, 1]).all()
     assert set(found[:, 2].tolist()) == {3, 5}  # a tie, at random; not the negative one
     found = choices(np.eye(6), cohort=[0, 1, 2, 3, 4, 5], epsilon=0.0)
-    assert (np.bincount(found[:, 1:].ravel(), minlength=6)[1:] > 50).all()  # at first all others alike, 80 expected
+    assert (
+        np.bincount(found[:, 1:].ravel(), minlength=6)[1:] > 50
+    ).all()  # at first all others alike, 80 expected
 
 
 @pytest.mark.slow
@@ -315,7 +356,10 @@ def test_each_slot_explores_on_its_own_and_less_every_round():
 def test_exploring_is_uniform_where_scores_tie():
     """Two tied at the top, three below: once one of the tied is taken, exploring picks the others equally often."""
     scores = jnp.array([0.0, 0, -1, -1, -1])
-    pick = lambda key: neighbors.best_candidates(key, scores, 2, jnp.array([0.0, 1.0]))[0]
+
+    def pick(key):
+        return neighbors.best_candidates(key, scores, 2, jnp.array([0.0, 1.0]))[0]
+
     slots = np.asarray(jax.jit(jax.vmap(pick))(jax.random.split(jax.random.key(0), 4000)))
     assert set(slots[:, 0].tolist()) == {0, 1} and abs((slots[:, 0] == 0).mean() - 0.5) < 0.04
     for slot in range(2, 5):
@@ -332,7 +376,9 @@ def test_clients_without_validation_examples_at_all_are_refused():
 def test_uploads_before_the_first_round_are_refused_with_privacy():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, cohort=2, privacy=Privacy(clip_norm=1.0))
-    with pytest.raises(ArgumentError, match=r"^fedfomo\.available=uploaded: .*accepted with privacy: cohort"):
+    with pytest.raises(
+        ArgumentError, match=r"^fedfomo\.available=uploaded: .*accepted with privacy: cohort"
+    ):
         toys.make_algorithm("fedfomo", problem, available="uploaded")
 
 

@@ -19,14 +19,17 @@ def train_head(head, z, y):
     """Full-batch steps on the mean cross entropy."""
     for _ in range(STEPS):
         slope = (softmax(z @ head["kernel"] + head["bias"]) - np.eye(CLASSES)[y]) / len(y)
-        head = {"kernel": head["kernel"] - RATE * z.T @ slope, "bias": head["bias"] - RATE * slope.sum(axis=0)}
+        head = {
+            "kernel": head["kernel"] - RATE * z.T @ slope,
+            "bias": head["bias"] - RATE * slope.sum(axis=0),
+        }
     return head
 
 
 def fedgh(rounds):
     """Clients train from the global head, which the server trains on their class means."""
     head = networks.row(rounds.states[0].models[HEAD], 0)
-    own = [networks.row(rounds.states[0].clients.model, k) for k in rounds.clients]
+    own = [networks.row(rounds.states[0].rows.params, k) for k in rounds.clients]
     for number in rounds:
         for k in rounds.cohort(number):
             own[k] = {BODY: own[k][BODY], HEAD: head}
@@ -39,7 +42,7 @@ def fedgh(rounds):
         head = train_head(head, z, labels)
         yield {
             f"models.{HEAD}": jax.tree.map(lambda leaf: leaf[None], head),
-            "clients.model": own,
+            "rows.params": own,
             "predictions": [[{BODY: model[BODY], HEAD: head}] for model in own],
         }
 
@@ -51,8 +54,10 @@ def test_rounds_by_hand(cohort):
     # With its own head
     algorithm = toys.make_algorithm("fedgh", rounds.problem, **KNOBS | {"predict": "own"})
     clients = rounds.federation.client_data
-    found = toys.predict(algorithm, rounds.problem, jax.random.key(0), rounds.states[-1], clients).models
-    own = [[networks.row(rounds.states[-1].clients.model, k)] for k in rounds.clients]
+    found = toys.predict(
+        algorithm, rounds.problem, jax.random.key(0), rounds.states[-1], clients
+    ).models
+    own = [[networks.row(rounds.states[-1].rows.params, k)] for k in rounds.clients]
     assert_close(as_numpy(found), own, "predictions", 1e-6, 1e-6)
 
 

@@ -57,7 +57,7 @@ def train(own, mentee, projection, x, y, strength, decay=0.0):
 def reference(rounds, decay=0.0):
     """Algorithm 1; the energy rises to the last one."""
     mentee = networks.row(rounds.start("models"), 0)
-    own = [networks.row(rounds.start("clients.models.own.model"), k) for k in rounds.clients]
+    own = [networks.row(rounds.start("clients.row.mentor.params"), k) for k in rounds.clients]
     projections = [np.eye(WIDTH) for _ in rounds.clients]
     for number in rounds:
         energy = (0.75, 0.9)[number]
@@ -74,8 +74,8 @@ def reference(rounds, decay=0.0):
         mentee = jax.tree.map(np.add, mentee, mean)
         yield {
             "models": [mentee],
-            "clients.models.own.model": own,
-            "clients.projection": projections,
+            "clients.row.mentor.params": own,
+            "clients.row.projection.params": projections,
             "record.metrics.upload_share": np.mean(shares),
         }
 
@@ -120,7 +120,7 @@ def test_batch_statistics_are_the_clients_and_their_mean():
             var = 0.7 * var + 0.3 * x.var(axis=0)
         expected.append((mean, var))
 
-    own = states[1].clients.models.own.model["batch_stats"]["BatchNorm_0"]
+    own = states[1].rows.mentor.params["batch_stats"]["BatchNorm_0"]
     found = np.stack([own["mean"], own["var"]], axis=1)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     shared = states[1].models["batch_stats"]["BatchNorm_0"]
@@ -142,7 +142,7 @@ def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(name, model):
     knobs = {"strength": 0.0, "energy": 1.0, "last_energy": 1.0}
     found = toys.play("fedkd", federation, 2, OPTIMIZER, knobs, **options).states[-1]
     wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models
-    models = found.models if name == "fedavg" else found.clients.models.own.model
+    models = found.models if name == "fedavg" else found.rows.mentor.params
     toys.assert_trees_close(models, wanted, rtol=1e-5, atol=1e-5)
 
 
@@ -156,8 +156,8 @@ def test_fitted_examples_do_not_divide_by_zero():
         sure = np.zeros_like(models["Dense_1"]["bias"]) + 100 * np.eye(3, dtype=np.float32)[1]
         return models | {"Dense_1": models["Dense_1"] | {"bias": sure}}
 
-    own = state.clients.models.own
-    pair = state.clients.models._replace(own=own._replace(model=certain(own.model)))
-    state = state._replace(models=certain(state.models), clients=state.clients._replace(models=pair))
+    mentor = state.rows.mentor
+    rows = state.rows._replace(mentor=mentor._replace(params=certain(mentor.params)))
+    state = state.with_models(certain(state.models)).with_rows(rows)
     after = play("fedkd", federation=federation, state=state, **OPTIONS | {"rounds": 1}).states[1]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))

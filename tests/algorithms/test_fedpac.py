@@ -11,7 +11,7 @@ import scipy.optimize
 from by_hand import by_hand, play
 from networks import BODY, HEAD, RATE, descend, features, gradient, row, step
 
-from pfljax.algorithms.common.combining import combination
+from pfljax.algorithms.fedpac import head_weights
 from pfljax.exchange.plan import make_plan
 
 SIZES = (4, 6, 1, 5)
@@ -23,7 +23,12 @@ def statistics(params, x, y):
     """Per-class feature sums and counts, h and V / (n - 1); V is the trace of the covariance of z (x) e_y."""
     z, hot = features(params, x), np.eye(3)[y]
     outer = np.stack([np.outer(e, f).ravel() for e, f in zip(hot, z, strict=True)])
-    return hot.T @ z, hot.sum(axis=0), outer.mean(axis=0), outer.var(axis=0).sum() / max(len(y) - 1, 1)
+    return (
+        hot.T @ z,
+        hot.sum(axis=0),
+        outer.mean(axis=0),
+        outer.var(axis=0).sum() / max(len(y) - 1, 1),
+    )
 
 
 def quadratic(a, k, means, variance):
@@ -39,7 +44,13 @@ def weights_by_hand(k, means, variance):
     sums = {"type": "eq", "fun": lambda a: a.sum() - 1, "jac": np.ones_like}
     start = np.full(num, 1 / num)
     return scipy.optimize.minimize(
-        value, start, jac=slope, bounds=[(0, 1)] * num, constraints=[sums], method="SLSQP", options=options
+        value,
+        start,
+        jac=slope,
+        bounds=[(0, 1)] * num,
+        constraints=[sums],
+        method="SLSQP",
+        options=options,
     ).x
 
 
@@ -52,8 +63,8 @@ def train_body(params, x, y, centroids, seen):
 
 def fedpac(rounds):
     """Heads first, then bodies pulled to the centroids; a client's head is the best combination of all heads."""
-    theta = row(rounds.states[0].models.body[BODY], 0)
-    heads = [row(rounds.states[0].clients.own[HEAD], k) for k in rounds.clients]
+    theta = row(rounds.states[0].models[BODY], 0)
+    heads = [row(rounds.states[0].clients.row[HEAD], k) for k in rounds.clients]
     centroids = np.zeros((3, 3))
     seen = np.zeros(3)
     for _ in rounds:
@@ -81,9 +92,9 @@ def fedpac(rounds):
         for k, share in zip(several, shares, strict=True):
             heads[k] = rounds.mean([trained[j][HEAD] for j in several], share)
         yield {
-            f"models.body.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta),
-            "models.centroids": [centroids],
-            f"clients.own.{HEAD}": heads,
+            f"models.{BODY}": jax.tree.map(lambda leaf: leaf[None], theta),
+            "server.state.mean": centroids,
+            f"clients.row.{HEAD}": heads,
             "record.metrics.weight_of_others": 1 - np.mean(np.diagonal(shares)),
             "predictions": [[{BODY: theta, HEAD: head}] for head in heads],
         }
@@ -92,11 +103,13 @@ def fedpac(rounds):
 
 def test_rounds_by_hand():
     knobs = {"alignment": STRENGTH, "head_epochs": 2, "body_epochs": EPOCHS}
-    rounds = by_hand("fedpac", fedpac, rtol=1e-3, atol=1e-4, sizes=SIZES, hidden=(3,), knobs=knobs, epochs=1)
+    rounds = by_hand(
+        "fedpac", fedpac, rtol=1e-3, atol=1e-4, sizes=SIZES, hidden=(3,), knobs=knobs, epochs=1
+    )
     assert rounds.algorithm.ledger.gradients == 1 and rounds.algorithm.ledger.passes == 2 + EPOCHS
 
 
-combine = jax.jit(functools.partial(combination, make_plan("map", devices=1)))
+combine = jax.jit(functools.partial(head_weights, make_plan("map", devices=1)))
 
 
 @pytest.mark.parametrize(("num", "noise"), [(8, 0.02), (8, 1.0)])
@@ -115,7 +128,10 @@ def test_weights_solve_the_quadratic(num, noise):
     for place, k in enumerate(np.flatnonzero(active)):
         expected = weights_by_hand(place, flat, variance[active])
         np.testing.assert_allclose(found[k, active], expected, atol=1e-2)
-        value, least = (quadratic(np.float64(a), place, flat, variance[active]) for a in (found[k, active], expected))
+        value, least = (
+            quadratic(np.float64(a), place, flat, variance[active])
+            for a in (found[k, active], expected)
+        )
         assert value <= least + 1e-5
     own = np.diagonal(found)[active]
     assert own.min() < 0.99 and (noise < 0.5 or own.max() < 0.7)
@@ -125,10 +141,12 @@ def test_clients_out_of_the_cohort_keep_head_and_classes_their_centroids():
     rounds = play("fedpac", rounds=5, sizes=SIZES, hidden=(3,), cohort=1, epochs=1)
     changed = []
     for before, after in itertools.pairwise(rounds.states):
-        old, new = (np.asarray(state.clients.own[HEAD]["bias"]) for state in (before, after))
+        old, new = (np.asarray(state.clients.row[HEAD]["bias"]) for state in (before, after))
         (k,) = np.flatnonzero((old != new).any(axis=1))
         classes = np.bincount(rounds.examples(k)[1], minlength=3) > 0
-        moved = (np.asarray(before.models.centroids) != np.asarray(after.models.centroids))[0].any(axis=1)
+        moved = (np.asarray(before.server.state.mean) != np.asarray(after.server.state.mean)).any(
+            axis=1
+        )
         assert not moved[~classes].any() and moved.any()
         changed.append(k)
     assert len(set(changed)) > 1

@@ -8,13 +8,13 @@ from networks import BODY, HEAD, row
 def fedper(rounds):
     """Clients train both parts, and send the base."""
     theta = row(rounds.states[0].models[BODY], 0)
-    heads = [row(rounds.states[0].clients.own[HEAD], k) for k in rounds.clients]
+    heads = [row(rounds.states[0].rows[HEAD], k) for k in rounds.clients]
     for _ in rounds:
         trained = [rounds.descend(k, {BODY: theta, HEAD: heads[k]}) for k in rounds.clients]
         theta = rounds.mean([params[BODY] for params in trained])
         heads = [params[HEAD] for params in trained]
         base = jax.tree.map(lambda leaf: leaf[None], theta)
-        yield {f"models.{BODY}": base, f"clients.own.{HEAD}": heads}
+        yield {f"models.{BODY}": base, f"rows.{HEAD}": heads}
 
 
 def test_rounds_by_hand_share_the_base_only():

@@ -34,7 +34,7 @@ def fedproto(weigh):
     """Algorithm 1: only prototypes travel."""
 
     def reference(rounds):
-        own = [networks.row(rounds.start("clients.model"), k) for k in rounds.clients]
+        own = [networks.row(rounds.start("rows.params"), k) for k in rounds.clients]
         mean = np.zeros((CLASSES, WIDTH))
         known = np.zeros(CLASSES, bool)
         for number in rounds:
@@ -57,7 +57,7 @@ def fedproto(weigh):
             x = np.float64(rounds.federation.test.x[0])
             yield {
                 "models.mean": [mean],
-                "clients.model": own,
+                "rows.params": own,
                 "predictions": [[params] for params in own],
                 "probabilities": [nearest(params, x, mean, known) for params in own],
             }
@@ -75,7 +75,16 @@ def fedproto(weigh):
 )
 def test_by_hand(cohort, weigh):
     knobs = {"strength": STRENGTH, "mean": weigh}
-    by_hand("fedproto", fedproto(weigh), rounds=4, cohort=cohort, knobs=knobs, rtol=1e-3, atol=2e-5, **OPTIONS)
+    by_hand(
+        "fedproto",
+        fedproto(weigh),
+        rounds=4,
+        cohort=cohort,
+        knobs=knobs,
+        rtol=1e-3,
+        atol=2e-5,
+        **OPTIONS,
+    )
 
 
 def test_without_prototypes_all_classes_are_alike():
@@ -95,4 +104,4 @@ def test_without_its_pull_and_with_its_own_head_it_is_local():
     options = {"rounds": 3, "sizes": SIZES, "batch_size": 2, "epochs": 2}
     found = networks.play("fedproto", knobs={"strength": 0.0, "predict": "head"}, **options)
     local = networks.play("local", **options)
-    toys.assert_trees_close(found.states[-1].clients.model, local.states[-1].models, atol=1e-6)
+    toys.assert_trees_close(found.states[-1].rows.params, local.states[-1].models, atol=1e-6)

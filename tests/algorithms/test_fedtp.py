@@ -90,10 +90,10 @@ class Server:
     """Theta, the embeddings and the hypernetwork in float64, and the steps of SGD."""
 
     def __init__(self, state):
-        network = state.server.network
+        network = state.server.state.learned.network
         kernel, bias = (present(as_numpy(part)) for part in (network.kernel, network.bias))
         self.learned = {
-            "v": np.float64(state.server.embeddings),
+            "v": np.float64(state.server.state.learned.embeddings),
             "trunk": as_numpy(network.trunk),
             "kernel": kernel,
             "bias": bias,
@@ -146,12 +146,12 @@ def fedtp(rounds):
 
         expected = {f"models.{name}": stack([server.theta[name]]) for name in SHARED}
         expected[f"models.{ATTENTION}.out"] = stack([server.theta[ATTENTION]["out"]])
-        expected["server.embeddings"] = server.learned["v"]
-        expected["server.network.trunk"] = server.learned["trunk"]
+        expected["server.state.learned.embeddings"] = server.learned["v"]
+        expected["server.state.learned.network.trunk"] = server.learned["trunk"]
         for name in PERSONAL:
             for part in ("kernel", "bias"):
                 projection = server.learned[part][ATTENTION][name]
-                expected[f"server.network.{part}.{ATTENTION}.{name}"] = projection
+                expected[f"server.state.learned.network.{part}.{ATTENTION}.{name}"] = projection
         # Client 2, too, which has no examples
         expected["predictions"] = [[server.model(k)] for k in rounds.clients]
         yield expected
@@ -184,15 +184,15 @@ def test_only_the_cohort_s_embeddings_move():
     """Without momentum and decay; of those with examples."""
     rounds = play("fedtp", knobs=KNOBS | {"decay": 0.0, "momentum": 0.0}, **OPTIONS)
     for number in rounds:
-        before = np.asarray(rounds.states[number].server.embeddings)
-        after = np.asarray(rounds.states[number + 1].server.embeddings)
+        before = np.asarray(rounds.states[number].server.state.learned.embeddings)
+        after = np.asarray(rounds.states[number + 1].server.state.learned.embeddings)
         moved = np.flatnonzero((before != after).any(axis=1))
         np.testing.assert_array_equal(moved, rounds.active(number))
 
 
 def test_at_rate_0_only_theta_moves():
     states = play("fedtp", knobs=KNOBS | {"rate": 0.0}, **OPTIONS).states
-    toys.assert_trees_close(states[-1].server, states[0].server)
+    toys.assert_trees_close(states[-1].server.state.learned, states[0].server.state.learned)
     assert not toys.same_trees(states[-1].models, states[0].models)
 
 
@@ -204,7 +204,7 @@ def test_from_one_model_a_round_is_fedavg_s():
     states = play("fedtp", rounds=1, knobs=knobs, **options).states
     fedavg = play("fedavg", rounds=1, **options).states
     for state, wanted in zip(states, fedavg, strict=True):
-        found = tree.combine(tree.first(state.models), state.server.network.bias)
+        found = tree.combine(tree.first(state.models), state.server.state.learned.network.bias)
         toys.assert_trees_close(found, tree.first(wanted.models), rtol=1e-5, atol=1e-6)
 
 
@@ -221,8 +221,9 @@ def test_where_everything_is_generated_it_is_pfedhn():
     servers = []
     for name, knobs in own.items():
         played = toys.play(name, federation, 3, knobs=same | knobs, **options)
-        servers.append(played.states[-1].server)
-    toys.assert_trees_close(*servers, rtol=1e-5, atol=1e-6)
+        servers.append(played.states[-1].server.state)
+    fedtp_server, pfedhn_learned = servers
+    toys.assert_trees_close(fedtp_server.learned, pfedhn_learned, rtol=1e-5, atol=1e-6)
 
 
 class InNNX(nnx.Module):
@@ -264,7 +265,7 @@ def test_projections_are_found_by_flax_s_names(model, shape, layers):
     problem = toys.make_problem(federation, model=model)
     algorithm = toys.make_algorithm("fedtp", problem)
     state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
-    assert paths(state.server.network.bias) == layers
+    assert paths(state.state.learned.network.bias) == layers
     assert paths(state.models) == paths(problem.model.network.shapes) - layers
 
 
@@ -273,5 +274,5 @@ def test_own_names_of_what_is_generated():
     problem = toys.make_problem(federation, hidden=(4,))
     algorithm = toys.make_algorithm("fedtp", problem, personal="Dense_0")
     state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
-    assert paths(state.server.network.bias) == {"Dense_0/kernel", "Dense_0/bias"}
+    assert paths(state.state.learned.network.bias) == {"Dense_0/kernel", "Dense_0/bias"}
     assert paths(state.models) == {"Dense_1/kernel", "Dense_1/bias"}

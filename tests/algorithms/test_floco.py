@@ -10,7 +10,7 @@ import toys
 from by_hand import by_hand, newcomers_by_hand, play, stack
 from networks import HEAD, RATE, gradient, row, step
 
-from pfljax.algorithms.common import simplex
+from pfljax.algorithms import floco as floco_module
 from pfljax.exchange.plan import make_plan
 
 ENDPOINTS = 3
@@ -19,7 +19,7 @@ CENTER = np.full(ENDPOINTS, 1 / 3)
 PLAN = make_plan("map", devices=1)
 OPTIONS = {"sizes": (2, 5, 0, 3, 4), "hidden": (6,), "epochs": 3, "cohort": 3, "run_rounds": 4}
 
-draw = simplex.draw
+draw = floco_module.draw
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,13 +27,13 @@ def known_points():
     """All tests of this file share programs whose draws are known."""
     with pytest.MonkeyPatch.context() as patch:
         known = lambda key, point, radius: jnp.where(jnp.isinf(radius), jnp.float32(DRAWN), point)
-        patch.setattr(simplex, "draw", known)
+        patch.setattr(floco_module, "draw", known)
         patch.setattr(toys, "COMPILED", {})
         yield
 
 
 def at(params, alpha):
-    """The network at a point of the simplex."""
+    """The network at a point of the floco_module."""
     kernel = np.tensordot(alpha, params[HEAD]["kernel"], axes=1)
     return params | {HEAD: params[HEAD] | {"kernel": kernel}}
 
@@ -98,11 +98,11 @@ def floco(rounds):
         if number + 1 == rounds.problem.rounds / 2:
             who = sorted(changes)
             assert len(who) > len(active)  # some took part in the first round only
-            points[who] = np.asarray(rounds.states[number + 1].server.points)[who]
+            points[who] = np.asarray(rounds.states[number + 1].server.state.points)[who]
             check_points(points[who], np.array([changes[k] for k in who]))
         yield {
             "models": stack([params]),
-            "server.points": points,
+            "server.state.points": points,
             "predictions": [[at(params, alpha)] for alpha in points],
         }
 
@@ -118,7 +118,7 @@ def test_floco_by_hand():
 
 def test_with_tau_1_nobody_has_a_region():
     rounds = play("floco", knobs={"endpoints": ENDPOINTS, "tau": 1.0}, rounds=4, **OPTIONS)
-    np.testing.assert_allclose(rounds.states[-1].server.points, 1 / 3, rtol=1e-6)
+    np.testing.assert_allclose(rounds.states[-1].server.state.points, 1 / 3, rtol=1e-6)
 
 
 def test_newcomers_are_at_the_center():
@@ -130,7 +130,9 @@ def test_newcomers_are_at_the_center():
 @functools.cache
 def projection(num):
     """(changes, known) -> the points of eight clients; compiled."""
-    return jax.jit(lambda changes, known: simplex.projected(PLAN, {"kernel": changes}, known, num))
+    return jax.jit(
+        lambda changes, known: floco_module.points_of(PLAN, {"kernel": changes}, known, num)
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def flute(knobs):
 
     def reference(rounds):
         body = row(rounds.start(f"models.{BODY}"), 0)
-        heads = [row(rounds.start(f"clients.own.{HEAD}"), k) for k in rounds.clients]
+        heads = [row(rounds.start(f"rows.{HEAD}"), k) for k in rounds.clients]
 
         for number in rounds:
             bodies = []
@@ -71,7 +71,7 @@ def flute(knobs):
             body = rounds.mean(bodies, rounds.sizes[active])
             yield {
                 f"models.{BODY}": stack([body]),
-                f"clients.own.{HEAD}": heads,
+                f"rows.{HEAD}": heads,
                 "predictions": [[{BODY: body, HEAD: head}] for head in heads],
             }
 

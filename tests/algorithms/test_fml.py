@@ -25,7 +25,7 @@ def mutual(params, other, x, y, weight):
 def fml(rounds):
     """Algorithm 1: both models take a step at once."""
     meme = networks.row(rounds.start("models"), 0)
-    own = [networks.row(rounds.start("clients.own.model"), k) for k in rounds.clients]
+    own = [networks.row(rounds.start("clients.row.params"), k) for k in rounds.clients]
     for _ in rounds:
         trained = []
         losses = []
@@ -40,7 +40,7 @@ def fml(rounds):
             trained.append(shared)
         meme = rounds.mean(trained)
         loss = rounds.mean(np.reshape(losses, (4, -1)).mean(axis=1))
-        yield {"models": [meme], "clients.own.model": own, "record.train_loss": loss}
+        yield {"models": [meme], "clients.row.params": own, "record.train_loss": loss}
 
 
 def test_rounds_by_hand():
@@ -60,5 +60,5 @@ def test_with_labels_only_it_is_local_training_beside_fedavg(name, model):
     federation, options = toys.make_federation(SIZES), {"model": model, "batch_size": 2, "epochs": 2}
     found = toys.play("fml", federation, 2, OPTIMIZER, {"alpha": 1.0, "beta": 1.0}, **options).states[-1]
     wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models
-    models = found.models if name == "fedavg" else found.clients.own.model
+    models = found.models if name == "fedavg" else found.rows.params
     toys.assert_trees_close(models, wanted, rtol=1e-5, atol=1e-6)

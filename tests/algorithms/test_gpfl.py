@@ -63,7 +63,7 @@ def gpfl(strength, mu):
 
     def reference(rounds):
         shared = {name: row(rounds.start(f"models.{name}"), 0) for name in (BODY, ADDED)}
-        own = [row(rounds.start(f"clients.own.model.{HEAD}"), k) for k in rounds.clients]
+        own = [row(rounds.start(f"clients.row.params.{HEAD}"), k) for k in rounds.clients]
 
         for number in rounds:
             trained = []
@@ -92,7 +92,7 @@ def gpfl(strength, mu):
             yield {
                 f"models.{BODY}": stack([shared[BODY]]),
                 f"models.{ADDED}": stack([shared[ADDED]]),
-                f"clients.own.model.{HEAD}": own,
+                f"clients.row.params.{HEAD}": own,
                 "record.train_loss": np.average(losses, weights=weights),
                 "probabilities": probabilities,
             }

@@ -51,7 +51,7 @@ def by_gradients(rounds):
             models = models - RATE * sums / rounds.sizes.sum()
         yield {
             "models": models,
-            "clients": chosen,
+            "clients.row": chosen,
             "record.metrics.clusters_chosen": len(set(chosen)),
         }
 
@@ -70,7 +70,9 @@ def test_clients_choose_and_train_the_model_of_least_loss(name, knobs, reference
 
 
 @pytest.mark.parametrize("name", ["ifca", "hypcluster"])
-@pytest.mark.parametrize(("knobs", "clusters"), [({}, 3), ({"clusters": 1}, 1), ({"clusters": 5}, 5)])
+@pytest.mark.parametrize(
+    ("knobs", "clusters"), [({}, 3), ({"clusters": 1}, 1), ({"clusters": 5}, 5)]
+)
 def test_there_are_as_many_models_as_asked_for(name, knobs, clusters):
     """The toy's clients are in two groups, which nobody tells."""
     federation = toys.make_federation((3,) * 6)
@@ -85,7 +87,9 @@ def test_of_several_starts_ifca_keeps_the_one_that_spreads_clients_most_evenly()
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation)
     key = jax.random.key(3)
-    algorithm = lambda draws: toys.make_algorithm("ifca", problem, clusters=3, draws=draws)
+
+    def algorithm(draws):
+        return toys.make_algorithm("ifca", problem, clusters=3, draws=draws)
 
     def entropy(models):
         losses = [[loss_of(federation, k, theta) for theta in vectors(models)] for k in range(6)]

@@ -9,7 +9,7 @@ import pytest
 import toys
 from networks import OPTIMIZER, features, logits, softmax
 
-from pfljax.algorithms.common.nearest import votes
+from pfljax.algorithms.knn_per import votes
 from pfljax.contract.types import Split
 from pfljax.evaluation import metrics
 from pfljax.evaluation.fine_tuning import fine_tuned
@@ -34,7 +34,10 @@ def with_knobs(**knobs):
 
 def predicted(algorithm, problem, state, clients, x, key=KEY):
     """Every client's predictions (K, B, C)."""
-    use = lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
+
+    def use(prediction, _):
+        return metrics.predict(problem, algorithm, prediction, x)
+
     return np.asarray(toys.serve(algorithm, problem, use, key, state, clients).found)
 
 
@@ -62,7 +65,9 @@ def own(federation, k):
 
 @pytest.mark.parametrize("num", [pytest.param(1, marks=pytest.mark.long), 2, 10])
 def test_predictions_by_hand(num):
-    federation, problem, algorithm, state = with_knobs(neighbors=num, scale=0.2, mix=0.7, grid_steps=0)
+    federation, problem, algorithm, state = with_knobs(
+        neighbors=num, scale=0.2, mix=0.7, grid_steps=0
+    )
     queries = federation.test.x[0]
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     shared = network(params, queries)[1]
@@ -81,7 +86,9 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best(nu
 
     With a wrong label, client 0's best lambda is within the grid.
     """
-    federation, problem, algorithm, state = with_knobs(neighbors=2, scale=0.1, grid_steps=5, mix=0.3)
+    federation, problem, algorithm, state = with_knobs(
+        neighbors=2, scale=0.1, grid_steps=5, mix=0.3
+    )
     split = jax.tree.map(np.copy, federation.validation)
     split.x[0], split.y[0] = federation.train.x[0, :4], federation.train.y[0, :4]
     split.y[0, :num_wrong] = (split.y[0, :num_wrong] + 1) % 3
@@ -94,7 +101,10 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best(nu
         both = by_hand(params, *own(federation, k), x, 2, 0.1), network(params, x)[1]
         memory, shared = (p[np.arange(len(y)), y] for p in both)
         grid = np.linspace(0, 1, 6)
-        losses = [-np.log(np.maximum(share * memory + (1 - share) * shared, 1e-38)).mean() for share in grid]
+        losses = [
+            -np.log(np.maximum(share * memory + (1 - share) * shared, 1e-38)).mean()
+            for share in grid
+        ]
         assert found[k] == pytest.approx(grid[np.argmin(losses)])
     assert (0 < found[0] < 1) == bool(num_wrong)
     assert found[0] > found[3] and found[2] == 0
@@ -126,25 +136,34 @@ def test_newcomers_remember_their_own_examples():
         queries = newcomers.train.x[k, : newcomers.train.size[k]]
         own_part = jax.tree.map(lambda leaf, k=k: leaf[k], stored)
         found = metrics.predict(problem, algorithm, own_part, queries).argmax(axis=1)
-        np.testing.assert_array_equal(found, newcomers.train.y[k, : len(queries)])  # each is nearest to itself
+        np.testing.assert_array_equal(
+            found, newcomers.train.y[k, : len(queries)]
+        )  # each is nearest to itself
 
 
 @pytest.mark.slow
 def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
-    federation, problem, algorithm, state = with_knobs(neighbors=2, scale=0.2, mix=0.7, grid_steps=0)
+    federation, problem, algorithm, state = with_knobs(
+        neighbors=2, scale=0.2, mix=0.7, grid_steps=0
+    )
     tuned = fine_tuned(problem, algorithm, 3)
     key, clients, queries = jax.random.key(1), federation.client_data, federation.test.x[0]
     models = toys.predict(tuned, problem, key, state, clients).models
-    solver, theta = problem.solver._replace(epochs=3), jax.tree.map(lambda leaf: leaf[0], state.models)
+    solver = problem.solver._replace(epochs=3)
+    theta = solver.begin(jax.tree.map(lambda leaf: leaf[0], state.models))
     for k in range(4):
         data = jax.tree.map(lambda leaf, k=k: jnp.asarray(leaf[k]), federation.train)
         own_key = jax.random.fold_in(jax.random.fold_in(key, k), 0)
-        expected, _, _ = solver.fit(own_key, theta, solver.optimizer.init(theta), data, round_number=np.int32(0))
-        toys.assert_trees_close(jax.tree.map(lambda leaf, k=k: leaf[k, 0], models), expected, rtol=1e-5, atol=1e-6)
+        expected, _ = solver.fit(own_key, theta, data, round_number=np.int32(0))
+        params = jax.tree.map(lambda leaf, k=k: leaf[k, 0], models)
+        toys.assert_trees_close(params, expected.whole, rtol=1e-5, atol=1e-6)
     found = predicted(tuned, problem, state, clients, queries, key)
     for k in (0, 1, 3):
         params = jax.tree.map(lambda leaf, k=k: leaf[k, 0], models)
-        hand = 0.7 * by_hand(params, *own(federation, k), queries, 2, 0.2) + 0.3 * network(params, queries)[1]
+        hand = (
+            0.7 * by_hand(params, *own(federation, k), queries, 2, 0.2)
+            + 0.3 * network(params, queries)[1]
+        )
         np.testing.assert_allclose(found[k], hand, rtol=1e-4, atol=1e-6)
 
 
@@ -152,7 +171,10 @@ def test_features_of_many_examples_are_found_in_blocks():
     _, problem, _, state = with_knobs()
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     x = np.random.default_rng(0).normal(size=(700, 3)).astype(np.float32)
-    features = lambda split: of_examples(lambda x, _: problem.model.features(params, x), split)
+
+    def features(split):
+        return of_examples(lambda x, _: problem.model.features(params, x), split)
+
     found = jax.jit(features)(Split(x, np.zeros(700, np.int32), 650))
     assert found.shape == (700, 4)
     np.testing.assert_allclose(found[:650], network(params, x[:650])[0], rtol=1e-4, atol=1e-5)
@@ -160,6 +182,8 @@ def test_features_of_many_examples_are_found_in_blocks():
 
 def test_padding_gets_no_vote():
     stored = jnp.array([[5.0], [0.0], [0.0]])
-    places, weights = jax.jit(votes, static_argnums=3)(jnp.zeros((1, 1)), stored, jnp.int32(1), 2, 1.0)
+    places, weights = jax.jit(votes, static_argnums=3)(
+        jnp.zeros((1, 1)), stored, jnp.int32(1), 2, 1.0
+    )
     assert places[0, 0] == 0
     np.testing.assert_array_equal(weights, [[1.0, 0.0]])

@@ -55,7 +55,7 @@ def factors(params):
 
 def start():
     """A and B before the first round, the same for all clients and methods."""
-    a = np.float64(trained(pfl.FFALoRA(), 1).state.server["kernel_lora_a"][0])
+    a = np.float64(trained(pfl.FFALoRA(), 1).state.server.state["kernel_lora_a"][0])
     return a, np.zeros((RANK, T))
 
 
@@ -95,12 +95,12 @@ def fedit(rounds):
 
 def ffa_lora(rounds):
     """A is the server's, and stays as it is; B is averaged."""
-    a, b = start_of(rounds, "server", "models")
+    a, b = start_of(rounds, "server.state", "models")
     for _ in rounds:
         b = rounds.mean([step(k, a, b)[1] for k in rounds.clients])
         outputs = np.float64(rounds.federation.test.x[0]) @ (W0 + a @ b)
         yield {
-            f"server.{A}": a[None],
+            f"server.state.{A}": a[None],
             f"models.{B}": b[None],
             "probabilities": [outputs for _ in rounds.clients],
         }
@@ -109,14 +109,14 @@ def ffa_lora(rounds):
 def fedsa_lora(rounds):
     """A is averaged; B stays at home."""
     a = rounds.start(f"models.{A}")[0]
-    own = list(rounds.start(f"clients.own.{B}"))
+    own = list(rounds.start(f"clients.row.{B}"))
     for _ in rounds:
         steps = [step(k, a, own[k]) for k in rounds.clients]
         a = rounds.mean([each for each, _ in steps])
         own = [each for _, each in steps]
         yield {
             f"models.{A}": a[None],
-            f"clients.own.{B}": own,
+            f"clients.row.{B}": own,
             "predictions": [[{A: a, B: b}] for b in own],
         }
 
@@ -169,7 +169,9 @@ def feddpa(share):
     def reference(rounds):
         a, b = start_of(rounds, "models", "models")
         # The clients' own adapters start apart.
-        own = list(zip(*(rounds.start(f"clients.own.model.{name}") for name in (A, B)), strict=True))
+        own = list(
+            zip(*(rounds.start(f"clients.row.params.{name}") for name in (A, B)), strict=True)
+        )
         x = np.float64(rounds.federation.test.x[0])
         for _ in rounds:
             w = a @ b
@@ -234,7 +236,7 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
     close(np.matmul(*models)[0], product)
     close(models[1][0] @ models[1][0].T, np.eye(RANK))
     result = trained(method, 3)
-    row, models = result.state.clients, factors(result.state.models)
+    row, models = result.state.rows, factors(result.state.models)
     close(np.matmul(*models)[0], product)  # as it was
     labels = np.array([result.collaboration.index[-1][k][1] - 1 for k in range(4)])
     root_b = cut(product, RANK)[1]
@@ -249,7 +251,7 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
         close(np.matmul(*models)[1 + label], best(expected, RANK))
     assert not row.trained.any()
     final = trained(method, 4)
-    assert final.state.clients.trained.all()
+    assert final.state.rows.trained.all()
     for k in range(4):
         tier = np.matmul(*models)[1 + labels[k]]
         c, d = step(k, a, b, beside=product + tier)
@@ -265,8 +267,8 @@ def test_hilora_s_penalty_is_the_overlap_of_bases():
     before, after = rounds.states[3:]
     used = toys.used(rounds.algorithm, rounds.problem, jax.random.key(0), before, clients)["index"]
     models = factors(before.models)
-    leaves = factors(before.clients.leaf)
-    trained = factors(after.clients.leaf)
+    leaves = factors(before.rows.leaf)
+    trained = factors(after.rows.leaf)
     for k in rounds.clients:
         a_root, b_root = models[0][0], models[1][0]
         a_cluster, b_cluster = models[0][used[k][1]], models[1][used[k][1]]
@@ -285,6 +287,8 @@ def test_hilora_finds_groups_that_adapt_in_other_directions():
     moved = rng.normal(size=F)
     y = x @ W0
     y[np.arange(80), client // 4] += 2 * x @ moved
-    result = trained(pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1)
+    result = trained(
+        pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1
+    )
     of = result.collaboration.index[-1][:, 1]
     assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]

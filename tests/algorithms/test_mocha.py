@@ -33,7 +33,7 @@ def test_mocha_s_relationship_of_two_tasks():
 
 def multitask(rounds):
     """Clients' models W under the relationship Omega = (W W')^1/2 / tr (W W')^1/2."""
-    weights = rounds.start("clients.model")
+    weights = rounds.start("clients.row.params")
     omega = np.eye(4) / 4
     for number in rounds:
         precision = np.linalg.inv(omega + RIDGE / 4 * np.eye(4))
@@ -45,8 +45,8 @@ def multitask(rounds):
         weights = np.array(trained)
         root = np.real(scipy.linalg.sqrtm(weights @ weights.T))
         omega = root / np.trace(root)
-        np.testing.assert_allclose(rounds.states[number + 1].server.omega, omega, rtol=1e-2, atol=1e-3)
-        yield {"clients.model": weights, "predictions": weights[:, None]}
+        np.testing.assert_allclose(rounds.states[number + 1].server.state.omega, omega, rtol=1e-2, atol=1e-3)
+        yield {"clients.row.params": weights, "predictions": weights[:, None]}
 
 
 def test_mocha_by_hand():
@@ -59,5 +59,5 @@ def test_of_a_network_mocha_relates_the_last_layer():
     problem = toys.make_problem(federation, hidden=(5,))
     algorithm = toys.make_algorithm("mocha", problem)
     state = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
-    assert state.server.weights["Dense_0"] == {"bias": None, "kernel": None}
-    assert state.server.weights["Dense_1"]["kernel"].shape == (4, 5, 1)
+    assert state.server.state.weights["Dense_0"] == {"bias": None, "kernel": None}
+    assert state.server.state.weights["Dense_1"]["kernel"].shape == (4, 5, 1)

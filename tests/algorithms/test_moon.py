@@ -51,7 +51,11 @@ def moon(mu, tau):
                 previous[k] = own
                 known[k] |= len(y) > 0
             theta = rounds.mean(trained, rounds.sizes[rounds.cohort(number)])
-            yield {"models": stack([theta]), "clients.trained": known, "clients.previous": previous}
+            yield {
+                "models": stack([theta]),
+                "clients.row.has_trained": known,
+                "clients.row.previous": previous,
+            }
 
     return reference
 

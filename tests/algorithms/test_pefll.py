@@ -18,10 +18,10 @@ class Learner:
 
     def __init__(self, state):
         numbers = lambda each: jax.tree.map(np.float64, each)
-        network = numbers(state.server.network)
+        network = numbers(state.server.state.network)
         self.learned = {"phi": row(state.models, 0), "trunk": network.trunk, "kernel": network.kernel}
         self.learned |= {"bias": network.bias}
-        self.center, self.scale = float(state.server.center), float(state.server.scale)
+        self.center, self.scale = float(state.server.state.center), float(state.server.state.scale)
         self.first = self.second = jax.tree.map(np.zeros_like, self.learned)
         self.steps = 0
 
@@ -65,8 +65,8 @@ class Learner:
     def entries(self):
         """What the state holds, by name."""
         learned = self.learned
-        trunk = {f"server.network.trunk.{number}": layer for number, layer in enumerate(learned["trunk"])}
-        heads = {f"server.network.{name}": learned[name] for name in ("kernel", "bias")}
+        trunk = {f"server.state.network.trunk.{number}": layer for number, layer in enumerate(learned["trunk"])}
+        heads = {f"server.state.network.{name}": learned[name] for name in ("kernel", "bias")}
         phi = {
             f"models.{number}": jax.tree.map(lambda leaf: leaf[None], layer)
             for number, layer in enumerate(learned["phi"])
@@ -114,11 +114,11 @@ def test_a_client_s_model_depends_on_its_examples():
 def test_at_rate_0_nothing_moves():
     states = play("pefll", knobs=KNOBS | {"rate": 0.0}, **OPTIONS).states
     toys.assert_trees_close(states[-1].models, states[0].models)
-    toys.assert_trees_close(states[-1].server, states[0].server)
+    toys.assert_trees_close(states[-1].server.state, states[0].server.state)
 
 
 def test_a_descriptor_of_one_entry_is_not_scaled():
     federation = toys.make_federation(SIZES)
     algorithm = toys.make_algorithm("pefll", toys.make_problem(federation), **KNOBS | {"embedding": 1})
-    scale = jax.jit(lambda key: algorithm.start(key, federation.client_data).server.scale)
+    scale = jax.jit(lambda key: algorithm.start(key, federation.client_data).state.scale)
     assert scale(jax.random.key(0)) == 1

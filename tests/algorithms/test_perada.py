@@ -51,9 +51,9 @@ def perada(share, rate):
 
     def reference(rounds):
         w = row(rounds.start("models"), 0)
-        own = [row(rounds.start("clients.own.model"), k) for k in rounds.clients]
-        size = int(rounds.start("server.1"))
-        x = rounds.start("server.0")[:size]
+        own = [row(rounds.start("clients.row.params"), k) for k in rounds.clients]
+        size = int(rounds.start("server.state.size"))
+        x = rounds.start("server.state.x")[:size]
 
         for number in rounds:
             trained = []
@@ -70,7 +70,7 @@ def perada(share, rate):
                 assert (distance(w, plain) > 5e-3) == (rate > 0)
             yield {
                 "models": stack([w]),
-                "clients.own.model": own,
+                "clients.row.params": own,
                 "predictions": [[model] for model in own],
             }
 
@@ -88,8 +88,8 @@ def test_perada_by_hand(share, rate):
     # Epsilon covers no examples at the server.
     assert rounds.algorithm.ledger.gradients == (0 if share else 2)
 
-    size = int(rounds.start("server.1"))
+    size = int(rounds.start("server.state.size"))
     assert size == round(share * 14)
     everything = np.concatenate([examples(rounds.federation, k)[0] for k in rounds.clients])
-    for example in rounds.start("server.0")[:size]:
+    for example in rounds.start("server.state.x")[:size]:
         assert (everything == example).all(axis=1).any()

@@ -180,8 +180,8 @@ def test_the_best_coefficients_are_those_of_the_least_entropy():
     table = np.random.default_rng(0).uniform(1, 2, size=(11, 11)).astype(np.float32)
     table[3, 8] = 0.0
     table[6, 6] = 0.5
-    np.testing.assert_allclose(pfedfda.best(table, one=False), (0.8, 0.3), rtol=1e-6)
-    np.testing.assert_allclose(pfedfda.best(table, one=True), (0.6, 0.6), rtol=1e-6)
+    np.testing.assert_allclose(pfedfda.best(table, equal=False), (0.8, 0.3), rtol=1e-6)
+    np.testing.assert_allclose(pfedfda.best(table, equal=True), (0.6, 0.6), rtol=1e-6)
 
 
 def newcomer(rounds, newcomers, k):

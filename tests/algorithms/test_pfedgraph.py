@@ -10,7 +10,7 @@ import toys
 from by_hand import by_hand, entry
 from quadratics import SIZES, nearest_on_simplex
 
-from pfljax.contract.types import Aggregate
+from pfljax.contract.types import Aggregate, Told, Upload
 
 COUNTS = np.array([4, 1, 7, 2, 6])
 SHARES = np.array(SIZES) / sum(SIZES)
@@ -40,10 +40,15 @@ def server():
     @jax.jit
     def graph(alpha, moved):
         model = {"Dense_0": {"kernel": moved[:, :2, None], "bias": moved[:, 2:]}}
-        upload = {"model": model, "weight": jnp.asarray(COUNTS, jnp.float32)}
-        aggregate = Aggregate(upload, jnp.ones(5, jnp.int32), jnp.ones((5, 1), bool), {})
+        aggregate = Aggregate(
+            upload=Upload(update=model, count=jnp.asarray(COUNTS, jnp.float32)),
+            num_sent=jnp.ones(5, jnp.int32),
+            sent=jnp.ones((5, 1), bool),
+            told=Told(loss=jnp.zeros(5)),
+        )
         algorithm = toys.make_algorithm("pfedgraph", problem, alpha=alpha)
-        return algorithm.server_update(jax.random.key(0), state, aggregate)[0].server.graph
+        state_after, _ = algorithm.server_update(jax.random.key(0), state, aggregate)
+        return state_after.server.state.graph
 
     return graph
 
@@ -56,10 +61,11 @@ def test_no_other_weights_have_a_lower_objective(alpha):
     found = np.asarray(server()(alpha, np.float32(moved)))
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
     for k in range(5):
-        value = lambda a, k=k: (
-            alpha * np.square(a - COUNTS / 20).sum()
-            - sum(weight * cosine(moved[k], other) for weight, other in zip(a, moved, strict=True))
-        )
+
+        def value(a, k=k):
+            angles = np.array([cosine(moved[k], other) for other in moved])
+            return alpha * np.square(a - COUNTS / 20).sum() - a @ angles
+
         others = rng.dirichlet(np.full(5, 0.5), 300)
         others = np.concatenate([others, 0.99 * found[k] + 0.01 * others])
         assert value(found[k]) <= min(map(value, others)) + 1e-6
@@ -71,12 +77,15 @@ def pfedgraph(alpha, strength):
     def reference(rounds):
         initial = rounds.start("models")[0]
         received = np.tile(initial, (4, 1))
-        own = rounds.start("clients.model")
+        own = rounds.start("clients.row.params")
         weights = np.eye(4)
         for number in rounds:
             cohort = rounds.cohort(number)
             for k in cohort:
-                further = lambda w, u=received[k]: -strength * turn(w, u)
+
+                def further(w, u=received[k]):
+                    return -strength * turn(w, u)
+
                 own[k] = rounds.descend(k, received[k], further)
             share = rounds.sizes[cohort] / rounds.sizes[cohort].sum()
             weights[cohort] = 0
@@ -84,8 +93,8 @@ def pfedgraph(alpha, strength):
             received[cohort] = weights[cohort] @ own
             yield {
                 "models": received,
-                "clients.model": own,
-                "server.graph": weights,
+                "clients.row.params": own,
+                "server.state.graph": weights,
                 "record.metrics.weight_of_others": 1 - np.diagonal(weights)[cohort].mean(),
             }
 
@@ -95,9 +104,9 @@ def pfedgraph(alpha, strength):
 def test_rounds_by_hand():
     knobs = {"alpha": 0.6, "strength": 0.8}
     rounds = by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, knobs=knobs)
-    weights = entry(rounds.states[-1], "server.graph")
+    weights = entry(rounds.states[-1], "server.state.graph")
     assert 0 < (weights == 0).sum() < 12  # some clients collaborate, others do not
-    own = entry(rounds.states[-1], "clients.model")
+    own = entry(rounds.states[-1], "clients.row.params")
     np.testing.assert_allclose(entry(rounds.predict(), "models")[:, 0], own, rtol=1e-6)
 
 
@@ -105,7 +114,7 @@ def test_rounds_by_hand():
 def test_by_alpha_it_is_fedavg_or_local(alpha, limit):
     knobs = {"alpha": alpha, "strength": 0.0}
     rounds = by_hand("pfedgraph", pfedgraph(**knobs), rtol=1e-5, knobs=knobs)
-    np.testing.assert_allclose(entry(rounds.states[-1], "server.graph"), limit, atol=1e-5)
+    np.testing.assert_allclose(entry(rounds.states[-1], "server.state.graph"), limit, atol=1e-5)
 
 
 def test_the_graph_is_the_cohort_s():

@@ -20,13 +20,13 @@ CLIPPED = KNOBS | {"clip": np.inf}  # the knobs of plays that share a program
 
 # What the server learns: embeddings, two layers of the trunk, and the heads' kernel (H, d) and bias (d,).
 LEARNED = (
-    "server.embeddings",
-    "server.network.trunk.0.kernel",
-    "server.network.trunk.0.bias",
-    "server.network.trunk.1.kernel",
-    "server.network.trunk.1.bias",
-    "server.network.kernel",
-    "server.network.bias",
+    "server.state.embeddings",
+    "server.state.network.trunk.0.kernel",
+    "server.state.network.trunk.0.bias",
+    "server.state.network.trunk.1.kernel",
+    "server.state.network.trunk.1.bias",
+    "server.state.network.kernel",
+    "server.state.network.bias",
 )
 
 

@@ -13,7 +13,7 @@ from quadratics import RATE, SIZES, nearest_on_simplex
 from scipy.special import softmax
 
 from pfljax import models
-from pfljax.algorithms.common import branches
+from pfljax.algorithms.pfedmb import mix
 from pfljax.evaluation.fine_tuning import fine_tuned
 
 B = 3
@@ -59,7 +59,9 @@ def pfedmb(simplex, averaging, rate):
             weights = []
             alphas = []
             for k in rounds.clients:
-                raw[k], alpha, mine = client_step(rounds, k, shared, raw[k], simplex, rate, rounds.epochs)
+                raw[k], alpha, mine = client_step(
+                    rounds, k, shared, raw[k], simplex, rate, rounds.epochs
+                )
                 trained.append(mine)
                 alphas.append(alpha)
                 weights.append(rounds.sizes[k] * (alpha if averaging == "alpha" else np.ones(B)))
@@ -71,7 +73,7 @@ def pfedmb(simplex, averaging, rate):
                 if weight.sum() > 0:
                     shared[b] = np.average([mine[b] for mine in trained], axis=0, weights=weight)
             predictions = (np.array(alphas) @ shared)[:, None]
-            yield {"models": [shared], "clients.raw": raw[:, None], "predictions": predictions}
+            yield {"models": [shared], "clients.row": raw[:, None], "predictions": predictions}
 
     return reference
 
@@ -86,7 +88,7 @@ def test_a_branch_without_weight_stays():
     """Large steps put all weight of each client on one branch."""
     knobs = {"branches": B, "alpha_rate": 1e4, "simplex": "projection", "averaging": "alpha"}
     rounds = by_hand("pfedmb", pfedmb("projection", "alpha", 1e4), knobs=knobs, rounds=1)
-    alpha = entry(rounds.states[-1], "clients.raw")[:, 0]
+    alpha = entry(rounds.states[-1], "clients.row")[:, 0]
     assert set(alpha.ravel().tolist()) == {0.0, 1.0}
     before, after = (entry(state, "models")[0] for state in rounds.states)
     stays = (before == after).all(axis=1)
@@ -104,9 +106,11 @@ def test_fine_tuning_repeats_a_client_s_step():
     """A client's step of 3 epochs, from where it is."""
     rounds = played()
     tuned = fine_tuned(rounds.problem, rounds.algorithm, 3)
-    after = toys.predict(tuned, rounds.problem, KEY, rounds.states[-1], rounds.federation.client_data)
+    after = toys.predict(
+        tuned, rounds.problem, KEY, rounds.states[-1], rounds.federation.client_data
+    )
     shared = entry(rounds.states[-1], "models")[0]
-    raw = entry(rounds.states[-1], "clients.raw")[:, 0]
+    raw = entry(rounds.states[-1], "clients.row")[:, 0]
     for k in rounds.clients:
         _, alpha, mine = client_step(rounds, k, shared, raw[k], "projection", 0.3, 3)
         np.testing.assert_allclose(entry(after, "models")[k, 0], alpha @ mine, rtol=2e-3, atol=2e-4)
@@ -163,19 +167,21 @@ def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     stack = jax.tree.map(lambda leaf: np.float32(rng.normal(size=(B, *leaf.shape))), shapes)
     num = len(model.layers)
-    mix = jax.jit(lambda alpha: branches.mix(problem, alpha, stack))
+    mix_stack = jax.jit(lambda alpha: mix(problem, alpha, stack))
 
-    one = mix(jnp.tile(jnp.eye(B)[1], (num, 1)))
+    one = mix_stack(jnp.tile(jnp.eye(B)[1], (num, 1)))
     toys.assert_trees_close(one, jax.tree.map(lambda leaf: leaf[1], stack))
 
     picks = np.arange(num) % B
-    mixed = mix(jnp.eye(B)[picks])
+    mixed = mix_stack(jnp.eye(B)[picks])
     assert jax.tree.structure(mixed) == jax.tree.structure(one)
     for names, pick in zip(model.layers, picks, strict=True):
         for top in names:
-            toys.assert_trees_close(mixed[top], jax.tree.map(lambda leaf, b=pick: leaf[b], stack[top]))
+            toys.assert_trees_close(
+                mixed[top], jax.tree.map(lambda leaf, b=pick: leaf[b], stack[top])
+            )
 
-    even = mix(jnp.array([[0.5, 0.3, 0.2]]))  # one row for all layers
+    even = mix_stack(jnp.array([[0.5, 0.3, 0.2]]))  # one row for all layers
     expected = jax.tree.map(lambda leaf: 0.5 * leaf[0] + 0.3 * leaf[1] + 0.2 * leaf[2], stack)
     toys.assert_trees_close(even, expected, rtol=1e-5, atol=1e-6)
 
@@ -183,13 +189,13 @@ def test_any_model_becomes_a_multi_branch_one(name, shape, classes):
 def test_alpha_is_one_vector_a_layer():
     knobs = {"branches": B, "alpha_rate": 5.0}
     played = networks.play("pfedmb", 1, SIZES, knobs, hidden=(4,), epochs=2)
-    start, alpha = (state.clients.raw for state in (played.states[0], played.states[-1]))
+    start, alpha = (state.clients.row for state in (played.states[0], played.states[-1]))
     assert alpha.shape == (4, 2, B)
     np.testing.assert_allclose(start, 1 / B, rtol=1e-6)
     np.testing.assert_allclose(alpha.sum(axis=-1), 1, rtol=1e-5)
     assert np.abs(alpha[:, 0] - alpha[:, 1]).max() > 0.01
 
-    row = jax.tree.map(lambda leaf: leaf[2], played.states[-1].clients)
+    row = jax.tree.map(lambda leaf: leaf[2], played.states[-1].rows)
     told = played.algorithm.report.collaboration(None, row)
     np.testing.assert_allclose(told["alpha"], alpha[2], rtol=1e-6)
     np.testing.assert_allclose(told["weights"], alpha[2].mean(axis=0), rtol=1e-6)
@@ -200,4 +206,4 @@ def test_or_alpha_is_one_vector_for_all_layers():
     problem = toys.make_problem(federation, hidden=(4,))
     algorithm = toys.make_algorithm("pfedmb", problem, branches=B, per_layer=False)
     state = jax.eval_shape(lambda: toys.init(algorithm, problem, KEY, federation.client_data))
-    assert state.clients.raw.shape == (4, 1, B)
+    assert state.clients.row.shape == (4, 1, B)

@@ -36,7 +36,7 @@ def same(a, b):
     for old, new in zip(a.history, b.history, strict=True):
         for name in ("train_loss", "loss", "accuracy"):
             np.testing.assert_allclose(old.get(name, 0), new.get(name, 0), rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.state.clients, b.state.clients)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.state.rows, b.state.rows)
 
 
 @pytest.mark.slow

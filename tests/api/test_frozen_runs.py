@@ -49,7 +49,7 @@ def test_only_adapters_are_kept_and_sent(clients):
     found = run(clients).train(rounds=2, eval_every=2, say=said.append)
     assert any("frozen parameters, held once" in line for line in said)
     assert sum(leaf.size for leaf in jax.tree.leaves(found.state.models)) == num
-    assert sum(leaf.size for leaf in jax.tree.leaves(found.state.clients)) == num * clients.num_clients  # SGD has none
+    assert sum(leaf.size for leaf in jax.tree.leaves(found.state.rows)) == num * clients.num_clients  # SGD has none
     last = found.summary["last"]  # bytes per client until now, in two rounds
     assert last["bytes_down"] == 2 * 4 * num
     assert 2 * 4 * num <= last["bytes_up"] <= 2 * 4 * (num + 2)  # with its number of examples

@@ -60,7 +60,7 @@ class Case(NamedTuple):
     content: bytes | str | Callable[[Any], Any]
     right: Right | str
     told: str = ""
-    options: dict[str, Any] = {}  # noqa: RUF012  (a NamedTuple's default, which nothing changes)
+    options: dict[str, Any] = {}
 
 
 def csv(content, right, told="", name="t.csv", **options):

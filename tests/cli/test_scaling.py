@@ -133,7 +133,7 @@ class Alone:
 
         def client_update(context, models, row, data):
             output = built.client_update(context, models, row, data)
-            return output._replace(report={"loss": SCALE * output.report["loss"]})
+            return output._replace(told=output.told._replace(loss=SCALE * output.told.loss))
 
         return dataclasses.replace(built, client_update=client_update)
 """

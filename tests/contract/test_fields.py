@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import MOST, REQUIRED, check, checked, fields_of, knob, nearest, settings
+from pfljax.contract.fields import (
+    MOST,
+    REQUIRED,
+    check,
+    checked,
+    fields_of,
+    knob,
+    nearest,
+    settings,
+)
 
 Rounds = Annotated[int, knob(at_least=1, help="number of rounds")]
 

@@ -12,7 +12,7 @@ import toys
 from quadratics import OPTIMIZER, RATE, SIZES, descend, gradient, play, vectors
 
 from pfljax.contract import tree
-from pfljax.contract.types import Mixture, Prediction, State
+from pfljax.contract.types import Mixture, Prediction, Start, State
 from pfljax.evaluation.fine_tuning import MOST, fine_tuned, heaviest
 from pfljax.exchange.plan import make_plan
 
@@ -51,7 +51,7 @@ def mixing(federation, models, index, weights, own):
         tree.take(models, index[context.client]), weights[context.client]
     )
     changed = {"predict": make} if own else {"whom": whom}
-    return problem, dataclasses.replace(algorithm, **changed), State((), models, (), ())
+    return problem, dataclasses.replace(algorithm, **changed), State(Start(models=models))
 
 
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -8,7 +8,7 @@ import toys
 from scipy import special
 from toy_methods import make, neighbors
 
-from pfljax.contract.types import Mixture, Split, State
+from pfljax.contract.types import First, Mixture, Split, Start, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.plan import make_plan
 from pfljax.models import Model
@@ -28,7 +28,10 @@ def mixing(biases, index, weights, topology="shared"):
     index, weights = jnp.asarray(index, jnp.int32), jnp.asarray(weights, jnp.float32)
     whom = lambda context, row, size: Mixture(index[context.client], weights[context.client])
     algorithm = make(topology=topology, whom=whom, download=neighbors(0))
-    return algorithm, State((), bias_models(biases), (), jnp.zeros(len(index), jnp.int32))
+    rows = jnp.zeros(len(index), jnp.int32)
+    if algorithm.topology.on_server:
+        return algorithm, State(Start(models=bias_models(biases)), First(rows))
+    return algorithm, State(clients=First(rows, bias_models(biases)))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +80,8 @@ def test_outputs_are_mixed_in_a_regression():
 
 def test_a_hopeless_prediction_has_its_loss_and_long_tests_are_summed_in_blocks():
     federation = toys.make_federation((2,), test_size=1100)
-    algorithm, state = make(topology="own"), State((), bias_models([[200.0, 0, 0]]), (), jnp.zeros(1, jnp.int32))
+    algorithm = make(topology="own")
+    state = State(clients=First(jnp.zeros(1, jnp.int32), bias_models([[200.0, 0, 0]])))
     split = federation.test._replace(size=np.array([1030], np.int32))
     problem = toys.make_problem(federation)
     scores = toys.evaluate(algorithm, problem, jax.random.key(0), state, federation.client_data, split)

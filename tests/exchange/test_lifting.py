@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toy_methods import PARAMETERS, data_of, make, neighbors
+from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
 from pfljax.contract.types import Cohort, First, Mixture, Prediction, Report, Start, State
 from pfljax.exchange import lifting
@@ -277,3 +277,17 @@ def test_what_is_fetched_for_some_is_what_the_index_says():
     found = run(part, some)
     np.testing.assert_array_equal(found.found[0].models["w"][..., 0], [[2, 3], [7, 0]])
     np.testing.assert_array_equal(found.used["index"], [[2, 3], [7, 0]])
+
+
+RECEIVED_SHAPES = {"shared": (2, [2]), "own": (1, [1]), "peers": (3, [3]), "push": (1, [3])}  # models and index
+
+
+@pytest.mark.parametrize("topology", RECEIVED_SHAPES)
+def test_the_shapes_of_a_client_are_those_of_what_it_receives_and_returns(topology):
+    num_models, index = RECEIVED_SHAPES[topology]
+    download = neighbors(2) if topology in ("peers", "push") else None
+    algorithm = make(step_to_mean, topology=topology, num_models=2, server=jnp.ones(4), download=download)
+    found = lifting.shapes_of_client(algorithm, data_of(SIZES), cohort_size=4)
+    assert found.models["w"].shape == (num_models, PARAMETERS) and list(found.index.shape) == index
+    assert found.output.row.shape == () and found.output.upload.update["w"].shape == (num_models, PARAMETERS)
+    assert found.start.state.shape == (4,) and found.output.told.loss.shape == ()

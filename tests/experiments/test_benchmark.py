@@ -9,8 +9,8 @@ from pfljax import data, models
 from pfljax.local.training import LocalTraining
 
 torch = pytest.importorskip("torch")
-from experiments import benchmark  # noqa: E402
-from experiments import fedem_in_torch as peers  # noqa: E402
+from experiments import benchmark
+from experiments import fedem_in_torch as peers
 
 FORMS = (peers.ordinary, peers.Fused, peers.FusedOverClients)
 

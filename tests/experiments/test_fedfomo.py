@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 from commands import flags_of, rows_of
 
-from experiments.fedfomo import figure1, figure3, figure5, figure9, paper, table1, table2, table3, table4
+from experiments.fedfomo import (
+    figure1,
+    figure3,
+    figure5,
+    figure9,
+    paper,
+    table1,
+    table2,
+    table3,
+    table4,
+)
 from experiments.figures import knob_curves
 from experiments.papers import Study, of_accuracies
 from pfljax.cli import build, compare, tables

@@ -95,9 +95,9 @@ def test_counts_are_those_of_the_client_s_own_steps():
     left_over = 1.0
     counts = np.zeros(3, int)
     for _ in range(6):
-        before = np.asarray(state.clients[0]).ravel()
+        before = np.asarray(state.rows[0]).ravel()
         state, _ = sim.step(jax.random.key(1), state)
-        after = np.asarray(state.clients[0]).ravel()
+        after = np.asarray(state.rows[0]).ravel()
         (chosen,) = np.flatnonzero(after != before)
         left_over *= left([0.4 * 0.5 ** (counts[chosen] + t) for t in range(2)])
         counts[chosen] += 2

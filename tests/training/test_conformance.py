@@ -12,6 +12,7 @@ import toys
 
 import pfljax as pfl
 from pfljax.algorithms import METHODS
+from pfljax.contract import tree
 from pfljax.contract.types import Report
 from pfljax.folder import files
 from pfljax.stores.experiment import Experiment
@@ -36,11 +37,12 @@ def peers(problem):
 
     def client_update(context, models, row, data):
         mean = jax.tree.map(lambda leaf: (leaf / 2)[:2], models)
-        return pfl.ClientOutput({"seen": row["seen"] + 1}, mean, {"loss": jnp.zeros(())}, jnp.ones(2, bool))
+        told = pfl.Told(jnp.zeros(()))
+        return pfl.ClientOutput({"seen": row["seen"] + 1}, pfl.Upload(mean), told, sent=jnp.ones(2, bool))
 
     def server_update(key, state, aggregate):
-        models = jax.tree.map(lambda s: s / aggregate.count.reshape(-1, *[1] * (s.ndim - 1)) * 2, aggregate.upload)
-        return state._replace(models=models), {"drift": jnp.ones(())}
+        models = tree.scale(aggregate.upload.update, 2 / aggregate.num_sent)
+        return state.with_models(models), {"drift": jnp.ones(())}
 
     def whom(context, row, size):
         index = jnp.stack([context.client, (context.client + 1) % problem.num_clients])
@@ -112,12 +114,15 @@ def shared(**fields):
     def build(problem):
         required = {
             "start": lambda key, clients: pfl.Start((), problem.init_models(key, 1)),
-            "client_update": lambda context, models, row, data: pfl.ClientOutput(row, (), {"loss": jnp.zeros(())}),
+            "client_update": lambda context, models, row, data: pfl.ClientOutput(row, pfl.Upload(), LOSS),
             "server_update": lambda key, state, aggregate: (state, {}),
         }
         return pfl.Algorithm(**required | fields, topology="shared", ledger=pfl.Ledger(1))
 
     return build
+
+
+LOSS = pfl.Told(np.float32(0))
 
 
 def without_ledger(problem):
@@ -190,30 +195,45 @@ BROKEN = {
     "download, itself not first": (replaced("download", lambda index: index[::-1]), "download: column 0 "),
     # the client
     "client, no ClientOutput": (replaced("client_update", tuple), "client_update: returned tuple; .*ClientOutput"),
-    "client, an error": (replaced("client_update", lambda out: out.row), r"client_update: .* AttributeError: .*'row'"),
+    "client, an error": (
+        replaced("client_update", lambda out: out.client),
+        r"client_update: .* AttributeError: .*'client'",
+    ),
     "client, another dtype": (
-        changed("client_update", client=lambda row: {"seen": row["seen"] * 1.0}),
-        r"client_update: client\['seen'\] is float32\[\]; accepted: int32\[\]",
+        changed("client_update", row=lambda row: {"seen": row["seen"] * 1.0}),
+        r"client_update: row\['seen'\] is float32\[\]; accepted: int32\[\]",
     ),
     "client, another structure": (
-        changed("client_update", client=lambda row: row | {"more": NOTHING}),
-        r"client_update: client\['more'\] is float32\[\]; accepted: missing",
+        changed("client_update", row=lambda row: row | {"more": NOTHING}),
+        r"client_update: row\['more'\] is float32\[\]; accepted: missing",
     ),
     "client, no loss": (
-        changed("client_update", report=lambda report: {}),
-        r"client_update: report\['loss'\] is missing; accepted: float\[\]",
+        changed("client_update", told=lambda told: told._replace(loss=None)),
+        r"client_update: told.loss is missing; accepted: float\[\]",
+    ),
+    "client, a dict of reports": (
+        changed("client_update", told=lambda told: {"loss": told.loss}),
+        "client_update: told: returned dict; accepted: Told",
+    ),
+    "client, a bare upload": (
+        changed("client_update", upload=lambda upload: upload.update),
+        "client_update: upload: returned dict; accepted: Upload",
+    ),
+    "client, one weight for all": (
+        changed("client_update", upload=lambda upload: upload._replace(weight=NOTHING)),
+        r"client_update: upload.weight is float32\[\]; accepted: an axis of length 2 first",
     ),
     "client, upload without an axis": (
-        changed("client_update", upload=lambda models: {"sum": NOTHING}),
-        r"client_update: upload\['sum'\] is float32\[\]; accepted: an axis of length 2 first",
+        changed("client_update", upload=lambda upload: upload._replace(update={"sum": NOTHING})),
+        r"client_update: upload.update\['sum'\] is float32\[\]; accepted: an axis of length 2 first",
     ),
     "client, upload of too many": (
-        changed("client_update", upload=lambda models: {"sum": jnp.zeros((3, 4))}),
-        r"client_update: upload\['sum'\] is float32\[3, 4\]; accepted: an axis of length 2 first",
+        changed("client_update", upload=lambda upload: upload._replace(update={"sum": jnp.zeros((3, 4))})),
+        r"client_update: upload.update\['sum'\] is float32\[3, 4\]; accepted: an axis of length 2 first",
     ),
     "client, upload of other shapes": (
-        changed("client_update", upload=lambda models: jax.tree.map(doubled, models)),
-        r"server_update: State.models.* is float32\[3, .*\]; accepted: float32\[3, ",
+        changed("client_update", upload=lambda upload: jax.tree.map(doubled, upload)),
+        r"server_update: State.clients.model.* is float32\[3, .*\]; accepted: float32\[3, ",
     ),
     "client, sent": (
         changed("client_update", sent=lambda sent: jnp.ones(2)),
@@ -225,11 +245,11 @@ BROKEN = {
         "server_update: returned State; .*dict of metrics",
     ),
     "server, another structure": (
-        replaced("server_update", lambda f: (f[0]._replace(server=()), {})),
-        r"server_update: State.server\['total'\] is missing; accepted: float32\[\]",
+        replaced("server_update", lambda f: (f[0].with_server(()), {})),
+        r"server_update: State.server.state\['total'\] is missing; accepted: float32\[\]",
     ),
     "server, a list": (
-        replaced("server_update", lambda f: (f[0]._replace(optimizer=[]), {})),
+        replaced("server_update", lambda f: (f[0]._replace(clients=f[0].clients._replace(opt_state=[])), {})),
         r"server_update: State is PyTreeDef.*; accepted: PyTreeDef",
     ),
     **{
@@ -370,7 +390,7 @@ def refused(call, *args, **options):
 def not_finite(state):
     """The state with one parameter that is not a number."""
     spoil = lambda leaf: leaf.at[1, 0].set(jnp.nan)
-    return state._replace(models=jax.tree.map(spoil, state.models))
+    return state.with_models(jax.tree.map(spoil, state.models))
 
 
 @pytest.mark.parametrize("how", [how for how in BROKEN if how not in AFTER_A_ROUND])

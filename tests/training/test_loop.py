@@ -9,7 +9,16 @@ import numpy as np
 import optax
 import pytest
 import toys
-from runs import EVERY_ROUND, ROUNDS, SIZES, assert_same_predictions, assert_same_runs, figures, make_experiment, train
+from runs import (
+    EVERY_ROUND,
+    ROUNDS,
+    SIZES,
+    assert_same_predictions,
+    assert_same_runs,
+    figures,
+    make_experiment,
+    train,
+)
 
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 import toys
+from pfljax.algorithms.common.averaging import averaging
 from runs import figures
 
 import pfljax as pfl
-from pfljax.algorithms.common.averaging import averaging
 from pfljax.contract import tree
 from pfljax.contract.method import METHODS
 from pfljax.folder import fingerprint
@@ -80,7 +80,7 @@ class Paced:
 
         def server_update(key, state, aggregate):
             state, metrics = plain.server_update(key, state, aggregate)
-            return state._replace(models=paced("server_update", problem, state.models)), metrics
+            return state.with_models(paced("server_update", problem, state.models)), metrics
 
         def predict(context, models, row, data):
             return pfl.Prediction(paced("predict", problem, models))

@@ -13,7 +13,15 @@ from runs import EVERY_ROUND, make_experiment, train
 from pfljax.contract.errors import ArgumentError
 from pfljax.folder import folders
 from pfljax.training import loop
-from pfljax.training.tracking import TRACKERS, Evaluation, MLflow, TensorBoard, WandB, make_evaluation, named
+from pfljax.training.tracking import (
+    TRACKERS,
+    Evaluation,
+    MLflow,
+    TensorBoard,
+    WandB,
+    make_evaluation,
+    named,
+)
 
 pytestmark = [pytest.mark.usefixtures("compile_once"), pytest.mark.xdist_group("runs")]
 

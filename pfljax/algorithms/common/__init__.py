@@ -4,7 +4,7 @@
 `surrogates`: models that minimize a surrogate. `gradients`: rounds that send gradients.
 """
 
-from pfljax.algorithms.common.aggregation import average, client_weight, mean, weighted  # TEMP
+from pfljax.algorithms.common.aggregation import average, client_weight, mean
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.algorithms.common.layers import Phase, sharing_layers, train_phases
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ import optax
 
 from pfljax.algorithms.common.projection import projected
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientContext, Params, PyTree, Split
+from pfljax.contract.types import Array, ClientContext, Mode, Params, PyTree, Split
 from pfljax.local.problem import Problem
+from pfljax.local.solver import TrainState
 
 
 class Adoption(NamedTuple):
@@ -26,27 +27,58 @@ class Adoption(NamedTuple):
 
     problem: Problem
     layers: int
-    rate: Any
+    rate: float
     epochs: int
 
-    def part(self, params: Params) -> Params:
-        """The mixed parameters; None for everything else."""
-        model = self.problem.model
-        mask, statistics = model.mask(params, self.layers), model.statistics(params)
-        mask = mask if statistics is None else jax.tree.map(lambda m, s: m and not s, mask, statistics)
-        return tree.partition(params, mask)[0]
+    def part(self, model: Params) -> Params:
+        """The mixed parameters of a whole model; None in place of everything else."""
+        params, _ = self.problem.solver.without_statistics(model)
+        mixed, _ = tree.partition(params, self.problem.model.mask(params, self.layers))
+        return mixed
+
+    def first_weights(self, model: Params) -> PyTree:
+        """W = 1: a client adopts all of theta."""
+        return jax.tree.map(jnp.ones_like, self.part(model))
 
     def mix(self, weights: PyTree, own: Params, theta: Params) -> Params:
-        """own + (theta - own) * W in the last layers, and theta below."""
-        parts = weights, self.part(own), self.part(theta)
-        return tree.combine(jax.tree.map(lambda w, mine, shared: mine + (shared - mine) * w, *parts), theta)
+        """own + (theta - own) * W in the last layers, and theta below; theta is a whole model."""
+
+        def adopt(weight: Array, own: Array, theta: Array) -> Array:
+            return own + (theta - own) * weight
+
+        mixed = jax.tree.map(adopt, weights, self.part(own), self.part(theta))
+        return tree.combine(mixed, theta)
 
     def learn(
-        self, context: ClientContext, weights: PyTree, own: Params, theta: Params, split: Split, passes: Array | int
+        self,
+        context: ClientContext,
+        weights: PyTree,
+        own: Params,
+        theta: Params,
+        split: Split,
+        passes: Array | int,
     ) -> PyTree:
-        """W after projected steps on a client's loss of the mixed model, in `passes` passes, at most `epochs`."""
-        loss = lambda w, x, y, key=None: self.problem.solver.loss(self.mix(w, own, theta), x, y, key)
-        descent = projected(optax.sgd(self.rate), lambda moved: jax.tree.map(lambda w: jnp.clip(w, 0, 1), moved))
-        solver = self.problem.solver.with_loss(loss).with_epochs(self.epochs)._replace(optimizer=descent)
-        steps, start = passes * -(-split.size // solver.batch(split.y.shape[0])), descent.init(weights)
-        return solver.fit(context.key, weights, start, split, round_number=context.round, steps=steps)[0]
+        """W after steps on a client's loss of the mixed model, in `passes` passes, at most `epochs`.
+
+        W <- clip(W - rate grad l_k(own + (theta - own) * W), 0, 1), the gradient in W.
+        """
+
+        def loss(weights: PyTree, x: PyTree, y: Array, mode: Mode = None) -> Array:
+            return self.problem.solver.loss(self.mix(weights, own, theta), x, y, mode)
+
+        def clip(weights: PyTree) -> PyTree:
+            return jax.tree.map(lambda weight: jnp.clip(weight, 0, 1), weights)
+
+        optimizer = projected(optax.sgd(self.rate), clip)
+        solver = self.problem.solver.with_loss(loss).with_epochs(self.epochs)
+        solver = solver._replace(optimizer=optimizer)
+
+        steps_per_pass = -(-split.size // solver.batch(split.y.shape[0]))
+        state, _ = solver.fit(
+            context.key,
+            TrainState(weights, None, optimizer.init(weights)),
+            split,
+            round_number=context.round,
+            num_steps=passes * steps_per_pass,
+        )
+        return state.params

@@ -32,6 +32,3 @@ def mean(aggregate: Aggregate) -> PyTree:
 def average(models: Params, aggregate: Aggregate) -> Params:
     """theta + sum_k w_k (theta_k - theta) / sum_k w_k for each of N models; one that got nothing back stays."""
     return tree.add(models, mean(aggregate))
-
-
-weighted = None  # TEMP

@@ -8,14 +8,29 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, ClientData, ClientOutput, Params, Prediction, Split
+from pfljax.contract.types import (
+    Array,
+    ClientContext,
+    ClientData,
+    ClientOutput,
+    Params,
+    Prediction,
+    PyTree,
+    Split,
+    Told,
+    Topology,
+    Upload,
+)
 from pfljax.local.problem import Problem
 
 BLOCK = 16  # most models that a client evaluates at a time
 
 
 def losses_of(
-    problem: Problem, models: Params, split: Split, evaluate: Callable[[Params, Split], Array] | None = None
+    problem: Problem,
+    models: Params,
+    split: Split,
+    evaluate: Callable[[Params, Split], Array] | None = None,
 ) -> Array:
     """(N,) mean losses of N models on a client's examples, 0 for a client without any.
 
@@ -23,37 +38,51 @@ def losses_of(
 
     Args:
         problem: The problem of the method.
-        models: Leaves (N, ...).
+        models: Whole models, leaves (N, ...).
         split: The client's examples.
         evaluate: A model's loss, summed over the examples; None: the training loss.
     """
-    num, total = tree.num_rows(models), evaluate or problem.solver.total_loss
+    num = tree.num_rows(models)
     size = min(BLOCK, num)
+    total_loss = evaluate or problem.solver.total_loss
 
-    def block(number, totals):
-        first = jnp.minimum(number * size, num - size)  # the last block overlaps the one before it
-        some = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), models)
-        found = problem.plan.over_models(lambda params: total(params, split), some)
-        return jax.lax.dynamic_update_slice(totals, found, (first,))
+    def of_model(params: Params) -> Array:
+        return total_loss(params, split)
 
-    totals = jax.lax.fori_loop(0, -(-num // size), block, jnp.zeros((num,)))
+    def add_block(number: Array, totals: Array) -> Array:
+        # The last block overlaps the one before it.
+        first = jnp.minimum(number * size, num - size)
+        block = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, size), models)
+        losses = problem.plan.over_models(of_model, block)
+        return jax.lax.dynamic_update_slice(totals, losses, (first,))
+
+    num_blocks = -(-num // size)
+    totals = jax.lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num,)))
     return totals / jnp.maximum(split.size, 1)
 
 
-def at_start(problem: Problem, models: Params, data: ClientData) -> Array:
+def loss_at_start(
+    problem: Problem, context: ClientContext, models: Params, data: ClientData
+) -> Array:
     """() mean loss of the received model (1, ...) on a client's training data."""
-    return problem.solver.total_loss(tree.first(models), data.train) / jnp.maximum(data.train.size, 1)
+    _, whole = problem.whole(context, models)
+    total = problem.solver.total_loss(tree.first(whole), data.train)
+    return total / jnp.maximum(data.train.size, 1)
 
 
 def losses_of_all(problem: Problem, models: Params, splits: Split) -> Array:
     """(K, N) `losses_of` N models on every client's examples."""
 
-    def client(_, __, split, models):
-        return ClientOutput((), (), {"losses": losses_of(problem, models, split)})
+    def client(_: Params, row: PyTree, split: Split, models: Params) -> ClientOutput:
+        losses = losses_of(problem, models, split)
+        return ClientOutput(row, Upload(), Told(jnp.zeros(()), entries={"losses": losses}))
 
+    # Clients receive no model each, but all of them in common.
     index = jnp.zeros((splits.size.shape[0], 0), jnp.int32)
-    found = problem.plan.exchange(client, (), index, (), splits, topology="shared", common=models)[1]
-    return found.report["losses"]
+    _, aggregate = problem.plan.exchange(
+        client, (), index, (), splits, topology=Topology.SHARED, common=models
+    )
+    return aggregate.told.entries["losses"]
 
 
 def best_of(problem: Problem, models: Params, data: ClientData) -> Array:
@@ -63,11 +92,16 @@ def best_of(problem: Problem, models: Params, data: ClientData) -> Array:
 
 def best_fit(problem: Problem, models: Params, data: ClientData) -> Prediction:
     """A client predicts with the `best_of` N models."""
-    return Prediction(index=best_of(problem, models, data)[None], weights=jnp.ones((1,)))
+    best = best_of(problem, models, data)
+    return Prediction(index=best[None], weights=jnp.ones((1,)))
 
 
 def posterior(
-    problem: Problem, models: Params, data: ClientData, num_mixed: int, examples: Array | float = jnp.inf
+    problem: Problem,
+    models: Params,
+    data: ClientData,
+    num_mixed: int,
+    examples: Array | float = jnp.inf,
 ) -> Prediction:
     """A client mixes the `num_mixed` models of highest posterior weight, the softmax of minus the training loss.
 
@@ -78,7 +112,7 @@ def posterior(
         num_mixed: Number of models to mix; all, if there are fewer.
         examples: Number of examples that the client's likelihood counts as, at most n_k.
     """
-    counted = jnp.minimum(examples, data.train.size)
-    logits = -losses_of(problem, models, data.train) * counted
+    num_counted = jnp.minimum(examples, data.train.size)
+    logits = -losses_of(problem, models, data.train) * num_counted
     logits, index = jax.lax.top_k(logits, min(num_mixed, len(logits)))
     return Prediction(index=index.astype(jnp.int32), weights=jax.nn.softmax(logits))

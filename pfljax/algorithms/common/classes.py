@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Params, Split
+from pfljax.contract.types import Array, Params, PyTree, Split
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
 
@@ -25,7 +25,8 @@ def required(problem: Problem, name: str, *, places: bool = True) -> int:
     Raises:
         ArgumentError: if there are no classes, or more than one class per example.
     """
-    model, num_classes = problem.model, problem.model.output_shape[-1]
+    model = problem.model
+    num_classes = model.output_shape[-1]
     if model.task != "classification":
         what = "a regression" if model.task == "regression" else "several labels"
         raise ArgumentError("method", f"needs classes; choose another method for {what}", name)
@@ -38,11 +39,12 @@ def required(problem: Problem, name: str, *, places: bool = True) -> int:
 def counts(split: Split, num_classes: int) -> Array:
     """(C,): number of a client's examples, or of their positions, in each class."""
 
-    def of_block(_, y, mask):
-        found = jax.nn.one_hot(y, num_classes)
-        return jnp.where(tree.per_row(mask, found), found, 0).reshape(-1, num_classes).sum(axis=0)
+    def count_block(x: PyTree, y: Array, mask: Array) -> Array:
+        labels = jax.nn.one_hot(y, num_classes)
+        real = jnp.where(tree.per_row(mask, labels), labels, 0)
+        return real.reshape(-1, num_classes).sum(axis=0)
 
-    return sum_over_examples(of_block, split)
+    return sum_over_examples(count_block, split)
 
 
 def label_code(problem: Problem, split: Split) -> Array:
@@ -54,29 +56,46 @@ def label_code(problem: Problem, split: Split) -> Array:
     model = problem.model
     if model.task != "classification" or model.criterion is not None:
         return jnp.array(jnp.inf)
-    found = counts(split, model.output_shape[-1])
-    num = found.sum()
-    logs = jnp.log(jnp.maximum(found - 0.5, 0.5) / (jnp.maximum(num - 1, 0) + len(found) / 2))
-    return jnp.minimum(-(found * logs).sum() / jnp.maximum(num, 1), math.log(len(found)))
+    num_classes = model.output_shape[-1]
+    count = counts(split, num_classes)
+    num_labels = count.sum()
+    num_others = jnp.maximum(num_labels - 1, 0) + num_classes / 2
+    logs = jnp.log(jnp.maximum(count - 0.5, 0.5) / num_others)
+    mean_loss = -(count * logs).sum() / jnp.maximum(num_labels, 1)
+    return jnp.minimum(mean_loss, math.log(num_classes))
 
 
 def feature_sums(
     problem: Problem, params: Params, split: Split, num_classes: int, *, products: bool = False
 ) -> dict[str, Array]:
-    """Features of a client's examples: per-class "sums" (C, F) and "counts" (C,), and "squares" (), summed over norms.
+    """Sums over a client's examples of inference features, which are without dropout, with running statistics.
 
-    With `products`, also the per-class sums of their outer products, (C, F, F). These are inference features: without
-    dropout, with running statistics.
+    Args:
+        problem: The problem of the method.
+        params: A whole model, with its batch statistics.
+        split: The client's examples.
+        num_classes: C.
+        products: Whether outer products of features are added up, too.
+
+    Returns:
+        By name: "sums" (C, F) of each class's features and "counts" (C,) of its examples, "squares" () of the
+        features' norms; with `products`, "products" (C, F, F) of each class.
     """
 
-    def of_block(x, y, mask):
+    def sum_block(x: PyTree, y: Array, mask: Array) -> dict[str, Array]:
         x, y = masked(x, y, mask)
         labels = jax.nn.one_hot(y, num_classes) * mask[:, None]
         features = jnp.where(mask[:, None], problem.model.features(params, x), 0)
-        found = {"sums": labels.T @ features, "counts": labels.sum(axis=0), "squares": jnp.square(features).sum()}
-        return found | ({"products": jnp.einsum("bc,bf,bg->cfg", labels, features, features)} if products else {})
+        total: dict[str, Array] = {
+            "sums": labels.T @ features,
+            "counts": labels.sum(axis=0),
+            "squares": jnp.square(features).sum(),
+        }
+        if products:
+            total["products"] = jnp.einsum("bc,bf,bg->cfg", labels, features, features)
+        return total
 
-    return sum_over_examples(of_block, split)
+    return sum_over_examples(sum_block, split)
 
 
 def means(sums: Array, counts: Array) -> Array:

@@ -24,13 +24,21 @@ class CommunicationGraph:
         help="edge probability of erdos_renyi",
     )
     degree: int = knob(
-        4, at_least=1, read_with=("graph", "random_regular"), help="number of neighbors per client in random_regular"
+        4,
+        at_least=1,
+        read_with=("graph", "random_regular"),
+        help="number of neighbors per client in random_regular",
     )
     edge_file: str = knob(
-        "", read_with=("graph", "file"), help='file for graph=file: one line "i j" per edge, clients numbered from 0'
+        "",
+        read_with=("graph", "file"),
+        help='file for graph=file: one line "i j" per edge, clients numbered from 0',
     )
     graphs: int = knob(
-        1, at_least=1, at_most=10_000, help="T, number of random graphs, used in turn from round to round"
+        1,
+        at_least=1,
+        at_most=10_000,
+        help="T, number of random graphs, used in turn from round to round",
     )
     mixing: Literal["metropolis", "fastest", "file"] = knob(
         "metropolis", help="mixing matrix W on the graph; fastest maximizes the spectral gap"

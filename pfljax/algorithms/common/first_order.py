@@ -10,7 +10,8 @@ A round of client i, which holds start_i, the model its last model was trained f
     theta_i <- local training from start_i; uploaded.
 
 Further behavior of the authors' code is optional: it scales w in p_i (`scaled`), downloads from the last uploaders
-(`Form.uploaded`), and adds means of clusters to the candidates (`Form.clusters`).
+(`Form.uploaded`), and adds means of clusters to the candidates (`Form.clusters`). For both, the server keeps a record
+of the clients' uploads.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import neighbors
 from pfljax.algorithms.common.by_loss import losses_of
-from pfljax.algorithms.common.uploads import Uploads, first_epoch, with_cluster_means
+from pfljax.algorithms.common.clusters import spectral_clusters
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.method import knob
 from pfljax.contract.types import (
+    Aggregate,
     Algorithm,
     Array,
     ClientContext,
     ClientData,
     ClientOutput,
+    Cohort,
     First,
+    Key,
     Ledger,
+    Metrics,
     Mixture,
     Params,
     Prediction,
@@ -43,9 +48,13 @@ from pfljax.contract.types import (
     Report,
     Split,
     Start,
+    State,
+    Told,
     Topology,
     Traffic,
+    Upload,
 )
+from pfljax.exchange.rounds import draw_cohort
 from pfljax.local.problem import Problem
 
 LARGEST_AFFINITY = 1000  # largest number of clients for which the K x K affinities are reported
@@ -69,7 +78,9 @@ class Knobs:
         help="probability, in the first round, of downloading a random model instead of the best",
     )
     decay: float = knob(0.05, at_least=0, help="decrease of epsilon per round, down to 0")
-    scaled: bool = knob(False, help="increase affinities by w / |sum of w|, as in the authors' code, instead of w")
+    scaled: bool = knob(
+        False, help="increase affinities by w / |sum of w|, as in the authors' code, instead of w"
+    )
 
 
 class Row(NamedTuple):
@@ -80,17 +91,82 @@ class Row(NamedTuple):
         affinity: (K,) p_i.
         index: (M + 1,) int32, whose models it mixed last.
         weights: (M + 1,) w*_n of these.
-        optimizer: Its optimizer, if it is kept.
     """
 
     start: Params
     affinity: Array
     index: Array
     weights: Array
-    optimizer: PyTree
 
 
-Weigh = Callable[[Params, Params, Split, Array], tuple[Array, Params, Array, Params]]
+class Weighed(NamedTuple):
+    """What a client can mix, and how well it does.
+
+    Attributes:
+        index: (J,) int32, whose models they are, the client's own first; K or more: a mean of models.
+        models: Leaves (J, ...).
+        weights: (J,) w_n of Eq. 3 or 14.
+        start: The model that the client moves from.
+    """
+
+    index: Array
+    models: Params
+    weights: Array
+    start: Params
+
+
+class Mixed(NamedTuple):
+    """The mixture that a client trains from.
+
+    Attributes:
+        start: start_i.
+        index: (J,) int32, whose models it mixes, its own first.
+        weights: (J,) w*_n of Eq. 13.
+        gains: (J,) w_n of Eq. 3 or 14.
+    """
+
+    start: Params
+    index: Array
+    weights: Array
+    gains: Array
+
+
+class Uploads(NamedTuple):
+    """The server's knowledge of K clients; it never leaves the server.
+
+    Attributes:
+        last: (K,) int32, number of the round in which a client last uploaded, from 1; 0 for uploads before the first
+            round, -1 for none.
+        size: (K,) int32, n_k.
+        affinity: (K, K), how much each client gained from each model.
+    """
+
+    last: Array
+    size: Array
+    affinity: Array
+
+    @property
+    def newest(self) -> Array:
+        """(K,) bool: the clients that uploaded last."""
+        return self.last == self.last.max()
+
+    def after_round(self, number: Array, index: Array, gains: Array) -> Uploads:
+        """The record after round `number`, in which clients gained `gains` (S, J) from models `index` (S, J)."""
+        own = index[:, :1]
+        # An index of K or more is no client.
+        affinity = jnp.asarray(self.affinity).at[own, index].add(gains, mode="drop")
+        last = jnp.asarray(self.last).at[own[:, 0]].set(number + 1)
+        return self._replace(last=last, affinity=affinity)
+
+
+def unchanged_models(models: Params, server: PyTree) -> Params:
+    """`Form.stack` where only the clients' own models can be downloaded."""
+    return models
+
+
+def unchanged_index(index: Array) -> Array:
+    """`Form.served` where only the clients' own models can be downloaded."""
+    return index
 
 
 class Form(NamedTuple):
@@ -98,8 +174,7 @@ class Form(NamedTuple):
 
     Attributes:
         topology: Topology of the stack of models.
-        weigh: (received models, start, validation data, index) -> ids (J,), the client's own first, their models and
-            weights (J,), and the model that the client moves from.
+        weigh: (received models, start, validation data, index) -> Weighed.
         stack: (K models, the server's state) -> models that can be downloaded, the K models first.
         served: ids (M + 1,), the client's own first -> indices to download for them.
         norm: Norm of the distances for newcomers.
@@ -110,9 +185,9 @@ class Form(NamedTuple):
     """
 
     topology: Topology
-    weigh: Weigh
-    stack: Callable[[Params, PyTree], Params] = lambda models, server: models
-    served: Callable[[Array], Array] = lambda ids: ids
+    weigh: Callable[[Params, Params, Split, Array], Weighed]
+    stack: Callable[[Params, PyTree], Params] = unchanged_models
+    served: Callable[[Array], Array] = unchanged_index
     norm: str = "l2"
     clusters: int = 0
     uploaded: bool = False
@@ -124,34 +199,231 @@ class Form(NamedTuple):
         return bool(self.clusters or self.uploaded)
 
 
-def normalize(weights: Array) -> Array:
-    """Eq. 13: clips negative weights to 0 and normalizes the others to sum to 1; all zero if none is positive."""
-    positive = jnp.maximum(weights, 0)
-    return positive / jnp.maximum(positive.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
+def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
+    """An algorithm whose clients mix models with a `Form`'s weights."""
+    num_clients = problem.num_clients
+    num_others = min(knobs.neighbors, problem.cohort_size - 1)
+    num_mixed = num_others + 1
+    if form.remembers:
+        form = on_server(problem, form, num_others)
+    between_clients = form.topology is Topology.PEERS
+
+    # ---- The client.
+
+    def first_row(key: Key, client: Array, start: Start) -> First:
+        model = problem.init_model(key, client)
+        row = Row(
+            start=model,
+            affinity=jax.nn.one_hot(client, num_clients),
+            index=jnp.zeros(num_mixed, jnp.int32),
+            weights=jnp.zeros(num_mixed),
+        )
+        return First(row, model if between_clients else ())
+
+    def download(context: ClientContext, row: Row, cohort: Cohort) -> Array:
+        """Its own model and M others, the highest in p_i or random ones (Section 3.1)."""
+        epsilon = jnp.maximum(knobs.epsilon - knobs.decay * context.round, 0)
+        if form.uploaded:
+            is_eligible = context.server.newest
+        else:
+            is_eligible = jnp.zeros(num_clients, bool).at[cohort.ids].set(True)
+        ids = choose(context, row.affinity, is_eligible, num_others, epsilon)
+        return form.served(ids)
+
+    def client_update(
+        context: ClientContext, models: Params, row: Row, data: ClientData
+    ) -> ClientOutput:
+        # start_i <- start_i + sum_n w*_n (theta_n - start_i).
+        mixed = personalize(form, context.index, models, row.start, data.validation)
+
+        # theta_i <- local training from start_i.
+        trained = problem.fit(context, tree.stack_one(mixed.start), data.train)
+
+        # p_i <- p_i + w, with negative w, too.
+        gains = mixed.gains
+        if knobs.scaled:
+            gains = gains / jnp.maximum(jnp.abs(gains.sum()), 1e-9)
+        # An index of K or more is no client.
+        affinity = jnp.asarray(row.affinity).at[mixed.index].add(gains, mode="drop")
+
+        entries = {"stays": mixed.weights.sum() == 0}
+        if form.remembers:
+            entries |= {"index": mixed.index, "gains": gains}
+        return ClientOutput(
+            row=Row(
+                start=mixed.start,
+                affinity=affinity,
+                index=mixed.index[:num_mixed],
+                weights=mixed.weights[:num_mixed],
+            ),
+            upload=Upload(trained.models),
+            told=Told(trained.losses[0], entries=entries),
+            opt_state=trained.opt_state,
+        )
+
+    # ---- The server, or what stores the clients' models.
+
+    def start(key: Key, clients: ClientData) -> Start:
+        if not clients.validation.y.shape[1]:
+            text = "FedFomo needs validation examples; accepted: above 0"
+            raise ArgumentError("validation_fraction", text, 0)
+        if between_clients:
+            return Start()
+        models = problem.init_models(key, num_clients)
+        last = jnp.zeros(num_clients, jnp.int32)
+        if form.uploaded:
+            models, last = first_epoch(problem, key, models, clients)
+        server = ()
+        if form.remembers:
+            server = Uploads(last, clients.train.size, affinity=jnp.eye(num_clients))
+        return Start(server, form.stack(models, server))
+
+    def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+        # A model that was uploaded replaces the last one of its client.
+        told = aggregate.told.entries
+        is_new = aggregate.num_sent > 0
+        models = tree.where(is_new, aggregate.upload.update, state.models)
+        if form.remembers:
+            uploads = state.server.state
+            state = state.with_server(
+                uploads.after_round(state.round, told["index"], told["gains"])
+            )
+        if not between_clients:
+            models = form.stack(leading(models, num_clients), state.server.state)
+        return state.with_models(models), {"kept_previous_model": told["stays"].mean()}
+
+    # ---- What a client predicts with.
+
+    def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
+        """What the client would download next from all clients' newest models, without exploring."""
+        everyone = jnp.ones(num_clients, bool)
+        index = form.served(choose(context, row.affinity, everyone, num_others, epsilon=0.0))
+        is_own = jnp.zeros(index.shape).at[0].set(1.0)
+        return Mixture(index, is_own)
+
+    def predict(context: ClientContext, models: Params, row: Row, data: ClientData) -> Prediction:
+        """The start_i with which the next round would begin."""
+        mixed = personalize(form, context.index, models, row.start, data.validation)
+        return Prediction.one(mixed.start)
+
+    def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
+        return newcomer(problem, leading(models, num_clients), data, form.norm)
+
+    return Algorithm(
+        topology=form.topology,
+        start=start,
+        first_row=first_row,
+        download=download,
+        client_update=client_update,
+        server_update=server_update,
+        whom=whom,
+        predict=predict,
+        adapt=adapt,
+        ledger=Ledger(
+            gradients=1,
+            unaccounted="the validation examples, which determine the mixtures that are sent",
+        ),
+        report=Report(
+            scored="each client's mixture of the newest models, before training",
+            collaboration=collaboration,
+            topology=Topology.PEERS,
+        ),
+        via_server=True,
+        sends="models",
+        traffic=form.traffic,
+    )
+
+
+# ---- A client's mixture.
+
+
+def choose(
+    context: ClientContext,
+    affinity: Array,
+    is_eligible: Array,
+    num_others: int,
+    epsilon: Array | float,
+) -> Array:
+    """(M + 1,) int32: the client, then those with the highest affinity (K,) among the eligible (K,)."""
+    is_other = jnp.arange(len(affinity)) != context.client
+    scores = jnp.where(is_eligible & is_other, affinity, -jnp.inf)
+    others, _ = neighbors.best_candidates(context.key, scores, num_others, epsilon)
+    return jnp.concatenate([context.client[None], others.astype(jnp.int32)])
+
+
+def personalize(form: Form, index: Array, models: Params, start: Params, split: Split) -> Mixed:
+    """A client's mixture of its start and the received models, by their weights on its validation examples."""
+    # w_n (Eq. 3 or 14); without examples, all weight is on the client's own model.
+    weighed = form.weigh(models, start, split, index)
+    own_only = jnp.zeros_like(weighed.weights).at[0].set(1.0)
+    gains = jnp.where(split.size > 0, weighed.weights, own_only)
+
+    weights = normalize(gains)  # Eq. 13
+    start = moved(weighed.start, weighed.models, weights)  # Eq. 5
+    return Mixed(start, weighed.index, weights, gains)
 
 
 def first_order_weights(losses: Array, baseline: Array, distance: Array) -> Array:
     """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for the start itself, at distance 0."""
-    return jnp.where(distance > 0, (baseline - losses) / jnp.where(distance > 0, distance, 1), 0.0)
+    is_apart = distance > 0
+    return jnp.where(is_apart, (baseline - losses) / jnp.where(is_apart, distance, 1), 0.0)
 
 
-def distances(models: Params, start: Params, norm: str) -> Array:
-    """(J,) |theta_n - start| over all parameters; 0 if they are equal up to rounding."""
-
-    def length(stack):
-        flat = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
-        if norm == "l1":
-            return sum(jnp.abs(rows).sum(axis=1) for rows in flat)
-        return jnp.sqrt(sum(jnp.square(rows).sum(axis=1) for rows in flat))
-
-    far = length(jax.tree.map(lambda leaf, origin: leaf - origin, models, start))
-    return jnp.where(far > 1e-6 * length(tree.stack_one(start)), far, 0.0)
+def normalize(weights: Array) -> Array:
+    """Eq. 13: clips negative weights to 0 and normalizes the others to sum to 1; all zero if none is positive."""
+    positive = jnp.maximum(weights, 0)
+    total = positive.sum(axis=-1, keepdims=True)
+    return positive / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
 
 
 def moved(start: Params, models: Params, weights: Array) -> Params:
     """Eq. 5: start + sum_n w*_n (theta_n - start)."""
     mixed = tree.mix(weights, models)
     return jax.tree.map(lambda origin, leaf: origin * (1 - weights.sum()) + leaf, start, mixed)
+
+
+def distances(models: Params, start: Params, norm: str) -> Array:
+    """(J,) |theta_n - start| over all parameters; 0 if they are equal up to rounding."""
+
+    def length(stack: Params) -> Array:
+        rows = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
+        if norm == "l1":
+            return sum((jnp.abs(leaf).sum(axis=1) for leaf in rows), jnp.zeros(()))
+        return jnp.sqrt(sum((jnp.square(leaf).sum(axis=1) for leaf in rows), jnp.zeros(())))
+
+    distance = length(jax.tree.map(lambda leaf, origin: leaf - origin, models, start))
+    is_apart = distance > 1e-6 * length(tree.stack_one(start))
+    return jnp.where(is_apart, distance, 0.0)
+
+
+def newcomer(problem: Problem, models: Params, data: ClientData, norm: str) -> Prediction:
+    """One step of Eq. 3 and 5 over all K models, from their mean."""
+    solver = problem.solver
+    start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
+    split = data.validation if data.validation.y.shape[0] else data.train
+    losses = losses_of(problem, models, split)
+    baseline = solver.total_loss(start, split) / jnp.maximum(split.size, 1)
+    params, _ = solver.without_statistics(models)
+    start_params, _ = solver.without_statistics(start)
+    distance = distances(params, start_params, norm)
+    weights = normalize(first_order_weights(losses, baseline, distance))
+    return Prediction.one(moved(start, models, weights))
+
+
+def collaboration(context: ClientContext, row: Row) -> dict[str, Array]:
+    """Whose models a client mixed, and its affinities unless there are too many clients."""
+    used = {"index": row.index, "weights": row.weights}
+    if row.affinity.shape[0] <= LARGEST_AFFINITY:
+        used["affinity"] = row.affinity
+    return used
+
+
+def leading(models: Params, num: int) -> Params:
+    """The first `num` models of a stack."""
+    return jax.tree.map(lambda leaf: leaf[:num], models)
+
+
+# ---- Options of the authors' code, which need a server that keeps a record of uploads.
 
 
 def on_server(problem: Problem, form: Form, num_others: int) -> Form:
@@ -162,138 +434,78 @@ def on_server(problem: Problem, form: Form, num_others: int) -> Form:
     Raises:
         ArgumentError: for more clusters than clients, and for private training, whose ledger omits the first epoch.
     """
-    num, means = problem.num_clients, form.clusters + (form.clusters > 1)
-    if form.clusters > num:
-        raise ArgumentError("clusters", f"accepted: 0 to {num}, the number of clients", form.clusters)
+    num_clients = problem.num_clients
+    # Of several clusters, the mean of their means is a candidate, too.
+    num_means = form.clusters + 1 if form.clusters > 1 else form.clusters
+    if form.clusters > num_clients:
+        text = f"accepted: 0 to {num_clients}, the number of clients"
+        raise ArgumentError("clusters", text, form.clusters)
     if form.uploaded and problem.solver.privacy.active:
         text = "the privacy ledger omits its first epoch; accepted with privacy: cohort"
         raise ArgumentError("available", text, "uploaded")
 
-    def served(ids):
-        return jnp.concatenate([ids, num + jnp.arange(means, dtype=jnp.int32)])
+    def stack(models: Params, uploads: Uploads) -> Params:
+        return with_cluster_means(models, uploads, form.clusters) if num_means else models
 
-    def stack(models, server):
-        return with_cluster_means(models, server, form.clusters) if means else models
+    def served(ids: Array) -> Array:
+        means = num_clients + jnp.arange(num_means, dtype=jnp.int32)
+        return jnp.concatenate([ids, means])
 
-    def traffic(moved):
-        return moved._replace(model=moved.model * (num_others + means) / (num_others + means + 1))
+    def traffic(counted: Traffic) -> Traffic:
+        num_downloads = num_others + num_means
+        return counted._replace(model=counted.model * num_downloads / (num_downloads + 1))
 
-    return form._replace(topology="shared", stack=stack, served=served, traffic=traffic)
+    return form._replace(topology=Topology.SHARED, stack=stack, served=served, traffic=traffic)
 
 
-def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
-    """An algorithm whose clients mix models with a `Form`'s weights."""
-    num, num_others = problem.num_clients, min(knobs.neighbors, problem.cohort_size - 1)
-    form = on_server(problem, form, num_others) if form.remembers else form
-    start, first_row = beginning(problem, form, num_others)
+def first_epoch(
+    problem: Problem, key: Key, models: Params, clients: ClientData
+) -> tuple[Params, Array]:
+    """All clients' models (K, ...) after one epoch, and `Uploads.last` for the first uploaders."""
+    num_clients = problem.num_clients
+    train_key, cohort_key = jax.random.split(key)
+    one_epoch = problem.with_epochs(1)
 
-    def download(context, row, cohort):
-        epsilon = jnp.maximum(knobs.epsilon - knobs.decay * context.round, 0)
-        eligible = context.server.newest if form.uploaded else jnp.zeros(num, bool).at[cohort.ids].set(True)
-        return form.served(choose(context, row.affinity, eligible, num_others, epsilon))
+    def train(models: Params, row: PyTree, data: tuple[Array, ClientData]) -> ClientOutput:
+        client, client_data = data
+        zero = jnp.zeros((), jnp.int32)
+        context = ClientContext(
+            key=jax.random.fold_in(train_key, client),
+            round=zero,
+            step=zero,
+            index=client[None],
+            client=client,
+        )
+        trained = one_epoch.train_newcomer(context, client_data, start=tree.first(models), rounds=1)
+        return ClientOutput((), Upload(tree.stack_one(trained)), Told(jnp.zeros(())))
 
-    def client_update(context, models, row, data):
-        start, (index, final, weights) = personalize(form, context.index, models, row.start, data.validation)
-        trained, optimizer, losses = problem.fit(context, tree.stack_one(start), row.optimizer, data.train)
-        gains = weights / jnp.maximum(jnp.abs(weights.sum()), 1e-9) if knobs.scaled else weights  # unclipped
-        affinity = row.affinity.at[index].add(gains, mode="drop")  # an index of K or more is no client
-        report = {"loss": losses[0], "kept": final.sum() == 0}
-        report |= {"index": index, "gains": gains} if form.remembers else {}
-        row = Row(start, affinity, index[: num_others + 1], final[: num_others + 1], optimizer)
-        return ClientOutput(row, trained, report)
-
-    def server_update(key, state, aggregate):
-        models = tree.where(aggregate.count > 0, aggregate.upload, state.models)
-        server = state.server.noted(aggregate.report, state.round) if form.remembers else ()
-        models = models if form.topology == "peers" else form.stack(leading(models, num), server)
-        metrics = {"kept_previous_model": aggregate.report["kept"].mean()}
-        return state._replace(server=server, models=models), metrics
-
-    def whom(context, row, size):
-        """What the client would download next from all clients' newest models, without exploring."""
-        index = form.served(choose(context, row.affinity, jnp.ones(num, bool), num_others, 0.0))
-        return Mixture(index, jnp.zeros(index.shape).at[0].set(1.0))
-
-    def predict(context, models, row, data):
-        return Prediction.one(personalize(form, context.index, models, row.start, data.validation)[0])
-
-    return Algorithm(
-        start=start,
-        first_row=first_row,
-        download=download,
-        client_update=client_update,
-        server_update=server_update,
-        whom=whom,
-        predict=predict,
-        adapt=lambda context, models, data: newcomer(problem, leading(models, num), data, form.norm),
-        topology=form.topology,
-        ledger=Ledger(gradients=1, unaccounted="the validation examples, which determine the mixtures that are sent"),
-        report=Report("each client's mixture of the newest models, before training", (), collaboration, "peers"),
-        via_server=True,
-        sends="models",
-        traffic=form.traffic,
+    ids = jnp.arange(num_clients, dtype=jnp.int32)
+    _, aggregate = problem.plan.exchange(
+        train, models, ids[:, None], (), (ids, clients), topology=Topology.OWN
     )
+    uploaders = draw_cohort(cohort_key, num_clients, problem.cohort_size).ids
+    last = jnp.full(num_clients, -1, jnp.int32).at[uploaders].set(0)
+    return aggregate.upload.update, last
 
 
-def beginning(problem: Problem, form: Form, num_others: int) -> tuple[Callable, Callable]:
-    """`start` and `first_row` of an algorithm."""
-    num, width = problem.num_clients, num_others + 1
+def with_cluster_means(models: Params, uploads: Uploads, num: int) -> Params:
+    """K models, then the means of `num` clusters and, if there are several clusters, the mean of those means.
 
-    def start(key, clients):
-        if not clients.validation.y.shape[1]:
-            text = "FedFomo needs validation examples; accepted: above 0"
-            raise ArgumentError("validation_fraction", text, 0)
-        if form.topology == "peers":
-            return Start()
-        models, last = problem.init_models(key, num), jnp.zeros(num, jnp.int32)
-        if form.uploaded:
-            models, last = first_epoch(problem, key, models, clients)
-        server = Uploads(last, clients.train.size, jnp.eye(num)) if form.remembers else ()
-        return Start(server, form.stack(models, server))
+    The affinities determine the clusters, which are spectral. A cluster's mean is over those of its clients that
+    uploaded last, weighted by n_k; an empty cluster gets the mean of all models.
+    """
+    share = jax.nn.softmax(uploads.affinity, axis=1)
+    label = spectral_clusters((share + share.T) / 2, num)
+    is_member = label == jnp.arange(num)[:, None]
 
-    def first_row(key, client, start):
-        model = problem.init_model(key, client)
-        optimizer = problem.kept_optimizers(tree.stack_one(model))
-        row = Row(model, jax.nn.one_hot(client, num), jnp.zeros(width, jnp.int32), jnp.zeros(width), optimizer)
-        return First(row, model if form.topology == "peers" else ())
+    # (num, K) n_k of the members that uploaded last; 1 for all clients if a cluster is empty.
+    newest = jnp.where(is_member, uploads.last, -1).max(axis=1, keepdims=True)
+    counts = is_member & (uploads.last == newest)
+    weight = counts * jnp.asarray(uploads.size).astype(jnp.float32)
+    weight = jnp.where(weight.sum(axis=1, keepdims=True) > 0, weight, 1.0)
 
-    return start, first_row
-
-
-def collaboration(context: ClientContext, row: Row) -> dict[str, Array]:
-    """Whose models a client mixed, and its affinities unless there are too many clients."""
-    used = {"index": row.index, "weights": row.weights}
-    return used if row.affinity.shape[0] > LARGEST_AFFINITY else used | {"affinity": row.affinity}
-
-
-def leading(models: Params, num: int) -> Params:
-    """The first `num` models of a stack."""
-    return jax.tree.map(lambda leaf: leaf[:num], models)
-
-
-def choose(context: ClientContext, affinity: Array, eligible: Array, num_others: int, epsilon: Array | float) -> Array:
-    """(M + 1,) int32: the client, then those with the highest affinity (K,) among the eligible (K,)."""
-    scores = jnp.where(eligible & (jnp.arange(len(affinity)) != context.client), affinity, -jnp.inf)
-    others, _ = neighbors.best_candidates(context.key, scores, num_others, epsilon)
-    return jnp.concatenate([context.client[None], others.astype(jnp.int32)])
-
-
-def personalize(
-    form: Form, index: Array, models: Params, start: Params, split: Split
-) -> tuple[Params, tuple[Array, Array, Array]]:
-    """Returns the new start; then the indices (J,) of the mixed models, their normalized weights and raw weights."""
-    index, models, weights, base = form.weigh(models, start, split, index)  # Eq. 3 or 14
-    alone = jnp.zeros_like(weights).at[0].set(1.0)
-    weights = jnp.where(split.size > 0, weights, alone)
-    final = normalize(weights)  # Eq. 13
-    return moved(base, models, final), (index, final, weights)  # Eq. 5
-
-
-def newcomer(problem: Problem, models: Params, data: ClientData, norm: str) -> Prediction:
-    """One step of Eq. 3 and 5 over all K models, from their mean."""
-    start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
-    split = data.validation if data.validation.y.shape[0] else data.train
-    baseline = problem.solver.total_loss(start, split) / jnp.maximum(split.size, 1)
-    trained, origin = problem.solver.trained(models, start)
-    weights = first_order_weights(losses_of(problem, models, split), baseline, distances(trained, origin, norm))
-    return Prediction.one(moved(start, models, normalize(weights)))
+    weight = weight / weight.sum(axis=1, keepdims=True)
+    if num > 1:
+        weight = jnp.concatenate([weight, weight.mean(axis=0, keepdims=True)])
+    means = tree.mix(weight, models)
+    return jax.tree.map(lambda leaf, mean: jnp.concatenate([leaf, mean]), models, means)

@@ -1,4 +1,8 @@
-"""Rounds in which clients send gradients: each mini-batch is one exchange, and the models' owners take the steps."""
+"""Rounds in which clients send gradients: each mini-batch is one exchange, and the models' owners take the steps.
+
+Models are whole here: the gradient of a batch statistic is its old value minus the new one, so that a
+step along gradients sets it to the mean of the new values.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +14,47 @@ import jax.numpy as jnp
 import optax
 
 from pfljax.contract import tree
-from pfljax.contract.types import Aggregate, Array, ClientContext, ClientOutput, Params, PyTree, Split, State, Topology
+from pfljax.contract.types import (
+    Aggregate,
+    Array,
+    ClientContext,
+    ClientOutput,
+    Params,
+    PyTree,
+    Split,
+    State,
+    Told,
+    Topology,
+    Upload,
+)
 from pfljax.exchange.views import read
 from pfljax.local.problem import Problem
+from pfljax.local.solver import joined
 
 NEGLIGIBLE = 1e-12  # a weight whose gradient would not change a model in float32
 
 
 class Weighed(NamedTuple):
-    """What a client computes in an exchange: its E-step, and its models' losses and gradients.
+    """What a client computes in an exchange: its E-step, and losses and gradients of its models.
 
     Attributes:
-        row: The client's next own state.
+        row: The client's next row.
         totals: (J,) losses, summed over the client's data; valid only in a round's first exchange.
         losses: (J,) mean losses on the mini-batch; 0 where the weight is negligible.
-        upload: Gradients (J, ...), times the weight and the client's number of examples; 0 where it is negligible.
+        gradients: Gradients (J, ...), times the weight and the client's number of examples; 0 where
+            the weight is negligible.
     """
 
     row: PyTree
     totals: Array
     losses: Array
-    upload: Params
+    gradients: Params
+
+
+def init_optimizers(problem: Problem, models: Params) -> PyTree:
+    """New optimizer states of N models, leaves (N, ...)."""
+    params, _ = problem.solver.without_statistics(models)
+    return problem.plan.over_rows(problem.solver.optimizer.init, params)
 
 
 def after_e_step(
@@ -50,84 +74,98 @@ def after_e_step(
         context: The client's context.
         models: Leaves (J, ...).
         split: The client's training data.
-        row: The client's own state.
-        e_step: Summed losses (J,) -> the client's next own state.
-        weights: The client's own state -> weights (J,) of the models.
-        evaluate: A model's loss on the client's data, summed; None: the training loss, which gradients of full batches
-            come with.
+        row: The client's row.
+        e_step: Summed losses (J,) -> the client's next row.
+        weights: The client's row -> weights (J,) of the models.
+        evaluate: A model's loss on the client's data, summed; None: the training loss, which
+            gradients of full batches come with.
     """
-    first, total = context.step == 0, evaluate or problem.solver.total_loss
-    step = lambda totals: jax.tree.map(lambda new, old: jnp.where(first, new, old), e_step(totals), row)
+    is_first = context.step == 0
     nothing = jnp.zeros((tree.num_rows(models),))
-    if context.later:  # a program without an E-step is smaller
-        return Weighed(row, nothing, *of_batch(problem, context, models, split, weights(row)))
-    if evaluate is None and _losses_cover_data(problem, models):
-        losses, grads = of_batch(problem, context, models, split)
+
+    def next_row(totals: Array) -> PyTree:
+        return jax.tree.map(lambda new, old: jnp.where(is_first, new, old), e_step(totals), row)
+
+    # A program without an E-step is smaller.
+    if context.later:
+        losses, gradients = of_batch(problem, context, models, split, weights(row))
+        return Weighed(row, nothing, losses, gradients)
+
+    # The losses that come with gradients are those of all the client's data.
+    if evaluate is None and losses_cover_data(problem, models):
+        losses, gradients = of_batch(problem, context, models, split)
         totals = losses * split.size
-        row = step(totals)
+        row = next_row(totals)
+        weight = weights(row)
+
         # A model's loss may be infinite, and 0 x inf would reach its owner.
-        zeros, weight = jax.tree.map(jnp.zeros_like, (losses, grads)), weights(row)
-        losses, grads = tree.where(weight > NEGLIGIBLE, (losses, grads), zeros)
-        return Weighed(row, totals, losses, tree.scale(grads, weight * split.size))
-    of_all = lambda: problem.plan.over_models(lambda params: total(params, split), models)
-    totals = jax.lax.cond(first, of_all, lambda: nothing)
-    row = step(totals)
-    return Weighed(row, totals, *of_batch(problem, context, models, split, weights(row)))
+        counts = weight > NEGLIGIBLE
+        losses = jnp.where(counts, losses, 0)
+        gradients = tree.where(counts, gradients, jax.tree.map(jnp.zeros_like, gradients))
+        return Weighed(row, totals, losses, tree.scale(gradients, weight * split.size))
+
+    # Evaluate all models on all data, then compute gradients on the mini-batch.
+    total_loss = evaluate or problem.solver.total_loss
+
+    def evaluate_models() -> Array:
+        return problem.plan.over_models(lambda model: total_loss(model, split), models)
+
+    totals = jax.lax.cond(is_first, evaluate_models, lambda: nothing)
+    row = next_row(totals)
+    losses, gradients = of_batch(problem, context, models, split, weights(row))
+    return Weighed(row, totals, losses, gradients)
 
 
 def of_batch(
-    problem: Problem, context: ClientContext, models: Params, split: Split, weights: Array | None = None
+    problem: Problem,
+    context: ClientContext,
+    models: Params,
+    split: Split,
+    weights: Array | None = None,
 ) -> tuple[Array, Params]:
     """Mean loss (J,) and gradient (J, ...) of each received model on this exchange's mini-batch.
 
-    With `weights` (J,), gradients are times the weight and the client's number of examples. Loss and gradient are 0 for
-    models of negligible weight, and clients processed one by one save that work.
+    With `weights` (J,), gradients are times the weight and the client's number of examples. Loss and
+    gradient are 0 for models of negligible weight, and clients processed one by one save that work.
     """
     solver = problem.solver
     orders = solver.draw_orders(context.key, split.size, problem.n_max)
     batch = solver.take_batch(context.key, orders, split, context.step)
 
-    def one(params, number, weight):
-        compute = jax.value_and_grad(lambda params: solver.mean_loss(params, batch.of_model(number)))
+    def of_model(model: Params, number: Array, weight: Array) -> tuple[Array, Params]:
+        def mean_loss(model: Params) -> Array:
+            return solver.mean_loss(model, batch.of_model(number))
+
+        loss_and_gradient = jax.value_and_grad(mean_loss)
         if weights is None:
-            return compute(params)
-        loss, grads = if_weighed(weight, compute, params)
-        return loss, jax.tree.map(
-            lambda leaf: weight * split.size * leaf, grads
-        )  # here, a TPU need not read them again
+            return loss_and_gradient(model)
+        loss, gradient = if_weighed(weight, loss_and_gradient, model)
+        # Scaled here, a TPU need not read the gradient again.
+        return loss, jax.tree.map(lambda leaf: weight * split.size * leaf, gradient)
 
     num = tree.num_rows(models)
-    return problem.plan.over_models(one, models, jnp.arange(num), jnp.ones(num) if weights is None else weights)
+    all_weights = jnp.ones(num) if weights is None else weights
+    return problem.plan.over_models(of_model, models, jnp.arange(num), all_weights)
 
 
-def if_weighed(weight: Array, compute: Callable[..., tuple[Array, Params]], params: Params, *args: PyTree) -> PyTree:
-    """compute(params, *args), a loss () and a tree like `params`; zeros where the weight is negligible."""
-    skip = lambda params, *args: (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, params, *args)
-
-
-def local_changes(
-    problem: Problem, context: ClientContext, models: Params, weights: Array, split: Split
+def if_weighed(
+    weight: Array, compute: Callable[..., tuple[Array, Params]], model: Params, *args: PyTree
 ) -> tuple[Array, Params]:
-    """Mean losses (J,) and changes (J, ...) of local training; 0 for models of negligible weight."""
+    """compute(model, *args), a loss () and a tree like `model`; zeros where the weight is negligible."""
 
-    def train(params, number):
-        objective = lambda params, batch: problem.solver.mean_loss(params, batch.of_model(number))
-        key, optimizer = context.key, problem.solver.optimizer.init(params)
-        trained, _, loss = problem.solver.fit(
-            key, params, optimizer, split, round_number=context.round, objective=objective
-        )
-        return loss, tree.subtract(trained, params)
+    def skip(model: Params, *args: PyTree) -> tuple[Array, Params]:
+        return jnp.zeros(()), jax.tree.map(jnp.zeros_like, model)
 
-    one = lambda params, number, weight: if_weighed(weight, train, params, number)
-    return problem.plan.over_models(one, models, jnp.arange(weights.shape[0]), weights)
+    return jax.lax.cond(weight > NEGLIGIBLE, compute, skip, model, *args)
 
 
-def _losses_cover_data(problem: Problem, models: Params) -> bool:
+def losses_cover_data(problem: Problem, models: Params) -> bool:
     """Whether a mini-batch holds all data of a client, and its losses are those of evaluation."""
-    model, solver = problem.model, problem.solver
-    as_in_evaluation = not model.network.stochastic and model.statistics(tree.first(models)) is None
-    return as_in_evaluation and solver.batch(problem.n_max) == problem.n_max
+    model = problem.model
+    has_statistics = model.statistics(tree.first(models)) is not None
+    if model.network.stochastic or has_statistics:
+        return False
+    return problem.solver.batch(problem.n_max) == problem.n_max
 
 
 def takes_step(problem: Problem, context: ClientContext, split: Split) -> Array:
@@ -136,7 +174,9 @@ def takes_step(problem: Problem, context: ClientContext, split: Split) -> Array:
     return jnp.broadcast_to(has_batch, context.index.shape)
 
 
-def apply(problem: Problem, state: State, aggregate: Aggregate, sizes: Array, topology: Topology) -> State:
+def apply(
+    problem: Problem, state: State, aggregate: Aggregate, sizes: Array, topology: Topology
+) -> State:
     """Each owner that received gradients takes an optimizer step; the others stay as they are.
 
     Args:
@@ -146,27 +186,42 @@ def apply(problem: Problem, state: State, aggregate: Aggregate, sizes: Array, to
         sizes: (N,): divisor of each model's sum, above 0.
         topology: Topology of the method.
     """
-    arrived = aggregate.count > 0
+    solver = problem.solver
+    totals = aggregate.upload.update
+    has_gradients = aggregate.num_sent > 0
 
-    def step(total, size, opt_state, params):
-        grads = jax.tree.map(lambda leaf: leaf / size, total)
-        updates, new_state = problem.solver.optimizer.update(grads, opt_state, params, round_number=state.round)
-        return optax.apply_updates(params, updates), new_state
+    def step(total: Params, size: Array, opt_state: PyTree, model: Params) -> tuple[Params, PyTree]:
+        mean = jax.tree.map(lambda leaf: leaf / size, total)
+        gradient, statistics_change = solver.without_statistics(mean)
+        params, statistics = solver.without_statistics(model)
+        updates, opt_state = solver.optimizer.update(
+            gradient, opt_state, params, round_number=state.round
+        )
+        params = optax.apply_updates(params, updates)
+        statistics = tree.subtract(statistics, statistics_change)
+        return joined(params, statistics), opt_state
 
-    if topology == "shared":
-        models, optimizer = problem.plan.over_rows(step, aggregate.upload, sizes, state.optimizer, state.models)
-        models, optimizer = tree.where(arrived, (models, optimizer), (state.models, state.optimizer))
-        return state._replace(models=models, optimizer=optimizer)
+    if topology == Topology.SHARED:
+        moved = problem.plan.over_rows(step, totals, sizes, state.opt_state, state.models)
+        models, opt_state = tree.where(has_gradients, moved, (state.models, state.opt_state))
+        return state.with_models(models, opt_state)
 
-    # One owner at a time: the summed gradients are overwritten in place by the next models. The branch also keeps XLA
-    # from fusing reads of the stacks into their replacement, which would copy whole stacks for every owner.
-    def owner(total, opt_state, data):
-        params, arrived, size = data
-        stay = lambda total, size, opt_state, params: (params, opt_state)
-        params, opt_state = jax.lax.cond(arrived, step, stay, tree.first(total), size, opt_state, read(params))
-        return ClientOutput(opt_state, tree.stack_one(params), {})
+    # One owner at a time: the summed gradients are overwritten in place by the next models. The
+    # branch also keeps XLA from fusing reads of the stacks into their replacement, which would copy
+    # whole stacks for every owner.
+    def stay(total: Params, size: Array, opt_state: PyTree, model: Params) -> tuple[Params, PyTree]:
+        return model, opt_state
 
-    index = jnp.arange(arrived.shape[0])[:, None]
-    data = (state.models, arrived, sizes)
-    optimizer, moved = problem.plan.exchange(owner, aggregate.upload, index, state.optimizer, data, topology="own")
-    return state._replace(models=moved.upload, optimizer=optimizer)
+    def owner(total: Params, opt_state: PyTree, data: tuple[Params, Array, Array]) -> ClientOutput:
+        model, has_gradient, size = data
+        model, opt_state = jax.lax.cond(
+            has_gradient, step, stay, tree.first(total), size, opt_state, read(model)
+        )
+        return ClientOutput(opt_state, Upload(tree.stack_one(model)), Told(jnp.zeros(())))
+
+    index = jnp.arange(tree.num_rows(totals))[:, None]
+    data = (state.models, has_gradients, sizes)
+    opt_state, moved = problem.plan.exchange(
+        owner, totals, index, state.opt_state, data, topology=Topology.OWN
+    )
+    return state.with_models(moved.upload.update, opt_state)

@@ -53,34 +53,50 @@ def make_mixing(num_clients: int, knobs: CommunicationGraph) -> Mixing:
         ArgumentError: if a knob or a file is wrong, a matrix is not doubly stochastic, or the graphs together are not
             connected.
     """
-    for name, file, which in (("edge_file", knobs.edge_file, "graph"), ("mixing_file", knobs.mixing_file, "mixing")):
-        if getattr(knobs, which) == "file" and not file:
-            raise ArgumentError(name, f"required with {which}=file", file)
+    files = (
+        ("edge_file", knobs.edge_file, "graph", knobs.graph),
+        ("mixing_file", knobs.mixing_file, "mixing", knobs.mixing),
+    )
+    for name, file, knob, value in files:
+        if value == "file" and not file:
+            raise ArgumentError(name, f"required with {knob}=file", file)
     if knobs.mixing == "file":
-        name, matrices = knobs.mixing_file, [_read_matrix(knobs.mixing_file, num_clients)]
+        name = knobs.mixing_file
+        matrices = [_read_matrix(knobs.mixing_file, num_clients)]
     else:
-        drawn = _draw_connected(num_clients, knobs)
-        edges = " + ".join(f"{graph.number_of_edges():,}" for graph in drawn)
+        graphs = _draw_connected(num_clients, knobs)
+        edges = " + ".join(f"{graph.number_of_edges():,}" for graph in graphs)
         name = f"{knobs.graph}, {edges} edges, {knobs.mixing} weights"
-        matrices = [(metropolis if knobs.mixing == "metropolis" else fastest)(graph) for graph in drawn]
-    width = max(int(np.diff(_others(matrix).indptr).max()) for matrix in matrices) + 1
-    neighbors, weights = zip(*(_sends(matrix, width) for matrix in matrices), strict=True)
-    symmetric = all(abs(matrix - matrix.T).max() < 1e-9 for matrix in matrices)
-    return Mixing(np.stack(neighbors), np.stack(weights), symmetric, (("graph", name), *spectral_gap(matrices)))
+        mix = metropolis if knobs.mixing == "metropolis" else fastest
+        matrices = [mix(graph) for graph in graphs]
+
+    # All clients have as many receivers as the one with the most, which makes J.
+    num_receivers = max(_most_receivers(matrix) for matrix in matrices) + 1
+    sends = [_sends(matrix, num_receivers) for matrix in matrices]
+    return Mixing(
+        neighbors=np.stack([neighbors for neighbors, _ in sends]),
+        weights=np.stack([weights for _, weights in sends]),
+        symmetric=all(abs(matrix - matrix.T).max() < 1e-9 for matrix in matrices),
+        facts=(("graph", name), *spectral_gap(matrices)),
+    )
 
 
 def _draw_connected(num: int, knobs: CommunicationGraph) -> list[nx.Graph]:
     """T graphs that together connect all clients."""
-    random = knobs.graph in RANDOM
-    if knobs.graphs > 1 and not random:
-        raise ArgumentError("graphs", f"accepted: 1, or more with {' and '.join(RANDOM)}", knobs.graphs)
-    for attempt in range(DRAWS if random else 1):
+    is_random = knobs.graph in RANDOM
+    if knobs.graphs > 1 and not is_random:
+        text = f"accepted: 1, or more with {' and '.join(RANDOM)}"
+        raise ArgumentError("graphs", text, knobs.graphs)
+    for attempt in range(DRAWS if is_random else 1):
         seeds = [[knobs.graph_seed, attempt, t] for t in range(knobs.graphs)]
         drawn = [_draw(num, knobs, np.random.default_rng(seed)) for seed in seeds]
         if nx.is_connected(nx.compose_all(drawn)):
             return drawn
-    tried = f" in each of {DRAWS} draws" * random + f", {knobs.graphs} rounds together" * (knobs.graphs > 1)
-    raise ArgumentError("graph", f"not connected{tried}; accepted: a graph that connects all clients", knobs.graph)
+    tried = f" in each of {DRAWS} draws" if is_random else ""
+    if knobs.graphs > 1:
+        tried += f", {knobs.graphs} rounds together"
+    text = f"not connected{tried}; accepted: a graph that connects all clients"
+    raise ArgumentError("graph", text, knobs.graph)
 
 
 def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.Graph:
@@ -89,13 +105,16 @@ def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.G
         raise ArgumentError("num_clients", "accepted: 2 or more for a communication graph", num)
     if knobs.graph == "ring":
         return nx.cycle_graph(num)
-    if knobs.graph == "complete" or (knobs.graph == "erdos_renyi" and knobs.edge_probability == 1):
+    has_all_edges = knobs.graph == "erdos_renyi" and knobs.edge_probability == 1
+    if knobs.graph == "complete" or has_all_edges:
         return nx.complete_graph(num)
     if knobs.graph == "torus":
         height = max(d for d in range(1, int(num**0.5) + 1) if num % d == 0)
         if height < 3:
-            raise ArgumentError("graph", f"num_clients={num}; accepted: products of two numbers above 2", knobs.graph)
-        return nx.convert_node_labels_to_integers(nx.grid_2d_graph(height, num // height, periodic=True))
+            text = f"num_clients={num}; accepted: products of two numbers above 2"
+            raise ArgumentError("graph", text, knobs.graph)
+        grid = nx.grid_2d_graph(height, num // height, periodic=True)
+        return nx.convert_node_labels_to_integers(grid)
     if knobs.graph == "erdos_renyi":
         return nx.fast_gnp_random_graph(num, knobs.edge_probability, seed=rng)
     if knobs.graph == "random_regular":
@@ -107,19 +126,24 @@ def _draw(num: int, knobs: CommunicationGraph, rng: np.random.Generator) -> nx.G
 
 
 def _read_edges(path: str, num: int) -> nx.Graph:
+    """Reads a graph from a file with one edge a line."""
     graph = nx.empty_graph(num)
     lines = read_text(path, "edge_file").splitlines()
     for number, line in enumerate(lines, 1):
-        words = line.split("#")[0].replace(",", " ").split()
+        words = _words(line)
         if not words:
             continue
         if len(words) < 2 or not all(is_client(word, num) for word in words[:2]):
-            raise ArgumentError(
-                "edge_file", f"line {number} is {line[:80]!r}; accepted: two clients, 0 to {num - 1}", path
-            )
+            text = f"line {number} is {line[:80]!r}; accepted: two clients, 0 to {num - 1}"
+            raise ArgumentError("edge_file", text, path)
         graph.add_edge(int(words[0]), int(words[1]))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
     return graph
+
+
+def _words(line: str) -> list[str]:
+    """The words of a line, divided by spaces or commas, without comments."""
+    return line.split("#")[0].replace(",", " ").split()
 
 
 def is_client(word: str, num: int) -> bool:
@@ -137,12 +161,14 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
     else:
         content = read_text(path, "mixing_file")
         try:
-            rows = [line.split("#")[0].replace(",", " ").split() for line in content.splitlines()]
+            rows = [_words(line) for line in content.splitlines()]
             matrix = np.array([row for row in rows if row], np.float64)
         except ValueError as error:
             raise ArgumentError("mixing_file", text, path) from error
     if matrix.shape != (num, num):
-        text = f"has shape {matrix.shape}; accepted: one row and one column for each of {num} clients"
+        text = (
+            f"has shape {matrix.shape}; accepted: one row and one column for each of {num} clients"
+        )
         raise ArgumentError("mixing_file", text, path)
     matrix = sp.csr_array(matrix.astype(np.float64))
     fault = stochastic_fault(matrix)
@@ -150,7 +176,8 @@ def _read_matrix(path: str, num: int) -> sp.csr_array:
         raise ArgumentError("mixing_file", f"{fault}; accepted: a doubly stochastic matrix", path)
     parts, _ = sp.csgraph.connected_components(matrix, connection="strong")
     if parts > 1:
-        raise ArgumentError("mixing_file", f"its graph has {parts} components; accepted: a connected graph", path)
+        text = f"its graph has {parts} components; accepted: a connected graph"
+        raise ArgumentError("mixing_file", text, path)
     return matrix
 
 
@@ -175,8 +202,13 @@ def metropolis(graph: nx.Graph) -> sp.csr_array:
     degree = np.array([graph.degree[k] for k in range(num)])
     i, j = np.array(graph.edges, int).reshape(-1, 2).T
     weights = 1 / (1 + np.maximum(degree[i], degree[j]))
-    off = sp.coo_array((np.tile(weights, 2), (np.concatenate([i, j]), np.concatenate([j, i]))), shape=(num, num))
-    return sp.csr_array(off + sp.diags_array(1 - np.asarray(off.sum(axis=1)).ravel()))
+
+    # Each edge is two entries, and each row sums to 1.
+    rows = np.concatenate([i, j])
+    columns = np.concatenate([j, i])
+    on_edges = sp.coo_array((np.tile(weights, 2), (rows, columns)), shape=(num, num))
+    row_sums = np.asarray(on_edges.sum(axis=1)).ravel()
+    return sp.csr_array(on_edges + sp.diags_array(1 - row_sums))
 
 
 def fastest(graph: nx.Graph) -> sp.csr_array:
@@ -187,19 +219,30 @@ def fastest(graph: nx.Graph) -> sp.csr_array:
     """
     num = graph.number_of_nodes()
     if num > LARGEST_PROGRAM:
-        raise ArgumentError("mixing", f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis", "fastest")
+        text = f"accepted up to {LARGEST_PROGRAM} clients, not {num}; try metropolis"
+        raise ArgumentError("mixing", text, "fastest")
     cp = optional.load("cvxpy", "mixing", "fastest")
+
+    # A, (K, edges): 1 and -1 at an edge's two clients. W = I - A diag(w) A'.
     edges = np.array(graph.edges, int).reshape(-1, 2)
-    rows = np.arange(len(edges))
-    signs = np.tile([1.0, -1.0], len(edges))
-    incidence = sp.csc_array((signs, (edges.ravel(), np.repeat(rows, 2))), shape=(num, len(edges)))
-    weights, norm = cp.Variable(len(edges), nonneg=True), cp.Variable()
-    gap = np.eye(num) - 1 / num - incidence @ cp.diag(weights) @ incidence.T  # W - 1 1'/K, W = I - A diag(w) A'
+    num_edges = len(edges)
+    signs = np.tile([1.0, -1.0], num_edges)
+    edge_numbers = np.arange(num_edges)
+    positions = (edges.ravel(), np.repeat(edge_numbers, 2))
+    incidence = sp.csc_array((signs, positions), shape=(num, num_edges))
+
+    # Minimize the norm of W - 1 1'/K over edge weights w >= 0 that sum to at most 1 at each client.
+    weights = cp.Variable(num_edges, nonneg=True)
+    norm = cp.Variable()
+    gap = np.eye(num) - 1 / num - incidence @ cp.diag(weights) @ incidence.T
     bound = norm * np.eye(num)
     constraints = [bound - gap >> 0, bound + gap >> 0, abs(incidence) @ weights <= 1]
     cp.Problem(cp.Minimize(norm), constraints).solve()
+
+    # The solver meets its constraints only to a tolerance.
     w = np.maximum(np.asarray(weights.value), 0)
-    w = w / max(1.0, float((abs(incidence) @ w).max()))  # the solver meets its constraints only to a tolerance
+    largest_sum = float((abs(incidence) @ w).max())
+    w = w / max(1.0, largest_sum)
     mixing = sp.csr_array(sp.eye_array(num) - incidence @ sp.diags_array(w) @ incidence.T)
     return sp.csr_array(mixing.maximum(0))
 
@@ -221,14 +264,26 @@ def _others(matrix: sp.csr_array) -> sp.csc_array:
     return off
 
 
-def _sends(matrix: sp.csr_array, width: int) -> tuple[np.ndarray, np.ndarray]:
+def _most_receivers(matrix: sp.csr_array) -> int:
+    """The largest number of other clients that one client sends to."""
+    return int(np.diff(_others(matrix).indptr).max())
+
+
+def _sends(matrix: sp.csr_array, num_receivers: int) -> tuple[np.ndarray, np.ndarray]:
     """Receivers of each client and their weights, (K, J) each."""
-    num, off = len(matrix.indptr) - 1, _others(matrix)
-    count = np.diff(off.indptr)
+    num = len(matrix.indptr) - 1
+    others = _others(matrix)
+
+    # For each entry W[i, k] off the diagonal: its sender k, and its place among those of k.
+    count = np.diff(others.indptr)
     sender = np.repeat(np.arange(num), count)
-    slot = np.arange(len(sender)) - np.repeat(off.indptr[:-1], count) + 1
-    neighbors = np.repeat(np.arange(num, dtype=np.int32)[:, None], width, axis=1)
-    weights = np.zeros((num, width), np.float32)
+    first = np.repeat(others.indptr[:-1], count)
+    place = np.arange(len(sender)) - first + 1
+
+    clients = np.arange(num, dtype=np.int32)
+    neighbors = np.repeat(clients[:, None], num_receivers, axis=1)
+    neighbors[sender, place] = others.indices
+    weights = np.zeros((num, num_receivers), np.float32)
     weights[:, 0] = matrix.diagonal()
-    neighbors[sender, slot], weights[sender, slot] = off.indices, off.data
+    weights[sender, place] = others.data
     return neighbors, weights

@@ -222,6 +222,3 @@ def named(
         return model.named(params, personal)
 
     return mask
-
-
-fit_phases = PersonalPart = None  # TEMP

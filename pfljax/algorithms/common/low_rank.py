@@ -1,22 +1,37 @@
 """LoRA's matrices in methods that treat A, B or their product apart.
 
-A product a b is added to a frozen weight: a (L, inputs, r) and b (L, r, outputs), for L stacked layers.
+A product a b is added to a frozen weight: a (L, inputs, r) and b (L, r, outputs), for L stacked
+layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common.aggregation import mean
+from pfljax.algorithms.common import aggregation
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Aggregate, Array, Factors, Params, PyTree, Traffic
+from pfljax.contract.types import Aggregate, Array, Factors, Params, Traffic
 from pfljax.local.problem import Problem
 
-A, LORA = "_lora_a$", "_lora_[ab]$"  # ends of the paths of each A; of each A and B
+A = "_lora_a$"  # end of the path of each A
+LORA = "_lora_[ab]$"  # end of the path of each A and B
+
+
+class Products(NamedTuple):
+    """What is averaged in place of a model with LoRA.
+
+    Attributes:
+        products: a b (L, inputs, outputs) of each weight, by path.
+        others: The model's other parameters, with None in place of LoRA's.
+    """
+
+    products: Mapping[tuple[str, ...], Array]
+    others: Params
 
 
 def required(problem: Problem, name: str) -> int:
@@ -25,11 +40,12 @@ def required(problem: Problem, name: str) -> int:
     Raises:
         ArgumentError: if the model has none.
     """
-    found = jax.eval_shape(problem.model.network.factors, problem.model.network.shapes)
-    if not found:
+    network = problem.model.network
+    factors = jax.eval_shape(network.factors, network.shapes)
+    if not factors:
         text = "needs LoRA; accepted: a frozen model with adapters.lora() among what is trained"
         raise ArgumentError("method", text, name)
-    return max(a.shape[-1] for a, _ in found.values())
+    return max(a.shape[-1] for a, _ in factors.values())
 
 
 def split(problem: Problem, params: Params) -> tuple[Params, Params]:
@@ -37,95 +53,135 @@ def split(problem: Problem, params: Params) -> tuple[Params, Params]:
     return tree.partition(params, problem.model.named(params, LORA))
 
 
-def sent(problem: Problem, models: Params) -> PyTree:
-    """What is averaged in place of A and B of models (J, ...): the products, and the other parameters."""
+def with_others(problem: Problem, params: Params, rest: Params) -> Params:
+    """The parameters with others than LoRA's from `rest`."""
+    lora, _ = split(problem, params)
+    _, others = split(problem, rest)
+    return tree.combine(lora, others)
 
-    def one(params):
-        products = {path: jnp.matmul(a, b) for path, (a, b) in problem.model.network.factors(params).items()}
-        return {"products": products, "others": split(problem, params)[1]}
 
-    return problem.plan.over_rows(one, models)
+def side_by_side(
+    problem: Problem, models: Sequence[Params], weights: Sequence[Array | float]
+) -> Params:
+    """One model with sum_j weights[j] a_j b_j beside each frozen weight.
+
+    Other parameters are those of the last model. Its rank is the sum of the models' ranks.
+    """
+    network = problem.model.network
+    of_models = [network.factors(params) for params in models]
+    factors = {}
+    for path in of_models[0]:
+        a = [of_model[path].a for of_model in of_models]
+        b = [w * of_model[path].b for w, of_model in zip(weights, of_models, strict=True)]
+        factors[path] = Factors(jnp.concatenate(a, axis=-1), jnp.concatenate(b, axis=-2))
+    return network.with_factors(models[-1], factors)
+
+
+# ---- Averages of products.
+
+
+def sent(problem: Problem, models: Params) -> Products:
+    """What clients send of models (J, ...): leaves (J, ...)."""
+
+    def of_model(params: Params) -> Products:
+        factors = problem.model.network.factors(params)
+        products = {path: jnp.matmul(a, b) for path, (a, b) in factors.items()}
+        _, others = split(problem, params)
+        return Products(products, others)
+
+    return problem.plan.over_rows(of_model, models)
 
 
 def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
-    """Models (J, ...) with the best A and B of their rank for averaged products, and averaged other parameters.
+    """Models (J, ...) with the best A and B of their rank for the averaged products.
 
-    Models that nobody sent stay.
+    Other parameters are averaged. Models that nobody sent stay.
     """
+    network = problem.model.network
 
-    def one(params, found):
-        factors = problem.model.network.factors(params)
-        best = {path: truncated(found["products"][path], pair.a.shape[-1]) for path, pair in factors.items()}
-        lora = split(problem, problem.model.network.with_factors(params, best))[0]
-        return tree.combine(lora, found["others"])
+    def of_model(params: Params, mean: Products) -> Params:
+        best = {
+            path: truncated(mean.products[path], rank=pair.a.shape[-1])
+            for path, pair in network.factors(params).items()
+        }
+        lora, _ = split(problem, network.with_factors(params, best))
+        return tree.combine(lora, mean.others)
 
-    new = problem.plan.over_rows(one, models, mean(aggregate))
-    return tree.where(aggregate.upload["weight"] > 0, new, models)
+    new = problem.plan.over_rows(of_model, models, aggregation.mean(aggregate))
+    weight = aggregate.upload.weight
+    assert weight is not None
+    return tree.where(weight > 0, new, models)
 
 
-def as_factors(problem: Problem, share: float = 1.0, of_models: float = 1.0) -> Callable[[Traffic], Traffic]:
-    """`Algorithm.traffic` of products: clients send A and B, of which a `share` of the rank travels.
+def as_factors(
+    problem: Problem, rank_share: float = 1.0, model_share: float = 1.0
+) -> Callable[[Traffic], Traffic]:
+    """`Algorithm.traffic` of products: clients send A and B, of which a share of the rank travels.
 
     Args:
         problem: The problem of the method.
-        share: Clients' mean rank over the largest one.
-        of_models: Share of the received models that travel.
+        rank_share: Clients' mean rank over the largest one.
+        model_share: Share of the received models that travel.
     """
-    lora, rest = map(tree.num_bytes, split(problem, problem.model.network.shapes))
-    one = share * lora + rest
-    return lambda counted: counted._replace(model=of_models * one, upload=one + 4, report=0)  # and n_k
+    lora, others = split(problem, problem.model.network.shapes)
+    num_bytes = rank_share * tree.num_bytes(lora) + tree.num_bytes(others)
+
+    def traffic(counted: Traffic) -> Traffic:
+        with_size = num_bytes + 4  # n_k is sent, too
+        return counted._replace(model=model_share * num_bytes, upload=with_size, report=0)
+
+    return traffic
+
+
+# ---- Decompositions.
 
 
 def svd(stack: Array) -> tuple[Array, Array, Array]:
     """U, S and V of matrices (..., inputs, outputs)."""
-    u, s, v = one_by_one(lambda matrix: tuple(jnp.linalg.svd(matrix, full_matrices=False)), stack)
+
+    def decompose(matrix: Array) -> tuple[Array, ...]:
+        return tuple(jnp.linalg.svd(matrix, full_matrices=False))
+
+    u, s, v = in_turn(decompose, stack)
     return u, s, v
 
 
 def directions(stack: Array) -> tuple[Array, Array]:
-    """Squared singular values (..., outputs), ascending, and V (..., outputs, outputs) of (..., inputs, outputs).
+    """Squared singular values (..., outputs), ascending, and V (..., outputs, outputs).
 
-    They come from the products of columns, whose decomposition is much cheaper than an SVD. In float32, the squares are
-    accurate to about 1e-6 of the largest one.
+    They are those of matrices (..., inputs, outputs), and come from the products of columns, whose
+    decomposition is much cheaper than an SVD. In float32, the squares are accurate to about 1e-6 of
+    the largest one.
     """
+
+    def decompose(matrix: Array) -> tuple[Array, ...]:
+        return tuple(jnp.linalg.eigh(matrix))
+
     products = jnp.matmul(jnp.swapaxes(stack, -1, -2), stack, precision="highest")
-    squares, v = one_by_one(lambda matrix: tuple(jnp.linalg.eigh(matrix)), products)
+    squares, v = in_turn(decompose, products)
     return jnp.maximum(squares, 0), v
 
 
-def one_by_one(decompose: Callable[[Array], tuple[Array, ...]], stack: Array) -> tuple[Array, ...]:
+def in_turn(decompose: Callable[[Array], tuple[Array, ...]], stack: Array) -> tuple[Array, ...]:
     """What a matrix is decomposed into, for matrices (..., n, m), one after the other.
 
     LAPACK calls on several matrices at once can wait for each other forever on CPUs with few cores.
     """
-    one = jax.custom_batching.sequential_vmap(decompose)
-    _, found = jax.lax.scan(lambda carry, matrix: (carry, one(matrix)), None, stack.reshape(-1, *stack.shape[-2:]))
-    return tuple(x.reshape(*stack.shape[:-2], *x.shape[1:]) for x in found)
+    in_sequence = jax.custom_batching.sequential_vmap(decompose)
+
+    def step(carry: None, matrix: Array) -> tuple[None, tuple[Array, ...]]:
+        return carry, in_sequence(matrix)
+
+    matrices = stack.reshape(-1, *stack.shape[-2:])
+    _, parts = jax.lax.scan(step, None, matrices)
+    return tuple(part.reshape(*stack.shape[:-2], *part.shape[1:]) for part in parts)
 
 
 def truncated(product: Array, rank: int) -> Factors:
-    """The best approximation (L, inputs, rank), (L, rank, outputs) of products; b has orthonormal rows."""
-    u, s, v = svd(product)
-    return Factors(u[..., :rank] * s[..., None, :rank], v[..., :rank, :])
+    """The best approximation (L, inputs, rank), (L, rank, outputs) of products.
 
-
-def side_by_side(problem: Problem, models: Sequence[Params], weights: Sequence[Array | float]) -> Params:
-    """One model with sum_j weights[j] a_j b_j beside each frozen weight; other parameters are those of the last model.
-
-    Its rank is the sum of the models' ranks.
+    The rows of b are orthonormal.
     """
-    network, last = problem.model.network, models[-1]
-    each = [network.factors(params) for params in models]
-    factors = {
-        path: Factors(
-            jnp.concatenate([found[path].a for found in each], axis=-1),
-            jnp.concatenate([w * found[path].b for w, found in zip(weights, each, strict=True)], axis=-2),
-        )
-        for path in each[0]
-    }
-    return network.with_factors(last, factors)
-
-
-def with_others(problem: Problem, params: Params, rest: Params) -> Params:
-    """The parameters with others than LoRA's from `rest`."""
-    return tree.combine(split(problem, params)[0], split(problem, rest)[1])
+    u, s, v = svd(product)
+    a = u[..., :rank] * s[..., None, :rank]
+    return Factors(a, v[..., :rank, :])

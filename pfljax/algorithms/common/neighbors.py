@@ -14,11 +14,16 @@ class Candidates(NamedTuple):
     """The C candidate models that one client tracks, its own first.
 
     Stacked over clients, the tables are K x C instead of K x K.
+
+    Attributes:
+        ids: (C,) int32, owners of the models; slot 0 is the client itself.
+        last: (C,) loss of the model when the client last received it.
+        tracked: (C,) tracked loss; inf: not evaluated yet.
     """
 
-    ids: Array  # (C,) int32: owners of the models; slot 0 is the client itself
-    last: Array  # (C,): loss of the model when the client last held it
-    tracked: Array  # (C,): tracked loss; inf: not evaluated yet
+    ids: Array
+    last: Array
+    tracked: Array
 
 
 def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float) -> Candidates:
@@ -29,61 +34,76 @@ def candidates(key: Key, own: Array, num: int, num_clients: int, tracked: float)
         own: Its id.
         num: C, at most K.
         num_clients: K.
-        tracked: inf: models count as not evaluated yet; 0: as evaluated with a loss of zero (Alg. 1, l. 3).
+        tracked: inf: models count as not evaluated yet; 0: as evaluated with a loss of zero
+            (Alg. 1, l. 3).
     """
     if num == num_clients:
         ids = (jnp.arange(num, dtype=jnp.int32) + own) % num_clients
     else:
-        ids = jnp.concatenate([own[None], sample_others(key, own, num_clients, num - 1)]).astype(jnp.int32)
+        others = sample_others(key, own, num_clients, num - 1)
+        ids = jnp.concatenate([own[None], others]).astype(jnp.int32)
     return Candidates(ids, jnp.zeros((num,)), jnp.full((num,), tracked, jnp.float32))
 
 
-def remember(table: Candidates, held: Array, losses: Array) -> tuple[Candidates, Array]:
-    """Records the losses of the models just held; a model new to the table replaces the worst candidate.
+def remember(table: Candidates, received: Array, losses: Array) -> tuple[Candidates, Array]:
+    """Records the losses of the models just received; a model new to the table replaces the worst candidate.
 
     Args:
         table: One client's candidates, C >= J.
-        held: (J,) ids, distinct.
+        received: (J,) ids, distinct.
         losses: (J,) their losses on the client's data.
 
     Returns:
-        The table with `last` and `ids` up to date (`tracked` is inf for new models), and the slots (J,) of the held
-        models.
+        The table with `last` and `ids` up to date (`tracked` is inf for new models), and the slots
+        (J,) of the received models.
     """
-    is_held = (table.ids[:, None] == held[None, :]).any(axis=1)
+    # Slots of models received in this round, which stay.
+    stays = (table.ids[:, None] == received[None, :]).any(axis=1)
 
-    def insert(carry, new):
-        table, taken = carry
-        held, loss = new
-        known = table.ids == held
-        # Models never evaluated (inf) leave first, then the worst; models held in this round stay.
-        worst = jnp.where(taken, -jnp.inf, table.tracked)
-        slot = jnp.where(known.any(), jnp.argmax(known), jnp.argmax(worst))
-        tracked = table.tracked.at[slot].set(jnp.where(known.any(), table.tracked[slot], jnp.inf))
-        table = Candidates(table.ids.at[slot].set(held), table.last.at[slot].set(loss), tracked)
-        return (table, taken.at[slot].set(True)), slot
+    def insert(
+        carry: tuple[Candidates, Array], new: tuple[Array, Array]
+    ) -> tuple[tuple[Candidates, Array], Array]:
+        table, stays = carry
+        model, loss = new
+        matches = table.ids == model
+        is_known = matches.any()
 
-    (table, _), slots = jax.lax.scan(insert, (table, is_held), (held, losses))
+        # Models never evaluated (inf) leave first, then the worst.
+        worst = jnp.argmax(jnp.where(stays, -jnp.inf, table.tracked))
+        slot = jnp.where(is_known, jnp.argmax(matches), worst)
+        is_slot = jnp.arange(len(table.ids)) == slot
+        table = Candidates(
+            ids=jnp.where(is_slot, model, table.ids),
+            last=jnp.where(is_slot, loss, table.last),
+            tracked=jnp.where(is_slot & ~is_known, jnp.inf, table.tracked),
+        )
+        return (table, stays | is_slot), slot
+
+    (table, _), slots = jax.lax.scan(insert, (table, stays), (received, losses))
     return table, slots
 
 
 def track(table: Candidates, slots: Array, rounds: Array, beta: float | None) -> Candidates:
-    """The table after a round in which the models in `slots` were held, whose newest losses it already remembers.
+    """The table after a round that received the models in `slots`, whose newest losses it already has in `last`.
 
     Args:
         table: The client's table.
-        slots: (J,) places of the held models.
+        slots: (J,) positions of the received models.
         rounds: () int32, number of rounds before this one.
-        beta: Weight of the newest loss in the moving average; None: losses are summed, as if a model that is seen for
-            the first time had had its loss in all rounds.
+        beta: Weight of the newest loss in the moving average; None: losses are summed, as if a model
+            that is seen for the first time had had its loss in all rounds.
     """
-    unknown, held = jnp.isinf(table.tracked), jnp.zeros_like(table.ids, bool).at[slots].set(True)
-    if beta is None:
-        first, tracked = table.last * (rounds + 1), table.tracked + table.last  # Eq. 24
+    is_new = jnp.isinf(table.tracked)
+    is_received = jnp.zeros_like(table.ids, bool).at[slots].set(True)
+    if beta is None:  # Eq. 24
+        first = table.last * (rounds + 1)
+        tracked = table.tracked + table.last
     else:
-        old = jnp.where(unknown, table.last, table.tracked)
-        first, tracked = table.last, (1 - beta) * old + beta * table.last
-    return table._replace(tracked=jnp.where(unknown, jnp.where(held, first, jnp.inf), tracked))
+        first = table.last
+        old = jnp.where(is_new, table.last, table.tracked)
+        tracked = (1 - beta) * old + beta * table.last
+    first = jnp.where(is_received, first, jnp.inf)
+    return table._replace(tracked=jnp.where(is_new, first, tracked))
 
 
 def logits(table: Candidates, share: Array | float = 1.0) -> Array:
@@ -101,9 +121,11 @@ def heaviest(table: Candidates, num: int, scores: Array) -> Mixture:
         num: Most models to mix, at most C.
         scores: (C,) logarithms of the weights, up to a constant; -inf: no weight.
     """
-    nothing = jnp.isinf(table.tracked).all()
-    scores = jnp.where(nothing & (jnp.arange(len(table.ids)) == 0), 0.0, scores)
-    slots = jnp.lexsort((table.tracked, -scores))[:num]
+    is_own = jnp.arange(len(table.ids)) == 0
+    is_first_round = jnp.isinf(table.tracked).all()
+    scores = jnp.where(is_first_round & is_own, 0.0, scores)
+    order = jnp.lexsort((table.tracked, -scores))
+    slots = order[:num]
     return Mixture(table.ids[slots], jax.nn.softmax(scores[slots]))
 
 
@@ -116,18 +138,21 @@ def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
         return jnp.zeros((0,), jnp.int32)
     draw_key, order_key = jax.random.split(key)
 
-    def draw(chosen, step):
+    def draw(chosen: jax.Array, step: Array) -> tuple[jax.Array, None]:
         top = num - 1 - count + step
         drawn = jax.random.randint(jax.random.fold_in(draw_key, step), (), 0, top + 1)
-        drawn = jnp.where((chosen == drawn).any(), top, drawn)
-        return chosen.at[step].set(drawn), None
+        is_taken = (chosen == drawn).any()
+        return chosen.at[step].set(jnp.where(is_taken, top, drawn)), None
 
-    chosen, _ = jax.lax.scan(draw, jnp.full((count,), -1, jnp.int32), jnp.arange(count))
+    nobody = jnp.full((count,), -1, jnp.int32)
+    chosen, _ = jax.lax.scan(draw, nobody, jnp.arange(count))
     chosen = jax.random.permutation(order_key, chosen)
     return chosen + (chosen >= own)
 
 
-def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float = 0.0) -> tuple[Array, Array]:
+def best_candidates(
+    key: Key, scores: Array, count: int, epsilon: Array | float = 0.0
+) -> tuple[Array, Array]:
     """The slots with the highest scores, each replaced by a uniformly drawn slot with probability epsilon.
 
     Args:
@@ -140,25 +165,30 @@ def best_candidates(key: Key, scores: Array, count: int, epsilon: Array | float 
         The slots (M,) int32, and (M,) bool whether they are eligible.
     """
     lots_key, coin_key = jax.random.split(key)
-    # Separate keys: winning a tie must not lower the other slots' chances of being explored.
-    tie, chance = jax.random.uniform(lots_key, (2, *scores.shape))
+    # Separate lots: winning a tie must not lower the other slots' chances of being explored.
+    tie_lots, chance_lots = jax.random.uniform(lots_key, (2, *scores.shape))
     explores = jax.random.bernoulli(coin_key, epsilon, (count,))
 
-    def pick(scores, explores):
-        best = jnp.where(explores, -jnp.inf, scores.max())
-        lots = jnp.where(explores, chance, tie)
-        slot = jnp.argmax(jnp.where((scores >= best) & (scores > -jnp.inf), lots, -1.0))
-        return scores.at[slot].set(-jnp.inf), (slot, scores[slot] > -jnp.inf)
+    def pick(scores: jax.Array, explores: Array) -> tuple[jax.Array, tuple[Array, Array]]:
+        least = jnp.where(explores, -jnp.inf, scores.max())
+        lots = jnp.where(explores, chance_lots, tie_lots)
+        may_win = (scores >= least) & (scores > -jnp.inf)
+        slot = jnp.argmax(jnp.where(may_win, lots, -1.0))
+        is_eligible = scores[slot] > -jnp.inf
+        return scores.at[slot].set(-jnp.inf), (slot, is_eligible)
 
-    return jax.lax.scan(pick, scores, explores)[1]
+    _, picked = jax.lax.scan(pick, jnp.asarray(scores), explores)
+    return picked
 
 
-def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float) -> Array:
+def epsilon_greedy(
+    key: Key, table: Candidates, own: Array, cohort: Cohort, count: int, epsilon: float
+) -> Array:
     """The neighbors of one client in a round (FedeRiCo, Section 3.3).
 
-    With probability epsilon, distinct other clients, drawn uniformly. Otherwise candidates that were never evaluated,
-    then those with the lowest tracked loss, which have the highest weight; ties are broken at random. If too few
-    candidates are in the cohort, random other clients fill up.
+    With probability epsilon, distinct other clients, drawn uniformly. Otherwise candidates that were
+    never evaluated, then those with the lowest tracked loss, which have the highest weight; ties are
+    broken at random. If too few candidates are in the cohort, random other clients fill up.
 
     Args:
         key: Key for this client and round.
@@ -174,15 +204,23 @@ def epsilon_greedy(key: Key, table: Candidates, own: Array, cohort: Cohort, coun
     if count == 0:
         return jnp.zeros((0,), jnp.int32)
     coin_key, others_key, ties_key = jax.random.split(key, 3)
+
+    # Random others: enough of them, even if all the best are among them.
     num = cohort.ids.shape[0]
-    others = sample_others(others_key, cohort.position(own), num, min(2 * count, num - 1))
-    others = cohort.ids[others]
-    eligible = (table.ids != own) & (cohort.position(table.ids) >= 0)
-    scores = jnp.where(jnp.isinf(table.tracked), jnp.inf, -table.tracked)  # optimism: try every model once
-    slots, known = best_candidates(ties_key, jnp.where(eligible, scores, -jnp.inf), min(count, len(table.ids)))
-    known = known & ~jax.random.bernoulli(coin_key, epsilon)
-    greedy = table.ids[slots]
-    repeated = ((others[:, None] == greedy[None, :]) & known[None, :]).any(axis=1)
-    pool = jnp.concatenate([greedy, others])
-    first = jnp.argsort(jnp.concatenate([~known, repeated]), stable=True)[:count]
-    return pool[first].astype(jnp.int32)
+    num_others = min(2 * count, num - 1)
+    others = cohort.ids[sample_others(others_key, cohort.position(own), num, num_others)]
+
+    # The best candidates of the cohort: every model is tried once, then those of least loss.
+    is_eligible = (table.ids != own) & (cohort.position(table.ids) >= 0)
+    scores = jnp.where(jnp.isinf(table.tracked), jnp.inf, -table.tracked)
+    scores = jnp.where(is_eligible, scores, -jnp.inf)
+    slots, is_good = best_candidates(ties_key, scores, min(count, len(table.ids)))
+    best = table.ids[slots]
+
+    # The best unless it explores, then random others that are not among the best.
+    explores = jax.random.bernoulli(coin_key, epsilon)
+    is_good = is_good & ~explores
+    is_repeated = ((others[:, None] == best[None, :]) & is_good[None, :]).any(axis=1)
+    comes_later = jnp.concatenate([~is_good, is_repeated])
+    order = jnp.argsort(comes_later, stable=True)
+    return jnp.concatenate([best, others])[order[:count]].astype(jnp.int32)

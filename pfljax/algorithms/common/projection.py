@@ -16,9 +16,12 @@ def projected(
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer with a projection by `project` after every step."""
 
-    def update(updates, state, params: Any = None, **extra):
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
         del extra
         updates, state = optimizer.update(updates, state, params)
-        return tree.subtract(project(tree.add(params, updates)), params), state
+        new_params = project(tree.add(params, updates))
+        return tree.subtract(new_params, params), state
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)

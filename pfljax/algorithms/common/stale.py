@@ -7,11 +7,13 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.contract import tree
-from pfljax.contract.types import Array, Key, Params
+from pfljax.contract.types import Aggregate, Array, Key, Mixture, Params, Upload
 
 Delays = Literal["half_normal", "uniform"]
+THE_NEWEST = Mixture(np.zeros((1,), np.int32), np.ones((1,), np.float32))
 
 
 def newest(stack: Params) -> Params:
@@ -26,16 +28,26 @@ def begin(models: Params, most: int) -> Params:
 
 def with_newest(stack: Params, new: Params) -> Params:
     """The stack with a new model (1, ...), without its oldest."""
-    return jax.tree.map(lambda new, old: jnp.concatenate([new, old[:-1]]), new, stack)
+
+    def push(new: Array, old: Array) -> Array:
+        return jnp.concatenate([new, old[:-1]])
+
+    return jax.tree.map(push, new, stack)
 
 
-def drawn(key: Key, delays: Delays, mean: float, most: int, rounds: Array) -> Array:
-    """(1,) int32: how many steps a client is late, at most `most` and the number of rounds so far."""
+def buffer(aggregate: Aggregate) -> Upload:
+    """What came for all models of the stack together, leaves (1, ...)."""
+    return jax.tree.map(lambda leaf: leaf.sum(axis=0, keepdims=True), aggregate.upload)
+
+
+def draw_delay(key: Key, delays: Delays, mean: float, most: int, rounds: Array) -> Array:
+    """(1,) int32: a client's number of steps late, at most `most` and the number of rounds so far."""
     if delays == "uniform":
         late = jax.random.randint(key, (1,), 0, most + 1)
     else:
         scale = mean * math.sqrt(math.pi / 2)
-        late = jnp.rint(scale * jnp.abs(jax.random.normal(key, (1,)))).astype(jnp.int32)
+        drawn = scale * jnp.abs(jax.random.normal(key, (1,)))
+        late = jnp.rint(drawn).astype(jnp.int32)
     return jnp.minimum(late, jnp.minimum(most, rounds))
 
 

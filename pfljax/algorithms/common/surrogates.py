@@ -24,11 +24,13 @@ from pfljax.algorithms.common.communication import CommunicationGraph
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
+    Aggregate,
     Algorithm,
     Array,
     ClientContext,
     ClientData,
     ClientOutput,
+    Cohort,
     First,
     Key,
     Ledger,
@@ -39,6 +41,11 @@ from pfljax.contract.types import (
     Report,
     Split,
     Start,
+    State,
+    Told,
+    Topology,
+    Trained,
+    Upload,
 )
 from pfljax.local.batches import Batch
 from pfljax.local.privacy import BY_LOSS
@@ -68,43 +75,71 @@ class Surrogate(NamedTuple):
     newcomer_steps: int = 1
 
 
-class ClientRow(NamedTuple):
-    """A client's row.
+class RowWithNeighbors(NamedTuple):
+    """A decentralized client's row.
 
     Attributes:
         v: Its own part.
-        optimizer: Leaves (J, ...), or () if it is reset in every round.
-        neighbors: (T, J') int32, a decentralized client's neighborhoods, itself first; otherwise ().
-        weights: (T, J'), its weights in them; otherwise ().
+        neighbors: (T, J') int32, its neighborhoods, itself first.
+        weights: (T, J'), its weights in them.
     """
 
     v: PyTree
-    optimizer: PyTree
-    neighbors: PyTree = ()
-    weights: PyTree = ()
+    neighbors: Array
+    weights: Array
 
 
 def client_server(problem: Problem, surrogate: Surrogate) -> Algorithm:
-    """Federated surrogate optimization with a server: the blocks of u are shared models."""
+    """Federated surrogate optimization with a server: the blocks of u are shared models.
 
-    def client_update(context, u, row, data):
-        trained, row, report = local_step(problem, surrogate, context, u, row, data.train)
-        upload, sent = aggregation.weighted(tree.subtract(trained, u), data.train.size, surrogate.num_models)
-        return ClientOutput(row, upload, report, sent)
+    A client's row is v_k.
+    """
 
-    def server_update(key, state, aggregate):
-        return state._replace(models=aggregation.average(state.models, aggregate)), means(aggregate.report)
+    # ---- The client.
+
+    def first_row(key: Key, client: Array, start: Start) -> First:
+        return First(surrogate.init(start.models))
+
+    def client_update(
+        context: ClientContext, u: Params, v: PyTree, data: ClientData
+    ) -> ClientOutput:
+        trained = local_step(problem, surrogate, context, u, v, data.train)
+        weights = jnp.full((surrogate.num_models,), data.train.size, jnp.float32)
+        return ClientOutput(
+            row=trained.row,
+            upload=Upload(tree.subtract(trained.models, u), weights),
+            told=Told(trained.losses.sum(), entries=dict(trained.told)),
+            opt_state=trained.opt_state,
+        )
+
+    # ---- The server.
+
+    def start(key: Key, clients: ClientData) -> Start:
+        return Start(models=initial_blocks(problem, surrogate, key))
+
+    def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+        # u <- sum_k n_k u_k / sum_k n_k.
+        u = aggregation.average(state.models, aggregate)
+        return state.with_models(u), means(aggregate.told)
+
+    # ---- What a client predicts with.
+
+    def predict(context: ClientContext, u: Params, v: PyTree, data: ClientData) -> Prediction:
+        return surrogate.predict(v)
+
+    def adapt(context: ClientContext, u: Params, data: ClientData) -> Prediction:
+        return newcomer(surrogate, context, u, data)
 
     return Algorithm(
-        start=lambda key, clients: Start((), initial_blocks(problem, surrogate, key)),
-        first_row=lambda key, client, start: First(initial_row(problem, surrogate, start.models)),
+        topology=Topology.SHARED,
+        start=start,
+        first_row=first_row,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda context, u, row, data: surrogate.predict(row.v),
-        adapt=lambda context, u, data: newcomer(surrogate, context, u, data),
-        topology="shared",
         averages=True,
-        ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
+        predict=predict,
+        adapt=adapt,
+        ledger=Ledger(gradients=surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored),
     )
 
@@ -122,41 +157,72 @@ def decentralized(problem: Problem, surrogate: Surrogate, graph: CommunicationGr
 
     mixing = make_mixing(problem.num_clients, graph)
     if problem.cohort_size < problem.num_clients and not mixing.symmetric:
-        raise ArgumentError("participation", "accepted below 1 only with a symmetric mixing matrix")
+        text = "accepted below 1 only with a symmetric mixing matrix"
+        raise ArgumentError("participation", text)
 
-    def first_row(key, client, start):
+    # ---- The client.
+
+    def first_row(key: Key, client: Array, start: Start) -> First:
         u = initial_blocks(problem, surrogate, key)
-        neighbors, weights = (jnp.asarray(stack)[:, client] for stack in (mixing.neighbors, mixing.weights))
-        return First(initial_row(problem, surrogate, u)._replace(neighbors=neighbors, weights=weights), u)
+        row = RowWithNeighbors(
+            v=surrogate.init(u),
+            neighbors=jnp.asarray(mixing.neighbors)[:, client],
+            weights=jnp.asarray(mixing.weights)[:, client],
+        )
+        return First(row, u)
 
-    def download(context, row, cohort):
+    def download(context: ClientContext, row: RowWithNeighbors, cohort: Cohort) -> Array:
+        """The client, and its neighbors of this round that are in the cohort; itself in place of the others."""
         neighbors = row.neighbors[context.round % mixing.period]
         return jnp.where(cohort.position(neighbors) >= 0, neighbors, context.client)
 
-    def client_update(context, models, row, data):
-        trained, row, report = local_step(problem, surrogate, context, tree.first(models), row, data.train)
+    def client_update(
+        context: ClientContext, models: Params, row: RowWithNeighbors, data: ClientData
+    ) -> ClientOutput:
+        u = tree.first(models)
+        trained = local_step(problem, surrogate, context, u, row.v, data.train)
+
+        # W[i, k] for the neighbors i; the weights of absent ones are added to the client's own.
         weights = row.weights[context.round % mixing.period]
-        away = context.index != context.index[0]
-        weights = jnp.where(away, weights, 0).at[0].set(jnp.where(away, 0, weights).sum())
-        return ClientOutput(row, trained, report, sent=away.at[0].set(True), mixing_weights=weights)
+        is_other = context.index != context.index[0]
+        own_weight = jnp.where(is_other, 0, weights).sum()
+        weights = jnp.where(is_other, weights, 0).at[0].set(own_weight)
+        return ClientOutput(
+            row=row._replace(v=trained.row),
+            upload=Upload(trained.models),
+            told=Told(trained.losses.sum(), entries=dict(trained.told)),
+            opt_state=trained.opt_state,
+            sent=is_other.at[0].set(True),
+            mixing_weights=weights,
+        )
 
-    def server_update(key, state, aggregate):
-        return state._replace(models=aggregate.upload), means(aggregate.report)
+    # ---- The sums of what the neighbors sent.
 
-    def adapt(context, models, data):
+    def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
+        # u_k <- sum_i W[k, i] u_i.
+        return state.with_models(aggregate.upload.update), means(aggregate.told)
+
+    # ---- What a client predicts with.
+
+    def predict(
+        context: ClientContext, models: Params, row: RowWithNeighbors, data: ClientData
+    ) -> Prediction:
+        return with_blocks(surrogate.predict(row.v), tree.first(models))
+
+    def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
         u = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
         return with_blocks(newcomer(surrogate, context, u, data), u)
 
     return Algorithm(
+        topology=Topology.PUSH,
         first_row=first_row,
         download=download,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda context, models, row, data: with_blocks(surrogate.predict(row.v), tree.first(models)),
+        predict=predict,
         adapt=adapt,
-        topology="push",
         sends="models",
-        ledger=Ledger(surrogate.num_models, unaccounted=BY_LOSS),
+        ledger=Ledger(gradients=surrogate.num_models, unaccounted=BY_LOSS),
         report=Report(surrogate.scored, mixing.facts),
     )
 
@@ -166,33 +232,44 @@ def initial_blocks(problem: Problem, surrogate: Surrogate, key: Key) -> Params:
     return problem._replace(common_init=False).init_models(key, surrogate.num_models)
 
 
-def initial_row(problem: Problem, surrogate: Surrogate, u: Params) -> ClientRow:
-    """A client's first row, without neighbors."""
-    return ClientRow(surrogate.init(u), problem.kept_optimizers(u))
-
-
 def local_step(
-    problem: Problem, surrogate: Surrogate, context: ClientContext, u: Params, row: ClientRow, split: Split
-) -> tuple[Params, ClientRow, Metrics]:
-    """Minimizes v, then trains u: (trained u, next row, report)."""
-    v, aux, sums = surrogate.minimize(context, u, row.v, split)
-    trained, optimizer, losses = problem.fit(context, u, row.optimizer, split, surrogate.loss, aux)
-    report = {"loss": losses.sum(), "sums": sums, "size": split.size}
-    return trained, row._replace(v=v, optimizer=optimizer), report
+    problem: Problem,
+    surrogate: Surrogate,
+    context: ClientContext,
+    u: Params,
+    v: PyTree,
+    split: Split,
+) -> Trained:
+    """Minimizes v, which becomes the `row`, then trains u; tells the sums over the client's examples."""
+    # v_k <- argmin_v g_k(u, v).
+    v, aux, sums = surrogate.minimize(context, u, v, split)
+
+    # u_k <- local steps from u on g_k(., v_k), block by block.
+    trained = problem.fit(context, u, split, surrogate.loss, per_model=aux)
+    return trained._replace(row=v, told={"sums": sums, "size": split.size})
 
 
-def means(report: Metrics) -> Metrics:
+def means(told: Told) -> Metrics:
     """Turns the clients' sums over examples into means over all examples of the cohort."""
-    total = jnp.maximum(report["size"].sum(), 1)
-    return {name: values.sum() / total for name, values in report["sums"].items()}
+    total_size = jnp.maximum(told.entries["size"].sum(), 1)
+    sums = told.entries["sums"]
+    return {name: values.sum() / total_size for name, values in sums.items()}
 
 
-def newcomer(surrogate: Surrogate, context: ClientContext, u: Params, data: ClientData) -> Prediction:
+def newcomer(
+    surrogate: Surrogate, context: ClientContext, u: Params, data: ClientData
+) -> Prediction:
     """Prediction of a client unseen in training, which minimizes v from its initial value, with u fixed."""
-    step = lambda _, v: surrogate.minimize(context, u, v, data.train)[0]
-    return surrogate.predict(jax.lax.fori_loop(0, surrogate.newcomer_steps, step, surrogate.init(u)))
+
+    def step(number: Array, v: PyTree) -> PyTree:
+        v, _, _ = surrogate.minimize(context, u, v, data.train)
+        return v
+
+    v = jax.lax.fori_loop(0, surrogate.newcomer_steps, step, surrogate.init(u))
+    return surrogate.predict(v)
 
 
 def with_blocks(prediction: Prediction, u: Params) -> Prediction:
     """A prediction whose models are the blocks of u, unless it has models of its own."""
-    return prediction if jax.tree.leaves(prediction.models) else prediction._replace(models=u)
+    has_models = jax.tree.leaves(prediction.models)
+    return prediction if has_models else prediction._replace(models=u)

@@ -10,7 +10,14 @@ import numpy as np
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import NumClients, Seed, checked, knob
-from pfljax.data.sources.source import Fraction, Source, dirichlet_draws, generator, subsample, subsample_parts
+from pfljax.data.sources.source import (
+    Fraction,
+    Source,
+    dirichlet_draws,
+    generator,
+    subsample,
+    subsample_parts,
+)
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve

@@ -43,7 +43,10 @@ def test_negligible_weight_skips_a_model(federation, hidden):
         assert np.abs(old[kept]).max() > 0
 
 
-METHODS = {"gradient": ("federico", {"neighbors": 2, "rule": "posterior"}), "centralized": ("federico_centralized", {})}
+METHODS = {
+    "gradient": ("federico", {"neighbors": 2, "rule": "posterior"}),
+    "centralized": ("federico_centralized", {}),
+}
 
 
 @pytest.mark.slow
@@ -61,6 +64,6 @@ def test_skipping_changes_no_model(kind, monkeypatch):
 
     skipping, computing = final(1e-12), final(-1.0)
     toys.assert_trees_close(skipping.models, computing.models, rtol=1e-5, atol=1e-6)
-    rows = skipping.clients
-    weights = rows.held if name == "federico" else np.exp(rows)
+    rows = skipping.rows
+    weights = rows.weights if name == "federico" else np.exp(rows)
     assert np.any(weights < 1e-12)

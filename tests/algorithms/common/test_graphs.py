@@ -25,7 +25,9 @@ def test_metropolis_weights_of_a_path_by_hand(tmp_path):
     (tmp_path / "edges.txt").write_text("# a path\n0 1\n1,2\n\n")
     mixing = make_mixing(3, graph="file", edge_file=str(tmp_path / "edges.txt"))
     # Degrees 1, 2, 1: both edges weigh 1 / (1 + 2).
-    np.testing.assert_allclose(dense(mixing), np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3, rtol=1e-6)
+    np.testing.assert_allclose(
+        dense(mixing), np.array([[2, 1, 0], [1, 1, 1], [0, 1, 2]]) / 3, rtol=1e-6
+    )
     # Eigenvalues 1, 2/3, 0.
     assert dict(mixing.facts)["spectral_gap"] == pytest.approx(1 / 3)
     assert mixing.symmetric and mixing.period == 1

@@ -57,7 +57,9 @@ def test_others_are_distinct_and_uniform(own, count):
         assert chi_square(counts, len(KEYS) / 7) < 30  # 6 degrees; the 99.9 % point is 22.5
     if count == 3:  # and every subset of them
         subsets = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)[1]
-        assert len(subsets) == 35 and chi_square(subsets, len(KEYS) / 35) < 80  # 34 degrees; 99.9 %: 65
+        assert (
+            len(subsets) == 35 and chi_square(subsets, len(KEYS) / 35) < 80
+        )  # 34 degrees; 99.9 %: 65
 
 
 @functools.partial(jax.jit, static_argnames="count")
@@ -116,7 +118,9 @@ COHORT = Cohort(jnp.array([1, 2, 4, 6, 7]))
 
 def test_only_the_cohort_is_chosen():
     known = table([0, 5, 0, 0, 1, 0, 9, 2], [2, 1, 4, 5, 7])
-    np.testing.assert_array_equal(greedy(0.0, known, COHORT), np.broadcast_to([4, 7, 1], (len(KEYS), 3)))
+    np.testing.assert_array_equal(
+        greedy(0.0, known, COHORT), np.broadcast_to([4, 7, 1], (len(KEYS), 3))
+    )
     explored = greedy(1.0, known, COHORT)
     assert set(explored.ravel().tolist()) == {1, 4, 6, 7}
 
@@ -143,7 +147,9 @@ def test_random_others_fill_up_where_few_are_known():
 def test_all_others_can_be_asked():
     known = table(np.arange(8.0), [2, 0, 1, 3, 4, 5, 6, 7])
     for epsilon in (0.0, 1.0):
-        np.testing.assert_array_equal(np.sort(greedy(epsilon, known, count=7), axis=1)[0], [0, 1, 3, 4, 5, 6, 7])
+        np.testing.assert_array_equal(
+            np.sort(greedy(epsilon, known, count=7), axis=1)[0], [0, 1, 3, 4, 5, 6, 7]
+        )
 
 
 def test_nobody_can_be_asked():
@@ -165,18 +171,32 @@ def test_tables_start_with_the_own_model():
 
 def test_the_worst_candidate_leaves_when_a_new_one_comes():
     note = jax.jit(remember)
-    known = Candidates(jnp.array([2, 6, 4, 5]), jnp.array([1.0, 2, 3, 0]), jnp.array([9.0, 3, 5, jnp.inf]))
+    known = Candidates(
+        jnp.array([2, 6, 4, 5]), jnp.array([1.0, 2, 3, 0]), jnp.array([9.0, 3, 5, jnp.inf])
+    )
     after, slots = note(known, jnp.array([2, 4, 0]), jnp.array([0.5, 2.5, 7]))
-    assert after.ids.tolist() == [2, 6, 4, 0] and slots.tolist() == [0, 2, 3]  # one never evaluated leaves first
+    assert after.ids.tolist() == [2, 6, 4, 0] and slots.tolist() == [
+        0,
+        2,
+        3,
+    ]  # one never evaluated leaves first
     np.testing.assert_array_equal(after.last, [0.5, 2, 2.5, 7])
     np.testing.assert_array_equal(after.tracked, [9, 3, 5, np.inf])
 
     full = Candidates(jnp.array([2, 6, 4, 0]), jnp.array([1.0, 2, 3, 4]), jnp.array([9.0, 3, 5, 4]))
     after, slots = note(full, jnp.array([2, 7, 6]), jnp.array([0.5, 8, 1]))
-    assert after.ids.tolist() == [2, 6, 7, 0] and slots.tolist() == [0, 2, 1]  # 4 is the worst, the own model aside
+    assert after.ids.tolist() == [2, 6, 7, 0] and slots.tolist() == [
+        0,
+        2,
+        1,
+    ]  # 4 is the worst, the own model aside
     assert np.isinf(after.tracked[2]) and after.last[2] == 8
     after, slots = note(full, jnp.array([2, 4, 7]), jnp.array([0.5, 1, 8]))
-    assert after.ids.tolist() == [2, 6, 4, 7] and slots.tolist() == [0, 2, 3]  # 4 is held now, so 0 leaves
+    assert after.ids.tolist() == [2, 6, 4, 7] and slots.tolist() == [
+        0,
+        2,
+        3,
+    ]  # 4 is held now, so 0 leaves
     after, slots = note(full, jnp.array([2, 7, 5, 1]), jnp.array([0.5, 8, 9, 1]))
     assert sorted(after.ids.tolist()) == [1, 2, 5, 7] and after.ids[0] == 2
     np.testing.assert_array_equal(after.ids[slots], [2, 7, 5, 1])

@@ -11,7 +11,9 @@ from pfljax.algorithms.common import stale
 
 def drawn(delays, mean, most, rounds, num=4000):
     keys = jax.random.split(jax.random.key(0), num)
-    draw = jax.jit(jax.vmap(lambda key: stale.drawn(key, delays, mean, most, np.int32(rounds))[0]))
+    draw = jax.jit(
+        jax.vmap(lambda key: stale.draw_delay(key, delays, mean, most, np.int32(rounds))[0])
+    )
     return np.asarray(draw(keys))
 
 
@@ -25,7 +27,9 @@ def test_half_normal_delays_have_their_mean():
     late = drawn("half_normal", 6.0, 1000, 1000)
     assert late.mean() == pytest.approx(6, rel=0.05) and late.max() > 12
     share = (late <= 6).mean()  # rounded: |z| < 6.5 / (6 sqrt(pi / 2))
-    assert share == pytest.approx(math.erf(6.5 / (6 * math.sqrt(math.pi / 2)) / math.sqrt(2)), abs=0.03)
+    assert share == pytest.approx(
+        math.erf(6.5 / (6 * math.sqrt(math.pi / 2)) / math.sqrt(2)), abs=0.03
+    )
 
 
 def test_nobody_is_later_than_the_run_is_old():

@@ -22,7 +22,9 @@ def pfedme(rounds):
     """Local steps on the loss near w give theta; local steps in u on strength / 2 |theta - u|^2 are averaged."""
     w = rounds.start("models")[0]
     for _ in rounds:
-        thetas = [rounds.descend(k, w, lambda theta, w=w: STRENGTH * (theta - w)) for k in rounds.clients]
+        thetas = [
+            rounds.descend(k, w, lambda theta, w=w: STRENGTH * (theta - w)) for k in rounds.clients
+        ]
         moved = []
         for theta in thetas:
             u = w
@@ -30,7 +32,7 @@ def pfedme(rounds):
                 u = u - rounds.rate * STRENGTH * (u - theta)
             moved.append(u)
         w = rounds.mean(moved)
-        yield {"models": [w], "clients.v": thetas}
+        yield {"models": [w], "rows": thetas}
 
 
 def test_rounds_of_pfedme_by_hand(example):

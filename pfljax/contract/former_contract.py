@@ -1,0 +1,25 @@
+"""Signs that a method's file is written for the former contract, and what replaces them."""
+
+from __future__ import annotations
+
+import linecache
+import re
+
+REPLACED = {
+    r"\bkept_optimizers?\b|\bround_optimizer\b": "kept_optimizers is not needed: the engine keeps clients' optimizers",
+    r"\bOwnModel\b|\bown_model\(": "OwnModel is pfl.Personal, made by problem.init_personal",
+    r"\.alone\(|\bproblem\.newcomer\b": "alone is problem.train_newcomer",
+    r"\baggregate\.report\b": "aggregate.report is aggregate.told.entries",
+    r"\baggregate\.upload\[|\bweighted\(": "uploads are pfl.Upload(update, weight), not dicts",
+    r"\bstate\._replace\((models|server|clients)=": "state._replace is state.with_models, with_server or with_rows",
+}
+GUIDE = "see docs/howto/method.md, From the former contract"
+
+
+def hint(file: str) -> str:
+    """What a method's file should change, in one clause that begins with "; "; "" if nothing is known."""
+    source = "".join(linecache.getlines(file))
+    found = [text for pattern, text in REPLACED.items() if re.search(pattern, source)]
+    if not found:
+        return ""
+    return f"; the file is written for the former contract of methods: {'; '.join(found)}; {GUIDE}"
