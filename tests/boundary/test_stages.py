@@ -330,9 +330,9 @@ def test_attackers_leave_integers_switches_and_single_numbers(kind):
         assert np.linalg.norm(entries["head"]) == pytest.approx(4 * 5, rel=1e-5)
     else:
         factor = {"sign_flip": -4, "scale": 4, "free_ride": 0}[kind]
-        np.testing.assert_array_equal(upload["model"]["kernel"], [[factor, -2 * factor]])
-        np.testing.assert_array_equal(upload["model"]["scale"], [3 * factor])
-        np.testing.assert_array_equal(report["head"], [3 * factor, 4 * factor])
+        np.testing.assert_array_equal(upload.update["kernel"], [[factor, -2 * factor]])
+        np.testing.assert_array_equal(upload.update["scale"], [3 * factor])
+        np.testing.assert_array_equal(entries["head"], [3 * factor, 4 * factor])
 
 
 class Compressed(NamedTuple):
