@@ -1,5 +1,7 @@
 """Clients' optimizers of a shared model, which last from round to round, by hand."""
 
+import itertools
+
 import numpy as np
 import optax
 import pytest
@@ -44,7 +46,7 @@ def test_who_fails_before_training_keeps_its_optimizer():
     failed = int(records[0].metrics["failed_clients"])
     assert 0 < failed < len(SIZES)
     assert started[1].sum() == len(SIZES) - failed
-    for before, after in zip(started, started[1:], strict=False):
+    for before, after in itertools.pairwise(started):
         assert (before <= after).all()
 
 
