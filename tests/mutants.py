@@ -93,12 +93,12 @@ EQUIVALENT = {
 STAGES = "stores/experiment.py"
 STAGE_ORDERS = [
     (
-        "self.compression.on(problem, self.attack.on(problem, self.server.with_root(problem, tuned)))",
-        "self.attack.on(problem, self.compression.on(problem, self.server.with_root(problem, tuned)))",
+        "self.attack.stage,\n            self.compression.downloads,\n            self.compression.uploads,",
+        "self.compression.downloads,\n            self.compression.uploads,\n            self.attack.stage,",
     ),
     (
-        "self.faults.on(problem, on_clock(problem, sent), self.checked)",
-        "on_clock(problem, self.faults.on(problem, sent, self.checked))",
+        "clock_stage,\n            functools.partial(self.faults.stage, checked=self.checked),",
+        "functools.partial(self.faults.stage, checked=self.checked),\n            clock_stage,",
     ),
 ]
 

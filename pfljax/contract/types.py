@@ -535,8 +535,6 @@ class Algorithm:
             in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
             with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
-        root: (key, state) -> what the server makes of examples of its own, by part, leaves (N, ...); None: it has
-            none. Set by a stage, see `stages.combining`.
         report: Extra entries for the plan, summary and pages.
         measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
             examples) -> (), NaN if there is nothing to measure.
@@ -571,7 +569,6 @@ class Algorithm:
     tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
-    root: Callable[[Key, State], dict[str, PyTree]] | None = None
     report: Report = Report()
     measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(
         default_factory=dict

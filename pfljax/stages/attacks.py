@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.fields import knob, settings
+from pfljax.contract.lazy import LazyArray
 from pfljax.contract.types import Algorithm, Array, ClientOutput, Key, PyTree, Split, Told
 from pfljax.local.problem import Problem
 from pfljax.stages.backdoor import SUCCESS, Trigger
@@ -242,7 +243,7 @@ def random_of_length(key: Key, values: PyTree) -> PyTree:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Flipped:
+class Flipped(LazyArray):
     """A client's classes, read by indexing: C - 1 - y for an attacker, y for the others."""
 
     classes: Any

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
+from pfljax.contract.lazy import LazyArray
 from pfljax.contract.types import Array, Split
 from pfljax.local.batches import sum_over_examples
 
@@ -72,7 +73,7 @@ class Trigger(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Poisoned:
+class Poisoned(LazyArray):
     """A client's examples or labels, read by indexing: an attacker's with the trigger or the target."""
 
     own: Any
@@ -86,14 +87,13 @@ class Poisoned:
         return self.own.shape
 
     def __getitem__(self, index) -> Array:
-        found, num = self.own[index], self.shape[0]
-        # Place i is poisoned where the number of poisoned examples, floor(share i), grows.
-        chosen = np.diff(np.floor(np.arange(num + 1) * self.trigger.share + 1e-6)) > 0
-        poisoned = (
-            self.attacker & jnp.asarray(chosen)[jnp.arange(num) if index is Ellipsis else index]
-        )
-        new = jnp.full_like(found, self.trigger.target) if self.labels else self._stamped(found)
-        return tree.where(poisoned, new, found)
-
-    def _stamped(self, found: Array) -> Array:
-        return self.trigger.stamped(found, len(self.shape) - 1)
+        honest = self.own[index]
+        # Position i is poisoned where the number of poisoned examples, floor(share i), grows.
+        numbers = np.floor(np.arange(self.shape[0] + 1) * self.trigger.share + 1e-6)
+        is_chosen = jnp.asarray(np.diff(numbers) > 0)
+        poisoned = self.attacker & is_chosen[self.positions(index)]
+        if self.labels:
+            new = jnp.full_like(honest, self.trigger.target)
+        else:
+            new = self.trigger.stamped(honest, len(self.shape) - 1)
+        return tree.where(poisoned, new, honest)

@@ -78,11 +78,10 @@ class Combining(Stage):
         if not self.changes:
             return {}
 
-        def parts_of_first(key: Key, start: Start, clients: ClientData) -> Parts:
-            output = first_output(self.method, key, start, clients)
+        def parts(output: ClientOutput) -> Parts:
             return parts_of(output).parts
 
-        shapes = jax.eval_shape(parts_of_first, key, start, clients)
+        shapes = jax.eval_shape(parts, first_output(self.method, clients))
         changes = {name: shapes[name] for name in self.changes}
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), changes)
 

@@ -41,15 +41,15 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
-    Cohort,
     Key,
     PyTree,
     Start,
     Topology,
     Traffic,
+    Upload,
 )
 from pfljax.contract.vectors import orthonormal, over_vectors
-from pfljax.exchange.views import view
+from pfljax.exchange.lifting import shapes_of_client
 from pfljax.local.problem import Problem
 from pfljax.stages.messages import LocalWork, floats, payload, values_of, with_new_values
 from pfljax.stages.stage import Stage, StageState
@@ -346,7 +346,15 @@ class CorrectedUploads(Uploads):
     """
 
     def server_note(self, key: Key, start: Start, clients: ClientData) -> Memory:
-        shapes = jax.eval_shape(self._memory_after_one, key, start, clients)
+        def after_one(upload: Upload) -> Memory:
+            values = values_of(upload)
+            factors = ()
+            if self.compressor.kind == "lowrank":
+                _, factors = self.compressor.low_rank(key, values)
+            return Memory(values, factors)
+
+        output = first_output(self.method, clients)
+        shapes = jax.eval_shape(after_one, output.upload)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def client_note(self, note: Memory, client: Array) -> Memory:
@@ -372,42 +380,21 @@ class CorrectedUploads(Uploads):
             kept = tree.where(output.sent, kept, memory)
         return with_new_values(output, sent), kept
 
-    def _memory_after_one(self, key: Key, start: Start, clients: ClientData) -> Memory:
-        """A client's memory after a first update; only its shapes are used."""
-        values = values_of(first_output(self.method, key, start, clients).upload)
-        factors = ()
-        if self.compressor.kind == "lowrank":
-            _, factors = self.compressor.low_rank(key, values)
-        return Memory(values, factors)
 
-
-def first_output(method: Algorithm, key: Key, start: Start, clients: ClientData) -> ClientOutput:
-    """Client 0's first output, for its shapes.
+def first_output(method: Algorithm, clients: ClientData) -> ClientOutput:
+    """Shapes of a client's output.
 
     Raises:
         ArgumentError: if clients do not all contribute to the same models in every round.
     """
-    client = jnp.zeros((), jnp.int32)
-    row = method.first_row(key, client, start).row
-    has_models = bool(jax.tree.leaves(start.models))
-    everything = jnp.arange(tree.num_rows(start.models) if has_models else 1)
-    context = ClientContext(
-        key=key,
-        round=client,
-        step=client,
-        index=everything,
-        server=start.state,
-        client=client,
-    )
-    index = everything
-    on_server = method.topology.on_server
-    if method.download is not None and on_server:
-        index = method.download(context, row, Cohort(client[None]))
-    if not on_server or (len(index) != len(everything) and not method.stale):
+    shapes = shapes_of_client(method, clients, cohort_size=1)
+    all_alike = method.stale
+    if method.topology.on_server and not all_alike:
+        all_alike = len(shapes.index) == tree.num_rows(shapes.start.models)
+    if not all_alike:
         text = "accepted for this method, whose clients do not all contribute to the same models: False"
         raise ArgumentError("error_feedback", text, True)
-    models = tree.take(start.models, index) if method.stale else start.models
-    return method.client_update(context._replace(index=index), models, row, view(clients, client))
+    return shapes.output
 
 
 def key_of(context: ClientContext) -> Key:

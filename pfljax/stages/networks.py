@@ -34,10 +34,10 @@ from pfljax.contract.types import (
     PyTree,
     Start,
 )
-from pfljax.exchange.lifting import resolved
+from pfljax.exchange.lifting import resolved, shapes_of_client
 from pfljax.exchange.views import view
 from pfljax.local.problem import Problem
-from pfljax.stages.optimizers import client_output, keeps_optimizers
+from pfljax.stages.optimizers import keeps_optimizers
 
 Packed = dict[str, Array]
 
@@ -199,7 +199,8 @@ class Mixed:
         """The packing of optimizer states that the engine keeps for clients."""
         found = []
         for problem, algorithm in zip(self.problems, self.algorithms, strict=True):
-            found.append(client_output(problem, algorithm, self.clients).opt_state)
+            shapes = shapes_of_client(algorithm, self.clients, problem.cohort_size)
+            found.append(shapes.output.opt_state)
         return Packing.of(found)
 
     @functools.cached_property

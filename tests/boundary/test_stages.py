@@ -15,14 +15,16 @@ import optax
 import pytest
 import toys
 from samples import params, sample
+from staged import staged
 
 import pfljax as pfl
 from pfljax.contract.fields import fields_of
-from pfljax.contract.types import ClientContext, ClientData, ClientOutput
+from pfljax.contract.types import ClientContext, ClientData, ClientOutput, Told, Upload
 from pfljax.stages import robust
 from pfljax.stages.attacks import Attack
 from pfljax.stages.collusion import colluded
 from pfljax.stages.compression import COMPRESS, parsed
+from pfljax.stages.pipeline import WithNotes
 from pfljax.stores.experiment import differences
 from pfljax.stores.replicates import Replicates
 
@@ -100,10 +102,27 @@ class Updates(NamedTuple):
     expected: np.ndarray | None = None
 
 
-EVERY = ("mean", "median", "trimmed_mean", "multi_krum", "geometric_median", "norm_clipping", "centered_clipping")
+EVERY = (
+    "mean",
+    "median",
+    "trimmed_mean",
+    "multi_krum",
+    "geometric_median",
+    "norm_clipping",
+    "centered_clipping",
+)
 EVERY += ("dnc", "flame", "sign_majority")
 OF_MORE = ("multi_krum", "geometric_median")
-EXACT = ("mean", "median", "trimmed_mean", "krum", "multi_krum", "norm_clipping", "centered_clipping", "dnc")
+EXACT = (
+    "mean",
+    "median",
+    "trimmed_mean",
+    "krum",
+    "multi_krum",
+    "norm_clipping",
+    "centered_clipping",
+    "dnc",
+)
 EXACT += ("sign_majority",)
 ABSENT = np.where(np.arange(7)[:, None] < 5, SEVEN, np.nan)
 SPIKED = np.where(np.arange(7)[:, None] == 3, 1e18, SEVEN)
@@ -112,15 +131,33 @@ OTHERS = np.arange(7) != 3
 TWO = np.array([[1.0, 2, 3, 4, 0], [2.0, 3, 1, 5, 0]])
 RULES = [
     *(Updates(rule, "cohort of one", SEVEN[:1], np.ones(1, bool)) for rule in EVERY),
-    *(Updates(rule, "cohort of two", TWO, np.ones(2, bool)) for rule in EVERY if rule not in OF_MORE),
-    Updates("geometric_median", "cohort of two", TWO, np.ones(2, bool), TWO[0]),  # which weighs more
-    *(Updates(rule, "nothing moved", 0 * SEVEN, np.ones(7, bool), np.zeros(5)) for rule in (*EVERY, "krum")),
+    *(
+        Updates(rule, "cohort of two", TWO, np.ones(2, bool))
+        for rule in EVERY
+        if rule not in OF_MORE
+    ),
+    Updates(
+        "geometric_median", "cohort of two", TWO, np.ones(2, bool), TWO[0]
+    ),  # which weighs more
+    *(
+        Updates(rule, "nothing moved", 0 * SEVEN, np.ones(7, bool), np.zeros(5))
+        for rule in (*EVERY, "krum")
+    ),
     *(Updates(rule, "all the same", np.tile(SEVEN[0], (7, 1)), np.ones(7, bool)) for rule in EVERY),
-    *(Updates(rule, "nobody came", SEVEN, np.zeros(7, bool), np.zeros(5)) for rule in (*EVERY, "krum")),
+    *(
+        Updates(rule, "nobody came", SEVEN, np.zeros(7, bool), np.zeros(5))
+        for rule in (*EVERY, "krum")
+    ),
     *(Updates(rule, "a prime number", SEVEN, np.ones(7, bool)) for rule in EXACT),
     *(Updates(rule, "two of seven absent", ABSENT, np.arange(7) < 5) for rule in EXACT),
-    *(Updates(rule, "one that is NaN", BROKEN, OTHERS) for rule in ("krum", "multi_krum", "sign_majority")),
-    *(Updates(rule, "one of 1e18", SPIKED, np.ones(7, bool)) for rule in ("median", "trimmed_mean", "krum")),
+    *(
+        Updates(rule, "one that is NaN", BROKEN, OTHERS)
+        for rule in ("krum", "multi_krum", "sign_majority")
+    ),
+    *(
+        Updates(rule, "one of 1e18", SPIKED, np.ones(7, bool))
+        for rule in ("median", "trimmed_mean", "krum")
+    ),
 ]
 
 
@@ -128,7 +165,9 @@ def rules(rows):
     """Parameters: a few by default, at least one of each kind in CI."""
     few = [row for row in rows if row.name == "cohort of one" and row.rule == "sign_majority"]
     some = sample_of(rows, lambda row: row.name)
-    return params([tuple(row) for row in rows], [tuple(row) for row in few], [tuple(row) for row in some])
+    return params(
+        [tuple(row) for row in rows], [tuple(row) for row in few], [tuple(row) for row in some]
+    )
 
 
 def sample_of(rows, kind: Callable[[Any], Any]) -> list:
@@ -173,7 +212,9 @@ TOO_FEW = [
 
 @pytest.mark.parametrize("row", TOO_FEW, ids=lambda row: f"{row.rule}, {row.name}")
 def test_rules_that_need_more_clients(row):
-    with pytest.raises(pfl.ArgumentError, match=r"^trim=.*needs at least \d+ clients a round.* more clients than"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^trim=.*needs at least \d+ clients a round.* more clients than"
+    ):
         robust.check_number(row.rule, row.trim, row.num)
 
 
@@ -203,7 +244,9 @@ def colluders():
     """Parameters of attackers."""
     few = [row for row in COLLUDERS if row.kind == "alie" and row.name == "all but one attack"]
     some = sample_of(COLLUDERS, lambda row: row.name)
-    return params([tuple(row) for row in COLLUDERS], [tuple(row) for row in few], [tuple(row) for row in some])
+    return params(
+        [tuple(row) for row in COLLUDERS], [tuple(row) for row in few], [tuple(row) for row in some]
+    )
 
 
 @pytest.mark.parametrize(("kind", "name", "attackers"), colluders())
@@ -211,7 +254,9 @@ def test_colluders(kind, name, attackers):
     """Nobody attacks, or nobody is honest: all send their own. Of a single honest update the deviation is 0."""
     attack = Attack(kind)
     updates = {"a": np.float32(SEVEN)}
-    found = jax.jit(colluded, static_argnums=(0, 1))(kind, attack.factor, updates, np.ones(7, bool), attackers)["a"]
+    found = jax.jit(colluded, static_argnums=(0, 1))(
+        kind, attack.factor, updates, np.ones(7, bool), attackers
+    )["a"]
     expected = SEVEN.copy()
     honest = SEVEN[~attackers]
     if attackers.any() and len(honest):
@@ -222,47 +267,72 @@ def test_colluders(kind, name, attackers):
 
 FEDERATION = toys.make_federation((2, 1, 3))
 PROBLEM = toys.make_problem(FEDERATION)
-UPLOAD = {
-    "model": {"scale": np.float32([3]), "kernel": np.float32([[1, -2]]), "empty": np.zeros((1, 0), np.float32)},
-    "weight": np.float32([5]),
-    "seen": np.int32([[4, 1]]),
+UPLOAD = Upload(
+    update={
+        "scale": np.float32([3]),
+        "kernel": np.float32([[1, -2]]),
+        "empty": np.zeros((1, 0), np.float32),
+    },
+    weight=np.float32([5]),
+    sums={"seen": np.int32([[4, 1]])},
+)
+ENTRIES = {
+    "several": np.bool_(True),
+    "steps": np.int32([4, 4]),
+    "head": np.float32([3, 4]),
+    "sums": {"likelihood": np.float32(0.5)},
+    "nothing": np.zeros(0, np.float32),
 }
-REPORT = {"loss": np.float32(1.5), "several": np.bool_(True), "steps": np.int32([4, 4]), "head": np.float32([3, 4])}
-REPORT |= {"sums": {"likelihood": np.float32(0.5)}, "nothing": np.zeros(0, np.float32)}
+TOLD = Told(np.float32(1.5), entries=ENTRIES)
 
 
-def sent(attack: Attack) -> tuple[dict, dict]:
-    """What an attacker with examples sends in place of `UPLOAD` and `REPORT`."""
-    client_update = lambda context, models, row, data: ClientOutput((), UPLOAD, REPORT)
-    algorithm = dataclasses.replace(toys.make_algorithm("fedavg", PROBLEM), client_update=client_update)
+def sent(attack: Attack) -> tuple[Upload, Told]:
+    """What an attacker with examples sends in place of `UPLOAD` and `TOLD`."""
+
+    def client_update(context, models, row, data):
+        return ClientOutput((), UPLOAD, TOLD)
+
+    plain = toys.make_algorithm("fedavg", PROBLEM)
+    algorithm = dataclasses.replace(plain, client_update=client_update)
     zero = jnp.zeros((), jnp.int32)
-    context = ClientContext(jax.random.key(7), zero, zero, jnp.zeros((1,), jnp.int32), (), zero)
+    nothing = WithNotes((), {"attack": ()})
+    index = jnp.zeros((1,), jnp.int32)
+    context = ClientContext(jax.random.key(7), zero, zero, index, nothing, zero)
     one = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), FEDERATION.train)
-    attacked = attack.on(PROBLEM, algorithm).client_update
-    out = attacked(context, (), (), ClientData(one, one, jnp.asarray(True)))
-    return jax.device_get((out.upload, out.report))
+    attacked = staged(PROBLEM, algorithm, FEDERATION, attack=attack)
+    data = ClientData(one, one, jnp.asarray(True))
+    out = attacked.client_update(context, (), nothing, data)
+    return jax.device_get((out.upload, out.told))
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["noise", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in ("sign_flip", "scale", "free_ride"))],
+    [
+        "noise",
+        *(
+            pytest.param(kind, marks=pytest.mark.campaign)
+            for kind in ("sign_flip", "scale", "free_ride")
+        ),
+    ],
 )
 def test_attackers_leave_integers_switches_and_single_numbers(kind):
     """The noise attackers crashed on FedPAC's switch. A model's scalar parameter is attacked as others are."""
-    upload, report = sent(Attack(kind))
-    for found, own in ((upload["weight"], 5), (upload["seen"], [[4, 1]]), (report["loss"], 1.5)):
+    upload, told = sent(Attack(kind))
+    for found, own in ((upload.weight, 5), (upload.sums["seen"], [[4, 1]]), (told.loss, 1.5)):
         np.testing.assert_array_equal(found, own)
-    np.testing.assert_array_equal(report["steps"], [4, 4])
-    assert report["several"] and report["sums"]["likelihood"] == 0.5 and report["several"].dtype == bool
+    entries = told.entries
+    np.testing.assert_array_equal(entries["steps"], [4, 4])
+    assert entries["several"] and entries["several"].dtype == bool
+    assert entries["sums"]["likelihood"] == 0.5
     if kind == "noise":
-        length = np.linalg.norm(np.append(upload["model"]["kernel"], upload["model"]["scale"]))
+        length = np.linalg.norm(np.append(upload.update["kernel"], upload.update["scale"]))
         assert length == pytest.approx(4 * np.linalg.norm([1, -2, 3]), rel=1e-5)
-        assert np.linalg.norm(report["head"]) == pytest.approx(4 * 5, rel=1e-5)
+        assert np.linalg.norm(entries["head"]) == pytest.approx(4 * 5, rel=1e-5)
     else:
         factor = {"sign_flip": -4, "scale": 4, "free_ride": 0}[kind]
-        np.testing.assert_array_equal(upload["model"]["kernel"], [[factor, -2 * factor]])
-        np.testing.assert_array_equal(upload["model"]["scale"], [3 * factor])
-        np.testing.assert_array_equal(report["head"], [3 * factor, 4 * factor])
+        np.testing.assert_array_equal(upload.update["kernel"], [[factor, -2 * factor]])
+        np.testing.assert_array_equal(upload.update["scale"], [3 * factor])
+        np.testing.assert_array_equal(entries["head"], [3 * factor, 4 * factor])
 
 
 class Compressed(NamedTuple):
@@ -289,7 +359,10 @@ def update_of(**leaves: Any) -> dict:
 
 
 SCALAR, EMPTY = update_of(a=-3.0, b=[0.0]), update_of(a=np.zeros((0, 2)), b=np.zeros(0))
-NOTHING, PRIME = update_of(a=np.zeros((2, 3)), b=0.0), update_of(a=[[1.0, -4.0, 2.0]], b=[8.0, 0.0, -1.0, 3.0])
+NOTHING, PRIME = (
+    update_of(a=np.zeros((2, 3)), b=0.0),
+    update_of(a=[[1.0, -4.0, 2.0]], b=[8.0, 0.0, -1.0, 3.0]),
+)
 COMPRESSED = [
     Compressed("sign", "scalar", SCALAR, update_of(a=-1.5, b=[0.0]), 1 + 4),
     Compressed("topk:0.01", "scalar", SCALAR, SCALAR, 8),
@@ -306,7 +379,13 @@ COMPRESSED = [
     Compressed("randomk:0.5", "zeros", NOTHING, NOTHING, 4 * 4),
     Compressed("quantize:1", "zeros", NOTHING, NOTHING, 1 + 4),
     Compressed("lowrank:2", "zeros", NOTHING, NOTHING, 4 * 2 * 5 + 4),
-    Compressed("sign", "prime", PRIME, update_of(a=[[19 / 7, -19 / 7, 19 / 7]], b=[19 / 7, 0, -19 / 7, 19 / 7]), 1 + 4),
+    Compressed(
+        "sign",
+        "prime",
+        PRIME,
+        update_of(a=[[19 / 7, -19 / 7, 19 / 7]], b=[19 / 7, 0, -19 / 7, 19 / 7]),
+        1 + 4,
+    ),
     Compressed("topk:0.3", "prime", PRIME, update_of(a=[[0, -4.0, 0]], b=[8.0, 0, 0, 0]), 2 * 8),
     Compressed("topk:1", "prime", PRIME, PRIME, 7 * 8),
     Compressed("lowrank:9", "prime", PRIME, PRIME, 4 * (1 + 3) + 4 * 4),
@@ -317,18 +396,22 @@ def compressed():
     """Parameters of updates."""
     few = [row for row in COMPRESSED if row.form == "sign" and row.name == "empty"]
     some = sample_of(COMPRESSED, lambda row: row.name)
-    return params([tuple(row) for row in COMPRESSED], [tuple(row) for row in few], [tuple(row) for row in some])
+    return params(
+        [tuple(row) for row in COMPRESSED],
+        [tuple(row) for row in few],
+        [tuple(row) for row in some],
+    )
 
 
 @pytest.mark.parametrize(("form", "name", "update", "expected", "num_bytes"), compressed())
 def test_compression_of_scalars_empty_arrays_and_primes(form, name, update, expected, num_bytes):
     compressor = parsed("upload", form)
-    whole = {"model": update, "weight": np.float32([3])}
+    whole = {"model": update, "steps": np.int32([3])}
     found = compressor(jax.random.key(COMPRESS), whole)
     toys.assert_trees_close(jax.device_get(found["model"]), expected, rtol=1e-5, atol=1e-6)
-    assert found["weight"] == 3
+    assert found["steps"] == 3
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), whole)
-    assert compressor.num_bytes(shapes) == num_bytes + 4  # and the weight
+    assert compressor.num_bytes(shapes) == num_bytes + 4  # and the number
 
 
 CLIENTS = pfl.data.digits(num_clients=4, train_examples=6)
@@ -365,7 +448,9 @@ FALLING, NOISY = (lambda number: 0.9**number), {"noise_multiplier": 1.0, "clip_n
 LOCAL, CLIENT_PRIVACY, HALF = pfl.LocalTraining, pfl.ClientPrivacy, {"participation": 0.5}
 OTHERS_OF = [
     Other(pfl.Run, "seed", 3, shares=True),
-    Other(pfl.Run, "clients", pfl.data.digits(num_clients=4, train_examples=6, seed=1), shares=True),
+    Other(
+        pfl.Run, "clients", pfl.data.digits(num_clients=4, train_examples=6, seed=1), shares=True
+    ),
     Other(pfl.Run, "unseen", CLIENTS, shares=True),
     Other(pfl.Run, "config", {"settings": {"note": "mine"}}, shares=True),
     Other(pfl.Run, "method", pfl.FedProx()),
@@ -417,11 +502,18 @@ OTHERS_OF = [
     Other(CLIENT_PRIVACY, "mechanism", "tree", NOISY),
     Other(CLIENT_PRIVACY, "adaptive_quantile", 0.5, {"clip_norm": 1.0}),
     Other(CLIENT_PRIVACY, "clip_rate", 0.1, {"clip_norm": 1.0, "adaptive_quantile": 0.5}),
-    Other(CLIENT_PRIVACY, "count_noise", 0.7, {**NOISY, "adaptive_quantile": 0.5, "count_noise": 0.6}),
+    Other(
+        CLIENT_PRIVACY, "count_noise", 0.7, {**NOISY, "adaptive_quantile": 0.5, "count_noise": 0.6}
+    ),
     Other(CLIENT_PRIVACY, "delta", 1e-6, NOISY),
     Other(CLIENT_PRIVACY, "noise_seed", 3, NOISY),
 ]
-ARGUMENTS = {LOCAL: "local", pfl.Server: "server", pfl.Attack: "attack", pfl.Compression: "compression"}
+ARGUMENTS = {
+    LOCAL: "local",
+    pfl.Server: "server",
+    pfl.Attack: "attack",
+    pfl.Compression: "compression",
+}
 ARGUMENTS |= {pfl.Faults: "faults", CLIENT_PRIVACY: "client_privacy"}
 ELSEWHERE = {*ARGUMENTS.values(), "tell_groups", "execution"}  # what tests of `Run` set as a whole
 PRIVATE = [row for row in OTHERS_OF if row.declaring is CLIENT_PRIVACY]
@@ -438,7 +530,10 @@ def run_with(row: Other, value: Any) -> pfl.Run:
 
 def others():
     """Parameters: one by default, some of each kind in CI."""
-    some = [*sample_of(OTHERS_OF, lambda row: row.declaring), *sample_of(OTHERS_OF, lambda row: row.shares)]
+    some = [
+        *sample_of(OTHERS_OF, lambda row: row.declaring),
+        *sample_of(OTHERS_OF, lambda row: row.shares),
+    ]
     few = [(row,) for row in OTHERS_OF if row.field == "batch_size"]
     return params([(row,) for row in OTHERS_OF], few, [(row,) for row in some])
 
@@ -473,15 +568,21 @@ def test_every_declared_field_has_a_row():
 def test_a_private_run_states_the_epsilon_of_its_own_noise():
     """It stated epsilon 0.080 though it was trained with the noise of epsilon 74.9."""
     pytest.importorskip("jax_privacy")
-    of = lambda noise: run_with(Other(LOCAL, "privacy", None), pfl.Privacy(noise_multiplier=noise, clip_norm=1.0))
-    with pytest.raises(pfl.ArgumentError, match=r"local\.privacy\.noise_multiplier \(0\.5 and 20\.0\)"):
+    of = lambda noise: run_with(
+        Other(LOCAL, "privacy", None), pfl.Privacy(noise_multiplier=noise, clip_norm=1.0)
+    )
+    with pytest.raises(
+        pfl.ArgumentError, match=r"local\.privacy\.noise_multiplier \(0\.5 and 20\.0\)"
+    ):
         pfl.train_replicates([of(0.5), of(20.0)], 1)
 
 
 @pytest.mark.slow
 def test_knobs_that_are_numbers_may_differ_and_others_may_not():
     prox = lambda mu: pfl.Run(pfl.FedProx(mu=mu), CLIENTS, MODEL).experiment
-    assert Replicates.of([prox(0.1), prox(1.0)]).numbers.knobs["mu"].tolist() == pytest.approx([0.1, 1.0])
+    assert Replicates.of([prox(0.1), prox(1.0)]).numbers.knobs["mu"].tolist() == pytest.approx(
+        [0.1, 1.0]
+    )
     clusters = lambda num: pfl.Run(pfl.IFCA(clusters=num), CLIENTS, MODEL).experiment
     with pytest.raises(pfl.ArgumentError, match=r"method\.clusters \(2 and 3\)"):
         Replicates.of([clusters(2), clusters(3)])

@@ -265,7 +265,7 @@ def experiment(privacy=NOISY, name="fedavg", chance=0.5, federation=FEDERATION, 
             {},
             "client_privacy: accepted for this method: none; its server reads clients' losses",
         ),
-        ("fednova", {}, "client_privacy: accepted for this method: none; it also sends way"),
+        ("fednova", {}, "client_privacy: accepted for this method: none; it also sends length"),
         (
             "local",
             {},

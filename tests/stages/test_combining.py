@@ -160,6 +160,28 @@ def test_a_rules_errors_do_not_add_up_in_scaffolds_control_variate(rule):
     toys.assert_trees_close(server_state(state).control_variate, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_what_does_not_arrive_moves_no_sum_of_changes():
+    """A client whose upload is lost keeps its c_k, but the server's sum of its changes stays."""
+    made = method("scaffold")
+    served = made.staged(
+        server=Server(aggregator="median"),
+        compression=Compression("topk:0.5"),
+        faults=Faults(lost=0.5),
+    )
+    states, records = toys.train(served, made.problem, made.clients, 4)
+    moved = 0
+    for before, after, record in zip(states, states[1:], records, strict=False):
+        each = []
+        for state in (before, after):
+            sums = client_notes(state, "combining")["control"]
+            leaves = [np.reshape(leaf, (len(SIZES), -1)) for leaf in jax.tree.leaves(sums)]
+            each.append(np.concatenate(leaves, axis=1))
+        changed = (each[0] != each[1]).any(axis=1)
+        assert changed.sum() <= len(SIZES) - int(record.metrics["failed_clients"])
+        moved += changed.sum()
+    assert 0 < moved < 4 * len(SIZES)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("rule", ["multi_krum", "geometric_median"])
 def test_no_attacker_moves_scaffolds_control_variate_far(rule):

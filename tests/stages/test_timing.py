@@ -11,7 +11,7 @@ import pytest
 import quadratics
 import toys
 from networks import OPTIMIZER
-from staged import bare, rows, server_note, staged
+from staged import rows, server_note, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.local.clock import Clock
