@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 
 Array = jax.Array | np.ndarray
 Key = jax.Array
@@ -422,7 +421,7 @@ class Aggregate(NamedTuple):
     notes: dict[str, PyTree] = NO_TREES
 
 
-@settings
+@dataclasses.dataclass(frozen=True)
 class Ledger:
     """What a round reveals about a client's examples, for differential-privacy accounting.
 
@@ -434,9 +433,21 @@ class Ledger:
         unaccounted: What else others can learn about a client's data, in words; epsilon does not cover it.
     """
 
-    gradients: int = knob(at_least=0)
-    passes: float = knob(1, at_least=0)
+    gradients: int
+    passes: float = 1
     unaccounted: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises `ArgumentError` if a field is not accepted."""
+        whole = isinstance(self.gradients, int | np.integer) and not isinstance(self.gradients, bool)
+        if not whole:
+            raise ArgumentError("gradients", "accepted: whole numbers", self.gradients)
+        if self.gradients < 0:
+            raise ArgumentError("gradients", "accepted: 0 or more", self.gradients)
+        if not self.passes >= 0:
+            raise ArgumentError("passes", "accepted: 0 or more", self.passes)
+        if not isinstance(self.unaccounted, str):
+            raise ArgumentError("unaccounted", "accepted: text", self.unaccounted)
 
     def beside(self, text: str) -> Ledger:
         """The ledger with one more entry in `unaccounted`."""

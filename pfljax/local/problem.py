@@ -23,7 +23,6 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
-from pfljax.local.clock import Clock
 from pfljax.local.solver import Slope, Solver, TrainState, joined, scalar, slope
 from pfljax.models import Model
 from pfljax.models.groups import Groups
@@ -108,7 +107,7 @@ class Problem(NamedTuple):
         keep_optimizer: Whether a client's optimizer for shared models keeps all of its state over rounds, and not only
             what `pfljax.local.lasting` says.
         learning_rate: Initial learning rate of the clients' optimizer, if known; may be traced.
-        clock: How long clients take; None: no time is simulated.
+        clock: How long clients take, a `stages.devices.Clock`; None: no time is simulated.
         chance: Probability with which each client takes part in a round, independently of others; a cohort then has
             `cohort_size` places, of which others stay empty. None: a cohort always has S clients.
         groups: The networks, if they differ between groups of clients; `model` is the first. None: all have `model`.
@@ -125,7 +124,7 @@ class Problem(NamedTuple):
     common_init: bool | None = None
     keep_optimizer: bool = False
     learning_rate: float | None = None
-    clock: Clock | None = None
+    clock: Any = None
     chance: float | None = None
     groups: Groups | None = None
     common: Problem | None = None
