@@ -121,7 +121,7 @@ def _in_a_list(blocks: list[str]) -> bool:
 def methods() -> dict[str, list]:
     """The registered methods by file."""
     import pfljax.algorithms
-    from pfljax.contract.method import METHODS
+    from pfljax.settings.method import METHODS
 
     found: dict[str, list] = {}
     for method in METHODS.values():

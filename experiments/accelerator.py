@@ -43,16 +43,17 @@ from pfljax.cli import launch
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings, parse
-from pfljax.contract import method
 from pfljax.contract.errors import RunError
 from pfljax.exchange.plan import Plan, make_plan
 from pfljax.exchange.pools import place
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.models import Model, rewriting
-from pfljax.stores import estimating
-from pfljax.stores.compiled import Compiled
-from pfljax.stores.experiment import Experiment
+from pfljax.models import Model
+from pfljax.models.rewriting import rewriting
+from pfljax.planner import planning as estimating
+from pfljax.run.compiled import Compiled
+from pfljax.run.experiment import Experiment
+from pfljax.settings import method
 from pfljax.training import choosing, compiling
 
 PARTS = ("matmul", "rounds", "forms", "methods", "profile", "table1")

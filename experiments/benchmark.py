@@ -34,7 +34,6 @@ from pfljax.cli import build, launch
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.contract import method
 from pfljax.contract.types import Split
 from pfljax.data import Federation
 from pfljax.exchange.plan import ExecutionPlan
@@ -43,7 +42,8 @@ from pfljax.local.training import LocalTraining
 from pfljax.models.networks import MobileNetV2
 from pfljax.report.draw import draw
 from pfljax.report.picture import GRAY, Axis, Panel, Series
-from pfljax.stores.experiment import Execution
+from pfljax.run.experiment import Execution
+from pfljax.settings import method
 from pfljax.training import describe
 
 RATE = 0.1

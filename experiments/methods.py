@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pfljax.algorithms
-from pfljax.contract.method import METHODS
+from pfljax.settings.method import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 OPENING = f"""# Methods

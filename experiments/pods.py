@@ -42,14 +42,14 @@ from pfljax.cli import launch
 from pfljax.cli.estimate import on_cpu
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import Settings
-from pfljax.contract import method
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import readable
 from pfljax.data import Federation
-from pfljax.exchange import targets
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.stores.estimating import choices, prepare
+from pfljax.planner import targets
+from pfljax.planner.planning import choices, prepare
+from pfljax.settings import method
 
 BATCH, CHUNK = 10, 2
 PLANS = {"vmap": 0, "map": 1, "chunk": CHUNK}

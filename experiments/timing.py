@@ -14,7 +14,7 @@ from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
 from pfljax.models import Model
-from pfljax.stores.experiment import Experiment
+from pfljax.run.experiment import Experiment
 from pfljax.training import compiling
 
 

@@ -31,7 +31,6 @@ from pfljax.api import (
 )
 from pfljax.contract import cores, tree
 from pfljax.contract.errors import ArgumentError, RunError
-from pfljax.contract.method import METHODS, knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -57,6 +56,7 @@ from pfljax.evaluation.measures import metric
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import Slope, Solver
 from pfljax.models import Model, Networks, adapters, weights
+from pfljax.settings.method import METHODS, knob, method
 
 __version__ = "0.2.0"
 

@@ -87,7 +87,7 @@ jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
 from runs import compile_once, whole
 from shared_runs import digits_clients, finished_comparison, finished_run, run_of_arrays
 
-from pfljax.contract.method import METHODS
+from pfljax.settings.method import METHODS
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

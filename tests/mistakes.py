@@ -31,7 +31,11 @@ from pfljax import api, data
 from pfljax.cli import compare, names, scaling, train
 from pfljax.cli import flags as fl
 from pfljax.cli.parsing import Several, Value
-from pfljax.contract.fields import (
+from pfljax.contract.types import Ledger
+from pfljax.data import federation, partitions, sources, variants
+from pfljax.data.embedding import Embedding
+from pfljax.models import adapters
+from pfljax.settings.fields import (
     MOST,
     REQUIRED,
     Field,
@@ -41,11 +45,7 @@ from pfljax.contract.fields import (
     item_type,
     plain,
 )
-from pfljax.contract.method import METHODS
-from pfljax.contract.types import Ledger
-from pfljax.data import federation, partitions, sources, variants
-from pfljax.local.embedding import Embedding
-from pfljax.models import adapters
+from pfljax.settings.method import METHODS
 from pfljax.training.loop import Schedule
 
 

@@ -9,8 +9,8 @@ import toys
 
 from pfljax.algorithms import METHODS
 from pfljax.folder import files
+from pfljax.run.replicates import ONE
 from pfljax.stores.registry import STORES
-from pfljax.stores.replicates import ONE
 from pfljax.training import loop
 from pfljax.training.loop import Schedule
 

@@ -1,7 +1,7 @@
 """Any algorithm with the stages of a run around it."""
 
+from pfljax.run.experiment import Experiment
 from pfljax.stages.pipeline import pipelined
-from pfljax.stores.experiment import Experiment
 
 
 def staged(problem, algorithm, federation, **settings):

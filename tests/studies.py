@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from pfljax.contract.method import METHODS
+from pfljax.settings.method import METHODS
 
 DATA = """
 import numpy as np

@@ -19,7 +19,6 @@ import pytest
 
 from pfljax import models
 from pfljax.algorithms import METHODS
-from pfljax.contract.fields import value_type
 from pfljax.contract.types import Algorithm, Split
 from pfljax.data import Federation
 from pfljax.evaluation import metrics
@@ -29,8 +28,9 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import make_round
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
-from pfljax.stores.compiled import state_shardings
-from pfljax.stores.experiment import Experiment
+from pfljax.run.compiled import state_shardings
+from pfljax.run.experiment import Experiment
+from pfljax.settings.fields import value_type
 from pfljax.training.loop import EVERY, Trainer
 
 # Of each kind one: what stays, what is shared, what travels, and what a client or the server keeps.

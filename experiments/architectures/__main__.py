@@ -26,11 +26,11 @@ from pfljax.cli import launch
 from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.contract import method
 from pfljax.data import Federation
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.stores.experiment import Execution
+from pfljax.run.experiment import Execution
+from pfljax.settings import method
 from pfljax.training import describe
 
 

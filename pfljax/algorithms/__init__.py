@@ -73,8 +73,8 @@ from pfljax.algorithms.feddpa import FedDPA
 from pfljax.algorithms.hilora import HiLoRA
 
 # isort: on
-from pfljax.contract.method import METHODS as METHODS
-from pfljax.contract.method import get as get
+from pfljax.settings.method import METHODS as METHODS
+from pfljax.settings.method import get as get
 
 __all__ = [
     "AFL",

@@ -19,7 +19,6 @@ from optax.projections import projection_simplex
 
 from pfljax.algorithms.common import by_loss
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -34,6 +33,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="nothing", travels="the global model, both ways")

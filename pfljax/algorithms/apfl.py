@@ -23,7 +23,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -39,6 +38,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import joined, slope
+from pfljax.settings.method import knob, method
 
 
 class Row(NamedTuple):

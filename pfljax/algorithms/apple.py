@@ -40,7 +40,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import parameters
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -68,6 +67,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Slope, TrainState, joined, slope
+from pfljax.settings.method import knob, method
 
 
 class Row(NamedTuple):

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes, heads
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -44,6 +43,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 ROOT_STEPS = 15  # of the Newton-Schulz iteration
 

@@ -35,7 +35,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -59,6 +58,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 LEAST_NOISE = 0.5  # the least estimate of gamma
 

@@ -21,7 +21,6 @@ import dataclasses
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -35,6 +34,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Personal, Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its model", travels="the global model, both ways")

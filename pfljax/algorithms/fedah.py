@@ -27,7 +27,6 @@ from pfljax.algorithms.common.adoption import Adoption
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.layers import Phase, train_phases
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -43,6 +42,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 WEIGHTS = 0xA4  # folded into a client's key for a round: the mini-batches for W
 

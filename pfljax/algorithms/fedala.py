@@ -30,7 +30,6 @@ from pfljax.algorithms.common.adoption import Adoption
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -47,6 +46,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import random_share
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 WEIGHTS = 2  # folded into a client's key for a round: the examples and mini-batches for W
 

@@ -28,7 +28,6 @@ from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.layers import base_layers
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -46,6 +45,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
 from pfljax.local.solver import TrainState, joined
+from pfljax.settings.method import knob, method
 
 ALIGNMENT = 0xA5  # folded into a client's key for a round: the mini-batches of the alignment
 UNACCOUNTED = "class means that bodies are aligned with, and Fisher information, both without noise"

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import stale
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -49,6 +48,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 MOST_DRAWN = 16  # steps late without a clock, by default
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.global_model import averaging
-from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
+from pfljax.settings.method import method
 
 
 @method(keeps="nothing", travels="the global model, both ways")

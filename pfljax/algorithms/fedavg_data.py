@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.global_model import averaging
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -38,6 +37,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.views import Joined, each
 from pfljax.local.batches import sampled
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(

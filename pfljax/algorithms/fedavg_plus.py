@@ -15,7 +15,6 @@ import dataclasses
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     ClientContext,
@@ -27,6 +26,7 @@ from pfljax.contract.types import (
     Report,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(name="fedavg_plus", keeps="its tuned copy", travels="the global model, both ways")

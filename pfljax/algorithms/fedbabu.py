@@ -17,7 +17,6 @@ from typing import Literal
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     ClientContext,
@@ -32,6 +31,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its tuned copy", travels="the body, both ways")

@@ -21,9 +21,9 @@ import jax
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
+from pfljax.settings.method import method
 
 
 @method(

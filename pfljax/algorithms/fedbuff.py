@@ -29,7 +29,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import aggregation, stale
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -52,6 +51,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 MOST_DRAWN = 5  # steps late without a clock, by default
 

@@ -28,7 +28,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common.one_each import start_for_each
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -46,6 +45,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 SLACK = 1e-4  # of comparisons, so that ties do not depend on rounding
 

@@ -30,7 +30,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes, heads, networks, pairs
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -48,6 +47,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 POLICY = "policy"  # the branch beside the model's own
 NOISE = 0xCB  # folded into the key of a mini-batch

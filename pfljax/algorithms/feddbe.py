@@ -25,7 +25,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes, pairs
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -43,6 +42,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 
 class Consensus(NamedTuple):

@@ -29,7 +29,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -45,6 +44,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch, examples
 from pfljax.local.problem import Objective, Personal, Problem
+from pfljax.settings.method import knob, method
 
 INSTANCES = (
     0xD9A  # folded into a client's key for a round: its examples that inputs are compared with

@@ -27,7 +27,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common.aggregation import client_weight
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -40,6 +39,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 class Server(NamedTuple):

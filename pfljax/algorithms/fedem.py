@@ -26,7 +26,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import surrogates
 from pfljax.algorithms.common.communication import CommunicationGraph
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -38,6 +37,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its mixture weights", travels="M components, both ways")

@@ -44,7 +44,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import by_loss, classes, gradients, neighbors
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -72,6 +71,7 @@ from pfljax.local import lasting
 from pfljax.local.batches import Batch, masked, sum_over_examples
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 TEMPERATURES = (1.0, 2.0, 4.0, 8.0, 16.0)  # of the outputs of models that a client evaluates
 SHARE = 1 / 5  # of the bar; a model explains the client's examples if its loss is this much lower

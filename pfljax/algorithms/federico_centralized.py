@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import by_loss, gradients
-from pfljax.contract.method import method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -44,6 +43,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.settings.method import method
 
 
 @method(

@@ -42,9 +42,9 @@ from typing import Literal
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import first_order
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Params, Split, Topology
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(

@@ -22,9 +22,9 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import first_order
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Params, PyTree, Split, Topology
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(

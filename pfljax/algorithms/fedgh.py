@@ -23,7 +23,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes, heads
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -45,6 +44,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Personal, Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its model", travels="the head down, mean features per class up")

@@ -16,9 +16,9 @@ import dataclasses
 
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.global_model import averaging
-from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm
 from pfljax.local.problem import Problem
+from pfljax.settings.method import method
 
 
 @method(name="fedit", keeps="nothing", travels="A and B, both ways")

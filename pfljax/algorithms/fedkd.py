@@ -32,7 +32,6 @@ import optax
 from pfljax.algorithms.common import classes, distillation, low_rank
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -49,6 +48,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
 from pfljax.local.solver import Slope, joined, slope
+from pfljax.settings.method import knob, method
 
 LEAST = 0.01  # of the divisor
 

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.global_model import averaging
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -31,6 +30,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 LEAST_COUNT = 1e-8  # what a class without examples counts as
 

@@ -30,7 +30,6 @@ import optax
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -45,6 +44,7 @@ from pfljax.local import lasting
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope
+from pfljax.settings.method import knob, method
 
 EPOCHS = 0xE90C  # folded into a client's key for a round to draw its number of epochs
 

@@ -23,7 +23,6 @@ import optax
 from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -36,6 +35,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 NEVER = (
     -1e9

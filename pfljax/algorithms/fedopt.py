@@ -22,9 +22,9 @@ import optax
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Array, Params, PyTree
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 class Moments(NamedTuple):

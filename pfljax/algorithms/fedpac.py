@@ -44,7 +44,6 @@ from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.algorithms.common.layers import Phase, train_phases
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -65,6 +64,7 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 BY_CLASS = "per-class feature means, their variance and class counts, which are sent without noise"
 QP_STEPS = 200  # accelerated projected-gradient steps for the weights of heads

@@ -14,9 +14,9 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.layers import base_layers, sharing_layers
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Report
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its last layers", travels="the base layers, both ways")

@@ -28,7 +28,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -52,6 +51,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Personal, Problem
+from pfljax.settings.method import knob, method
 
 UNKNOWN = (
     -1e9

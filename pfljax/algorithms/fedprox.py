@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.algorithms.common.global_model import averaging
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -30,6 +29,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="nothing", travels="the global model, both ways")

@@ -18,9 +18,9 @@ import dataclasses
 
 from pfljax.algorithms.common.layers import Phase, base_layers, sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its last layers", travels="the body, both ways")

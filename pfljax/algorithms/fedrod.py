@@ -27,7 +27,6 @@ from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.heads import head_of
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -44,6 +43,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Personal, Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its personal head", travels="the global model, both ways")

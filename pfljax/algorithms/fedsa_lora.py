@@ -17,9 +17,9 @@ import dataclasses
 
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.layers import sharing_layers
-from pfljax.contract.method import method
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
+from pfljax.settings.method import method
 
 
 @method(name="fedsa_lora", keeps="B and its head", travels="A, both ways")

@@ -27,7 +27,6 @@ from pfljax.algorithms.common import hypernetwork, layers
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.algorithms.common.hypernetwork import Learned
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -43,6 +42,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 class Server(NamedTuple):

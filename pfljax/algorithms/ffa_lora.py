@@ -17,7 +17,6 @@ import dataclasses
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import method
 from pfljax.contract.types import (
     Algorithm,
     ClientContext,
@@ -31,6 +30,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import method
 
 
 @method(name="ffa_lora", keeps="nothing", travels="B, both ways")

@@ -24,7 +24,6 @@ import numpy as np
 from pfljax.algorithms.common import low_rank
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -47,6 +46,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(name="flexlora", keeps="nothing", travels="A and B cut to a client's rank, both ways")

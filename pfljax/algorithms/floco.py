@@ -35,7 +35,6 @@ from optax.projections import projection_simplex
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -54,6 +53,7 @@ from pfljax.contract.types import (
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 ALPHA = 0xF10  # folded into a mini-batch's key: a point of the simplex
 SCALES = 1000  # number of values of z

@@ -26,7 +26,6 @@ from pfljax.algorithms.common import classes, heads
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.algorithms.common.layers import Phase, base_layers, train_phases
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -43,6 +42,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its head", travels="the body, both ways")

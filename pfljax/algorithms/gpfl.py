@@ -27,7 +27,6 @@ import optax
 from pfljax.algorithms.common import classes, heads, networks, pairs
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -45,6 +44,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Pair, Personal, Problem
+from pfljax.settings.method import knob, method
 
 ADDED = "conditional"  # the branch of E and V beside the model's own
 

@@ -36,7 +36,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import low_rank
 from pfljax.algorithms.common.clusters import by_eigengap
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -63,6 +62,7 @@ from pfljax.contract.types import (
 from pfljax.contract.vectors import orthonormal
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Problem
+from pfljax.settings.method import knob, method
 
 ROOT, CLUSTER, LEAF = range(3)  # the stages of a run, and the tier that each trains
 

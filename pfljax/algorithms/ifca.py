@@ -30,7 +30,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import aggregation, by_loss, gradients
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -54,6 +53,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 CLUSTERS = "C, number of models; 1 is FedAvg"
 SCORED = Report(scored="the model that fits each client's training data best")

@@ -27,7 +27,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -41,6 +40,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import of_examples, sum_over_examples
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 class Datastore(NamedTuple):

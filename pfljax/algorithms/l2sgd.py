@@ -20,7 +20,6 @@ import jax
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -33,6 +32,7 @@ from pfljax.contract.types import (
     Trained,
 )
 from pfljax.local.problem import Personal, Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its model", travels="the mean down, its model up")

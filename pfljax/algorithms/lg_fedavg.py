@@ -16,9 +16,9 @@ import dataclasses
 
 from pfljax.algorithms.common.layers import sharing_layers
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(name="lg_fedavg", keeps="its lower layers", travels="the upper layers, both ways")

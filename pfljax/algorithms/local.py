@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 
 from pfljax.contract import tree
-from pfljax.contract.method import method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -31,6 +30,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Personal, Problem
+from pfljax.settings.method import method
 
 
 @method(keeps="its model", travels="nothing")

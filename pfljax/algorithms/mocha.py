@@ -30,7 +30,6 @@ import jax.numpy as jnp
 
 from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -51,6 +50,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Personal, Problem
+from pfljax.settings.method import knob, method
 
 
 class Pull(NamedTuple):

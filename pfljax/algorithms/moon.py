@@ -24,7 +24,6 @@ import optax
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -39,6 +38,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 EPSILON = 1e-16  # least norm of features, so that features of zero have a gradient
 

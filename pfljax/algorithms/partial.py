@@ -19,9 +19,9 @@ import dataclasses
 
 from pfljax.algorithms.common.layers import Phase, named, sharing_layers
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import Algorithm, Params, PyTree, Report
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 PERSONAL = "regular expression that paths of personal parameters contain, such as prompt; '': the last layer's"
 

@@ -33,7 +33,6 @@ import optax
 from pfljax.algorithms.common import classes, hypernetwork
 from pfljax.algorithms.common.hypernetwork import Learned, Network
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -58,6 +57,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import masked, sum_over_examples
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 PROBES = 100  # number of random inputs
 

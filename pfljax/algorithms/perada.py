@@ -29,7 +29,6 @@ import optax
 from pfljax.algorithms.common import classes, distillation
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -49,6 +48,7 @@ from pfljax.contract.types import (
 from pfljax.local.batches import Batch, sampled
 from pfljax.local.problem import Objective, Personal, Problem
 from pfljax.local.solver import joined
+from pfljax.settings.method import knob, method
 
 
 class Unlabeled(NamedTuple):

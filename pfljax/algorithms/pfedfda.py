@@ -31,7 +31,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common import classes, heads
 from pfljax.algorithms.common.aggregation import average
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -56,6 +55,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 EPSILON = 1e-4  # e, the share of the identity in S, and what is added to shares of classes
 NUM_VALUES = 11  # of a and of b

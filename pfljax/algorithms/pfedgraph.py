@@ -29,7 +29,6 @@ from optax.projections import projection_simplex
 from pfljax.algorithms.common import parameters
 from pfljax.algorithms.common.one_each import start_for_each
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -47,6 +46,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.batches import Batch
 from pfljax.local.problem import Objective, Problem
+from pfljax.settings.method import knob, method
 
 
 class Server(NamedTuple):

@@ -36,7 +36,6 @@ from pfljax.algorithms.common import hypernetwork
 from pfljax.algorithms.common.hypernetwork import Learned
 from pfljax.algorithms.common.one_each import one_for_each
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -55,6 +54,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="nothing", travels="its generated model down, its update up")

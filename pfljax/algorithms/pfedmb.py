@@ -35,7 +35,6 @@ import optax
 
 from pfljax.algorithms.common.projection import projected
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -62,6 +61,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem
 from pfljax.local.solver import TrainState
+from pfljax.settings.method import knob, method
 
 OF_ALPHA = 1  # folded into a client's key for a round: the mini-batches for alpha
 

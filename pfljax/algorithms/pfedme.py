@@ -22,7 +22,6 @@ import optax
 
 from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -37,6 +36,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope, joined
+from pfljax.settings.method import knob, method
 
 
 @method(keeps="its model", travels="the global model, both ways")

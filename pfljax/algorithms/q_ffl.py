@@ -20,7 +20,6 @@ from pfljax.algorithms.common import by_loss
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -33,6 +32,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.privacy import BY_LOSS
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob, method
 
 LEAST = 1e-10  # smallest loss, so that its powers stay finite
 

@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from pfljax.algorithms.common.aggregation import client_weight
 from pfljax.algorithms.common.global_model import Received, ServerStep, averaging
 from pfljax.contract import tree
-from pfljax.contract.method import knob, method
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -37,6 +36,7 @@ from pfljax.contract.types import (
 )
 from pfljax.local.problem import Problem, SlopeFunction
 from pfljax.local.solver import Slope
+from pfljax.settings.method import knob, method
 
 
 class Server(NamedTuple):

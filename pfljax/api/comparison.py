@@ -31,13 +31,13 @@ from pfljax.api.table import FILES, Table, table_of
 from pfljax.api.tuning import Point, Tuning
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError
-from pfljax.contract.fields import Seed, Seeds, checked, knob
-from pfljax.contract.method import METHODS
 from pfljax.data import Federation
 from pfljax.evaluation.statistics import Trial, check_reference
 from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
+from pfljax.settings.fields import Seed, Seeds, checked, knob
+from pfljax.settings.method import METHODS
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Annotated
 
 from pfljax.api.run import Run
-from pfljax.contract.fields import checked, knob
-from pfljax.exchange import targets
-from pfljax.stores.estimating import Estimate, estimate_for
+from pfljax.planner import targets
+from pfljax.planner.planning import Estimate, estimate_for
+from pfljax.settings.fields import checked, knob
 from pfljax.training.loop import Rounds
 
 

@@ -19,7 +19,7 @@ from pfljax.data import Federation
 from pfljax.models.behind import Behind, behind, features_of
 from pfljax.models.model import FLOAT32, Model
 from pfljax.models.rewriting import rewritten
-from pfljax.stores.experiment import Experiment
+from pfljax.run.experiment import Experiment
 
 AT_ONCE = 256  # examples
 WORTH = 0.25  # least share of the network's products before the cut, below which features are larger than they save

@@ -12,13 +12,13 @@ import optax
 
 from pfljax.api.result import Result
 from pfljax.api.run import Run
-from pfljax.contract import recorded
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import checked
 from pfljax.data import Federation, datasets, return_validation
 from pfljax.folder import files, fingerprint, folders, former
 from pfljax.local.training import LocalTraining
-from pfljax.stores.experiment import Execution
+from pfljax.run.experiment import Execution
+from pfljax.settings import recorded
+from pfljax.settings.fields import checked
 from pfljax.training.outcome import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command

@@ -22,9 +22,10 @@ from pfljax.exchange import pools
 from pfljax.exchange.plan import Peers, make_plan
 from pfljax.folder import fingerprint
 from pfljax.local.training import LocalTraining
-from pfljax.stores import compiled, memory
-from pfljax.stores.compiled import Compiled
-from pfljax.stores.experiment import Experiment
+from pfljax.planner.profiling import profiler
+from pfljax.run import compiled, memory
+from pfljax.run.compiled import Compiled
+from pfljax.run.experiment import Experiment
 from pfljax.stores.registry import store_of
 from pfljax.stores.store import shapes_of
 from pfljax.training import compiling
@@ -85,7 +86,8 @@ def dispatcher(
     key = jax.random.key(0)
     key_for = lambda purpose: experiment.keys(key, key) if purpose else key
     if trace:
-        print(f"  {compiling.profile(trace, rounds, key_for, clients)}", flush=True)
+        dispatch = compiling.dispatcher(rounds, key_for, clients)
+        print(f"  {profiler(trace)(dispatch)}", flush=True)
     return compiling.dispatcher(rounds, key_for, clients, period)
 
 

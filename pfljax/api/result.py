@@ -13,7 +13,6 @@ import numpy as np
 from pfljax import report
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
-from pfljax.contract.fields import checked
 from pfljax.contract.types import PyTree, State, Topology
 from pfljax.data import Federation
 from pfljax.data.sources.arrays import as_arrays
@@ -22,8 +21,9 @@ from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
 from pfljax.models.standardizing import standardizing, statistics_of
+from pfljax.run.experiment import Experiment
+from pfljax.settings.fields import checked
 from pfljax.stores import serving
-from pfljax.stores.experiment import Experiment
 from pfljax.training.loop import Outcome
 
 MOST_OFFSET = 1e4  # deviations between 0 and a mean, from which float32 loses three digits of a standardized number

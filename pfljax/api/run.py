@@ -17,9 +17,7 @@ from pfljax.api.features import with_features
 from pfljax.api.result import Result
 from pfljax.contract import cores, processes, tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.host import free_memory, readable
-from pfljax.contract.method import tell
 from pfljax.contract.pooled import is_pooled
 from pfljax.data import Federation
 from pfljax.data.sources.source import Scaling
@@ -29,18 +27,21 @@ from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.folder import files, fingerprint
 from pfljax.folder.folders import Resume
-from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
 from pfljax.models.groups import Networks, grouped, modules_of
 from pfljax.models.standardizing import array_name, inside
+from pfljax.planner.profiling import profiler
+from pfljax.run.experiment import Execution, Experiment
+from pfljax.run.replicates import check_alike
+from pfljax.settings.fields import Seed, checked, knob
+from pfljax.settings.method import tell
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy
 from pfljax.stages.compression import Compression
+from pfljax.stages.devices import Clock
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
-from pfljax.stores.experiment import Execution, Experiment
-from pfljax.stores.replicates import check_alike
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
@@ -429,7 +430,8 @@ def start(
     folder = None if profile is None else Path(profile)
     if folder:
         files.check_writable(folder, "profile")
-    return Trainer(experiments, outs=outs, profile=folder, **options)
+    profile_rounds = profiler(folder) if folder else None
+    return Trainer(experiments, outs=outs, profile=profile_rounds, **options)
 
 
 def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:

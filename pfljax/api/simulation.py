@@ -11,14 +11,14 @@ import numpy as np
 
 from pfljax.api.run import Clients, Run
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import checked
 from pfljax.contract.types import Array, ClientData, Key, State
 from pfljax.exchange import lifting
 from pfljax.exchange.in_python import PythonPlan, calling
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
 from pfljax.local.training import LocalTraining
-from pfljax.stores.compiled import Jitted
+from pfljax.run.compiled import Jitted
+from pfljax.settings.fields import checked
 from pfljax.stores.serving import scores
 from pfljax.training import mixing
 from pfljax.training.loop import Rounds

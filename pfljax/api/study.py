@@ -18,7 +18,7 @@ from pfljax.contract import processes
 from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.folder import files, folders, former, locks, manifest
-from pfljax.stores.experiment import differences, groups_alike
+from pfljax.run.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.tracking import Tracker

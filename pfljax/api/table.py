@@ -15,13 +15,13 @@ from pfljax.api.run import Folder
 from pfljax.api.study import Cell
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import checked, knob, nearest
 from pfljax.evaluation import gains
 from pfljax.evaluation.metrics import sign_of
 from pfljax.evaluation.statistics import OfRuns, Trial, columns, compared, deviation
 from pfljax.folder import files
 from pfljax.report import escaping, terms
 from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
+from pfljax.settings.fields import checked, knob, nearest
 
 # Files of a comparison, whose folder also has one of each method.
 FILES = ("planned.json", "report.html", "table.csv", "table.json", "table.md", "table.png", "table.tex", "workers")

@@ -24,16 +24,16 @@ from pfljax.api.run import (
     start,
 )
 from pfljax.api.study import Rerun, in_parts
-from pfljax.contract import grids
 from pfljax.contract.errors import ArgumentError, RunError
-from pfljax.contract.fields import Seeds, checked, fields_of, knob
-from pfljax.contract.method import told
 from pfljax.data import Federation, codes_of
 from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
-from pfljax.stores.experiment import groups_alike
+from pfljax.run.experiment import groups_alike
+from pfljax.settings import grids
+from pfljax.settings.fields import Seeds, checked, fields_of, knob
+from pfljax.settings.method import told
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from pfljax.api import loading
 from pfljax.cli import build, train
 from pfljax.cli.names import current
 from pfljax.cli.settings import parse
-from pfljax.contract import own_files, recorded
+from pfljax.settings import own_files, recorded
 
 
 def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) -> api.Run:

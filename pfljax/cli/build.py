@@ -18,9 +18,10 @@ from pfljax.api import comparison, tuning
 from pfljax.api.study import Study
 from pfljax.cli.flags import DATA, WHAT, Adapting, Optimizer
 from pfljax.cli.settings import FlagError, Settings
-from pfljax.contract import method, optional, own_files, processes, recorded
+from pfljax.contract import optional, processes
 from pfljax.data import Federation, partitions, sources
 from pfljax.evaluation.statistics import Trial
+from pfljax.settings import method, own_files, recorded
 
 ALL = comparison.ALL
 TUNING_FRACTION = 0.25  # of the training examples, to tune on unless --validation_fraction is given

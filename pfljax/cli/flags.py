@@ -31,9 +31,9 @@ from pfljax.api import (
 from pfljax.api.comparison import SEEDS
 from pfljax.api.study import Replicate, Rerun
 from pfljax.cli.parsing import Group, Rates
-from pfljax.contract.fields import GIVEN, Seeds, knob, settings
-from pfljax.contract.method import METHODS
 from pfljax.data import Splits, partitions, sources, split_unseen
+from pfljax.settings.fields import GIVEN, Seeds, knob, settings
+from pfljax.settings.method import METHODS
 
 WHAT, DATA, HOW, RUNS = "Training", "Data", "Execution", "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)

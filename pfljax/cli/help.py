@@ -10,8 +10,8 @@ from absl import flags
 
 from pfljax.cli.flags import DATA, HOW, RUNS, WHAT
 from pfljax.cli.settings import Settings, accepted, read
-from pfljax.contract.fields import with_words
-from pfljax.contract.method import METHODS
+from pfljax.settings.fields import with_words
+from pfljax.settings.method import METHODS
 
 WORDS = ("--help", "-help", "-h", "-?", "--helpfull", "--helpshort")
 WIDTH = 100

@@ -26,8 +26,8 @@ from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.contract import cores, processes
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.host import cache_folder
-from pfljax.contract.method import METHODS
 from pfljax.folder import endings, files
+from pfljax.settings.method import METHODS
 
 OPEN_PORT = (
     "the coordinator listens on all network addresses of this machine, and anyone who reaches its port can join or "

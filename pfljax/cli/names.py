@@ -25,8 +25,8 @@ from pfljax.api import (
     compare,
     estimate,
 )
-from pfljax.contract.fields import fields_of
 from pfljax.data import Splits, partitions, sources, split_unseen
+from pfljax.settings.fields import fields_of
 
 # What declares fields or arguments -> owner -> names of those that have a flag. Under the owner "", a flag has the name
 # of its field. Fields that are not listed have no flag.

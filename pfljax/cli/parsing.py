@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from pfljax.cli.names import flags_of, owners_of
-from pfljax.contract.fields import (
+from pfljax.contract.paths import expanded
+from pfljax.settings.fields import (
     REQUIRED,
     Conditions,
     Field,
@@ -26,8 +27,7 @@ from pfljax.contract.fields import (
     plain,
     value_type,
 )
-from pfljax.contract.method import METHODS
-from pfljax.contract.paths import expanded
+from pfljax.settings.method import METHODS
 
 
 class Value(flags.ArgumentParser):

@@ -36,7 +36,7 @@ from pfljax.cli.launch import Command
 from pfljax.cli.names import current
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import PRESETS, VALIDATION_FRACTION, FlagError, Settings
-from pfljax.contract import method, processes
+from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.host import readable
 from pfljax.contract.pooled import Pooled
@@ -44,6 +44,7 @@ from pfljax.contract.types import Split
 from pfljax.data import Federation, preparation, sources
 from pfljax.folder import files, fingerprint, former
 from pfljax.folder.folders import said
+from pfljax.settings import method
 
 MOST_CLIENTS = 10**12  # more than fit in memory: each such cell reports that
 DISTINCT = 10_000  # random images that clients share if data are not on the devices

@@ -19,9 +19,13 @@ from pfljax.cli import supervision
 from pfljax.cli.flags import IMPLIED, METHOD_FLAGS
 from pfljax.cli.names import FORMER, flags_of, owners_of, renamed
 from pfljax.cli.parsing import Declared
-from pfljax.contract import own_files, reading
+from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError, shown
-from pfljax.contract.fields import (
+from pfljax.contract.paths import expanded
+from pfljax.data.sources import KINDS, has_tests, kind_of
+from pfljax.folder import files
+from pfljax.settings import own_files
+from pfljax.settings.fields import (
     Conditions,
     fields_of,
     holds,
@@ -30,10 +34,7 @@ from pfljax.contract.fields import (
     value_type,
     with_words,
 )
-from pfljax.contract.method import METHODS
-from pfljax.contract.paths import expanded
-from pfljax.data.sources import KINDS, has_tests, kind_of
-from pfljax.folder import files
+from pfljax.settings.method import METHODS
 
 PRESETS = Path(__file__).parent / "presets"
 VALIDATION_FRACTION = 0.2  # for all methods of a run, if one of them needs validation examples

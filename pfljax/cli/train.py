@@ -31,7 +31,7 @@ from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import processes
-from pfljax.contract.method import METHODS
+from pfljax.settings.method import METHODS
 
 
 def define(registry: flags.FlagValues) -> None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
-from pfljax.contract import recorded
-from pfljax.contract.fields import NumClients, Seed, checked, fields_of, knob
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
 from pfljax.data.partitions import Choice
@@ -23,6 +21,8 @@ from pfljax.data.sources.kinds import KINDS
 from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
 from pfljax.data.variants import SIDE, split_unseen
+from pfljax.settings import recorded
+from pfljax.settings.fields import NumClients, Seed, checked, fields_of, knob
 
 P = ParamSpec("P")
 

@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.contract.mapped import in_file
 from pfljax.contract.pooled import Filed, Pooled, Standardized, is_pooled
 from pfljax.contract.types import ClientData, PyTree, Split, Task
@@ -25,6 +24,7 @@ from pfljax.data.dealing import Assignment
 from pfljax.data.sources.arrays import TaskName, as_arrays, make_source
 from pfljax.data.sources.source import Scaling, Source, generator
 from pfljax.data.splits import Splits, make_splits, split_within_clients
+from pfljax.settings.fields import NumClients, Seed, checked, knob
 
 AnyArray = Annotated[ArrayLike, knob(accepted="an array")]
 PARTS = ("train", "validation", "test")

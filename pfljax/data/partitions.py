@@ -12,7 +12,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.fields import NumClients, Seed, check, checked, knob, settings
 from pfljax.data import latent
 from pfljax.data.dealing import (
     MIN_EXAMPLES,
@@ -27,6 +26,7 @@ from pfljax.data.dealing import (
 )
 from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
+from pfljax.settings.fields import NumClients, Seed, check, checked, knob, settings
 
 DEFAULT_CLIENTS = 16
 ALPHA = "Dirichlet concentration; smaller: clients differ more"

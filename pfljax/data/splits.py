@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.data.dealing import Assignment
 from pfljax.data.sources.source import generator, mixed_bits
+from pfljax.settings.fields import knob, settings
 
 
 @settings

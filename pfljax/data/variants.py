@@ -11,12 +11,12 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Examples, Split
 from pfljax.data.federation import PARTS, Federation
 from pfljax.data.sources.source import generator
 from pfljax.data.statistics import codes_of, input_codes
+from pfljax.settings.fields import NumClients, Seed, checked, knob
 
 SIDE = "split_unseen"  # names the origin of clients that `split_unseen` has made, 0, and of the others, 1
 Count = Annotated[int, knob(at_least=1)]

@@ -19,11 +19,11 @@ import numpy as np
 from scipy import special
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import checked, nearest
 from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
 from pfljax.evaluation.metrics import outputs
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import checked, nearest
 
 BINS = 15  # of `calibration_error`
 # Other entries of clients' rows, and beginnings of others' names.

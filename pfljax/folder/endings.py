@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pfljax.contract import processes
 from pfljax.contract.errors import RunError
-from pfljax.stores import memory
+from pfljax.run import memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPEAT_SECONDS = 2.0  # seconds until a SIGINT that had no effect is repeated

@@ -46,8 +46,8 @@ from pfljax.exchange.rounds import make_round
 from pfljax.folder import host_code
 from pfljax.folder.host_code import content
 from pfljax.local.problem import Problem, watched
+from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
-from pfljax.stores.experiment import Experiment
 
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
 # Settings of JAX that change results and that no trace shows.

@@ -16,8 +16,8 @@ from pfljax.contract.types import State
 from pfljax.folder import endings, files, fingerprint, former, history, manifest
 from pfljax.folder.history import History
 from pfljax.folder.locks import LOCK
-from pfljax.stores.compiled import Compiled
-from pfljax.stores.experiment import Experiment
+from pfljax.run.compiled import Compiled
+from pfljax.run.experiment import Experiment
 from pfljax.stores.registry import STORES, store_of
 
 CONFIG = "config.json"

@@ -11,7 +11,7 @@ import numpy as np
 
 from pfljax.contract.types import Topology
 from pfljax.folder import files
-from pfljax.stores.experiment import Experiment
+from pfljax.run.experiment import Experiment
 
 COUNTS = ("down", "up", "seconds", "simulated")
 NUMBER = re.compile("[1-9][0-9]{0,8}")

@@ -18,8 +18,8 @@ import numpy as np
 
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Array, Key, Params
+from pfljax.settings.fields import knob, settings
 
 
 @settings

@@ -13,12 +13,12 @@ import optax
 from jax.typing import DTypeLike
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Params, PyTree
 from pfljax.local import augmentation, checking
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
 from pfljax.models import Model, losses
+from pfljax.settings.fields import knob, settings
 
 # `jax.default_matmul_precision` also accepts algorithms, such as TF32_TF32_F32, but each works on few platforms.
 Precision = Literal["default", "high", "highest", "bfloat16", "tensorfloat32", "float32"]

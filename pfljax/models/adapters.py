@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Array, Key
 from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
+from pfljax.settings.fields import knob, settings
 
 Leaves = dict[str, Array]  # by what is added to a parameter's name
 A, B = "_lora_a", "_lora_b"

@@ -11,8 +11,8 @@ import optax
 from jaxtyping import Float, Num, Shaped
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import nearest
 from pfljax.contract.types import Array, Task
+from pfljax.settings.fields import nearest
 
 Loss = Callable[[Array, Array], Array]
 

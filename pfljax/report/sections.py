@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pfljax.contract.host import readable
-from pfljax.contract.method import METHODS
 from pfljax.report.markup import Raw, paragraph, score, table, text
+from pfljax.settings.method import METHODS
 
 # Columns of a table of scores, in this order, if the run has them.
 SCORES = {

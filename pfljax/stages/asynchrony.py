@@ -1,4 +1,4 @@
-"""Clients that do not wait for each other: the order of their work follows from a simulated clock; see `local.clock`.
+"""Clients that do not wait for each other: the order of their work follows from a simulated clock; see `stages.devices`.
 
 Under a server whose models may be stale (`Algorithm.stale`), a fixed number of clients are always at work. Whoever is
 done sends its update and another client begins, with the newest model. After S updates, the server takes a step: a
@@ -43,8 +43,8 @@ from pfljax.contract.types import (
     Topology,
 )
 from pfljax.exchange import lifting
-from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
+from pfljax.stages.devices import Clock
 from pfljax.stages.messages import LocalWork, choose, either
 from pfljax.stages.stage import Stage, StageState
 from pfljax.stages.timing import Waiting, check, round_seconds

@@ -32,10 +32,10 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.lazy import LazyArray
 from pfljax.contract.types import Algorithm, Array, ClientOutput, Key, PyTree, Split, Told
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import knob, settings
 from pfljax.stages.backdoor import SUCCESS, Trigger
 from pfljax.stages.collusion import Collusion
 from pfljax.stages.messages import LocalWork, choose, is_float, values_of, with_new_values

@@ -32,7 +32,6 @@ import scipy.special
 
 from pfljax.contract import optional, tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -51,6 +50,7 @@ from pfljax.exchange import traffic
 from pfljax.exchange.rounds import cohort_of
 from pfljax.local.privacy import BY_LOSS, BY_SEED, accountant, finite
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import knob, settings
 from pfljax.stages.messages import LocalWork, either
 from pfljax.stages.stage import Stage, StageState
 

@@ -34,7 +34,6 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -51,6 +50,7 @@ from pfljax.contract.types import (
 from pfljax.contract.vectors import orthonormal, over_vectors
 from pfljax.exchange.lifting import shapes_of_client
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import knob, settings
 from pfljax.stages.messages import LocalWork, floats, payload, values_of, with_new_values
 from pfljax.stages.stage import Stage, StageState
 

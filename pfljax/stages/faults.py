@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -37,6 +36,7 @@ from pfljax.contract.types import (
     Topology,
 )
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import knob, settings
 from pfljax.stages.messages import (
     LocalWork,
     dropped,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import knob, settings
 from pfljax.stages.attacks import Attack
 from pfljax.stages.combining import Combining
 from pfljax.stages.robust import TRIMMING, Aggregator, check_number

@@ -1,4 +1,4 @@
-"""How long rounds take on a simulated clock, for any method; see `local.clock`.
+"""How long rounds take on a simulated clock, for any method; see `stages.devices`.
 
 A round takes as long as the slowest client of its cohort. With a deadline, the results of slower clients are lost. With
 over-selection, the server asks more clients than it needs and goes on with the first ones: Bonawitz et al., "Towards
@@ -39,8 +39,8 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange import traffic
 from pfljax.exchange.views import view
-from pfljax.local.clock import Clock
 from pfljax.local.problem import Problem
+from pfljax.stages.devices import Clock
 from pfljax.stages.messages import LocalWork, either, lost, with_note
 from pfljax.stages.stage import Stage, StageState
 

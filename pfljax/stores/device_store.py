@@ -21,10 +21,10 @@ from pfljax.exchange.lifting import serve, serve_some
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
-from pfljax.stores import memory
-from pfljax.stores.compiled import Compiled, Jitted, Lowered, shaped, state_shardings
-from pfljax.stores.experiment import OWN, Experiment
-from pfljax.stores.replicates import Replicates
+from pfljax.run import memory
+from pfljax.run.compiled import Compiled, Jitted, Lowered, shaped, state_shardings
+from pfljax.run.experiment import OWN, Experiment
+from pfljax.run.replicates import Replicates
 from pfljax.stores.serving import BLOCK_BYTES, blocks, joined, measured, scores
 from pfljax.stores.store import Build, Store, UseOf
 

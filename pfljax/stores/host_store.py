@@ -28,10 +28,11 @@ from pfljax.exchange import lifting
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import known_cohort, make_cohort_round
-from pfljax.stores import memory, stacks
-from pfljax.stores.compiled import Compiled, Jitted, Lowered, Saving, shaped, state_shardings
-from pfljax.stores.experiment import OWN, Experiment
-from pfljax.stores.replicates import Replicates
+from pfljax.run import memory
+from pfljax.run.compiled import Compiled, Jitted, Lowered, Saving, shaped, state_shardings
+from pfljax.run.experiment import OWN, Experiment
+from pfljax.run.replicates import Replicates
+from pfljax.stores import stacks
 from pfljax.stores.serving import BLOCK_BYTES, in_blocks, measured, scores
 from pfljax.stores.store import Build, Store, UseOf, shapes_of
 

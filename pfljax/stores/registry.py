@@ -1,7 +1,7 @@
 """The client stores by name."""
 
+from pfljax.run.experiment import Experiment
 from pfljax.stores.device_store import DeviceStore
-from pfljax.stores.experiment import Experiment
 from pfljax.stores.host_store import DiskStore, HostStore
 from pfljax.stores.store import Store
 

@@ -27,9 +27,9 @@ from pfljax.exchange.lifting import Served, Use, serve, whom
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
+from pfljax.run.compiled import Jitted
+from pfljax.run.experiment import OWN, Numbers
 from pfljax.stores import stacks
-from pfljax.stores.compiled import Jitted
-from pfljax.stores.experiment import OWN, Numbers
 
 BLOCK_BYTES = 64 << 20  # of clients that are served at once, if they take part in a round with fewer bytes
 

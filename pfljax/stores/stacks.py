@@ -23,7 +23,7 @@ from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import PyTree
-from pfljax.stores import memory
+from pfljax.run import memory
 
 BLOCK = 4096  # number of rows fetched from other processes at a time
 PAGE = 4096  # bytes per page of a file system

@@ -12,9 +12,9 @@ from pfljax.contract.types import Algorithm, ClientData, PyTree, State
 from pfljax.exchange import lifting
 from pfljax.exchange.lifting import Use
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.stores.compiled import Compiled, Lowered
-from pfljax.stores.experiment import Experiment, Numbers
-from pfljax.stores.replicates import Replicates
+from pfljax.run.compiled import Compiled, Lowered
+from pfljax.run.experiment import Experiment, Numbers
+from pfljax.run.replicates import Replicates
 
 Build = Callable[[Numbers], Algorithm]
 UseOf = Callable[[Algorithm], Use]

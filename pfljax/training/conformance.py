@@ -44,9 +44,9 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import as_sent, draw_cohort, make_round
 from pfljax.exchange.views import view
 from pfljax.models import building
+from pfljax.run.compiled import Jitted
+from pfljax.run.experiment import Experiment
 from pfljax.stores import stacks
-from pfljax.stores.compiled import Jitted
-from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
 
 TOLERANCE = 1e-3  # of the sum of a client's weights

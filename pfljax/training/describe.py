@@ -12,16 +12,17 @@ from typing import Any
 
 import jax
 
-from pfljax.contract import recorded, tree
+from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Examples, Topology
 from pfljax.data import Federation
 from pfljax.folder import files
 from pfljax.local import lasting
 from pfljax.local.training import LocalTraining
-from pfljax.stores import memory
-from pfljax.stores.compiled import Compiled
-from pfljax.stores.experiment import Experiment
+from pfljax.run import memory
+from pfljax.run.compiled import Compiled
+from pfljax.run.experiment import Experiment
+from pfljax.settings import recorded
 from pfljax.stores.registry import store_of
 
 STALE = 0.05  # share of the initial batch statistics from which a plan speaks of it

@@ -15,7 +15,6 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError, warn
-from pfljax.contract.fields import knob
 from pfljax.contract.types import Algorithm, ClientData, Key, Split, State, Topology
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
@@ -26,12 +25,13 @@ from pfljax.folder.history import History
 from pfljax.folder.locks import locked
 from pfljax.local import lasting
 from pfljax.local.privacy import secret_key
-from pfljax.stores import memory
-from pfljax.stores.experiment import Experiment
+from pfljax.run import memory
+from pfljax.run.experiment import Experiment
+from pfljax.run.replicates import Replicates
+from pfljax.settings.fields import knob
 from pfljax.stores.registry import store_of
-from pfljax.stores.replicates import Replicates
 from pfljax.training import conformance, mixing, scoring
-from pfljax.training.compiling import compile_to_fit, profile
+from pfljax.training.compiling import Dispatch, compile_to_fit, dispatcher
 from pfljax.training.describe import plan_lines
 from pfljax.training.outcome import Outcome, make_key
 from pfljax.training.progress import announced, progress
@@ -80,14 +80,14 @@ class Trainer:
         resume: Resume = False,
         say: Callable[[str], None] | None = None,
         bar: bool = False,
-        profile: Path | None = None,
+        profile: Callable[[Dispatch], str] | None = None,
         keep_going: bool = False,
         trackers: Sequence[Tracker | None] = (),
     ):
         """Checks the directories `outs`, if anything is written. Compiles and writes nothing yet.
 
         Federations are padded to the same sizes. `resume` is as in `folders.Resume`, `say` gets lines for the user, and
-        `profile` is a folder for a trace of a few rounds. With `keep_going`, the other runs continue if the loss of one
+        `profile` plays a few rounds and says where their time goes. With `keep_going`, the other runs continue if the loss of one
         is not finite. `trackers` has one for each run, called with its evaluations, or none. Raises `ArgumentError` if
         a directory contains another run.
         """
@@ -236,7 +236,8 @@ class Trainer:
         for name, value in self.lines:
             self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
         if self.profile:
-            self._tell(f"  {profile(self.profile, compiled, self._key, self.clients)}")
+            dispatch = dispatcher(compiled, self._key, self.clients)
+            self._tell(f"  {self.profile(dispatch)}")
         like = compiled.saving.like if compiled.saving else self.store.restorable(compiled, self.replicates)
         restored = self.folders.restore(like, self._tell, self._joined)
         if restored:

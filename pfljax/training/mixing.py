@@ -21,7 +21,7 @@ from pfljax.contract.types import Params, PyTree, Training
 from pfljax.exchange.views import each
 from pfljax.local.solver import Solver
 from pfljax.models.model import Model
-from pfljax.stores.experiment import Experiment
+from pfljax.run.experiment import Experiment
 
 TOLERANCE = 1e-3  # of the largest output
 NUM = 4  # examples that are tried

@@ -19,10 +19,10 @@ from pfljax.folder import files
 from pfljax.folder.folders import CLIENTS
 from pfljax.folder.history import History
 from pfljax.local.privacy import secret_key
+from pfljax.run.experiment import Experiment
+from pfljax.run.replicates import ONE
 from pfljax.stores import stacks
-from pfljax.stores.experiment import Experiment
 from pfljax.stores.registry import store_of
-from pfljax.stores.replicates import ONE
 
 
 @dataclasses.dataclass(eq=False)

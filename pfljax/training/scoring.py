@@ -17,9 +17,10 @@ from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import participations
 from pfljax.folder.history import History
 from pfljax.local import privacy
-from pfljax.stores import memory, serving, stacks
-from pfljax.stores.compiled import Compiled, Jitted
-from pfljax.stores.experiment import Experiment
+from pfljax.run import memory
+from pfljax.run.compiled import Compiled, Jitted
+from pfljax.run.experiment import Experiment
+from pfljax.stores import serving, stacks
 
 SELECTED_BY = ("validation_accuracy", "validation_loss")  # the first that is known; otherwise, the training loss
 

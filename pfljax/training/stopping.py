@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pfljax.contract.fields import knob, settings
+from pfljax.settings.fields import knob, settings
 from pfljax.training.scoring import best_row
 
 Stop = Callable[[Sequence[dict]], bool | str]

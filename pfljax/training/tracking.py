@@ -13,10 +13,10 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from pfljax.contract import optional
-from pfljax.contract.fields import checked, knob
 from pfljax.contract.paths import expanded
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
+from pfljax.settings.fields import checked, knob
 
 FLUSH_SECONDS = 1  # maximum delay until TensorBoard sees an evaluation
 MAX_MATRIX = 2000  # no collaboration matrix with more clients or models

@@ -22,8 +22,8 @@ import toys
 from jax.experimental.compilation_cache import compilation_cache
 
 import pfljax as pfl
-from pfljax.exchange import targets
-from pfljax.stores.estimating import prepare
+from pfljax.planner import targets
+from pfljax.planner.planning import prepare
 
 FILE = Path(__file__).with_name("accelerators.json")
 EXACT, ROUGH = 1.02, 1.5  # how much more than its budget a program may need, with the libtpu of the budgets or another

@@ -18,7 +18,6 @@ from keys import misused
 from pfljax import algorithms, models
 from pfljax.algorithms import METHODS
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import choices_of, out_of_range, value_type
 from pfljax.contract.types import Algorithm, ClientData, Prediction, Split, State
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
@@ -27,6 +26,7 @@ from pfljax.exchange.plan import ExecutionPlan, make_plan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import cohort_of, make_round
 from pfljax.local.problem import Problem
+from pfljax.settings.fields import choices_of, out_of_range, value_type
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
 K, COHORT, ROUNDS = 8, 4, 6

@@ -10,8 +10,8 @@ import pytest
 import toys
 
 from pfljax.algorithms import METHODS
-from pfljax.contract.fields import value_type
 from pfljax.exchange.rounds import make_round
+from pfljax.settings.fields import value_type
 
 OTHERWISE = 0.5  # for knobs that are not given by default
 

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 import pfljax as pfl
 from pfljax.contract.held import taking
 from pfljax.models.transformers import ViT
+from pfljax.run.replicates import ONE
 from pfljax.stores.registry import store_of
-from pfljax.stores.replicates import ONE
 
 LOCAL = pfl.LocalTraining(optax.sgd(0.05), batch_size=8)
 WIDTH, DEPTH, RANK = 24, 1, 2

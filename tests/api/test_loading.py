@@ -17,7 +17,7 @@ from flax import nnx
 import pfljax as pfl
 from pfljax.cli import train
 from pfljax.folder import files
-from pfljax.stores import memory
+from pfljax.run import memory
 
 MODEL = pfl.models.MLP(hidden=(4,))
 OFTEN = {"rounds": 4, "eval_every": 2}

@@ -11,8 +11,8 @@ from commands import call, rows_of
 
 import pfljax as pfl
 from pfljax.cli import compare
-from pfljax.contract import own_files
 from pfljax.folder import files
+from pfljax.settings import own_files
 
 METRIC = """
 import jax.numpy as jnp

@@ -9,7 +9,7 @@ import pfljax as pfl
 from pfljax.api import Point, comparison, grid, search
 from pfljax.api.tuning import papers_knobs, scores_of
 from pfljax.contract.errors import OutOfMemory
-from pfljax.stores.experiment import differences
+from pfljax.run.experiment import differences
 from pfljax.training import loop
 
 MODEL = pfl.models.MLP(hidden=(4,))

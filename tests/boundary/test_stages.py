@@ -18,15 +18,15 @@ from samples import params, sample
 from staged import staged
 
 import pfljax as pfl
-from pfljax.contract.fields import fields_of
 from pfljax.contract.types import ClientContext, ClientData, ClientOutput, Told, Upload
+from pfljax.run.experiment import differences
+from pfljax.run.replicates import Replicates
+from pfljax.settings.fields import fields_of
 from pfljax.stages import robust
 from pfljax.stages.attacks import Attack
 from pfljax.stages.collusion import colluded
 from pfljax.stages.compression import COMPRESS, parsed
 from pfljax.stages.pipeline import WithNotes
-from pfljax.stores.experiment import differences
-from pfljax.stores.replicates import Replicates
 
 RNG = np.random.default_rng(0)
 SEVEN = RNG.normal(size=(7, 5))

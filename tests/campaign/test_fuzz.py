@@ -18,9 +18,9 @@ from sklearn.datasets import load_digits
 from pfljax.cli import compare, scaling, train
 from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import METHODS
 from pfljax.data import sources
 from pfljax.folder import planned
+from pfljax.settings.method import METHODS
 
 # How many examples hypothesis draws by default and every night; CI draws 5 % of the latter. Always the same ones.
 BUDGETS = {"npz": (30, 5000), "flags": (5, 1500), "words": (5, 1000)}

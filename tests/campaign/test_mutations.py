@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from samples import check, params, sample
 
-from pfljax.contract.method import METHODS
 from pfljax.folder import files, fingerprint, folders
+from pfljax.settings.method import METHODS
 
 TEXT = (Path(__file__).parent / "own_study.py").read_text()
 

@@ -19,8 +19,8 @@ from mistakes import calls, wrong_calls
 
 import pfljax as pfl
 from pfljax.api import run as api_run
-from pfljax.contract import fields
-from pfljax.contract.method import METHODS
+from pfljax.settings import fields
+from pfljax.settings.method import METHODS
 
 MODEL = pfl.models.MLP(hidden=())
 CLIENTS = pfl.data.digits(num_clients=4, train_examples=6)

@@ -12,9 +12,9 @@ from pfljax.api import comparison, study, tuning
 from pfljax.cli import build, compare
 from pfljax.cli.settings import parse
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import METHODS
 from pfljax.folder import files, planned
 from pfljax.report import terms, watching
+from pfljax.settings.method import METHODS
 
 
 def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(tmp_path):

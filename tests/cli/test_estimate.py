@@ -7,8 +7,8 @@ import pytest
 from commands import call, one_line
 
 from pfljax.cli import estimate
-from pfljax.exchange import targets
-from pfljax.exchange.targets import Chip, Target
+from pfljax.planner import targets
+from pfljax.planner.targets import Chip, Target
 
 SMALL = ("--method=local", "--num_clients=4", "--train_examples=5", "--hidden=4", "--rounds=1000")
 

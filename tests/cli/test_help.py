@@ -8,7 +8,7 @@ from commands import call
 from pfljax import cli
 from pfljax.cli import compare, scaling, train
 from pfljax.cli.settings import read
-from pfljax.contract.method import METHODS
+from pfljax.settings.method import METHODS
 
 
 @pytest.mark.parametrize("module", [train, compare, scaling])

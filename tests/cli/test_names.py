@@ -13,10 +13,10 @@ from pfljax import cli, data
 from pfljax.cli import build, compare, estimate, scaling, train
 from pfljax.cli.names import FORMER, LIBRARY
 from pfljax.cli.settings import FlagError, parse, read
-from pfljax.contract.fields import Field, fields_of
-from pfljax.contract.method import METHODS
 from pfljax.data import partitions, sources
 from pfljax.folder import files
+from pfljax.settings.fields import Field, fields_of
+from pfljax.settings.method import METHODS
 
 SMALL = ("--method=local", "--num_clients=4", "--rounds=2", "--eval_every=2", "--hidden=4", "--plan=map")
 DEFINED = [train.define, compare.define, scaling.define, estimate.define]

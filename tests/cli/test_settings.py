@@ -12,8 +12,8 @@ from pfljax import data
 from pfljax.cli import build, compare, flags, train
 from pfljax.cli.settings import PRESETS, FlagError, parse, read
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import METHODS
 from pfljax.evaluation.statistics import Trial
+from pfljax.settings.method import METHODS
 
 
 def of(*words, define=train.define):
@@ -235,7 +235,7 @@ def test_numbers_of_a_list():
 METHOD = '''
 import dataclasses
 from neighbor import DEFAULT
-from pfljax.contract.method import knob, method
+from pfljax.settings.method import knob, method
 
 @method(keeps="nothing", travels="nothing")
 @dataclasses.dataclass(frozen=True)

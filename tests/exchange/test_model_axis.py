@@ -15,9 +15,9 @@ import pfljax as pfl
 from pfljax.contract.types import ClientOutput, Told, Upload
 from pfljax.exchange.model_axis import parts
 from pfljax.exchange.plan import make_plan
-from pfljax.stores import memory
+from pfljax.run import memory
+from pfljax.run.replicates import ONE
 from pfljax.stores.registry import STORES
-from pfljax.stores.replicates import ONE
 
 SIZES = (4, 3, 5, 2)
 FEDERATION = toys.make_federation(SIZES, features=32)

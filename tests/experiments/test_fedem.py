@@ -10,7 +10,7 @@ from commands import refused, rows_of
 from experiments.fedem import appendix_j1, appendix_j6, figure1, paper, table2, table3, table7
 from experiments.fedem.paper import PAPER
 from pfljax.cli.settings import parse
-from pfljax.contract.method import METHODS
+from pfljax.settings.method import METHODS
 
 SMALL = ["--num_clients=10", "--test_examples=40", "--rounds=3", "--devices=1"]
 

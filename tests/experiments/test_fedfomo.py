@@ -20,11 +20,11 @@ from experiments.figures import knob_curves
 from experiments.papers import Study, of_accuracies
 from pfljax.cli import build, compare, tables
 from pfljax.cli.settings import parse
-from pfljax.contract.method import METHODS
+from pfljax.data import embedding
 from pfljax.data.sources import Source
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.local import embedding
+from pfljax.settings.method import METHODS
 
 SMALL = ["--rounds=2", "--train_examples=20", "--hidden=4", "--devices=1", "--seeds=0"]
 

@@ -8,8 +8,8 @@ from commands import call
 
 from experiments import pods
 from pfljax.cli.estimate import on_cpu
-from pfljax.exchange import targets
-from pfljax.exchange.targets import Chip, Target
+from pfljax.planner import targets
+from pfljax.planner.targets import Chip, Target
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from pfljax.contract import own_files
 from pfljax.folder import fingerprint
+from pfljax.settings import own_files
 
 FILES = {
     "mine.py": "from helper import SCALE\nimport part.inner as inner\nimport numpy\ndef update(x): return SCALE * x",

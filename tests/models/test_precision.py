@@ -21,8 +21,8 @@ from pfljax.exchange import lifting
 from pfljax.exchange.rounds import make_round
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
-from pfljax.models import convolutions, recurrent, rewriting
-from pfljax.models.rewriting import equations, rewritten
+from pfljax.models import recurrent
+from pfljax.models.rewriting import convolutions, equations, rewriting, rewritten
 from pfljax.stores import serving
 
 RNG = np.random.default_rng(0)

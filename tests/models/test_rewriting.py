@@ -14,8 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfljax import models
-from pfljax.models import convolutions, rewriting, winograd
-from pfljax.models.rewriting import rewritten
+from pfljax.models.rewriting import convolutions, rewriting, rewritten, winograd
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 6, 7, 3)).astype(np.float32)

@@ -15,8 +15,8 @@ from staged import client_notes, rows, server_note, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
-from pfljax.local.clock import Clock
 from pfljax.stages.asynchrony import AtWork, next_buffer
+from pfljax.stages.devices import Clock
 
 SIZES = (3, 5, 2, 4, 6, 3, 4)
 

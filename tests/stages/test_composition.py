@@ -13,9 +13,9 @@ from staged import bare, staged
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import make_plan
-from pfljax.local.clock import Clock
 from pfljax.stages.attacks import Attack
 from pfljax.stages.compression import Compression
+from pfljax.stages.devices import Clock
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 

@@ -14,8 +14,8 @@ from networks import OPTIMIZER
 from staged import rows, server_note, staged
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.local.clock import Clock
 from pfljax.stages.compression import Compression
+from pfljax.stages.devices import Clock
 from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 

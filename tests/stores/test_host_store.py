@@ -10,10 +10,10 @@ import toys
 from pfljax.algorithms import METHODS
 from pfljax.contract import tree
 from pfljax.folder import checkpoints
+from pfljax.run.replicates import ONE
 from pfljax.stages import latecomers
 from pfljax.stores import host_store, serving, stacks
 from pfljax.stores.registry import STORES
-from pfljax.stores.replicates import ONE
 from pfljax.training.loop import Schedule
 
 SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4

@@ -15,7 +15,7 @@ from pfljax.algorithms import METHODS
 from pfljax.contract import tree
 from pfljax.contract.types import Report
 from pfljax.folder import files
-from pfljax.stores.experiment import Experiment
+from pfljax.run.experiment import Experiment
 from pfljax.training import conformance
 
 K = 5

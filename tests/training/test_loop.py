@@ -23,9 +23,9 @@ from runs import (
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import checkpoints, files, history
+from pfljax.run import memory
+from pfljax.run.compiled import Compiled
 from pfljax.stages.faults import Faults
-from pfljax.stores import memory
-from pfljax.stores.compiled import Compiled
 from pfljax.stores.registry import STORES
 from pfljax.training import loop
 from pfljax.training.loop import Schedule

@@ -13,8 +13,8 @@ from runs import figures
 
 import pfljax as pfl
 from pfljax.contract import tree
-from pfljax.contract.method import METHODS
 from pfljax.folder import fingerprint
+from pfljax.settings.method import METHODS
 from pfljax.training.loop import Schedule, Trainer
 
 # A schedule over the rounds, or traffic that is spread over them. All others read no planned number.

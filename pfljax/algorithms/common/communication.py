@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from pfljax.contract.method import knob
+from pfljax.settings.method import knob
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,6 @@ from pfljax.algorithms.common.by_loss import losses_of
 from pfljax.algorithms.common.clusters import spectral_clusters
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import knob
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -56,6 +55,7 @@ from pfljax.contract.types import (
 )
 from pfljax.exchange.rounds import draw_cohort
 from pfljax.local.problem import Problem
+from pfljax.settings.method import knob
 
 LARGEST_AFFINITY = 1000  # largest number of clients for which the K x K affinities are reported
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.fields import MOST
 from pfljax.contract.mapped import in_file, release
 from pfljax.contract.types import PyTree, Task
 from pfljax.data.sources.conversion import to_numpy, warn_of_order
 from pfljax.data.sources.source import WHITE, Features, Source
+from pfljax.settings.fields import MOST
 
 BLOCK = 1024  # rows that are checked at a time
 LARGEST = np.finfo(np.float32).max

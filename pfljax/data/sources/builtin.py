@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import NumClients, Seed, checked, knob
 from pfljax.data.sources.source import (
     Fraction,
     Source,
@@ -18,6 +17,7 @@ from pfljax.data.sources.source import (
     subsample,
     subsample_parts,
 )
+from pfljax.settings.fields import NumClients, Seed, checked, knob
 
 SINE_EXAMPLES = 20  # a client's examples of the sine curve, training and test together
 SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import opened
 from pfljax.data.sources import hdf5, sqlite
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
 from pfljax.data.sources.plays import Stride, halves, next_characters
 from pfljax.data.sources.source import Fraction, Source
+from pfljax.settings.fields import Seed, checked, knob
 
 TFF = "a file with a federated data set of TensorFlow Federated or FedJAX"
 READERS = {b"\x89HDF": hdf5.clients, b"SQLi": sqlite.clients}  # by a file's first bytes

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import map_npy, read_npy, read_npz
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, generator, subsample
+from pfljax.settings.fields import Seed, checked, knob
 
 PARTS = ("train", "test")  # names of files, folders and marks of official parts
 Names = str | Sequence[str]  # a list, or separated by commas

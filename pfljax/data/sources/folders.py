@@ -16,10 +16,10 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.files import damaged, of_file
 from pfljax.data.sources.source import Fraction, Source
+from pfljax.settings.fields import Seed, checked, knob
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
 GRAY = {"1", "L"}  # modes of images that have one channel

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import fields_of
 from pfljax.contract.paths import expanded
 from pfljax.contract.reading import names_of
 from pfljax.data.sources import federated, folders, leaf_files, records, saved
@@ -18,6 +17,7 @@ from pfljax.data.sources.leaf_files import LEAF, leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.source import Source
 from pfljax.data.sources.tables import table
+from pfljax.settings.fields import fields_of
 
 
 class Kind(NamedTuple):

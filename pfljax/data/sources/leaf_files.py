@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.arrays import IGNORED, TaskName
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
 from pfljax.data.sources.source import Fraction, Source
+from pfljax.settings.fields import Seed, checked, knob
 
 LEAF = "a LEAF folder with JSON files in train and test"
 ACCEPTED = "numbers of one length, or texts of one length with the next character as y"

@@ -10,9 +10,9 @@ from typing import Annotated
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.source import PAD_TOKEN, Fraction, Source, generator, subsample
+from pfljax.settings.fields import Seed, checked, knob
 
 Stride = Annotated[int, knob(at_least=1)]
 PLAY = "a text file with a play in lines of NAME: and what NAME says"

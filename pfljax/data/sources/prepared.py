@@ -12,9 +12,9 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked
 from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, generator, subsample
+from pfljax.settings.fields import Seed, checked
 
 CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may name an example's client
 

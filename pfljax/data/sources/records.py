@@ -16,13 +16,13 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.contract.reading import opened, read_text
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.examples import features_of
 from pfljax.data.sources.files import PARTS, damaged, names_in, of_file
 from pfljax.data.sources.source import Fraction, Source
 from pfljax.data.sources.tables import Label, check_column, targets_of
+from pfljax.settings.fields import Seed, checked, knob
 
 RECORDS = "a folder that TFDS prepared with file_format=array_record"
 SHARD = re.compile(r"(.+)-([^-]+)\.array_record-(\d+)-of-(\d+)")

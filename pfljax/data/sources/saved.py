@@ -13,7 +13,6 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
-from pfljax.contract.fields import Seed, checked, knob
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.files import PARTS, damaged, names_in, of_file
 from pfljax.data.sources.folders import Size, check_size, read_images
@@ -28,6 +27,7 @@ from pfljax.data.sources.tables import (
     arrays_of,
     check_column,
 )
+from pfljax.settings.fields import Seed, checked, knob
 
 SAVED = "a folder that save_to_disk of Hugging Face's datasets wrote"
 

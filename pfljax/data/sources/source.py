@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import numpy as np
 
-from pfljax.contract.fields import knob
 from pfljax.contract.pooled import standardized
 from pfljax.contract.types import PyTree, Task
+from pfljax.settings.fields import knob
 
 Fraction = Annotated[float, knob(above=0, at_most=1)]
 WHITE = 255.0  # value of a white pixel

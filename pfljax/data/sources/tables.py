@@ -20,13 +20,13 @@ import numpy as np
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
-from pfljax.contract.fields import MOST, Seed, checked, knob, nearest
 from pfljax.contract.host import free_memory, readable
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.arrays import TaskName, warn_of_missing
 from pfljax.data.sources.characters import tokens
 from pfljax.data.sources.files import PARTS, Names, damaged, names_in, of_file
 from pfljax.data.sources.source import Features, Fraction, Source
+from pfljax.settings.fields import MOST, Seed, checked, knob, nearest
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
 CALLED = {"x": "features", "y": "label", "is_test": "test"}

@@ -5,8 +5,8 @@ import pytest
 
 from pfljax import data
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import fields_of
 from pfljax.data import sources
+from pfljax.settings.fields import fields_of
 
 
 def test_the_kind_of_a_file_is_what_its_path_looks_like(tmp_path):

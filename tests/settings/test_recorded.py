@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import pfljax as pfl
-from pfljax.contract import recorded
 from pfljax.contract.errors import ArgumentError
 from pfljax.folder import files
+from pfljax.settings import recorded
 
 
 class Pair(NamedTuple):

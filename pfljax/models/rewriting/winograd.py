@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.types import Array
-from pfljax.models.convolutions import Windows, back, in_blocks, num_blocks, pad, turned
+from pfljax.models.rewriting.convolutions import Windows, back, in_blocks, num_blocks, pad, turned
 
 FEWEST_CHANNELS = 16  # the fewest that were timed (docs/results/speed.md); sums weigh more, the fewer there are
 

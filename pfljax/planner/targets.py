@@ -20,9 +20,9 @@ from jax.experimental import topologies
 
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
-from pfljax.exchange import compiled_text
-from pfljax.exchange.compiled_text import Collective, Lengths, Reading
 from pfljax.exchange.plan import ExecutionPlan, Peers, make_mesh
+from pfljax.planner import compiled_text
+from pfljax.planner.compiled_text import Collective, Lengths, Reading
 
 GIB, TERA, GIGA = 1 << 30, 1e12, 1e9
 LATENCY = 1e-6  # seconds of a collective besides its bytes
@@ -190,14 +190,6 @@ def find(name: str) -> Target:
     if kind not in known or not re.fullmatch(r"\d+(x\d+){1,2}" if platform == "tpu" else r"[1-9]\d{0,3}", shape):
         raise ArgumentError("target", f"accepted: {ACCEPTED.format(', '.join(TPUS), ', '.join(GPUS))}", name)
     return _tpu(name, kind, shape) if platform == "tpu" else _gpu(name, kind, int(shape))
-
-
-def chip_of(device: Any) -> Chip | None:
-    """What is published of a device that is here; None: it is a CPU or of an unknown kind."""
-    if device.platform == "tpu":
-        return TPUS.get(KINDS.get(device.device_kind, ""))
-    names = [name for name in GPUS if re.search(rf"\b{name}\b", device.device_kind, re.IGNORECASE)]
-    return GPUS[names[0]] if names and device.platform in ("gpu", "cuda") else None
 
 
 def _tpu(name: str, kind: str, shape: str) -> Target:

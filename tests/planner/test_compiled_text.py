@@ -2,7 +2,7 @@
 
 import pytest
 
-from pfljax.exchange import compiled_text
+from pfljax.planner import compiled_text
 
 LOOPS = """HloModule jit_round, is_scheduled=true
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -21,15 +21,15 @@ from pfljax.contract import tree
 from pfljax.contract.host import readable
 from pfljax.contract.types import ClientData
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.exchange.targets import PlanElsewhere, ProgramEstimate, Target, TooLarge, compile_for
 from pfljax.local.batches import block_counts
-from pfljax.stores.compiled import Lowered
-from pfljax.stores.experiment import Experiment
-from pfljax.stores.memory import SHARE
+from pfljax.planner.targets import PlanElsewhere, ProgramEstimate, Target, TooLarge, compile_for
+from pfljax.run.compiled import Lowered
+from pfljax.run.experiment import Experiment
+from pfljax.run.memory import SHARE
+from pfljax.run.replicates import ONE
 from pfljax.stores.registry import store_of
-from pfljax.stores.replicates import ONE
+from pfljax.training import choosing
 
-CHUNKS = (32, 8)  # numbers of clients at a time that are tried besides one and all
 NAMES = {0: "vmap", 1: "map"}
 MS_PER_HOUR = 3.6e6
 HELD = "state, data and frozen parameters alone do not fit"
@@ -146,7 +146,9 @@ def estimate_for(
         say: Called with a line about each program.
     """
     problem = experiment.problem
-    rows, notes = compiled_rows(experiment, target, choices(experiment, target), seconds, say)
+    plan = target.plan(0, "auto", experiment.problem.plan.model_devices)
+    wanted = choosing.choices(experiment, plan)
+    rows, notes = compiled_rows(experiment, target, wanted, seconds, say)
     best = min((row for row in rows if row.fits), key=lambda row: row.milliseconds or 0.0, default=None)
     return Estimate(
         target.name,
@@ -210,19 +212,6 @@ def compiled_rows(
                 notes.append("all other plans: left out, since they hold the same")
                 break
         return [each.result() if isinstance(each, Future) else each for each in found], notes
-
-
-def choices(experiment: Experiment, target: Target) -> Iterator[tuple[int, str]]:
-    """The chunks and exchanges to try, the most telling first."""
-    problem = experiment.problem
-    plan = target.plan(0, "auto", problem.plan.model_devices)
-    devices, topology = plan.num_devices, experiment.algorithm(plan).topology
-    exchanges = ("gather", "ring") if topology.between_clients and devices > 1 else ("",)
-    per_device = -(-problem.cohort_size // devices)
-    chunks = [0, *([1] if per_device > 1 else []), *(chunk for chunk in CHUNKS if chunk < per_device)]
-    for chunk in chunks:
-        for exchange in exchanges:
-            yield chunk, exchange
 
 
 def recommended(best: Row | None) -> dict[str, Any]:

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.paths import expanded
 from pfljax.contract.types import Array, Key
+from pfljax.settings.fields import knob, settings
 
 DAY = 86_400.0  # seconds
 INFERENCES = 3  # in FedScale, a gradient takes as long

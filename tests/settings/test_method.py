@@ -7,7 +7,7 @@ import pytest
 
 from pfljax import algorithms as algorithms
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.method import METHODS, get, knob, method, tell, told
+from pfljax.settings.method import METHODS, get, knob, method, tell, told
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ import pytest
 from sklearn.metrics import adjusted_rand_score
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.data import latent
+from pfljax.data import embedding, latent
 from pfljax.data.sources import Source
-from pfljax.local import embedding
 
 QUIET = {"say": lambda line: None}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import (
+from pfljax.settings.fields import (
     MOST,
     REQUIRED,
     check,

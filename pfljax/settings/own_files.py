@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from pfljax.contract.errors import ArgumentError, raised
-from pfljax.contract.method import METHODS
 from pfljax.contract.paths import expanded
+from pfljax.settings.method import METHODS
 
 
 def is_file_and_name(text: str) -> bool:

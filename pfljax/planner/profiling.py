@@ -60,6 +60,16 @@ class Shares(NamedTuple):
     directory: Path
 
 
+def profiler(directory: Path) -> Callable[[Callable[[], Any]], str]:
+    """A function that plays some rounds, traces them into a folder, and says in one line where their time goes."""
+
+    def traced(dispatch: Callable[[], Any]) -> str:
+        dispatch()  # the first one warms up
+        return describe(profile(directory, dispatch))
+
+    return traced
+
+
 def profile(directory: Path, dispatch: Callable[[], Any]) -> Shares:
     """Runs some rounds without the tracer and as many with it, and reads the trace.
 

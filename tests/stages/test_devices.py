@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.local.clock import Clock
+from pfljax.stages.devices import Clock
 
 CLIENTS = jnp.arange(4000)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.contract.fields import Field, value_type
+from pfljax.settings.fields import Field, value_type
 
 DIGITS = 3  # significant digits of a further value
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from pfljax.exchange import profiling
 from pfljax.exchange.plan import make_plan
-from pfljax.exchange.profiling import Op
 from pfljax.exchange.routes import AXIS
+from pfljax.planner import profiling
+from pfljax.planner.profiling import Op
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pfljax.contract.alike import PLAIN
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import PyTree
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.stores.experiment import OWN, SHARED, Experiment, Numbers, differences
+from pfljax.run.experiment import OWN, SHARED, Experiment, Numbers, differences
 
 MOST = 4  # names of differences in a message
 CALLED = {  # what is named otherwise where a run is made

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from pfljax.contract import own_files
 from pfljax.contract.errors import ArgumentError
+from pfljax.settings import own_files
 
 NOT_FIELDS = ("parent", "name")  # of a Flax module, which its parent sets
 

@@ -15,8 +15,14 @@ from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
 from pfljax.contract.types import PyTree
-from pfljax.models import convolutions, winograd
-from pfljax.models.convolutions import CACHE_BYTES, Windows, max_pool, max_pool_slope, sum_pool
+from pfljax.models.rewriting import convolutions, winograd
+from pfljax.models.rewriting.convolutions import (
+    CACHE_BYTES,
+    Windows,
+    max_pool,
+    max_pool_slope,
+    sum_pool,
+)
 
 FEW = 32  # neighbors that a sum adds last: fewer than fill a core's vectors well
 MOST_PLACES = 128  # in a window; each is a view, which takes time to compile

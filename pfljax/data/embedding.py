@@ -21,10 +21,10 @@ import optax
 
 from pfljax import models
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import Seed, accepted, fields_of, knob, settings
 from pfljax.contract.types import Array, Key, Params, Split
 from pfljax.local.solver import TrainState
 from pfljax.local.training import LocalTraining
+from pfljax.settings.fields import Seed, accepted, fields_of, knob, settings
 
 Source = Any  # a `data.sources.Source`
 LEAST_SIDE = 32  # smallest image side in pixels for which "auto" is not "pixels"

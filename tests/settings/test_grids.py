@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pfljax.contract.fields import Field, knob
-from pfljax.contract.grids import beyond, beyond_edges
+from pfljax.settings.fields import Field, knob
+from pfljax.settings.grids import beyond, beyond_edges
 
 ANY = Field("any", float, 0.0, knob().metadata)
 

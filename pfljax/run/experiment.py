@@ -16,7 +16,6 @@ import numpy as np
 from pfljax.contract import cores, tree
 from pfljax.contract.alike import alike, derived
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob, settings
 from pfljax.contract.types import Algorithm, Key, PyTree
 from pfljax.data import Federation
 from pfljax.data.sources.source import generator
@@ -27,6 +26,7 @@ from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
 from pfljax.local.training import LocalTraining
+from pfljax.settings.fields import knob, settings
 from pfljax.stages.asynchrony import clock_stage
 from pfljax.stages.attacks import Attack
 from pfljax.stages.client_privacy import ClientPrivacy

@@ -16,14 +16,14 @@ import pytest
 import pfljax as pfl
 from pfljax.contract.host import readable
 from pfljax.contract.types import Split
-from pfljax.exchange import targets
-from pfljax.exchange.compiled_text import Kernel, Reading
 from pfljax.exchange.exchange import in_chunks
 from pfljax.exchange.side_by_side import CLIENTS
-from pfljax.exchange.targets import Chip, Collective, ProgramEstimate, Target
 from pfljax.local import batches
-from pfljax.stores import estimating
-from pfljax.stores.estimating import Row
+from pfljax.planner import planning as estimating
+from pfljax.planner import targets
+from pfljax.planner.compiled_text import Kernel, Reading
+from pfljax.planner.planning import Row
+from pfljax.planner.targets import Chip, Collective, ProgramEstimate, Target
 
 CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
 MODEL = pfl.models.MLP(hidden=(8,))

@@ -11,7 +11,7 @@ import jax
 from pfljax.contract.held import Holder, taking
 from pfljax.contract.types import Algorithm, ClientData, First, Key, Start, State
 from pfljax.exchange.plan import ExecutionPlan
-from pfljax.stores import memory
+from pfljax.run import memory
 
 
 class Saving(NamedTuple):

@@ -22,9 +22,9 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pfljax.contract import fields
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.fields import knob as knob
+from pfljax.settings import fields
+from pfljax.settings.fields import knob as knob
 
 T = TypeVar("T", bound=type)
 METHODS: dict[str, Any] = {}  # the registry: name -> class, in the order of registration

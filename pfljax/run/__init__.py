@@ -1,0 +1,1 @@
+"""What a run is: its experiment, replicates, compiled programs and memory."""
