@@ -71,17 +71,25 @@ def test_rounds_by_hand(momentum):
     p = shares_of(rounds)
     cores = entry(rounds.states[-1], "models")
     assert np.abs(p - SHARES).max() > 0.1 and (p < 0).any()
-    np.testing.assert_allclose(entry(rounds.predict(), "models")[:, 0], p @ cores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        entry(rounds.predict(), "models")[:, 0], p @ cores, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_shares_that_a_run_records_have_signs():
     rounds = play("apple", rounds=4, knobs=KNOBS)
     p = shares_of(rounds)
     clients = rounds.federation.client_data
-    shown = toys.used(rounds.algorithm, rounds.problem, jax.random.key(0), rounds.states[-1], clients)
+    shown = toys.used(
+        rounds.algorithm, rounds.problem, jax.random.key(0), rounds.states[-1], clients
+    )
     for k in range(4):
-        np.testing.assert_allclose(shown["signed"][k], p[k, shown["index"][k]], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(shown["weights"], np.abs(shown["signed"]) / np.abs(p).sum(axis=1)[:, None], rtol=1e-4)
+        np.testing.assert_allclose(
+            shown["signed"][k], p[k, shown["index"][k]], rtol=1e-4, atol=1e-5
+        )
+    np.testing.assert_allclose(
+        shown["weights"], np.abs(shown["signed"]) / np.abs(p).sum(axis=1)[:, None], rtol=1e-4
+    )
 
 
 def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
@@ -122,7 +130,9 @@ def test_others_are_drawn_uniformly():
     assert (drawn[:, :, 1:] != drawn[:, :, :1]).all() and (drawn[:, :, 1] != drawn[:, :, 2]).all()
     for place, own in enumerate(cohort.ids.tolist()):
         counts = [(drawn[:, place, 1:] == other).sum() for other in range(5) if other != own]
-        assert sum(counts) == 600 and np.abs(np.array(counts) - 150).max() < 45  # over 5 standard deviations
+        assert (
+            sum(counts) == 600 and np.abs(np.array(counts) - 150).max() < 45
+        )  # over 5 standard deviations
 
 
 def alone(rounds):
@@ -148,7 +158,9 @@ def test_batch_statistics_are_not_mixed():
     problem = toys.make_problem(toys.make_federation((3, 3, 3)), model=toys.Normalized)
     models = jax.device_get(jax.jit(lambda key: problem.init_models(key, 3))(jax.random.key(0)))
     statistics = models["batch_stats"]["BatchNorm_0"]
-    models["batch_stats"]["BatchNorm_0"] = statistics | {"var": statistics["var"] + np.float32([[5], [0], [0]])}
+    models["batch_stats"]["BatchNorm_0"] = statistics | {
+        "var": statistics["var"] + np.float32([[5], [0], [0]])
+    }
     own, one, two = (jax.tree.map(lambda leaf, n=n: np.array(leaf[n]), models) for n in range(3))
 
     context = ClientContext(

@@ -168,7 +168,10 @@ def test_adapters_of_a_frozen_vit_are_trained(name):
     run = Run(name, model=frozen_vit(), shape=(4, 4, 1), cohort=K)
     states, records = run.play(run.federation.client_data, 2)
     assert np.isfinite([record.train_loss for record in records]).all()
-    kept = [state.server.network.bias if name == "pefll" else (state.models, state.clients) for state in states]
+    kept = [
+        state.server.state.network.bias if name == "pefll" else (state.models, state.clients)
+        for state in states
+    ]
     named = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept[-1])}
     assert any("lora_b" in path for path in named)
     assert not any("'kernel'" in path and "head" not in path for path in named)  # no frozen weight has a copy
@@ -328,12 +331,17 @@ ORDER = np.array([3, 0, 6, 1, 5, 7, 2, 4])
 def begin_renumbered(name, algorithm, problem, key, clients):
     """The initial state of a `Renumbered` problem."""
     state = toys.init(algorithm, problem, key, clients)
-    if name not in ("pfedhn", "fedtp"):
-        return state
-    # Their clients differ by their embeddings, which the server draws.
-    server = state.server._replace(embeddings=state.server.embeddings[ORDER])
-    renumbered = lambda leaf: leaf[ORDER] if len(leaf) == K else leaf
-    return state._replace(server=server, models=jax.tree.map(renumbered, state.models))
+    # The clients of two methods differ by their embeddings, which the server draws.
+    server = state.server.state
+    if name == "pfedhn":
+        models = jax.tree.map(lambda leaf: leaf[ORDER], state.models)
+        server = server._replace(embeddings=server.embeddings[ORDER])
+        return state.with_server(server).with_models(models)
+    if name == "fedtp":
+        learned = server.learned
+        learned = learned._replace(embeddings=learned.embeddings[ORDER])
+        return state.with_server(server._replace(learned=learned))
+    return state
 
 
 @toys.each_method(fast=("scaffold",), slow=toys.KINDS, grouped=True)

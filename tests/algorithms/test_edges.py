@@ -35,8 +35,8 @@ def test_a_round_to_which_nobody_contributes_changes_no_model(name, knobs, optio
 def test_fedamp_s_server_keeps_the_models_of_absent_clients():
     rounds = play("fedamp", rounds=3, cohort=2)
     for number in rounds:
-        before = rounds.states[number].server.models["Dense_0"]["kernel"]
-        after = rounds.states[number + 1].server.models["Dense_0"]["kernel"]
+        before = rounds.states[number].server.state.models["Dense_0"]["kernel"]
+        after = rounds.states[number + 1].server.state.models["Dense_0"]["kernel"]
         changed = (np.asarray(before) != np.asarray(after)).any(axis=(1, 2))
         np.testing.assert_array_equal(np.flatnonzero(changed), rounds.cohort(number))
 

@@ -53,7 +53,11 @@ def fedcac(tau, beta):
             received, partners = next_starts(received, own, tau, progress)
             numbers.append(partners)
             predictions = own[:, None]
-            yield {"models": received, "record.metrics.partners": partners, "predictions": predictions}
+            yield {
+                "models": received,
+                "record.metrics.partners": partners,
+                "predictions": predictions,
+            }
         assert numbers[0] > numbers[-1] == 0
 
     return reference
@@ -89,7 +93,9 @@ def test_at_the_limits_of_tau_models_are_fedavg_s(tau):
             model = rounds.mean([rounds.descend(k, model) for k in rounds.clients])
             yield {"models": [model] * 4}
 
-    by_hand("fedcac", fedavg, rounds=2, sizes=(5, 5, 5, 5), knobs={"tau": tau, "beta": 0.34}, rtol=1e-5)
+    by_hand(
+        "fedcac", fedavg, rounds=2, sizes=(5, 5, 5, 5), knobs={"tau": tau, "beta": 0.34}, rtol=1e-5
+    )
 
 
 def test_the_largest_values():
@@ -124,7 +130,9 @@ def test_the_threshold_rises_from_the_mean_to_the_largest_overlap():
 
 def test_batch_statistics_are_averaged_over_all():
     federation = toys.make_federation(SIZES)
-    states = toys.play("fedcac", federation, 1, OPTIMIZER, {"tau": 1.0, "beta": 1e-3}, model=toys.Normalized).states
+    states = toys.play(
+        "fedcac", federation, 1, OPTIMIZER, {"tau": 1.0, "beta": 1e-3}, model=toys.Normalized
+    ).states
     found, own = states[-1].models["batch_stats"], states[-1].rows.params["batch_stats"]
 
     def mean(leaf):

@@ -35,7 +35,9 @@ SHARED = ("Dense_0", "Dense_1", "positions")
 def loss(params, x, y, weight):
     """The mean cross entropy of `toys.Attentive`, written out; examples of weight 0 do not count."""
     attention = params[ATTENTION]
-    tokens = x[..., None] @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"] + params["positions"]
+    tokens = (
+        x[..., None] @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"] + params["positions"]
+    )
     q, k, v = (jnp.einsum("btd,dhe->bhte", tokens, attention[name]["kernel"]) for name in PERSONAL)
     weights = jax.nn.softmax(q @ k.swapaxes(2, 3) / q.shape[-1] ** 0.5)
     tokens += jnp.einsum("bhte,hed->btd", weights @ v, attention["out"]["kernel"])
@@ -74,7 +76,10 @@ def parted(params):
 
 def present(params):
     """Without the branches that hold None only."""
-    keep = lambda part: present(part) if isinstance(part, dict) else part
+
+    def keep(part):
+        return present(part) if isinstance(part, dict) else part
+
     return {name: keep(part) for name, part in params.items() if jax.tree.leaves(part)}
 
 
@@ -104,7 +109,10 @@ class Server:
     def projections(self, v):
         """The projections that the hypernetwork makes of an embedding."""
         features = forward(self.learned["trunk"], v[None])[0][0]
-        head = lambda kernel, bias: np.tensordot(features, kernel, axes=1) + bias
+
+        def head(kernel, bias):
+            return np.tensordot(features, kernel, axes=1) + bias
+
         return jax.tree.map(head, self.learned["kernel"], self.learned["bias"])
 
     def model(self, k):
@@ -114,8 +122,12 @@ class Server:
     def slopes(self, v, change):
         """Vector-Jacobian products of the projections, and of v (E,)."""
         features, received = forward(self.learned["trunk"], v[None])
-        products = jax.tree.map(lambda k, c: np.tensordot(k, c, axes=c.ndim), self.learned["kernel"], change)
-        trunk, of_v = backward(self.learned["trunk"], received, sum(jax.tree.leaves(products))[None])
+        products = jax.tree.map(
+            lambda k, c: np.tensordot(k, c, axes=c.ndim), self.learned["kernel"], change
+        )
+        trunk, of_v = backward(
+            self.learned["trunk"], received, sum(jax.tree.leaves(products))[None]
+        )
         kernel = jax.tree.map(lambda c: np.multiply.outer(features[0], c), change)
         return {"trunk": trunk, "kernel": kernel, "bias": change}, of_v[0]
 
@@ -240,7 +252,10 @@ class InNNX(nnx.Module):
 
 def paths(params):
     """The paths of the leaves that are present."""
-    name = lambda path: "/".join(str(entry.key) for entry in path)
+
+    def name(path):
+        return "/".join(str(entry.key) for entry in path)
+
     return {name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)}
 
 
@@ -264,7 +279,9 @@ def test_projections_are_found_by_flax_s_names(model, shape, layers):
     federation = dataclasses.replace(federation, train=split._replace(x=x))
     problem = toys.make_problem(federation, model=model)
     algorithm = toys.make_algorithm("fedtp", problem)
-    state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
+    state = jax.eval_shape(
+        lambda key: algorithm.start(key, federation.client_data), jax.random.key(0)
+    )
     assert paths(state.state.learned.network.bias) == layers
     assert paths(state.models) == paths(problem.model.network.shapes) - layers
 
@@ -273,6 +290,8 @@ def test_own_names_of_what_is_generated():
     federation = toys.make_federation((2, 3))
     problem = toys.make_problem(federation, hidden=(4,))
     algorithm = toys.make_algorithm("fedtp", problem, personal="Dense_0")
-    state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
+    state = jax.eval_shape(
+        lambda key: algorithm.start(key, federation.client_data), jax.random.key(0)
+    )
     assert paths(state.state.learned.network.bias) == {"Dense_0/kernel", "Dense_0/bias"}
     assert paths(state.models) == {"Dense_1/kernel", "Dense_1/bias"}

@@ -16,14 +16,19 @@ STRENGTH, RIDGE = 0.05, 0.2
 def test_mocha_s_relationship_of_two_tasks():
     relationship = jax.jit(mocha.relationship)
     products = jnp.diag(jnp.array([25.0, 25.0]))
-    np.testing.assert_allclose(relationship(products), [[0.5, 0], [0, 0.5]], atol=1e-6)  # orthogonal, both 5 long
+    np.testing.assert_allclose(
+        relationship(products), [[0.5, 0], [0, 0.5]], atol=1e-6
+    )  # orthogonal, both 5 long
     rows = np.array([[1.0, 2.0, -1.0], [2.0, 1.0, 0.5]])
     root = scipy.linalg.sqrtm(rows @ rows.T)
     weights = {"kernel": jnp.asarray(rows[:, :2]), "bias": jnp.asarray(rows[:, 2])}
     omega = relationship(tree.inner_products(weights, weights))
     np.testing.assert_allclose(omega, root / np.trace(root), rtol=1e-5)
+
     # It minimizes tr(W' Omega^-1 W) among positive matrices of trace 1.
-    objective = lambda omega: np.trace(rows.T @ np.linalg.solve(omega, rows))
+    def objective(omega):
+        return np.trace(rows.T @ np.linalg.solve(omega, rows))
+
     least, rng = objective(np.float64(omega)), np.random.default_rng(0)
     for _ in range(50):
         other = rng.normal(size=(2, 2))
@@ -40,12 +45,17 @@ def multitask(rounds):
         trained = []
         for k in rounds.clients:
             others = precision[k] @ weights - precision[k, k] * weights[k]
-            pull = lambda own, k=k, others=others, by=precision: STRENGTH * (by[k, k] * own + others)
+
+            def pull(own, k=k, others=others, by=precision):
+                return STRENGTH * (by[k, k] * own + others)
+
             trained.append(rounds.descend(k, weights[k], pull))
         weights = np.array(trained)
         root = np.real(scipy.linalg.sqrtm(weights @ weights.T))
         omega = root / np.trace(root)
-        np.testing.assert_allclose(rounds.states[number + 1].server.state.omega, omega, rtol=1e-2, atol=1e-3)
+        np.testing.assert_allclose(
+            rounds.states[number + 1].server.state.omega, omega, rtol=1e-2, atol=1e-3
+        )
         yield {"clients.row.params": weights, "predictions": weights[:, None]}
 
 
@@ -58,6 +68,8 @@ def test_of_a_network_mocha_relates_the_last_layer():
     federation = toys.make_federation((2, 5, 1, 3), "regression")
     problem = toys.make_problem(federation, hidden=(5,))
     algorithm = toys.make_algorithm("mocha", problem)
-    state = jax.eval_shape(lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data))
+    state = jax.eval_shape(
+        lambda: toys.init(algorithm, problem, jax.random.key(0), federation.client_data)
+    )
     assert state.server.state.weights["Dense_0"] == {"bias": None, "kernel": None}
     assert state.server.state.weights["Dense_1"]["kernel"].shape == (4, 5, 1)

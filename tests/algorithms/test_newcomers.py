@@ -168,7 +168,7 @@ def feddbe(rounds, newcomers, k):
 
 def pefll(rounds, newcomers, k):
     """Trains nothing: the hypernetwork's model for the descriptor of its examples."""
-    server = jax.tree.map(np.float64, rounds.states[-1].server)
+    server = jax.tree.map(np.float64, rounds.states[-1].server.state)
     x, y = newcomers.examples(k)
     phi = networks.row(rounds.states[-1].models, 0)
     descriptor = networks.forward(phi, np.concatenate([x, np.eye(3)[y]], axis=1))[0].mean(axis=0)

@@ -17,9 +17,15 @@ class Learner:
     """phi, h, m and s in float64, and the steps of Adam."""
 
     def __init__(self, state):
-        numbers = lambda each: jax.tree.map(np.float64, each)
+        def numbers(each):
+            return jax.tree.map(np.float64, each)
+
         network = numbers(state.server.state.network)
-        self.learned = {"phi": row(state.models, 0), "trunk": network.trunk, "kernel": network.kernel}
+        self.learned = {
+            "phi": row(state.models, 0),
+            "trunk": network.trunk,
+            "kernel": network.kernel,
+        }
         self.learned |= {"bias": network.bias}
         self.center, self.scale = float(state.server.state.center), float(state.server.state.scale)
         self.first = self.second = jax.tree.map(np.zeros_like, self.learned)
@@ -35,15 +41,21 @@ class Learner:
         v = (self.descriptor(x, y) - self.center) / self.scale
         features = forward(self.learned["trunk"], v[None])[0][0]
         return jax.tree.map(
-            lambda k, b: np.tensordot(features, k, axes=1) + b, self.learned["kernel"], self.learned["bias"]
+            lambda k, b: np.tensordot(features, k, axes=1) + b,
+            self.learned["kernel"],
+            self.learned["bias"],
         )
 
     def slopes(self, x, y, change):
         """Vector-Jacobian products of a client's model with `change`."""
         v = (self.descriptor(x, y) - self.center) / self.scale
         features, received = forward(self.learned["trunk"], v[None])
-        products = jax.tree.map(lambda k, c: np.tensordot(k, c, axes=c.ndim), self.learned["kernel"], change)
-        trunk, of_v = backward(self.learned["trunk"], received, sum(jax.tree.leaves(products))[None])
+        products = jax.tree.map(
+            lambda k, c: np.tensordot(k, c, axes=c.ndim), self.learned["kernel"], change
+        )
+        trunk, of_v = backward(
+            self.learned["trunk"], received, sum(jax.tree.leaves(products))[None]
+        )
         _, inside = forward(self.learned["phi"], self.inputs(x, y))
         each = np.tile(of_v / self.scale / len(y), (len(y), 1))
         phi, _ = backward(self.learned["phi"], inside, each)
@@ -57,7 +69,10 @@ class Learner:
         self.steps += 1
         self.first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, self.first, slopes)
         self.second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g**2, self.second, slopes)
-        of = lambda m, v: m / (1 - 0.9**self.steps) / (np.sqrt(v / (1 - 0.999**self.steps)) + 1e-8)
+
+        def of(m, v):
+            return m / (1 - 0.9**self.steps) / (np.sqrt(v / (1 - 0.999**self.steps)) + 1e-8)
+
         move = jax.tree.map(of, self.first, self.second)
         self.learned = jax.tree.map(lambda p, m: p - rate * m, self.learned, move)
         return clip < norm
@@ -65,7 +80,10 @@ class Learner:
     def entries(self):
         """What the state holds, by name."""
         learned = self.learned
-        trunk = {f"server.state.network.trunk.{number}": layer for number, layer in enumerate(learned["trunk"])}
+        trunk = {
+            f"server.state.network.trunk.{number}": layer
+            for number, layer in enumerate(learned["trunk"])
+        }
         heads = {f"server.state.network.{name}": learned[name] for name in ("kernel", "bias")}
         phi = {
             f"models.{number}": jax.tree.map(lambda leaf: leaf[None], layer)
@@ -80,7 +98,10 @@ def pefll(clip):
     def reference(rounds):
         hand = Learner(rounds.states[0])
         assert hand.scale > 0.05
-        model_of = lambda k: hand.model(*rounds.examples(k))
+
+        def model_of(k):
+            return hand.model(*rounds.examples(k))
+
         for number in rounds:
             products = []
             for k in rounds.active(number):
@@ -102,12 +123,20 @@ def test_rounds_by_hand(clip):
 @pytest.mark.long
 def test_a_client_s_model_depends_on_its_examples():
     """After training, models of clients whose labels differ are apart, and fit their own client."""
-    federation, problem, algorithm, states, _ = networks.play("pefll", 60, (5, 5, 5, 5), knobs={"rate": 0.01}, epochs=5)
+    federation, problem, algorithm, states, _ = networks.play(
+        "pefll", 60, (5, 5, 5, 5), knobs={"rate": 0.01}, epochs=5
+    )
     split = federation.train
-    own = toys.evaluate(algorithm, problem, jax.random.key(0), states[-1], federation.client_data, split)["loss"]
+    own = toys.evaluate(
+        algorithm, problem, jax.random.key(0), states[-1], federation.client_data, split
+    )["loss"]
     rolled = jax.tree.map(lambda leaf: np.roll(leaf, 1, axis=0), split)
-    others = toys.evaluate(algorithm, problem, jax.random.key(0), states[-1], federation.client_data, rolled)["loss"]
-    before = toys.evaluate(algorithm, problem, jax.random.key(0), states[0], federation.client_data, split)["loss"]
+    others = toys.evaluate(
+        algorithm, problem, jax.random.key(0), states[-1], federation.client_data, rolled
+    )["loss"]
+    before = toys.evaluate(
+        algorithm, problem, jax.random.key(0), states[0], federation.client_data, split
+    )["loss"]
     assert own.mean() < 0.7 * before.mean() and own.mean() < 0.8 * others.mean()
 
 
@@ -119,6 +148,8 @@ def test_at_rate_0_nothing_moves():
 
 def test_a_descriptor_of_one_entry_is_not_scaled():
     federation = toys.make_federation(SIZES)
-    algorithm = toys.make_algorithm("pefll", toys.make_problem(federation), **KNOBS | {"embedding": 1})
+    algorithm = toys.make_algorithm(
+        "pefll", toys.make_problem(federation), **KNOBS | {"embedding": 1}
+    )
     scale = jax.jit(lambda key: algorithm.start(key, federation.client_data).state.scale)
     assert scale(jax.random.key(0)) == 1

@@ -15,7 +15,15 @@ from quadratics import OPTIMIZER, RATE, gradient, play, vectors
 from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 
-KNOBS = {"optimizer": "sgd", "rate": 0.3, "momentum": 0.0, "hidden": 5, "layers": 1, "embedding": 2, "spread": 0.5}
+KNOBS = {
+    "optimizer": "sgd",
+    "rate": 0.3,
+    "momentum": 0.0,
+    "hidden": 5,
+    "layers": 1,
+    "embedding": 2,
+    "spread": 0.5,
+}
 CLIPPED = KNOBS | {"clip": np.inf}  # the knobs of plays that share a program
 
 # What the server learns: embeddings, two layers of the trunk, and the heads' kernel (H, d) and bias (d,).
@@ -49,7 +57,12 @@ def slopes(numbers, cotangent):
     _, features, inner = forward(numbers)
     of_features = cotangent @ kernel.T
     of_inner = of_features @ w2.T * (inner > 0)
-    of_trunk = (v.T @ of_inner, of_inner.sum(axis=0), np.maximum(inner, 0).T @ of_features, of_features.sum(axis=0))
+    of_trunk = (
+        v.T @ of_inner,
+        of_inner.sum(axis=0),
+        np.maximum(inner, 0).T @ of_features,
+        of_features.sum(axis=0),
+    )
     return [of_inner @ w1.T, *of_trunk, features.T @ cotangent, cotangent.sum(axis=0)]
 
 
@@ -72,11 +85,17 @@ def pfedhn(momentum, clip):
             norm = np.sqrt(sum((slope**2).sum() for slope in products))
             assert (norm > clip) == (clip < np.inf)
             scale = min(1, clip / norm)
-            way = [momentum * before + scale * slope for before, slope in zip(way, products, strict=True)]
+            way = [
+                momentum * before + scale * slope
+                for before, slope in zip(way, products, strict=True)
+            ]
             numbers = [old - 0.3 * step for old, step in zip(numbers, way, strict=True)]
 
             models = forward(numbers)[0]
-            yield dict(zip(LEARNED, numbers, strict=True)) | {"models": models, "predictions": models[:, None]}
+            yield dict(zip(LEARNED, numbers, strict=True)) | {
+                "models": models,
+                "predictions": models[:, None],
+            }
 
     return reference
 
@@ -96,12 +115,20 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     for (before, after), record in zip(itertools.pairwise(states), records, strict=True):
         numbers = learned(before)
         theta, found = forward(numbers)[0], []
-        delta = np.stack([trained(federation, k, theta[k], 1) - theta[k] if k != 1 else 0 * theta[k] for k in range(4)])
+        delta = np.stack(
+            [
+                trained(federation, k, theta[k], 1) - theta[k] if k != 1 else 0 * theta[k]
+                for k in range(4)
+            ]
+        )
         sent = int(record.up) // 16
         alone += sent == 1
         for pair in itertools.combinations(range(4), 2):
             cotangent = np.where(np.isin(np.arange(4), pair)[:, None], -delta / sent, 0)
-            new = [old - 0.3 * slope for old, slope in zip(numbers, slopes(numbers, cotangent), strict=True)]
+            new = [
+                old - 0.3 * slope
+                for old, slope in zip(numbers, slopes(numbers, cotangent), strict=True)
+            ]
             found.append(np.allclose(forward(new)[0], vectors(after.models), rtol=1e-4, atol=1e-5))
         assert sum(found) == 1
     assert 0 < alone < 6
@@ -111,10 +138,14 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
 def test_first_models_are_near_one_initial_model():
     spread = {}
     for knob in (0.0, 0.1, 1.0):
-        models = play("pfedhn", hidden=(16,), rounds=0, knobs=KNOBS | {"hidden": 100, "spread": knob})[2][0].models
+        models = play(
+            "pfedhn", hidden=(16,), rounds=0, knobs=KNOBS | {"hidden": 100, "spread": knob}
+        )[2][0].models
         kernel = np.asarray(models["Dense_0"]["kernel"])
         spread[knob] = (kernel - kernel.mean(axis=0)).std() / kernel.mean(axis=0).std()
-        np.testing.assert_allclose(models["Dense_0"]["bias"], 0, atol=1e-6)  # as the model's own biases
+        np.testing.assert_allclose(
+            models["Dense_0"]["bias"], 0, atol=1e-6
+        )  # as the model's own biases
     assert spread[0.0] < 1e-6 and 0.02 < spread[0.1] < 0.3 and 5 < spread[1.0] / spread[0.1] < 11
 
 
@@ -134,7 +165,9 @@ def test_torch_trunks_are_as_small_as_pytorch_makes_them():
             assert 0.95 < np.abs(values).max() * inputs**0.5 <= 1
             np.testing.assert_allclose(np.square(values).mean(), 1 / (3 * inputs), rtol=0.2)
     v = np.random.default_rng(0).normal(size=(50, 8)).astype(np.float32)
-    features = hypernetwork.generate(network._replace(kernel=jnp.eye(wide), bias=jnp.zeros(wide)), v)
+    features = hypernetwork.generate(
+        network._replace(kernel=jnp.eye(wide), bias=jnp.zeros(wide)), v
+    )
     inner = wide * (1 + 8) / (3 * 8)  # of which half are cut by the rectifier
     wanted = wide * (1 + inner / 2) / (3 * wide)
     np.testing.assert_allclose(np.square(features).sum(axis=1).mean(), wanted, rtol=0.2)
@@ -146,7 +179,9 @@ def test_the_protocol_of_the_paper_is_stable():
     federation, size = toys.make_federation([6] * 4), {}
     for name, knobs in {"default": {}, "before": {"initialization": "he", "clip": np.inf}}.items():
         options = {"cohort": 1, "steps": 50, "batch_size": 3}
-        played = toys.play("pfedhn", federation, 300, optax.sgd(0.01, momentum=0.9), knobs, **options)
+        played = toys.play(
+            "pfedhn", federation, 300, optax.sgd(0.01, momentum=0.9), knobs, **options
+        )
         size[name] = max(np.abs(state.models["Dense_0"]["kernel"]).max() for state in played.states)
     assert size["default"] < 100 and not size["before"] < 1e6
 
@@ -155,7 +190,10 @@ def test_the_protocol_of_the_paper_is_stable():
 @pytest.mark.parametrize(("cohort", "named"), [(1, "torch"), (2, "he")])
 def test_the_initialization_follows_the_protocol(cohort, named):
     federation = toys.make_federation([3] * 4, "regression")
-    start = lambda **knobs: toys.play("pfedhn", federation, 0, None, knobs, cohort=cohort).states[0].models
+
+    def start(**knobs):
+        return toys.play("pfedhn", federation, 0, None, knobs, cohort=cohort).states[0].models
+
     same = [toys.same_trees(start(), start(initialization=name)) for name in ("torch", "he")]
     assert same == [named == "torch", named == "he"]
 
