@@ -196,11 +196,14 @@ def test_updates_and_sums_are_turned_around_but_no_counts(name):
     }[name]
 
     def summed(state):
-        of_scaffold = lambda: {
-            "model": state.models,
-            "control": server_state(state).control_variate,
-        }
-        return jax.device_get(of_scaffold() if name == "scaffold" else state.models._asdict())
+        if name == "scaffold":
+            parts = {"model": state.models, "control": server_state(state).control_variate}
+        elif name == "fedpac":
+            centroids = server_state(state)
+            parts = {"body": state.models, "centroids": centroids.mean, "count": centroids.count}
+        else:
+            parts = state.models._asdict()
+        return jax.device_get(parts)
 
     for part in summed(honest):
         was, would, found = (summed(state)[part] for state in (start, honest, lies))

@@ -267,17 +267,17 @@ def test_fedpacs_centroids_are_medians_of_the_clients_that_have_the_class():
     each = [method("fedpac").alone(k, start)[0] for k in range(len(SIZES))]
     served = method("fedpac").staged(server=Server(aggregator="median"))
     found, _ = played(served, problem, clients)
-    of_client = np.stack([state.models.centroids[0] for state in each])
+    of_client = np.stack([state.server.state.mean for state in each])
     has = np.stack(
         [np.bincount(y[:n], minlength=3) for y, n in zip(clients.train.y, SIZES, strict=True)]
     )
+    centroids = server_state(found)
     for c in range(3):
         expected = np.median(of_client[has[:, c] > 0, c], axis=0)
-        np.testing.assert_allclose(found.models.centroids[0, c], expected, rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(found.models.count[0], has.sum(axis=0))
-    toys.assert_trees_close(
-        found.models.body, medians([state.models.body for state in each]), rtol=1e-4, atol=1e-6
-    )
+        np.testing.assert_allclose(centroids.mean[c], expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(centroids.count, has.sum(axis=0))
+    bodies = medians([state.models for state in each])
+    toys.assert_trees_close(found.models, bodies, rtol=1e-4, atol=1e-6)
 
 
 def test_fedexp_takes_its_rate_from_the_median_of_squared_norms():
