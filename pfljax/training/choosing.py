@@ -144,12 +144,14 @@ def _digest(experiment: Experiment) -> str:
     leaves = jax.tree.leaves(experiment.federation.train)
     shapes = [[list(leaf.shape), str(leaf.dtype)] for leaf in leaves]
     steps = hashlib.sha256(np.asarray(experiment.steps, np.int64).tobytes()).hexdigest()
+    limit = None  # of a CPU's memory, what is free changes all the time
+    if plan.device.platform != "cpu":
+        limit = memory.device_limit()
     known: dict[str, Any] = {
-        "measured": True,
         "program": experiment.program(),
         "clients": [experiment.problem.num_clients, experiment.problem.cohort_size, shapes, steps],
         "store": experiment.client_store,
-        "devices": [plan.device.device_kind, plan.num_devices, memory.device_limit()],
+        "devices": [plan.device.device_kind, plan.num_devices, limit],
         "plan": [plan.auto, plan.chunk, plan.peers],
     }
     text = json.dumps(known, sort_keys=True, default=str)
