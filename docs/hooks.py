@@ -19,7 +19,9 @@ from mkdocs.structure.files import File
 from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parents[1]
-NAMES = "alpha beta gamma delta epsilon eta theta lambda mu pi phi sigma tau omega Delta Theta Omega Pi"
+NAMES = (
+    "alpha beta gamma delta epsilon eta theta lambda mu pi phi sigma tau omega Delta Theta Omega Pi"
+)
 GREEK = NAMES.split(" ")
 LETTERS = dict(zip(GREEK, "αβγδεηθλμπφστωΔΘΩΠ", strict=True))
 SYMBOLS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥", "!=": "≠"}
@@ -50,14 +52,22 @@ def _formulas(text: str) -> str:
         text = text.replace(plain, symbol)
     text = html.escape(text, quote=False)
     text = re.sub(r"(?<![A-Za-z])sum(?=_)", "∑", text)
-    text = re.sub(r"(?<![A-Za-z])grad(?![a-z])(_?)(?= ?[A-Za-z({])", lambda found: "∇" + found[1], text)
-    text = re.sub(rf"(?<![A-Za-z])({'|'.join(GREEK)})(?![A-Za-z])", lambda found: LETTERS[found[1]], text)
+    text = re.sub(
+        r"(?<![A-Za-z])grad(?![a-z])(_?)(?= ?[A-Za-z({])", lambda found: "∇" + found[1], text
+    )
+    text = re.sub(
+        rf"(?<![A-Za-z])({'|'.join(GREEK)})(?![A-Za-z])", lambda found: LETTERS[found[1]], text
+    )
     text = re.sub(r"_\{([^}]*)\}", r"<sub>\1</sub>", text)
     text = re.sub(r"∇_(\w)_(\w)", r"∇<sub>\1<sub>\2</sub></sub>", text)
-    text = re.sub(r"(?<=[\wΔ∑∇\])’'])_([A-Za-z0-9α-ω]{1,3})(?![A-Za-z0-9_])", r"<sub>\1</sub>", text)
+    text = re.sub(
+        r"(?<=[\wΔ∑∇\])’'])_([A-Za-z0-9α-ω]{1,3})(?![A-Za-z0-9_])", r"<sub>\1</sub>", text
+    )
     text = re.sub(r"\^\(([^)]*)\)", r"<sup>\1</sup>", text)
     text = re.sub(r"\^(-?[A-Za-z0-9]+)", r"<sup>\1</sup>", text)
-    return re.sub(r"(?<![A-Za-z&<])([A-Za-z]|[α-ω])(?=<su[bp]>)|([α-ω])(?!<su)", r"<i>\1\2</i>", text)
+    return re.sub(
+        r"(?<![A-Za-z&<])([A-Za-z]|[α-ω])(?=<su[bp]>)|([α-ω])(?!<su)", r"<i>\1\2</i>", text
+    )
 
 
 def algorithm(lines: list[str]) -> str:
@@ -70,14 +80,18 @@ def algorithm(lines: list[str]) -> str:
             joined[-1] += " " + whole.strip()
         else:
             joined.append(whole)
-        filled = len(whole) >= FILLED and not whole.endswith((";", ".", ":")) and not _reference(whole)
+        filled = (
+            len(whole) >= FILLED and not whole.endswith((";", ".", ":")) and not _reference(whole)
+        )
     shown = []
     for line in filter(str.strip, joined):
         depth = ' class="deeper"' if len(line) - len(line.lstrip()) > 4 else ""
         found = _reference(line)
         reference = f'<span class="reference">{typeset(found[1])}</span>' if found else ""
         body = line[: found.start()] if found else line
-        shown.append(f"<div{depth}>{reference}{typeset(re.sub(r' {2,}', '   ', body.strip()))}</div>")
+        shown.append(
+            f"<div{depth}>{reference}{typeset(re.sub(r' {2,}', '   ', body.strip()))}</div>"
+        )
     return '<div class="algorithm">\n' + "\n".join(shown) + "\n</div>"
 
 
@@ -103,7 +117,12 @@ def prose(docstring: str) -> str:
             blocks += ["", "## Departures from the paper", ""]
             line = re.sub(r"^s?:\s*", "", rest)
             line = line[:1].upper() + line[1:]
-        if line.startswith("- ") and blocks and blocks[-1] and not blocks[-1].startswith(("-", " ")):
+        if (
+            line.startswith("- ")
+            and blocks
+            and blocks[-1]
+            and not blocks[-1].startswith(("-", " "))
+        ):
             blocks.append("")
         inside = "  " if line and not line.startswith("- ") and _in_a_list(blocks) else ""
         blocks.append(inside + typeset(line))
@@ -120,7 +139,7 @@ def _in_a_list(blocks: list[str]) -> bool:
 @functools.cache
 def methods() -> dict[str, list]:
     """The registered methods by file."""
-    import pfljax.algorithms
+    import pfljax.algorithms  # noqa: F401  (registers them)
     from pfljax.settings.method import METHODS
 
     found: dict[str, list] = {}
@@ -139,7 +158,16 @@ def method_page(name: str) -> str:
     path = f"pfljax/algorithms/{name}.py"
     text = source_of(path)
     docstring = ast.get_docstring(ast.parse(text)) or ""
-    parts = [f"# {title_of(name)}", "", typeset(docstring.split("\n")[0]), "", prose(docstring), "", "## Use", ""]
+    parts = [
+        f"# {title_of(name)}",
+        "",
+        typeset(docstring.split("\n")[0]),
+        "",
+        prose(docstring),
+        "",
+        "## Use",
+        "",
+    ]
     for method in methods()[name]:
         parts += usage(method)
     parts += [f'??? note "Source: {path}"', "", "    ```python"]
@@ -215,10 +243,19 @@ def on_config(config):
     """Adds the pages of the methods to the navigation."""
     entries = next(entry["Methods"] for entry in config["nav"] if "Methods" in entry)
     titles = {name: title_of(name) for name in methods()}
-    entries += [{titles[name]: f"methods/{name}.md"} for name in sorted(titles, key=lambda name: titles[name].lower())]
+    entries += [
+        {titles[name]: f"methods/{name}.md"}
+        for name in sorted(titles, key=lambda name: titles[name].lower())
+    ]
     project = next(entry["Project"] for entry in config["nav"] if "Project" in entry)
     examples = [address for address, *_ in PAGES.values() if address.startswith("examples/")]
-    project.append({"Examples": [{Path(address).stem.replace("_", " ").capitalize(): address} for address in examples]})
+    project.append(
+        {
+            "Examples": [
+                {Path(address).stem.replace("_", " ").capitalize(): address} for address in examples
+            ]
+        }
+    )
     return config
 
 

@@ -15,7 +15,9 @@ import optax
 import pfljax as pfl
 
 
-def main(num_clients: int = 20_000, cohort: int = 200, rounds: int = 20, out: str = "runs/million") -> pfl.Result:
+def main(
+    num_clients: int = 20_000, cohort: int = 200, rounds: int = 20, out: str = "runs/million"
+) -> pfl.Result:
     """Trains FedeRiCo with cohorts and scores a sample of all clients, most of which never took part."""
     clients = pfl.data.digits(num_clients, train_examples=15, replacement=True)
     run = pfl.Run(

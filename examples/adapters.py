@@ -29,7 +29,9 @@ def main(rounds: int = 40) -> pfl.Table:
     clients = pfl.data.digits(8, GROUPS, train_examples=20)
     local = pfl.LocalTraining(optax.adam(1e-2), batch_size=10)
     methods = [pfl.Local(), pfl.FedIT(), pfl.FedSALoRA(), pfl.FedeRiCo()]
-    table = pfl.compare(methods, clients, model, local, rounds=rounds, seeds=(0, 1), reference="local")
+    table = pfl.compare(
+        methods, clients, model, local, rounds=rounds, seeds=(0, 1), reference="local"
+    )
     print(table)
     return table
 

@@ -26,13 +26,22 @@ METHODS = [pfl.Local(), pfl.FedProto(), pfl.FedGH(), pfl.FML(), pfl.LGFedAvg(sha
 
 def main(rounds: int = 60, seeds: Sequence[int] = (0, 1, 2)) -> pfl.Table:
     """Compares methods on digits, and exports one client's network."""
-    clients = lambda seed: pfl.data.digits(20, pfl.partitions.LabelGroups(2), train_examples=15, seed=seed)
+
+    def clients(seed):
+        return pfl.data.digits(20, pfl.partitions.LabelGroups(2), train_examples=15, seed=seed)
+
     local = pfl.LocalTraining(optax.sgd, 0.1, batch_size=5)
-    table = pfl.compare(METHODS, clients, NETWORKS, local, rounds=rounds, seeds=seeds, reference="local")
+    table = pfl.compare(
+        METHODS, clients, NETWORKS, local, rounds=rounds, seeds=seeds, reference="local"
+    )
     print(table)
     result = pfl.Run(pfl.FML(), clients(0), NETWORKS, local).train(rounds=5, progress=False)
     network, variables = result.export(client=2)
-    print(network, sum(leaf.size for layer in variables["params"].values() for leaf in layer.values()), "parameters")
+    print(
+        network,
+        sum(leaf.size for layer in variables["params"].values() for leaf in layer.values()),
+        "parameters",
+    )
     return table
 
 

@@ -46,7 +46,9 @@ class Gossip:
             mixed = pfl.tree.mix(weights, models)
 
             # trained on D_k
-            trained, loss = problem.fit_personal(context, pfl.Personal(mixed, opt_state), data.train)
+            trained, loss = problem.fit_personal(
+                context, pfl.Personal(mixed, opt_state), data.train
+            )
 
             # The first of the two models is its own. It sends the change of that one, to itself.
             own = pfl.tree.first(models)
@@ -86,7 +88,9 @@ def main() -> pfl.Table:
     clients = pfl.data.digits(train_examples=15)
     local = pfl.LocalTraining(optax.adam(1e-2))
     methods = [pfl.Local(), Gossip()]
-    table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, seeds=(0, 1), rounds=60)
+    table = pfl.compare(
+        methods, clients, pfl.models.MLP(hidden=(64,)), local, seeds=(0, 1), rounds=60
+    )
     print(table)
     return table
 

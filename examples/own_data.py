@@ -13,13 +13,17 @@ import optax
 import pfljax as pfl
 
 
-def measurements(num_sensors: int = 12, events: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def measurements(
+    num_sensors: int = 12, events: int = 60, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns events x (n, 8), their kinds y (n,) and the names of the sensors that measured them (n,)."""
     rng = np.random.default_rng(seed)
     sensor = np.repeat(np.arange(num_sensors), events)
     kind = rng.integers(2, size=len(sensor))
     gain = np.where(sensor % 2 == 0, 1.0, -1.0)  # half of the sensors are mounted upside down
-    x = rng.normal(size=(len(sensor), 8)) + (gain * (2.0 * kind - 1))[:, None] * np.linspace(0, 1, 8)
+    x = rng.normal(size=(len(sensor), 8)) + (gain * (2.0 * kind - 1))[:, None] * np.linspace(
+        0, 1, 8
+    )
     return x.astype(np.float32), kind, np.array([f"sensor-{number:02d}" for number in sensor])
 
 

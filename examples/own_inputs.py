@@ -20,8 +20,11 @@ import pfljax as pfl
 def examples(num: int = 600, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Returns x, with images (n, 8, 8, 1) of 0 to 16 and measurements (n, 2), and y (n,)."""
     digits, y = load_digits(return_X_y=True)
-    digits, y = digits[:num], y[:num]
-    measured = np.random.default_rng(seed).normal(loc=np.stack([y % 2, -(y % 2)], axis=1), scale=0.3)
+    digits = digits[:num]
+    y = y[:num]
+    measured = np.random.default_rng(seed).normal(
+        loc=np.stack([y % 2, -(y % 2)], axis=1), scale=0.3
+    )
     images = digits.astype(np.uint8).reshape(-1, 8, 8, 1)
     return {"image": images, "measured": measured.astype(np.float32)}, y
 

@@ -58,7 +58,9 @@ def main() -> pfl.Table:
     clients = pfl.data.digits(train_examples=15)
     local = pfl.LocalTraining(optax.adam(1e-2))
     methods = [pfl.FedAvg(), FedClip(norm=0.3)]
-    table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, seeds=(0, 1), rounds=60)
+    table = pfl.compare(
+        methods, clients, pfl.models.MLP(hidden=(64,)), local, seeds=(0, 1), rounds=60
+    )
     print(table)
     return table
 

@@ -24,7 +24,9 @@ from pfljax.algorithms.common import Phase, sharing_layers
 class PersonalHead:
     """Personal head: a body averaged with server momentum, and proximal personal heads."""
 
-    strength: float = pfl.knob(0.1, at_least=0, help="pull of a head toward its start in each round; 0: none")
+    strength: float = pfl.knob(
+        0.1, at_least=0, help="pull of a head toward its start in each round; 0: none"
+    )
     momentum: float = pfl.knob(0.5, at_least=0, below=1, help="momentum of the server")
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
@@ -50,7 +52,9 @@ class PersonalHead:
 
 def main() -> pfl.Table:
     """Compares it with FedRep on digits with five label groups."""
-    clients = pfl.data.digits(num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20)
+    clients = pfl.data.digits(
+        num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20
+    )
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=10)
     methods = [pfl.FedRep(head_epochs=1), PersonalHead()]
     table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, rounds=20)

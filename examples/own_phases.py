@@ -24,8 +24,12 @@ from pfljax.algorithms.common import Phase, sharing_layers
 class BodyFirst:
     """Body first: a shared body and personal heads, trained in turn."""
 
-    body_epochs: int = pfl.knob(1, at_least=1, help="number of epochs for the body, with the head fixed")
-    head_epochs: int = pfl.knob(5, at_least=1, help="number of epochs for the head, with the body fixed")
+    body_epochs: int = pfl.knob(
+        1, at_least=1, help="number of epochs for the body, with the head fixed"
+    )
+    head_epochs: int = pfl.knob(
+        5, at_least=1, help="number of epochs for the head, with the body fixed"
+    )
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         def head(params):
@@ -41,7 +45,9 @@ class BodyFirst:
 
 def main() -> pfl.Table:
     """Compares it with FedRep on digits with five label groups."""
-    clients = pfl.data.digits(num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20)
+    clients = pfl.data.digits(
+        num_clients=10, partition=pfl.partitions.LabelGroups(groups=5), train_examples=20
+    )
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=10)
     methods = [pfl.FedRep(head_epochs=5), BodyFirst()]
     table = pfl.compare(methods, clients, pfl.models.MLP(hidden=(64,)), local, rounds=20)

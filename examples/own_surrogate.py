@@ -23,7 +23,9 @@ from pfljax.algorithms.common import surrogates
 class Moreau:
     """pFedMe as a surrogate: a personal model for each client, near the global model."""
 
-    strength: float = pfl.knob(2.0, above=0, help="lambda, pull of the personal model toward the global one")
+    strength: float = pfl.knob(
+        2.0, above=0, help="lambda, pull of the personal model toward the global one"
+    )
 
     def build(self, problem: pfl.Problem) -> pfl.Algorithm:
         return surrogates.client_server(problem, self.surrogate(problem))
@@ -60,7 +62,9 @@ class Moreau:
 def main(rounds: int = 40) -> pfl.Result:
     """Trains on digits with 16 clients of 15 examples, and prints the result."""
     clients = pfl.data.digits(num_clients=16, train_examples=15)
-    result = pfl.Run(Moreau(), clients, pfl.models.MLP(), pfl.LocalTraining(optax.sgd(0.2), epochs=10)).train(rounds)
+    result = pfl.Run(
+        Moreau(), clients, pfl.models.MLP(), pfl.LocalTraining(optax.sgd(0.2), epochs=10)
+    ).train(rounds)
     print(result)
     return result
 

@@ -20,8 +20,15 @@ def clients(seed: int) -> pfl.Federation:
 def main(out: str = "runs/paper", rounds: int = 100, seeds: int = 6) -> pfl.Table:
     """Compares five methods with Local and writes the table and the figures."""
     methods = [pfl.Local(), pfl.FedAvg(), pfl.Ditto(), pfl.FedEM(components=2), pfl.FedeRiCo()]
-    model, local = pfl.models.MLP(hidden=(64,)), pfl.LocalTraining(optax.adam(1e-2))
-    options = {"rounds": rounds, "seeds": range(seeds), "eval_every": 5, "reference": "local", "out": out}
+    model = pfl.models.MLP(hidden=(64,))
+    local = pfl.LocalTraining(optax.adam(1e-2))
+    options = {
+        "rounds": rounds,
+        "seeds": range(seeds),
+        "eval_every": 5,
+        "reference": "local",
+        "out": out,
+    }
     table = pfl.compare(methods, clients, model, local, **options)
     print(table)
     print(table.to_latex())

@@ -14,8 +14,12 @@ import pfljax as pfl
 def main(out: str = "runs/resumed", rounds: int = 40) -> pfl.Result:
     """Trains in two parts, reads the run from its folder, and applies client 3's model without pfljax."""
     clients = pfl.data.digits(8, train_examples=20)
-    model, local = pfl.models.MLP(hidden=(32,)), pfl.LocalTraining(optax.sgd, 0.3)
-    make = lambda: pfl.Run(pfl.Ditto(), clients, model, local, seed=0)
+    model = pfl.models.MLP(hidden=(32,))
+    local = pfl.LocalTraining(optax.sgd, 0.3)
+
+    def make():
+        return pfl.Run(pfl.Ditto(), clients, model, local, seed=0)
+
     make().train(rounds=rounds // 2, out=out, resume="from_scratch")
     make().train(rounds=rounds, out=out, resume=True)  # the same figures as in one go, bit for bit
     result = pfl.load(out)

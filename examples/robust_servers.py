@@ -17,12 +17,20 @@ SHARES = (0.0, 0.15, 0.3)
 def main(rounds: int = 60, figure: str = "robust_servers.png") -> dict[str, list[float]]:
     """Trains FedAvg with each rule and share of attackers; draws the honest clients' accuracy."""
     clients = pfl.data.digits(20, pfl.partitions.IID(), train_examples=40)
-    model, local = pfl.models.MLP(hidden=(32,)), pfl.LocalTraining(optax.sgd(0.5))
+    model = pfl.models.MLP(hidden=(32,))
+    local = pfl.LocalTraining(optax.sgd(0.5))
     found: dict[str, list[float]] = {}
     for rule in RULES:
         for share in SHARES:
             attack = pfl.Attack("sign_flip", attackers=share, strength=3) if share else None
-            run = pfl.Run(pfl.FedAvg(), clients, model, local, server=pfl.Server(aggregator=rule), attack=attack)
+            run = pfl.Run(
+                pfl.FedAvg(),
+                clients,
+                model,
+                local,
+                server=pfl.Server(aggregator=rule),
+                attack=attack,
+            )
             found.setdefault(rule, []).append(run.train(rounds=rounds, eval_every=rounds).accuracy)
         print(rule, [f"{100 * accuracy:.1f} %" for accuracy in found[rule]])
         plt.plot(SHARES, found[rule], marker="o", label=rule)

@@ -17,8 +17,12 @@ RATES = (0.03, 0.1, 0.3)
 
 def main(out: str = "runs/sweep", rounds: int = 60) -> dict[float, pfl.Table]:
     """Compares two methods at three learning rates; finished runs are read, not repeated."""
-    clients = lambda seed: pfl.data.digits(16, pfl.partitions.Dirichlet(0.3), seed=seed, train_examples=15)
-    model, tables = pfl.models.MLP(hidden=(32,)), {}
+
+    def clients(seed):
+        return pfl.data.digits(16, pfl.partitions.Dirichlet(0.3), seed=seed, train_examples=15)
+
+    model = pfl.models.MLP(hidden=(32,))
+    tables = {}
     for rate in RATES:
         local = pfl.LocalTraining(optax.sgd, rate)
         options = {"rounds": rounds, "seeds": (0, 1), "out": f"{out}/rate-{rate}", "say": print}

@@ -57,8 +57,10 @@ from pfljax.settings import method
 from pfljax.training import choosing, compiling
 
 PARTS = ("matmul", "rounds", "forms", "methods", "profile", "table1")
-EXAMPLES, BATCH = 50, 10
-KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")  # results depend on these
+EXAMPLES = 50
+BATCH = 10
+# results depend on these
+KEPT = ("matmul_size", "repeats", "chunk", "devices", "table_rounds", "table_splits")
 UNREAD = ("plan", "model_devices", "exchange", "client_store", "profile")
 
 
@@ -90,14 +92,27 @@ def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
     add.several("parts", PARTS, "parts to measure", PARTS)
     add.several("models", list(WORK), "models for the part rounds", list(WORK))
-    add.several("num_clients", ["100", "1000", "10000"], "numbers of clients K for the part rounds", int)
-    add.add("matmul_size", int, 8192, "width of the square matrices for the part matmul", at_least=8)
+    add.several(
+        "num_clients", ["100", "1000", "10000"], "numbers of clients K for the part rounds", int
+    )
+    add.add(
+        "matmul_size", int, 8192, "width of the square matrices for the part matmul", at_least=8
+    )
     add.add("repeats", int, 3, "number of timed rounds per measurement", at_least=1)
     add.add("seconds", float, 420, "time after which no further measurement starts")
-    add.add("data_file", str, None, "npz of CIFAR-10 for the part table1, which is skipped without it")
+    add.add(
+        "data_file", str, None, "npz of CIFAR-10 for the part table1, which is skipped without it"
+    )
     add.add("table_rounds", int, 150, "number of rounds for the part table1", at_least=1)
-    add.several("table_splits", ["0", "1", "2", "3", "4"], "splits for the part table1", int, at_least=0)
-    add.add("out", str, "runs/accelerator", "folder of accelerator.json and accelerator.md; existing results are kept")
+    add.several(
+        "table_splits", ["0", "1", "2", "3", "4"], "splits for the part table1", int, at_least=0
+    )
+    add.add(
+        "out",
+        str,
+        "runs/accelerator",
+        "folder of accelerator.json and accelerator.md; existing results are kept",
+    )
 
 
 class Book:
@@ -108,12 +123,18 @@ class Book:
         self.end = time.monotonic() + settings.seconds
         about = {"device": device(), "settings": {flag: settings[flag] for flag in KEPT}}
         try:
-            self.content: dict = files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+            self.content: dict = (
+                files.read_json(self.path) if self.path.exists() else about | {"parts": {}}
+            )
             self.content["parts"].items()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise settings.error("out", "has a damaged accelerator.json; choose a new folder") from error
+            raise settings.error(
+                "out", "has a damaged accelerator.json; choose a new folder"
+            ) from error
         if any(self.content.get(what) != files.plain(value) for what, value in about.items()):
-            raise settings.error("out", "has results from another device or other settings; choose a new folder")
+            raise settings.error(
+                "out", "has results from another device or other settings; choose a new folder"
+            )
 
     @property
     def left(self) -> float:
@@ -138,12 +159,18 @@ class Book:
 
     def told(self, figures: dict) -> str:
         """Results in one line, with the share of the device's rate if known."""
-        rate, text = self.rate(), lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)
+        rate = self.rate()
+
+        def text(value):
+            return f"{value:.4g}" if isinstance(value, float) else str(value)
+
         shown = {name: value for name, value in figures.items() if value is not None}
         if rate and "achieved_flops_per_second" in shown:
             shown["share_of_matmul_rate"] = shown["achieved_flops_per_second"] / rate
         if "estimated_seconds" in shown:
-            shown["measured_over_estimated"] = shown["seconds_per_round"] / shown["estimated_seconds"]
+            shown["measured_over_estimated"] = (
+                shown["seconds_per_round"] / shown["estimated_seconds"]
+            )
         return ", ".join(f"{name.replace('_', ' ')} {text(value)}" for name, value in shown.items())
 
     def rate(self) -> float | None:
@@ -152,9 +179,16 @@ class Book:
 
     def markdown(self) -> str:
         """All results as a table."""
-        lines = [f"{self.content['device']}", "", "| part | what | figures |", "| --- | --- | --- |"]
+        lines = [
+            f"{self.content['device']}",
+            "",
+            "| part | what | figures |",
+            "| --- | --- | --- |",
+        ]
         for part, kept in self.content["parts"].items():
-            lines += [f"| {part} | {title} | {self.told(figures)} |" for title, figures in kept.items()]
+            lines += [
+                f"| {part} | {title} | {self.told(figures)} |" for title, figures in kept.items()
+            ]
         return "\n".join(lines) + "\n"
 
 
@@ -181,7 +215,8 @@ def matmul(size: int, dtype: Any, repeats: int) -> dict:
 def flops_of_a_step(model: Model, work: Work) -> float | None:
     """FLOPs of one mini-batch's gradient, counted by the compiler; None if it returns none."""
     params = jax.eval_shape(model.init, jax.random.key(0))
-    x, y = jax.ShapeDtypeStruct((BATCH, *work.shape), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    x = jax.ShapeDtypeStruct((BATCH, *work.shape), jnp.float32)
+    y = jax.ShapeDtypeStruct((BATCH,), jnp.int32)
     gradient = jax.grad(lambda params, x, y: model.loss(params, x, y).mean())
     cost = jax.jit(gradient).lower(params, x, y).cost_analysis()
     return (cost or {}).get("flops")
@@ -193,7 +228,9 @@ def clients_of(shape: tuple[int, ...], num_clients: int) -> data.Federation:
     return data.random_pixels(num_clients, EXAMPLES, shape, 10, 0)
 
 
-def experiment(name: str, work: Work, num_clients: int, plan: str, settings: Settings) -> Experiment:
+def experiment(
+    name: str, work: Work, num_clients: int, plan: str, settings: Settings
+) -> Experiment:
     """A round of a method: every client trains for one epoch in batches of 10."""
     solver = LocalTraining(optax.sgd(0.1), batch_size=BATCH).bind(work.network())
     made = make_plan(plan, settings.chunk if plan == "chunk" else 0, settings.devices)
@@ -212,7 +249,8 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
         "seconds_per_round": seconds,
         "compile_seconds": compiled.compile_seconds,
         "chunk": compiled.plan.chunk,
-        "achieved_flops_per_second": flops and flops * (EXAMPLES // BATCH) * federation.num_clients / seconds,
+        "achieved_flops_per_second": flops
+        and flops * (EXAMPLES // BATCH) * federation.num_clients / seconds,
         "temporaries_bytes": compiled.memory.temporaries,
     }
 
@@ -225,7 +263,10 @@ def estimate(built: Experiment, compiled: Compiled) -> dict:
     (row,), _ = estimating.compiled_rows(built, target, [(compiled.plan.chunk, "")], math.inf)
     if row.milliseconds is None:
         return {}
-    return {"estimated_seconds": row.milliseconds / 1e3, "estimated_temporaries_bytes": row.temporaries_bytes}
+    return {
+        "estimated_seconds": row.milliseconds / 1e3,
+        "estimated_temporaries_bytes": row.temporaries_bytes,
+    }
 
 
 def rounds(settings: Settings, book: Book) -> None:
@@ -234,7 +275,8 @@ def rounds(settings: Settings, book: Book) -> None:
     before: dict[tuple[str, str], float] = {}  # seconds per client, by model and plan
     for num_clients in sorted(settings.numbers("num_clients", int)):
         for name in settings.models:
-            for plan in typing.get_args(Plan)[1:-1]:  # not auto, and not python, which compiles nothing
+            # not auto, and not python, which compiles nothing
+            for plan in typing.get_args(Plan)[1:-1]:
 
                 def cell(num_clients=num_clients, name=name, plan=plan):
                     built = experiment("local", WORK[name], num_clients, plan, settings)
@@ -283,20 +325,28 @@ def methods(settings: Settings, book: Book) -> None:
         for title in ("local", "federico"):
 
             def cell(title=title, name=name):
-                return time_round(experiment(title, WORK[name], num_clients, "auto", settings), settings.repeats)
+                return time_round(
+                    experiment(title, WORK[name], num_clients, "auto", settings), settings.repeats
+                )
 
             times[title] = book.measure("methods", f"{title}, {name}, K={num_clients}", cell) or {}
         seconds = [times[title].get("seconds_per_round") for title in times]
         if all(seconds):
-            book.measure("methods", f"federico / local, {name}", lambda s=seconds: {"ratio": s[1] / s[0]})
+            book.measure(
+                "methods", f"federico / local, {name}", lambda s=seconds: {"ratio": s[1] / s[0]}
+            )
 
 
 def profile(settings: Settings, book: Book) -> None:
     """The part profile."""
 
     def shares() -> dict:
-        built = experiment("federico", WORK["cnn"], min(settings.numbers("num_clients", int)), "auto", settings)
-        clients = place(built.problem.plan, built.federation.client_data, built.federation.num_clients)
+        built = experiment(
+            "federico", WORK["cnn"], min(settings.numbers("num_clients", int)), "auto", settings
+        )
+        clients = place(
+            built.problem.plan, built.federation.client_data, built.federation.num_clients
+        )
         compiled = compiling.compile_to_fit(built, clients, 1)
         trace = Path(settings.out) / "trace"
         said = compiling.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)
@@ -314,7 +364,8 @@ def cifar10(settings: Settings, book: Book) -> None:
     for number, name in enumerate(names, 1):
 
         def runs(number=number) -> dict:
-            out, begin = Path(settings.out) / "table1", time.perf_counter()
+            out = Path(settings.out) / "table1"
+            begin = time.perf_counter()
             words = {
                 "data_file": settings.data_file,
                 "size": "paper",
@@ -359,9 +410,17 @@ def run_part(part: str, settings: Settings, book: Book) -> None:
     if part == "matmul":
         for dtype in ("float32", "bfloat16"):
             size = settings.matmul_size
-            book.measure(part, dtype, lambda dtype=dtype, size=size: matmul(size, dtype, settings.repeats))
+            book.measure(
+                part, dtype, lambda dtype=dtype, size=size: matmul(size, dtype, settings.repeats)
+            )
     else:
-        parts = {"rounds": rounds, "forms": forms, "methods": methods, "profile": profile, "table1": cifar10}
+        parts = {
+            "rounds": rounds,
+            "forms": forms,
+            "methods": methods,
+            "profile": profile,
+            "table1": cifar10,
+        }
         parts[part](settings, book)
 
 

@@ -56,7 +56,12 @@ def define(registry: flags.FlagValues) -> None:
     add.add("repeats", int, 15, "number of timed rounds per measurement", at_least=3)
     said = "dataloader also times a loop of client objects with data loaders"
     add.add("loop", str, "fastest", said, choices=list(LOOPS))
-    add.add("roofline", bool, False, "also measure a lower bound for each round of local SGD on this machine")
+    add.add(
+        "roofline",
+        bool,
+        False,
+        "also measure a lower bound for each round of local SGD on this machine",
+    )
     add.add("out", str, "runs/benchmark", "folder of benchmark.json and the figure")
 
 
@@ -75,14 +80,28 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = (
-    Workload("MLP 784-200-10, K=100, 5 steps of 10", "mlp", 100, (28, 28, 1), 10, 5, (200,), target=5.0),
-    Workload("MLP 784-32-10, K=1000, 5 steps of 10", "mlp", 1000, (28, 28, 1), 10, 5, (32,), target=8.0),
+    Workload(
+        "MLP 784-200-10, K=100, 5 steps of 10", "mlp", 100, (28, 28, 1), 10, 5, (200,), target=5.0
+    ),
+    Workload(
+        "MLP 784-32-10, K=1000, 5 steps of 10", "mlp", 1000, (28, 28, 1), 10, 5, (32,), target=8.0
+    ),
     Workload("CNN 32/64, K=32, a step of 8", "cnn", 32, (28, 28, 1), 8, 1, (32, 64), target=1.8),
-    Workload("CNN 3 x 128, K=8, a step of 50", "cnn", 8, (32, 32, 3), 50, 1, (128, 128, 128), target=1.0),
+    Workload(
+        "CNN 3 x 128, K=8, a step of 50", "cnn", 8, (32, 32, 3), 50, 1, (128, 128, 128), target=1.0
+    ),
     Workload("MobileNet-V2, K=8, a step of 16", "mobilenet_v2", 8, (32, 32, 3), 16, 1, target=1.0),
     Workload("LSTM 2 x 256, K=8, a step of 16", "lstm", 8, (80,), 16, 1, classes=65, target=1.0),
     # As users write them, in experiments.architectures.
-    Workload("McMahan's CNN with nn.Conv, K=20, 6 steps of 10", "McMahan's CNN", 20, (28, 28, 1), 10, 6, target=0.9),
+    Workload(
+        "McMahan's CNN with nn.Conv, K=20, 6 steps of 10",
+        "McMahan's CNN",
+        20,
+        (28, 28, 1),
+        10,
+        6,
+        target=0.9,
+    ),
     Workload("U-Net with nn.Conv, K=8, 2 steps of 16", "U-Net", 8, (32, 32, 3), 16, 2, target=0.9),
     Workload("ViT 2 x 64, K=8, 2 steps of 16", "ViT 2 x 64", 8, (32, 32, 3), 16, 2, target=0.9),
 )
@@ -97,7 +116,10 @@ def clients_of(work: Workload) -> Federation:
 
 def as_tokens(federation: Federation, classes: int) -> Federation:
     """Numbers in [0, 1) as tokens, with the next tokens as targets."""
-    tokens = lambda x: (classes * x[...]).astype(np.uint8)
+
+    def tokens(x):
+        return (classes * x[...]).astype(np.uint8)
+
     splits = {
         name: Split(tokens(split.x), np.roll(tokens(split.x), -1, axis=-1), split.size)
         for name in ("train", "validation", "test")
@@ -109,18 +131,28 @@ def as_tokens(federation: Federation, classes: int) -> Federation:
 def model_of(work: Workload) -> models.Model:
     """The workload's network."""
     if work.model in ARCHITECTURES:
-        return models.build(ARCHITECTURES[work.model].make(), work.shape, "classification", work.classes)
+        return models.build(
+            ARCHITECTURES[work.model].make(), work.shape, "classification", work.classes
+        )
     widths = {"hidden": work.widths, "channels": work.widths}
     return models.make(work.model, work.shape, "classification", work.classes, **widths)
 
 
 def trace_folder(settings: Settings, title: str) -> Path | None:
     """Folder of the profiler's trace, if requested."""
-    return Path(settings.profile) / "".join(c if c.isalnum() else "-" for c in title) if settings.profile else None
+    return (
+        Path(settings.profile) / "".join(c if c.isalnum() else "-" for c in title)
+        if settings.profile
+        else None
+    )
 
 
 def time_ours(
-    work: Workload, federation: Federation, plan: ExecutionPlan, repeats: int, trace: Path | None = None
+    work: Workload,
+    federation: Federation,
+    plan: ExecutionPlan,
+    repeats: int,
+    trace: Path | None = None,
 ) -> float:
     """Median seconds of a round of Local."""
     model = model_of(work)
@@ -136,20 +168,24 @@ def torch_network(torch, work: Workload):
     if work.model in ARCHITECTURES:
         return network_in_torch(torch, ARCHITECTURES[work.model])
     if work.model == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(784, work.widths[0]), nn.ReLU(), nn.Linear(work.widths[0], 10))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(784, work.widths[0]), nn.ReLU(), nn.Linear(work.widths[0], 10)
+        )
     if work.model == "cnn":
         height, _, width = work.shape
         layers = []
         for channels in work.widths:
             layers += [nn.Conv2d(width, channels, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()]
-            width, height = channels, height // 2
+            width = channels
+            height = height // 2
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * height * height, 10))
     if work.model == "lstm":
 
         class Characters(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.embedding, self.lstm = nn.Embedding(work.classes, 8), nn.LSTM(8, 256, 2, batch_first=True)
+                self.embedding = nn.Embedding(work.classes, 8)
+                self.lstm = nn.LSTM(8, 256, 2, batch_first=True)
                 self.dense = nn.Linear(256, work.classes)
 
             def forward(self, x):
@@ -165,16 +201,25 @@ def torch_network(torch, work: Workload):
         def forward(self, x):
             return x + super().forward(x)
 
-    layers, width = project(3, 32, size=3, stride=2, padding=1), 32
+    layers = project(3, 32, size=3, stride=2, padding=1)
+    width = 32
     for expansion, channels, blocks, first in MobileNetV2.stages:
         for number in range(blocks):
-            inner, stride = expansion * width, first if number == 0 else 1
+            inner = expansion * width
+            stride = first if number == 0 else 1
             block = project(width, inner) if expansion > 1 else []
             block += project(inner, inner, size=3, stride=stride, padding=1, groups=inner)
             block += project(inner, channels, activation=False)
-            layers.append((Residual if stride == 1 and width == channels else nn.Sequential)(*block))
+            layers.append(
+                (Residual if stride == 1 and width == channels else nn.Sequential)(*block)
+            )
             width = channels
-    layers += [*project(width, 1280), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, work.classes)]
+    layers += [
+        *project(width, 1280),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(1280, work.classes),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -187,7 +232,12 @@ def network_in_torch(torch, work: Architecture):
 
 
 def time_torch(
-    torch, work: Workload, federation: Federation, threads: Sequence[int], repeats: int, loop: str = "fastest"
+    torch,
+    work: Workload,
+    federation: Federation,
+    threads: Sequence[int],
+    repeats: int,
+    loop: str = "fastest",
 ) -> float:
     """Median seconds of the same round as a Python loop over clients in PyTorch, in one of the forms of `LOOPS`."""
     networks = [torch_network(torch, work) for _ in range(work.num_clients)]
@@ -204,13 +254,19 @@ def time_torch(
 
 def examples_in_torch(torch, federation: Federation) -> tuple[list, list]:
     """The clients' training examples as PyTorch expects them: images with channels first, and tokens as integers."""
-    split, layout = federation.train, lambda x: np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+    split = federation.train
+
+    def layout(x):
+        return np.moveaxis(x, -1, 1) if x.ndim == 4 else x
+
     whole = np.int64 if np.issubdtype(split.x.dtype, np.integer) else np.float32
     xs = [torch.from_numpy(layout(x).astype(whole)) for x in split.x]
     return xs, [torch.from_numpy(y.astype(np.int64)) for y in split.y]
 
 
-def fastest_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:
+def fastest_loop(
+    torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence
+) -> Callable[[], None]:
     """An epoch for every client: no optimizer object, one fused update of all parameters, no data loader."""
     parameters = [list(network.parameters()) for network in networks]
 
@@ -227,7 +283,9 @@ def fastest_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: S
     return train
 
 
-def dataloader_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence) -> Callable[[], None]:
+def dataloader_loop(
+    torch, batch_size: int, networks: Sequence, xs: Sequence, ys: Sequence
+) -> Callable[[], None]:
     """An epoch for every client as in other libraries: client objects, each with a `DataLoader` and an optimizer."""
     sets = [torch.utils.data.TensorDataset(x, y) for x, y in zip(xs, ys, strict=True)]
     loaders = [torch.utils.data.DataLoader(examples, batch_size, shuffle=True) for examples in sets]
@@ -248,7 +306,9 @@ def dataloader_loop(torch, batch_size: int, networks: Sequence, xs: Sequence, ys
 LOOPS = {"fastest": fastest_loop, "dataloader": dataloader_loop}
 
 
-def best_of_threads(torch, one_round: Callable[[], float], threads: Sequence[int], repeats: int) -> float:
+def best_of_threads(
+    torch, one_round: Callable[[], float], threads: Sequence[int], repeats: int
+) -> float:
     """Median seconds of a round with the fastest number of threads."""
     best = np.inf
     for count in threads:
@@ -264,9 +324,12 @@ def fedem_rows(settings: Settings, torch) -> list[dict]:
 
     federation = data.synthetic(300, test_examples=1)
     model = models.make("logistic", (150,), "classification", 2)
-    sgd = optax.chain(optax.add_decayed_weights(peers.DECAY), optax.sgd(peers.RATE, momentum=peers.MOMENTUM))
+    sgd = optax.chain(
+        optax.add_decayed_weights(peers.DECAY), optax.sgd(peers.RATE, momentum=peers.MOMENTUM)
+    )
     solver = LocalTraining(sgd, batch_size=peers.BATCH).bind(model)
-    fedem, repeats = method.get("fedem")(), settings.repeats
+    fedem = method.get("fedem")()
+    repeats = settings.repeats
 
     def ours(plan: ExecutionPlan, trace: Path | None = None) -> float:
         experiment = timing.build(fedem, federation, model, solver, plan, keep_optimizer=True)
@@ -284,9 +347,11 @@ def fedem_rows(settings: Settings, torch) -> list[dict]:
 
         return best_of_threads(torch, timed, threads_of_torch(), repeats)
 
-    ordinary, fused = theirs(peers.ordinary), min(map(theirs, (peers.Fused, peers.FusedOverClients)))
+    ordinary = theirs(peers.ordinary)
+    fused = min(map(theirs, (peers.Fused, peers.FusedOverClients)))
     plan, single = plans(settings)
-    own, alone = ours(plan, trace_folder(settings, "fedem")), ours(single)
+    own = ours(plan, trace_folder(settings, "fedem"))
+    alone = ours(single)
     title = "FedEM, K=300, M=3, against"
     return [
         entry(f"{title} an ordinary loop", own, ordinary, alone, 3.0),
@@ -298,7 +363,8 @@ def time_federico(settings: Settings) -> dict:
     """FedeRiCo's round against a Local round with the same full-batch Adam step; MLP 784-64-10, 20 examples."""
     federation = data.random_pixels(1000, 20, (28, 28, 1), 10, 0)
     model = models.make("mlp", (28, 28, 1), "classification", 10, hidden=(64,))
-    solver, plan = LocalTraining(optax.adam(0.01)).bind(model), settings.make(Execution).make_plan()
+    solver = LocalTraining(optax.adam(0.01)).bind(model)
+    plan = settings.make(Execution).make_plan()
     seconds = {}
     for name in ("local", "federico"):
         experiment = timing.build(method.get(name)(), federation, model, solver, plan)
@@ -325,13 +391,19 @@ def require_torch() -> Any:
 
 def benchmark_figure(rows: Sequence[dict]) -> Figure:
     """Plots the speedup of a round over the PyTorch loop, one point per workload."""
-    ratios, places = [row["ratio"] for row in rows], [float(place) for place in range(len(rows))]
+    ratios = [row["ratio"] for row in rows]
+    places = [float(place) for place in range(len(rows))]
     limits = len(rows) - 0.4, -0.6
     equal = Series((1.0, 1.0), limits, color=GRAY)
     points = Series(ratios, places, kind="points", symbol="circle", size=8)
-    names = [(place, f"{row['workload']}, {row['ratio']:.1f} x") for place, row in zip(places, rows, strict=True)]
+    names = [
+        (place, f"{row['workload']}, {row['ratio']:.1f} x")
+        for place, row in zip(places, rows, strict=True)
+    ]
     axis = Axis("speedup over a PyTorch loop over clients")
-    return draw([Panel(axis, Axis(ticks=names, limits=limits), [equal, points])], (8, 0.6 * len(rows) + 1.2))
+    return draw(
+        [Panel(axis, Axis(ticks=names, limits=limits), [equal, points])], (8, 0.6 * len(rows) + 1.2)
+    )
 
 
 def run(settings: Settings) -> None:
@@ -342,7 +414,10 @@ def run(settings: Settings) -> None:
     out = Path(settings.out)
     rows = [row_of(settings, torch, work) for work in WORKLOADS] + fedem_rows(settings, torch)
     federico = time_federico(settings)
-    config = {"flags": dict(sorted(settings.values.items())), "command": build.command()} | describe.environment()
+    config = {
+        "flags": dict(sorted(settings.values.items())),
+        "command": build.command(),
+    } | describe.environment()
     files.write_json(out / "benchmark.json", {**config, "local_sgd": rows, "federico": federico})
     report.save(benchmark_figure(rows), out / "benchmark.png")
     show(rows, settings.make(Execution).make_plan().num_devices)
@@ -370,15 +445,20 @@ def threads_of_torch() -> list[int]:
 
 def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
     """Times for a workload: ours, PyTorch's, and ours on one device."""
-    federation, repeats = clients_of(work), settings.repeats
+    federation = clients_of(work)
+    repeats = settings.repeats
     plan, single = plans(settings)
     theirs = time_torch(torch, work, federation, threads_of_torch(), repeats)
     ours = time_ours(work, federation, plan, repeats, trace_folder(settings, work.title))
     row = entry(work.title, ours, theirs, time_ours(work, federation, single, repeats), work.target)
     if settings.roofline:
-        batch = [part[0, : work.batch_size] for part in (federation.train.x[...], federation.train.y)]
+        batch = [
+            part[0, : work.batch_size] for part in (federation.train.x[...], federation.train.y)
+        ]
         least = roofline.measure(plan, model_of(work), batch, work.num_clients, work.steps)
-        print(f"  at least {least.least_ms:.1f} ms: {100 * least.least_ms / (1e3 * ours):.0f} % of the round")
+        print(
+            f"  at least {least.least_ms:.1f} ms: {100 * least.least_ms / (1e3 * ours):.0f} % of the round"
+        )
         row |= {"roofline": least._asdict() | {"least_ms": least.least_ms}}
     if settings.loop == "fastest":
         return row
@@ -389,7 +469,12 @@ def row_of(settings: Settings, torch: Any, work: Workload) -> dict:
 
 def entry(title: str, ours: float, theirs: float, alone: float, target: float) -> dict:
     """Makes and prints a table row from seconds: ours, PyTorch's, and ours on one device."""
-    row = {"workload": title, "pfljax_ms": 1e3 * ours, "torch_ms": 1e3 * theirs, "ratio": theirs / ours}
+    row = {
+        "workload": title,
+        "pfljax_ms": 1e3 * ours,
+        "torch_ms": 1e3 * theirs,
+        "ratio": theirs / ours,
+    }
     print(
         f"{title}: {row['pfljax_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms, {row['ratio']:.2f} x; "
         f"all devices against one: {alone / ours:.2f} x"
@@ -400,11 +485,26 @@ def entry(title: str, ours: float, theirs: float, alone: float, target: float) -
 def show(rows: Sequence[dict], num_devices: int) -> None:
     """Prints the table."""
     table = Table(title=f"a round, {os.cpu_count() or 1} cores, {num_devices} XLA device(s)")
-    heads = ["workload", "pfljax, ms", "PyTorch loop, ms", "speedup", "target", "one device, ms", "gain"]
-    for head in heads + ["data loaders, ms", "speedup"] * any("dataloader_ms" in row for row in rows):
+    heads = [
+        "workload",
+        "pfljax, ms",
+        "PyTorch loop, ms",
+        "speedup",
+        "target",
+        "one device, ms",
+        "gain",
+    ]
+    for head in heads + ["data loaders, ms", "speedup"] * any(
+        "dataloader_ms" in row for row in rows
+    ):
         table.add_column(head, justify="left" if head == "workload" else "right")
     for row in rows:
-        cells = [f"{row['pfljax_ms']:.1f}", f"{row['torch_ms']:.1f}", f"{row['ratio']:.2f} x", f"{row['target']:.1f} x"]
+        cells = [
+            f"{row['pfljax_ms']:.1f}",
+            f"{row['torch_ms']:.1f}",
+            f"{row['ratio']:.2f} x",
+            f"{row['target']:.1f} x",
+        ]
         cells += [f"{row['one_device_ms']:.1f}", f"{row['devices_gain']:.2f} x"]
         if "dataloader_ms" in row:
             cells += [f"{row['dataloader_ms']:.1f}", f"{row['dataloader_ratio']:.2f} x"]
@@ -414,9 +514,21 @@ def show(rows: Sequence[dict], num_devices: int) -> None:
 
 def show_rooflines(rows: Sequence[dict]) -> None:
     """Prints the times of local SGD rounds next to their lower bounds."""
-    table = Table(title="lower bound of a round: products, updates and reading models from memory, each measured alone")
-    parts = {"products": "products_ms", "updates": "update_ms", "memory": "memory_ms", "at least": "least_ms"}
-    rates = {"GFLOP": "gflop", "GFLOP/s": "gflops", "peak": "peak_gflops", "update GB/s": "update_gb"}
+    table = Table(
+        title="lower bound of a round: products, updates and reading models from memory, each measured alone"
+    )
+    parts = {
+        "products": "products_ms",
+        "updates": "update_ms",
+        "memory": "memory_ms",
+        "at least": "least_ms",
+    }
+    rates = {
+        "GFLOP": "gflop",
+        "GFLOP/s": "gflops",
+        "peak": "peak_gflops",
+        "update GB/s": "update_gb",
+    }
     rates |= {"memory GB/s": "memory_gb"}
     for head in ("workload", "round, ms", *parts, "share", *rates):
         table.add_column(head, justify="left" if head == "workload" else "right")

@@ -16,13 +16,18 @@ from torch.nn import functional
 
 from pfljax.data import Federation
 
-RATE, MOMENTUM, DECAY, BATCH = 0.1, 0.9, 5e-4, 128
-Round = Callable[[torch.Tensor], torch.Tensor]  # components (F + 1, M), the last row the biases -> the next ones
+RATE = 0.1
+MOMENTUM = 0.9
+DECAY = 5e-4
+BATCH = 128
+# components (F + 1, M), the last row the biases -> the next ones
+Round = Callable[[torch.Tensor], torch.Tensor]
 
 
 def client_data(federation: Federation) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The clients' training examples (n_k, F) and classes (n_k,)."""
-    train, sizes = federation.train, np.asarray(federation.train.size)
+    train = federation.train
+    sizes = np.asarray(federation.train.size)
     xs = [torch.from_numpy(np.array(train.x[k, :size])) for k, size in enumerate(sizes)]
     ys = [torch.from_numpy(np.float32(train.y[k, :size])) for k, size in enumerate(sizes)]
     return xs, ys
@@ -30,14 +35,22 @@ def client_data(federation: Federation) -> tuple[list[torch.Tensor], list[torch.
 
 def ordinary(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], num_models: int) -> Round:
     """The usual loop: modules, autograd, and an optimizer for each client and component."""
-    make = lambda: [torch.nn.Linear(xs[0].shape[1], 1) for _ in range(num_models)]
+
+    def make():
+        return [torch.nn.Linear(xs[0].shape[1], 1) for _ in range(num_models)]
+
     nets = [make() for _ in xs]
     optimizers = [
-        [torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY) for net in own]
+        [
+            torch.optim.SGD(net.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+            for net in own
+        ]
         for own in nets
     ]
     pis = [torch.full((num_models,), 1 / num_models) for _ in xs]
-    losses_of = lambda net, x, y: functional.binary_cross_entropy_with_logits(net(x)[:, 0], y, reduction="none")
+
+    def losses_of(net, x, y):
+        return functional.binary_cross_entropy_with_logits(net(x)[:, 0], y, reduction="none")
 
     def one_round(components: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(components)
@@ -53,7 +66,9 @@ def ordinary(xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], num_models:
             for net, optimizer, own in zip(nets[k], optimizers[k], q.T, strict=True):
                 for batch in order.split(BATCH):
                     optimizer.zero_grad()
-                    ((losses_of(net, x[batch], y[batch]) * own[batch]).sum() / len(batch)).backward()
+                    (
+                        (losses_of(net, x[batch], y[batch]) * own[batch]).sum() / len(batch)
+                    ).backward()
                     optimizer.step()
             with torch.no_grad():
                 trained = [torch.cat([net.weight[0], net.bias]) for net in nets[k]]
@@ -76,7 +91,9 @@ class Fused:
     """
 
     def __init__(self, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], num_models: int):
-        x, self.y, self.sizes = torch.cat(list(xs)), torch.cat(list(ys))[:, None], [len(y) for y in ys]
+        x = torch.cat(list(xs))
+        self.y = torch.cat(list(ys))[:, None]
+        self.sizes = [len(y) for y in ys]
         self.x = torch.cat([x, torch.ones(len(x), 1)], dim=1)
         self.n = torch.tensor(self.sizes)
         self.owner = torch.repeat_interleave(torch.arange(len(xs)), self.n)
@@ -86,7 +103,9 @@ class Fused:
     @torch.no_grad()
     def __call__(self, components: torch.Tensor) -> torch.Tensor:
         z = self.x @ components
-        q = torch.softmax(self.pi.log()[self.owner] - functional.softplus(z).sub_(self.y * z), dim=1)
+        q = torch.softmax(
+            self.pi.log()[self.owner] - functional.softplus(z).sub_(self.y * z), dim=1
+        )
         self.pi = torch.zeros_like(self.pi).index_add_(0, self.owner, q).div_(self.n[:, None])
         models = components.repeat(len(self.sizes), 1, 1)
         self.train(models, q)
@@ -95,13 +114,19 @@ class Fused:
     def train(self, models: torch.Tensor, q: torch.Tensor) -> None:
         """Trains all clients' components (K, F + 1, M) for an epoch, in place, with weights q (n, M)."""
         parts = [torch.split(leaf, self.sizes) for leaf in (self.x, self.y, q)]
-        for x, y, own, w, buffer, size in zip(*parts, models, self.momentum, self.sizes, strict=True):
+        for x, y, own, w, buffer, size in zip(
+            *parts, models, self.momentum, self.sizes, strict=True
+        ):
             if size > BATCH:
                 order = torch.randperm(size)
                 x, y, own = (leaf.index_select(0, order) for leaf in (x, y, own))
-            for batch_x, batch_y, batch_q in zip(*(leaf.split(BATCH) for leaf in (x, y, own)), strict=True):
+            for batch_x, batch_y, batch_q in zip(
+                *(leaf.split(BATCH) for leaf in (x, y, own)), strict=True
+            ):
                 error = torch.mm(batch_x, w).sigmoid_().sub_(batch_y).mul_(batch_q)
-                buffer.mul_(MOMENTUM).add_(w, alpha=DECAY).addmm_(batch_x.T, error, alpha=1 / len(batch_y))
+                buffer.mul_(MOMENTUM).add_(w, alpha=DECAY).addmm_(
+                    batch_x.T, error, alpha=1 / len(batch_y)
+                )
                 w.sub_(buffer, alpha=RATE)
 
 
@@ -110,19 +135,25 @@ class FusedOverClients(Fused):
 
     def __init__(self, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], num_models: int):
         super().__init__(xs, ys, num_models)
-        start, self.steps = torch.cumsum(self.n, 0) - self.n, []
+        start = torch.cumsum(self.n, 0) - self.n
+        self.steps = []
         for first in range(0, max(self.sizes), BATCH):
             clients = torch.nonzero(self.n > first)[:, 0]
             places = first + torch.arange(BATCH)
             inside = places < self.n[clients, None]
             places = start[clients, None] + torch.where(inside, places, 0)
-            self.steps.append((clients, places, (inside / inside.sum(dim=1, keepdim=True))[..., None]))
+            self.steps.append(
+                (clients, places, (inside / inside.sum(dim=1, keepdim=True))[..., None])
+            )
 
     def train(self, models: torch.Tensor, q: torch.Tensor) -> None:
         order = torch.argsort(self.owner + torch.rand(len(self.owner), dtype=torch.float64))
         for clients, places, share in self.steps:
             batch = order[places]
-            x, w, buffer = self.x[batch], models[clients], self.momentum[clients]
+            x = self.x[batch]
+            w = models[clients]
+            buffer = self.momentum[clients]
             error = torch.bmm(x, w).sigmoid_().sub_(self.y[batch]).mul_(q[batch]).mul_(share)
             buffer.mul_(MOMENTUM).add_(w, alpha=DECAY).baddbmm_(x.transpose(1, 2), error)
-            models[clients], self.momentum[clients] = w.sub_(buffer, alpha=RATE), buffer
+            models[clients] = w.sub_(buffer, alpha=RATE)
+            self.momentum[clients] = buffer

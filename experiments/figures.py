@@ -13,19 +13,29 @@ from pfljax.report.picture import GRAY, SYMBOLS, Axis, Panel, Series, colors
 ACCURACY = Axis("test accuracy", percent=True)
 
 
-def with_band(x: Sequence[float], mean: Sequence[float], std: Sequence[float], name: str, style: dict) -> list[Series]:
+def with_band(
+    x: Sequence[float], mean: Sequence[float], std: Sequence[float], name: str, style: dict
+) -> list[Series]:
     """Describes a line, with a band of one deviation if there is one; NaN, of a single run, is none."""
     at, middle, spread = (np.asarray(values, float) for values in (x, mean, np.nan_to_num(std)))
-    band = [Series(at, middle + spread, "", "band", middle - spread, style["color"])] if spread.any() else []
+    band = (
+        [Series(at, middle + spread, "", "band", middle - spread, style["color"])]
+        if spread.any()
+        else []
+    )
     return [*band, Series(at, middle, name, size=6, **style)]
 
 
 def crosses(x: Sequence[float], y: Sequence[float], color: str, name: str = "") -> Series:
     """Describes a paper's values."""
-    return Series(np.asarray(x, float), np.asarray(y, float), name, "points", color=color, symbol="x", size=9)
+    return Series(
+        np.asarray(x, float), np.asarray(y, float), name, "points", color=color, symbol="x", size=9
+    )
 
 
-def sweep_figure(points: Sequence[dict], panels: dict[str, str], paper: str = "the paper") -> Figure:
+def sweep_figure(
+    points: Sequence[dict], panels: dict[str, str], paper: str = "the paper"
+) -> Figure:
     """Plots accuracy against a knob: one panel per knob, one line per method; crosses are a paper's values.
 
     Args:
@@ -35,25 +45,40 @@ def sweep_figure(points: Sequence[dict], panels: dict[str, str], paper: str = "t
         paper: What the crosses are.
     """
     methods = list(dict.fromkeys(point["method"] for point in points))
-    shades, found = dict(zip(methods, colors(np.arange(len(methods))), strict=True)), []
+    shades = dict(zip(methods, colors(np.arange(len(methods))), strict=True))
+    found = []
     for name, label in panels.items():
         series = []
         for number, method in enumerate(methods):
             own = [point for point in points if (point["panel"], point["method"]) == (name, method)]
             if not own:
                 continue
-            values, scores, spread = ([p.get(n, 0) for p in own] for n in ("value", "accuracy", "accuracy_std"))
+            values, scores, spread = (
+                [p.get(n, 0) for p in own] for n in ("value", "accuracy", "accuracy_std")
+            )
             style = {"color": shades[method], "symbol": SYMBOLS[number % len(SYMBOLS)]}
             series += with_band(values, scores, spread, method, style)
             known = [p for p in own if p["paper"] is not None]
             series += (
-                [crosses([p["value"] for p in known], [p["paper"] for p in known], shades[method])] if known else []
+                [crosses([p["value"] for p in known], [p["paper"] for p in known], shades[method])]
+                if known
+                else []
             )
         if any(point["paper"] is not None for point in points) and series:
             series.append(crosses([np.nan], [np.nan], GRAY, paper))
-        ticks = [(value, f"{value:g}") for value in sorted({p["value"] for p in points if p["panel"] == name})]
+        ticks = [
+            (value, f"{value:g}")
+            for value in sorted({p["value"] for p in points if p["panel"] == name})
+        ]
         if series:
-            found.append(Panel(Axis(label, ticks), ACCURACY, series, legend="below" if len(methods) > 5 else "best"))
+            found.append(
+                Panel(
+                    Axis(label, ticks),
+                    ACCURACY,
+                    series,
+                    legend="below" if len(methods) > 5 else "best",
+                )
+            )
     height = 4.2 + 0.1 * max(len(methods) - 5, 0)
     return draw(found, (5.5 * len(found), height))
 
@@ -68,7 +93,10 @@ def curves_panel(lines: Sequence[dict], over: str, title: str = "") -> Panel:
     """
     label = {"rounds": "round", "epochs": "local epochs so far"}[over]
     shades = colors(np.arange(len(lines)))
-    drawn = [Series(line[over], line["curve"], line["title"], color=c) for line, c in zip(lines, shades, strict=True)]
+    drawn = [
+        Series(line[over], line["curve"], line["title"], color=c)
+        for line, c in zip(lines, shades, strict=True)
+    ]
     return Panel(Axis(label), ACCURACY, drawn, title=title)
 
 

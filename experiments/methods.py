@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pfljax.algorithms
+import pfljax.algorithms  # noqa: F401  (registers the methods)
 from pfljax.settings.method import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
@@ -27,7 +27,8 @@ def table() -> str:
         "| --- | --- | --- | --- |",
     ]
     for name, method in METHODS.items():
-        file, info = method.__module__.rpartition(".")[2], method.info
+        file = method.__module__.rpartition(".")[2]
+        info = method.info
         link = f"[{info.title}](../pfljax/algorithms/{file}.py)"
         lines.append(f"| `{name}` | {link} | {info.keeps} | {info.travels} |")
     return "\n".join(lines)

@@ -22,8 +22,14 @@ MOST = 1_000_000  # bytes
 
 def executed(notebook: Any, folder: Path, **variables: str) -> Any:
     """Runs a notebook's cells in a folder, with environment variables, and returns it with its outputs."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "IPYTHONDIR": str(folder / ".ipython")}
-    client = NotebookClient(notebook, timeout=1800, record_timing=False, resources={"metadata": {"path": str(folder)}})
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "IPYTHONDIR": str(folder / ".ipython"),
+    }
+    client = NotebookClient(
+        notebook, timeout=1800, record_timing=False, resources={"metadata": {"path": str(folder)}}
+    )
     client.execute(env=environment | variables)
     return notebook
 
@@ -51,7 +57,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         executed(notebook, Path(folder))
     notebook.metadata.language_info = {"name": "python"}
-    for cell in notebook.cells:  # what is printed to stderr are warnings and progress on this machine
+    # what is printed to stderr are warnings and progress on this machine
+    for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     check_stored(notebook)

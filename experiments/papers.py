@@ -28,7 +28,12 @@ from pfljax.folder import files
 from pfljax.report import terms
 from pfljax.report.run_data import over_rounds
 
-NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "features": "Office-Home"}
+NAMES = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "features": "Office-Home",
+}
 
 
 def rate_of(out: Path) -> float:
@@ -124,13 +129,17 @@ class Paper(NamedTuple):
 
     def settings_of(self, settings: Settings, method: str) -> Settings:
         """Settings for a method; flags on the command line override them."""
-        return self.common(settings).with_preset(self.presets / f"{self.name(settings)}-{method}.flags")
+        return self.common(settings).with_preset(
+            self.presets / f"{self.name(settings)}-{method}.flags"
+        )
 
     def common(self, settings: Settings) -> Settings:
         """Settings shared by all methods; flags on the command line override them."""
         return settings.with_preset(self.presets / f"{self.name(settings)}.flags")
 
-    def values(self, settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10") -> Values:
+    def values(
+        self, settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10"
+    ) -> Values:
         """The part of a table for this data set; for digits, that of `standing`, for comparison; otherwise empty."""
         own = self.name(settings)
         name = standing if own == "digits" else own
@@ -174,7 +183,9 @@ class Study:
 
     def settings_of(self, row: Row, values: Mapping[str, Any] | None = None) -> Settings:
         """The preset's settings for a row's method, updated with the row's own settings and `values`."""
-        return self.paper.settings_of(self.settings, row.method).pinned(**{**row.flags, **(values or {})})
+        return self.paper.settings_of(self.settings, row.method).pinned(
+            **{**row.flags, **(values or {})}
+        )
 
     def check(self, asked: Iterable[tuple[Row, Mapping[str, Any], Path]] = ()) -> None:
         """Checks that all rows can run before any of them runs.
@@ -196,7 +207,9 @@ class Study:
         return {
             **of_accuracies(accuracy),
             "weighted": [summary["last"]["accuracy"] for summary in summaries],
-            "std_over_clients": float(np.mean([summary["last"]["accuracy_std"] for summary in summaries])),
+            "std_over_clients": float(
+                np.mean([summary["last"]["accuracy_std"] for summary in summaries])
+            ),
             "earth_movers_distance": summaries[0]["earth_movers_distance"],
             "learning_rate": rate_of(out / self.trials[0].folder),
             **trained.entries,
@@ -223,9 +236,15 @@ class Study:
 
     def write_table(self, title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
         """Runs all cells of a table and writes it with the paper's values next to ours."""
-        folder = lambda column, row: self.out / column.folder / row.folder
+
+        def folder(column, row):
+            return self.out / column.folder / row.folder
+
         self.check((row, column.flags, folder(column, row)) for row in rows for column in columns)
-        entries, body, distances, tuned = [], [], {}, []
+        entries = []
+        body = []
+        distances = {}
+        tuned = []
         for number, row in enumerate(rows, 1):
             entry: dict[str, Any] = {"method": row.title}
             line = [row.title]
@@ -235,7 +254,9 @@ class Study:
                 if cell.get("tuned"):
                     tuned.append(f"{row.title}, {column.title}: {cell['tuned']}")
                 paper = as_pair(column.paper.by_row.get(row.title))
-                entry[column.folder] = cell | {"paper": None if paper is None else [v and v / 100 for v in paper]}
+                entry[column.folder] = cell | {
+                    "paper": None if paper is None else [v and v / 100 for v in paper]
+                }
                 line += [self.shown(cell), "-" if paper is None else percent(*paper)]
             entries.append(entry)
             body.append(line)
@@ -243,7 +264,10 @@ class Study:
         heads = ["method"]
         for column in columns:
             distance = distances[column.title]
-            heads += [column.title + ("" if distance is None else f" (EMD {distance:.2f})"), column.paper.head]
+            heads += [
+                column.title + ("" if distance is None else f" (EMD {distance:.2f})"),
+                column.paper.head,
+            ]
         for column in columns:
             standing = self.standings({entry["method"]: entry[column.folder] for entry in entries})
             for entry in entries:
@@ -257,10 +281,20 @@ class Study:
         read = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in self.trials]
         rounds, curves = over_rounds(read, "accuracy_mean")
         epochs = [number * self.settings_of(row).epochs for number in rounds]
-        return {"title": row.title, "rounds": rounds, "epochs": epochs, "curve": curves.mean(axis=0).tolist(), **cell}
+        return {
+            "title": row.title,
+            "rounds": rounds,
+            "epochs": epochs,
+            "curve": curves.mean(axis=0).tolist(),
+            **cell,
+        }
 
     def write_figure(
-        self, name: str, panels: Mapping[str, tuple[str, list]], rows: Sequence[Row] = (), title: str = ""
+        self,
+        name: str,
+        panels: Mapping[str, tuple[str, list]],
+        rows: Sequence[Row] = (),
+        title: str = "",
     ) -> None:
         """Draws accuracy against knobs and writes the points.
 
@@ -272,15 +306,31 @@ class Study:
         """
         if not any(values for _, values in panels.values()):
             raise FlagError("nothing to draw; accepted: values in at least one of the lists")
-        points, body, settings = [], [], self.settings
+        points = []
+        body = []
+        settings = self.settings
         rows = rows or [Row(method, method, {}) for method in self.methods]
-        drawn = [(row, knob, value) for row in rows for knob, (_, values) in panels.items() for value in values]
-        flag = lambda row, knob: f"{row.method}.{knob}" if f"{row.method}.{knob}" in settings else knob
-        folder = lambda row, knob, value: self.out / f"{row.folder}-{knob}-{value:g}"
-        self.check((row, {flag(row, knob): value}, folder(row, knob, value)) for row, knob, value in drawn)
+        drawn = [
+            (row, knob, value)
+            for row in rows
+            for knob, (_, values) in panels.items()
+            for value in values
+        ]
+
+        def flag(row, knob):
+            return f"{row.method}.{knob}" if f"{row.method}.{knob}" in settings else knob
+
+        def folder(row, knob, value):
+            return self.out / f"{row.folder}-{knob}-{value:g}"
+
+        self.check(
+            (row, {flag(row, knob): value}, folder(row, knob, value)) for row, knob, value in drawn
+        )
         for row, knob, value in drawn:
             cell = self.accuracies(row, folder(row, knob, value), {flag(row, knob): value})
-            points.append({"panel": knob, "method": row.title, "value": value, "paper": None, **cell})
+            points.append(
+                {"panel": knob, "method": row.title, "value": value, "paper": None, **cell}
+            )
             points[-1]["accuracy"] = cell["accuracy_mean"]
             body.append([knob, row.title, f"{value:g}", self.shown(cell)])
             print(f"{row.title}, {knob}={value:g} done")
@@ -288,7 +338,9 @@ class Study:
         report.save(sweep_figure(points, labels), self.out / name)
         title = title or f"{settings.dataset}, {settings.partition_groups} groups"
         title += ", test accuracy after the last round"
-        tables.write(title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name)
+        tables.write(
+            title, ["knob", "method", "value", "test accuracy, %"], body, points, self.out, name
+        )
         self.print_differences(rows[0], points[0])
 
     def print_differences(self, row: Row, cell: dict, tuned: Sequence[str] = ()) -> None:
@@ -299,10 +351,19 @@ class Study:
             cell: One of its cells.
             tuned: The tuned values for each cell.
         """
-        own, name = self.settings_of(row).of_method(row.method), self.paper.name(self.settings)
-        sizes = f"at most {own.train_examples} examples per client" if own.train_examples else "all examples"
+        own = self.settings_of(row).of_method(row.method)
+        name = self.paper.name(self.settings)
+        sizes = (
+            f"at most {own.train_examples} examples per client"
+            if own.train_examples
+            else "all examples"
+        )
         here = f"{own.dataset}, {sizes}, --model={own.model} of {cell['parameters']:,} parameters"
-        rate = f"rates tuned among {', '.join(own.tune)}" if own.tune else f"rate {own.learning_rate:g}"
+        rate = (
+            f"rates tuned among {', '.join(own.tune)}"
+            if own.tune
+            else f"rate {own.learning_rate:g}"
+        )
         here += f", {own.rounds} rounds, {own.optimizer} at {rate}"
         here += f", batches of {own.batch_size}" if own.batch_size else ", full batches"
         end = "Initial models, batches and splits are our own."
@@ -311,7 +372,9 @@ class Study:
         elif name is None:
             end = "The paper has no values for this data set."
         said = f"Here: {here}. The paper: {self.paper.said}. {end}"
-        said += " Our ± is the sample deviation over runs, whose number is in brackets." * (len(self.trials) > 1)
+        said += " Our ± is the sample deviation over runs, whose number is in brackets." * (
+            len(self.trials) > 1
+        )
         said += f"\n\nTuned: {'; '.join(tuned)}." if tuned else ""
         said += f"\n\n{terms.AT_EDGE}" if any(terms.EDGE in each for each in tuned) else ""
         print(said)
@@ -332,7 +395,11 @@ def percent(mean: float, deviation: float | None) -> str:
 def of_accuracies(accuracies: Sequence[float]) -> dict:
     """Returns the accuracies of a cell's runs, their mean, and their sample deviation."""
     of_runs = statistics.OfRuns.of(accuracies)
-    return {"accuracy_mean": of_runs.mean, "accuracy_std": of_runs.std, "accuracies": list(accuracies)}
+    return {
+        "accuracy_mean": of_runs.mean,
+        "accuracy_std": of_runs.std,
+        "accuracies": list(accuracies),
+    }
 
 
 def over_runs(accuracies: Sequence[float]) -> str:

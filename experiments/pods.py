@@ -51,7 +51,8 @@ from pfljax.planner import targets
 from pfljax.planner.planning import choices, prepare
 from pfljax.settings import method
 
-BATCH, CHUNK = 10, 2
+BATCH = 10
+CHUNK = 2
 PLANS = {"vmap": 0, "map": 1, "chunk": CHUNK}
 
 
@@ -74,7 +75,8 @@ class Small(nnx.Module):
     """The network `small` in NNX."""
 
     def __init__(self, *, rngs: nnx.Rngs):
-        self.hidden, self.head = nnx.Linear(64, 64, rngs=rngs), nnx.Linear(64, 10, rngs=rngs)
+        self.hidden = nnx.Linear(64, 64, rngs=rngs)
+        self.head = nnx.Linear(64, 10, rngs=rngs)
 
     def __call__(self, x):
         return self.head(nnx.relu(self.hidden(x.reshape(x.shape[0], -1))))
@@ -100,19 +102,31 @@ def in_nnx(rngs: nnx.Rngs, kind: Any = Small) -> nnx.Module:
 def adapted(linen: bool) -> models.Model:
     """The small network with its hidden layer frozen: LoRA and the last layer are trained."""
     if linen:
-        module, names = models.MLP(hidden=(64,), outputs=10), ("Dense_0", "Dense_1")
+        module = models.MLP(hidden=(64,), outputs=10)
+        names = ("Dense_0", "Dense_1")
         frozen = module.init(jax.random.key(0), jnp.zeros((1, 64)))
     else:
-        module, names, frozen = in_nnx, ("hidden", "head"), in_nnx(nnx.Rngs(0))
-    return models.Model(module, frozen=frozen, trainable=[models.adapters.lora(rank=2, where=names[0]), names[1]])
+        module = in_nnx
+        names = ("hidden", "head")
+        frozen = in_nnx(nnx.Rngs(0))
+    return models.Model(
+        module, frozen=frozen, trainable=[models.adapters.lora(rank=2, where=names[0]), names[1]]
+    )
 
 
 def attending(linen: bool) -> Any:
     """A small network with attention."""
-    return models.ViT(width=16, depth=1, heads=2) if linen else functools.partial(in_nnx, kind=Attending)
+    return (
+        models.ViT(width=16, depth=1, heads=2)
+        if linen
+        else functools.partial(in_nnx, kind=Attending)
+    )
 
 
-SMALL, SMALL_NNX = ((functools.partial(adapted, linen), functools.partial(attending, linen)) for linen in (True, False))
+SMALL, SMALL_NNX = (
+    (functools.partial(adapted, linen), functools.partial(attending, linen))
+    for linen in (True, False)
+)
 NETWORKS = {
     "mlp": Work("MLP 784-200-10", (28, 28, 1), models.MLP(hidden=(200,))),
     "cnn": Work("CNN 3 x 128", (32, 32, 3), models.CNN(channels=(128, 128, 128))),
@@ -154,7 +168,17 @@ class Table(NamedTuple):
 
 
 Kept = dict[str, list[dict]]  # by a case's key, a program for each exchange
-HEADS = ["network", "computes in", "chips", "clients", "plan", "arguments", "temporaries", "collectives", "Mcycles"]
+HEADS = [
+    "network",
+    "computes in",
+    "chips",
+    "clients",
+    "plan",
+    "arguments",
+    "temporaries",
+    "collectives",
+    "Mcycles",
+]
 HEADS += ["ms a round", "of it collectives"]
 
 
@@ -165,7 +189,10 @@ def define(registry: flags.FlagValues) -> None:
     add.several("networks", ["mlp", "cnn"], "networks", list(NETWORKS))
     add.several("targets", ["tpu:v5e:2x2", "tpu:v5e:8x8", "tpu:v5e:16x16"], "devices")
     add.several(
-        "num_clients", ["64", "1024", "8192"], "numbers of clients K; those below the devices are left out", int
+        "num_clients",
+        ["64", "1024", "8192"],
+        "numbers of clients K; those below the devices are left out",
+        int,
     )
     add.add("examples", int, 20, "examples of a client; a fifth is for testing", at_least=5)
     add.several("plans", ["vmap"], f"plans; a chunk has {CHUNK} clients", list(PLANS))
@@ -183,16 +210,23 @@ def federation(network: str, num_clients: int, examples: int) -> Federation:
     """Clients with the shapes of a data set; only shapes matter."""
     work = NETWORKS[network]
     x = np.zeros((num_clients * examples, *work.shape), np.uint8)
-    y, client = np.arange(len(x)) % 10, np.repeat(np.arange(num_clients), examples)
-    return Federation.from_arrays(x, y, client=client, standardize=False, validation_fraction=work.validation)
+    y = np.arange(len(x)) % 10
+    client = np.repeat(np.arange(num_clients), examples)
+    return Federation.from_arrays(
+        x, y, client=client, standardize=False, validation_fraction=work.validation
+    )
 
 
 def run_of(case: Case, examples: int) -> Run:
     """The run of a case, with the first network that the method does not refuse."""
-    work, chosen = NETWORKS[case.network], method.get(case.method)()
+    work = NETWORKS[case.network]
+    chosen = method.get(case.method)()
     local = LocalTraining(optax.sgd, 0.1, batch_size=BATCH, dtype=case.dtype)
     clients = federation(case.network, int(case.clients), examples)
-    made = lambda network: Run(chosen, clients, network, local, execution=Execution(client_store=case.store))
+
+    def made(network):
+        return Run(chosen, clients, network, local, execution=Execution(client_store=case.store))
+
     *tried, last = lambda: work.network, *work.others
     for network in tried:
         with contextlib.suppress(ArgumentError):
@@ -200,7 +234,9 @@ def run_of(case: Case, examples: int) -> Run:
     return made(last())
 
 
-def compiled(case: Case, target: targets.Target, examples: int, exchanges: Sequence[str]) -> list[dict]:
+def compiled(
+    case: Case, target: targets.Target, examples: int, exchanges: Sequence[str]
+) -> list[dict]:
     """The programs of a case, one for each exchange; one that does not compile says why."""
     try:
         experiment = run_of(case, examples).experiment.with_rounds(1)
@@ -225,7 +261,9 @@ def run(settings: Settings) -> None:
         target = targets.find(place)
         if num < len(target.devices) or num % len(target.devices):
             continue
-        for words in itertools.product(methods, settings.plans, settings.client_stores, settings.dtypes):
+        for words in itertools.product(
+            methods, settings.plans, settings.client_stores, settings.dtypes
+        ):
             case = Case(network, place, str(num), *words)
             key = " ".join(case)
             if key not in kept:
@@ -269,7 +307,11 @@ def title_of(name: str) -> str:
 
 def by_rounds(kept: Kept) -> Table:
     """A table with a row for each program."""
-    rows = [line(case, row) for case, found in zip(cases(kept), kept.values(), strict=True) for row in found]
+    rows = [
+        line(case, row)
+        for case, found in zip(cases(kept), kept.values(), strict=True)
+        for row in found
+    ]
     title = "A round by the compiler's estimate: bytes of one chip, loops weighed"
     return Table(title, [Column(head) for head in HEADS], rows)
 
@@ -279,13 +321,22 @@ def line(case: Case, row: dict) -> Row:
     exchange = row.get("exchange", "")
     title = title_of(case.method) + (f", {exchange}" if exchange else "")
     sizes = [row.get(f"{part}_bytes") for part in ("arguments", "temporaries", "collectives")]
-    told = [row.get("failed", "does not fit") if value is None else readable(value) for value in sizes]
-    times, clock = ["", "", ""], targets.TPUS[case.target.split(":")[1]].clock if case.target[:3] == "tpu" else 0.0
+    told = [
+        row.get("failed", "does not fit") if value is None else readable(value) for value in sizes
+    ]
+    times = ["", "", ""]
+    clock = targets.TPUS[case.target.split(":")[1]].clock if case.target[:3] == "tpu" else 0.0
     if row.get("milliseconds") is not None:
         share = 100 * row["collectives_milliseconds"] / row["milliseconds"]
         cycles = f"{row['compute_milliseconds'] * clock / 1e9:.3g}" if clock else ""
         times = [cycles, f"{row['milliseconds']:.3g}", f"{share:.0f} %"]
-    what = [NETWORKS[case.network].title, case.dtype, case.place, f"{int(case.clients):,}", case.plan]
+    what = [
+        NETWORKS[case.network].title,
+        case.dtype,
+        case.place,
+        f"{int(case.clients):,}",
+        case.plan,
+    ]
     return Row(" ".join([*case, exchange]).strip(), title, [*what, *told, *times])
 
 
@@ -303,9 +354,16 @@ def by_methods(kept: Kept) -> Table:
 
 def cell(found: list[dict]) -> str:
     """The bytes of a case's programs, or what went wrong."""
-    size = lambda row, part: readable(row[f"{part}_bytes"])
-    wrong = lambda row: row.get("failed") or row["why"]
-    return "; ".join(wrong(row) or f"{size(row, 'temporaries')} / {size(row, 'collectives')}" for row in found)
+
+    def size(row, part):
+        return readable(row[f"{part}_bytes"])
+
+    def wrong(row):
+        return row.get("failed") or row["why"]
+
+    return "; ".join(
+        wrong(row) or f"{size(row, 'temporaries')} / {size(row, 'collectives')}" for row in found
+    )
 
 
 COMMAND = launch.Command(__doc__, define, run, devices=on_cpu)

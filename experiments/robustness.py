@@ -69,8 +69,17 @@ def define(registry: flags.FlagValues) -> None:
     define_evaluation(registry)
     add = Group(RUNS, registry)
     attacks = typing.get_args(Kind)[1:]
-    add.several("attacks", ["label_flip", "sign_flip", "noise", "scale"], "attacks, one panel each", attacks)
-    add.several("shares", ["0", "0.1", "0.2", "0.3", "0.4"], "shares of attackers", float, at_least=0, below=1)
+    add.several(
+        "attacks", ["label_flip", "sign_flip", "noise", "scale"], "attacks, one panel each", attacks
+    )
+    add.several(
+        "shares",
+        ["0", "0.1", "0.2", "0.3", "0.4"],
+        "shares of attackers",
+        float,
+        at_least=0,
+        below=1,
+    )
     aggregators = typing.get_args(Aggregator)
     text = "aggregators of every method whose server averages; none: some for fedavg, mean and median for ditto"
     add.several("aggregators", [], text, aggregators, empty=True)
@@ -85,7 +94,10 @@ def aggregators_of(settings: Settings, name: str) -> Sequence[str]:
     trial = build.trials_of(settings)[0]
     try:
         build.build_run(
-            settings.pinned(aggregator="median"), name, build.cached_clients(settings, trial.of_data), trial
+            settings.pinned(aggregator="median"),
+            name,
+            build.cached_clients(settings, trial.of_data),
+            trial,
         )
     except ArgumentError as error:
         if error.argument != "aggregator":
@@ -94,9 +106,15 @@ def aggregators_of(settings: Settings, name: str) -> Sequence[str]:
     return settings.aggregators
 
 
-def cell_of(settings: Settings, line: Line, attack: str, share: float, out: Path) -> tuple[Settings, Path]:
+def cell_of(
+    settings: Settings, line: Line, attack: str, share: float, out: Path
+) -> tuple[Settings, Path]:
     """Settings and folder for a line and a share of attackers."""
-    values = {"attack_kind": attack if share else "none", "attackers": share, "aggregator": line.aggregator}
+    values = {
+        "attack_kind": attack if share else "none",
+        "attackers": share,
+        "aggregator": line.aggregator,
+    }
     folder = out / line.title.replace(", ", "-") / (f"{attack}-{share:g}" if share else "clean")
     return settings.pinned(**values), folder
 
@@ -105,10 +123,13 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
     """Scores for a line and a share of attackers: honest clients' accuracy, and the weight they give to attackers."""
     settings, folder = cell_of(settings, line, attack, share, out)
     trials = build.trials_of(settings)
-    accuracies, given = [], []
+    accuracies = []
+    given = []
     for trial in trials:
         try:
-            alone = settings.replace(seeds=[str(trial.seed)], splits=[] if trial.split is None else [str(trial.split)])
+            alone = settings.replace(
+                seeds=[str(trial.seed)], splits=[] if trial.split is None else [str(trial.split)]
+            )
             (summary,) = build.train_cells(alone, line.method, folder).summaries
         except RunError as error:
             print(f"  {folder / trial.folder}: {error}")
@@ -116,7 +137,11 @@ def attacked(settings: Settings, line: Line, attack: str, share: float, out: Pat
             accuracies.append(1 / clients.num_classes)
         else:
             accuracies.append(summary["last"]["accuracy"])
-            given.append(weight_of_attackers(folder / trial.folder, summary["num_clients"], share, trial.seed))
+            given.append(
+                weight_of_attackers(
+                    folder / trial.folder, summary["num_clients"], share, trial.seed
+                )
+            )
     known = [weight for weight in given if weight is not None]
     return {
         "panel": attack,
@@ -143,16 +168,25 @@ def weight_of_attackers(folder: Path, num_clients: int, share: float, seed: int)
 def run(settings: Settings) -> None:
     """The command."""
     names = build.read_methods(settings)
-    for flag, why in {"attack_kind": "--attacks", "attackers": "--shares", "aggregator": "--aggregators"}.items():
+    for flag, why in {
+        "attack_kind": "--attacks",
+        "attackers": "--shares",
+        "aggregator": "--aggregators",
+    }.items():
         settings.refuse(flag, f"{why} sets its values")
     shares = settings.numbers("shares", float)
     settings = settings.with_defaults(names)
-    if not settings.present("train_examples"):  # the preset has few examples per client, so medians are far from means
+    # the preset has few examples per client, so medians are far from means
+    if not settings.present("train_examples"):
         settings = settings.replace(train_examples=0)
     lines = [Line(name, each) for name in names for each in aggregators_of(settings, name)]
-    out, points, body = Path(settings.out), [], []
+    out = Path(settings.out)
+    points = []
+    body = []
     asked = [
-        (line, *cell_of(settings, line, *place, out)) for line in lines for place in product(settings.attacks, shares)
+        (line, *cell_of(settings, line, *place, out))
+        for line in lines
+        for place in product(settings.attacks, shares)
     ]
     cells = [(own, line.method, folder) for line, own, folder in asked]
     build.check_cells(settings, cells)
@@ -175,7 +209,9 @@ def run(settings: Settings) -> None:
 
 def shown(cell: dict[str, Any]) -> str:
     """A cell of the table."""
-    text, weight, diverged = over_runs(cell["accuracies"]), cell["weight_of_attackers"], cell["diverged"]
+    text = over_runs(cell["accuracies"])
+    weight = cell["weight_of_attackers"]
+    diverged = cell["diverged"]
     text += "" if weight is None else f", attackers {100 * weight:.1f}"
     return text + (f", diverged {diverged} of {len(cell['accuracies'])}" if diverged else "")
 

@@ -67,7 +67,8 @@ class Product(NamedTuple):
     @property
     def flop(self) -> int:
         """Floating-point operations, additions and multiplications."""
-        (left, right), out = (var.aval for var in self.equation.invars), self.equation.outvars[0].aval
+        (left, right) = (var.aval for var in self.equation.invars)
+        out = self.equation.outvars[0].aval
         if self.equation.primitive.name == "dot_general":
             contracted, _ = self.equation.params["dimension_numbers"]
             return 2 * math.prod(out.shape) * math.prod(left.shape[axis] for axis in contracted[0])
@@ -82,16 +83,20 @@ def products(jaxpr: Any, times: int = 1) -> Iterator[Product]:
             yield Product(equation, times)
         repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         inner = list(core.jaxprs_in_params(equation.params))
-        for part in inner[:1] if equation.params.get("branches_platforms") else inner:  # a CPU's form is the first
+        # a CPU's form is the first
+        for part in inner[:1] if equation.params.get("branches_platforms") else inner:
             yield from products(part, times * repeats)
 
 
 def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> float:
     """Seconds per step while all devices take steps, each from its own `start`."""
-    run = jax.jit(lambda carry, number: jax.lax.fori_loop(0, number, lambda _, carry: step(carry), carry))
+    run = jax.jit(
+        lambda carry, number: jax.lax.fori_loop(0, number, lambda _, carry: step(carry), carry)
+    )
     carries = [jax.device_put(start, device) for device in plan.mesh.devices.flat]
 
-    with ThreadPoolExecutor(len(carries)) as devices:  # dispatch is synchronous: a single thread would take turns
+    # dispatch is synchronous: a single thread would take turns
+    with ThreadPoolExecutor(len(carries)) as devices:
 
         def timed(number: int) -> float:
             begin = time.perf_counter()
@@ -108,8 +113,11 @@ def seconds(plan: ExecutionPlan, step: Callable[[Any], Any], start: Any) -> floa
 
 def time_product(plan: ExecutionPlan, product: Product) -> float:
     """Seconds of a product."""
-    equation, key = product.equation, jax.random.key(0)
-    left, right = (jax.random.normal(key, var.aval.shape, var.aval.dtype) for var in equation.invars)
+    equation = product.equation
+    key = jax.random.key(0)
+    left, right = (
+        jax.random.normal(key, var.aval.shape, var.aval.dtype) for var in equation.invars
+    )
 
     def step(carry):
         left, out = carry
@@ -131,7 +139,9 @@ def time_update(plan: ExecutionPlan, size: int) -> float:
     return seconds(plan, step, (jnp.ones(size), jnp.ones(size)))
 
 
-def measure(plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_clients: int, steps: int) -> Roofline:
+def measure(
+    plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_clients: int, steps: int
+) -> Roofline:
     """The roofline of a round.
 
     Args:
@@ -142,18 +152,25 @@ def measure(plan: ExecutionPlan, model: Model, batch: Sequence[jax.Array], num_c
         steps: Number of mini-batches per client.
     """
     params = jax.eval_shape(model.init, jax.random.key(0))
-    gradient = jax.make_jaxpr(jax.grad(lambda params, x, y: model.loss(params, x, y).mean()))(params, *batch)
-    needed = pe.dce_jaxpr(gradient.jaxpr, [True] * len(gradient.jaxpr.outvars))[0]  # without the inputs' gradient
+    gradient = jax.make_jaxpr(jax.grad(lambda params, x, y: model.loss(params, x, y).mean()))(
+        params, *batch
+    )
+    # without the inputs' gradient
+    needed = pe.dce_jaxpr(gradient.jaxpr, [True] * len(gradient.jaxpr.outvars))[0]
     found = list(products(needed))
     rounds = num_clients * steps / plan.num_devices  # sequential steps per device
     times: dict[str, float] = {}
     for product in found:
-        name = str(product.equation).split("= ", 1)[-1] + str([var.aval for var in product.equation.invars])
+        name = str(product.equation).split("= ", 1)[-1] + str(
+            [var.aval for var in product.equation.invars]
+        )
         if name not in times:
             times[name] = time_product(plan, product)
         times["all"] = times.get("all", 0.0) + product.times * times[name]
-    flop, size = sum(product.times * product.flop for product in found), tree.num_bytes(params) // 4
-    update, large = time_update(plan, size), time_update(plan, LARGE // 4)
+    flop = sum(product.times * product.flop for product in found)
+    size = tree.num_bytes(params) // 4
+    update = time_update(plan, size)
+    large = time_update(plan, LARGE // 4)
     square = jax.make_jaxpr(jnp.matmul)(*[jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 2)
     peak = next(products(square.jaxpr))
     memory = large * 2 / 3 * size * 4 / LARGE  # two of an update's three vectors

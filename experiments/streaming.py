@@ -24,7 +24,9 @@ import optax
 import pfljax as pfl
 from pfljax.data import digest
 
-EACH, SHAPE, BLOCK = 66, (32, 32, 3), 6600
+EACH = 66
+SHAPE = (32, 32, 3)
+BLOCK = 6600
 
 
 class Small(nn.Module):
@@ -51,7 +53,8 @@ def write(folder: Path, gigabytes: float) -> None:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(y), BLOCK):
             images = rng.integers(128, size=(len(y[start : start + BLOCK]), *SHAPE), dtype=np.uint8)
-            images[np.arange(len(images)), :, y[start : start + BLOCK] * 3] += 100  # a bright column
+            # a bright column
+            images[np.arange(len(images)), :, y[start : start + BLOCK] * 3] += 100
             file.write(images.tobytes())
 
 
@@ -63,13 +66,16 @@ def write_records(folder: Path, encoding: str, options: str) -> None:
     from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
     x, y, client = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("x", "y", "client"))
-    of, png = tfds.features, encoding == "png"
+    of = tfds.features
+    png = encoding == "png"
     image = (
         of.Image(shape=SHAPE, encoding_format="png")
         if png
         else of.Tensor(shape=SHAPE, dtype=np.uint8, encoding=encoding)
     )
-    features = of.FeaturesDict({"image": image, "label": of.ClassLabel(num_classes=10), "client": np.int64})
+    features = of.FeaturesDict(
+        {"image": image, "label": of.ClassLabel(num_classes=10), "client": np.int64}
+    )
     features.save_config(folder)
     serializer = ExampleSerializer(features.get_serialized_info())
     writer = ArrayRecordWriter(str(folder / "images-train.array_record-00000-of-00001"), options)
@@ -84,7 +90,9 @@ def write_records(folder: Path, encoding: str, options: str) -> None:
 
 def status(name: str) -> float:
     """An entry of /proc/self/status, in MiB."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -101,8 +109,11 @@ def measure(title: str, clients: pfl.Federation, cohort: int, rounds: int) -> No
     before = run.train(rounds=2, eval_every=1).summary["last"]["seconds"]
     used = time.process_time()
     result = run.train(rounds=2 + rounds, eval_every=rounds)
-    each, used = ((result.summary["last"]["seconds"] - before) / rounds, (time.process_time() - used) / rounds)
-    told = f"{clients.num_clients:,} clients, digest {digested:.0f} s, {1e3 * each:.1f} ms per round"
+    each = (result.summary["last"]["seconds"] - before) / rounds
+    used = (time.process_time() - used) / rounds
+    told = (
+        f"{clients.num_clients:,} clients, digest {digested:.0f} s, {1e3 * each:.1f} ms per round"
+    )
     told += f" ({1e3 * used:.1f} ms of all cores)"
     told += f", a pass {each * clients.num_clients / cohort:.0f} s, accuracy {result.accuracy:.3f}"
     print(f"{title}: {told}, resident {status('VmHWM'):.0f} MiB", flush=True)
@@ -119,13 +130,21 @@ def clients_of(kind: str, folder: Path) -> pfl.Federation:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--gigabytes", type=float, default=20.0)
-    parser.add_argument("--kinds", default="npy", help="npy, arrayrecord, memory: where the images are, in turns")
+    parser.add_argument(
+        "--kinds", default="npy", help="npy, arrayrecord, memory: where the images are, in turns"
+    )
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--encoding", choices=("bytes", "none", "png"), default="bytes", help="of arrayrecord")
-    parser.add_argument("--writer", default="group_size:1", help="options of arrayrecord's writer; those of TFDS")
+    parser.add_argument(
+        "--encoding", choices=("bytes", "none", "png"), default="bytes", help="of arrayrecord"
+    )
+    parser.add_argument(
+        "--writer", default="group_size:1", help="options of arrayrecord's writer; those of TFDS"
+    )
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=0, help="0: a pass")
     args = parser.parse_args()
@@ -134,7 +153,10 @@ def main() -> None:
     kinds = args.kinds.split(",")
     if "arrayrecord" in kinds and not (args.folder / "features.json").exists():
         write_records(args.folder, args.encoding, args.writer)
-    print(f"{(args.folder / 'x.npy').stat().st_size / 1e9:.1f} GB, resident {status('VmRSS'):.0f} MiB", flush=True)
+    print(
+        f"{(args.folder / 'x.npy').stat().st_size / 1e9:.1f} GB, resident {status('VmRSS'):.0f} MiB",
+        flush=True,
+    )
     held = {}
     for _ in range(args.turns):
         for kind in kinds:
@@ -142,7 +164,9 @@ def main() -> None:
             begin = time.perf_counter()
             held[kind] = held.get(kind) or clients_of(kind, args.folder)
             title = f"{kind}, opened in {time.perf_counter() - begin:.0f} s"
-            measure(title, held[kind], args.cohort, args.rounds or held[kind].num_clients // args.cohort)
+            measure(
+                title, held[kind], args.cohort, args.rounds or held[kind].num_clients // args.cohort
+            )
 
 
 if __name__ == "__main__":

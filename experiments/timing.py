@@ -19,11 +19,19 @@ from pfljax.training import compiling
 
 
 def build(
-    method: Any, federation: Federation, model: Model, solver: Solver, plan: ExecutionPlan, **options: Any
+    method: Any,
+    federation: Federation,
+    model: Model,
+    solver: Solver,
+    plan: ExecutionPlan,
+    **options: Any,
 ) -> Experiment:
     """Builds a run in which all clients take part, from a model and a solver that are ready; see `Problem`."""
-    num, n_max = federation.num_clients, federation.train.y.shape[1]
-    return Experiment(method, Problem(model, solver, plan, num, num, n_max, 1, **options), federation)
+    num = federation.num_clients
+    n_max = federation.train.y.shape[1]
+    return Experiment(
+        method, Problem(model, solver, plan, num, num, n_max, 1, **options), federation
+    )
 
 
 def compile_rounds(experiment: Experiment, trace: Path | None = None) -> Dispatch:

@@ -1,7 +1,7 @@
 """Personalized federated learning in JAX and Flax."""
 
 from pfljax import algorithms, data, models
-from pfljax.algorithms import *
+from pfljax.algorithms import *  # noqa: F403
 from pfljax.api import (
     Attack,
     ClientPrivacy,

@@ -111,14 +111,19 @@ class Rounds:
     def probabilities(self) -> np.ndarray:
         """What all clients predict for client 0's test examples after the last round, shape (K, n, C)."""
         x = self.federation.test.x[0]
-        use = lambda prediction, _: metrics.predict(self.problem, self.algorithm, prediction, x)
+
+        def use(prediction, _):
+            return metrics.predict(self.problem, self.algorithm, prediction, x)
+
         key = jax.random.key(0)
         clients = self.federation.client_data
         return toys.serve(self.algorithm, self.problem, use, key, self.states[-1], clients).found
 
     def newcomers(self, federation: Any) -> Any:
         """What newcomers predict with after the last round: models, weights and inputs."""
-        return toys.adapt(self.algorithm, self.problem, jax.random.key(0), self.states[-1], federation.client_data)
+        return toys.adapt(
+            self.algorithm, self.problem, jax.random.key(0), self.states[-1], federation.client_data
+        )
 
 
 def entry(state: Any, name: str) -> Any:
@@ -146,7 +151,9 @@ def as_numpy(value: Any) -> Any:
 
 def is_regression(layer: Any) -> bool:
     """Whether a dense layer has one output and all of its parameters."""
-    return layer["kernel"] is not None and layer["bias"] is not None and layer["kernel"].shape[-1] == 1
+    return (
+        layer["kernel"] is not None and layer["bias"] is not None and layer["kernel"].shape[-1] == 1
+    )
 
 
 def play(
@@ -199,7 +206,9 @@ def traffic(
     return float(down), float(up)
 
 
-def by_hand(name: str, reference: Reference, *, rtol: float = 1e-4, atol: float = 1e-5, **options: Any) -> Rounds:
+def by_hand(
+    name: str, reference: Reference, *, rtol: float = 1e-4, atol: float = 1e-5, **options: Any
+) -> Rounds:
     """Plays rounds and compares the state after each of them with what the reference yields.
 
     Args:

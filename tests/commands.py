@@ -10,7 +10,9 @@ from pfljax.folder import files
 
 def call(command, *words, code=0):
     """Runs a command with these flags; what it printed, or its errors where another exit code is expected."""
-    out, err, found = io.StringIO(), io.StringIO(), None
+    out = io.StringIO()
+    err = io.StringIO()
+    found = None
     own_devices = mock.patch.object(launch, "set_up_devices", lambda *_: None)
     with own_devices, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

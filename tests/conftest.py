@@ -12,7 +12,8 @@ import jaxtyping
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "pfljax"
-COMPILED = "PFLJAX_TESTS_COMPILED"  # names the folder of compiled programs, in which each worker has a folder
+# names the folder of compiled programs, in which each worker has a folder
+COMPILED = "PFLJAX_TESTS_COMPILED"
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "main")
 
 # Code is split and emitted in ways that cost more time to compile than small programs take to run.
@@ -26,14 +27,20 @@ FASTER_TO_COMPILE = (
 def known_to_xla(flags: str) -> bool:
     """Whether this XLA has the flags; one that it does not know ends the process, so that another process asks."""
     ask = "from jaxlib import xla_client; xla_client.CompileOptions().executable_build_options.debug_options"
-    asked = subprocess.run([sys.executable, "-c", ask], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", ask], env=os.environ | {"XLA_FLAGS": flags}, capture_output=True
+    )
     return asked.returncode == 0
 
 
 def start_jax() -> None:
     """Starts JAX with flags that only this process sees: commands that tests start compile as users' do."""
     given = os.environ.get("XLA_FLAGS")
-    known = FASTER_TO_COMPILE if known_to_xla(" ".join(FASTER_TO_COMPILE)) else filter(known_to_xla, FASTER_TO_COMPILE)
+    known = (
+        FASTER_TO_COMPILE
+        if known_to_xla(" ".join(FASTER_TO_COMPILE))
+        else filter(known_to_xla, FASTER_TO_COMPILE)
+    )
     os.environ["XLA_FLAGS"] = " ".join([given or "", *known])
     jax.local_devices()
     if given is None:
@@ -72,7 +79,8 @@ jax.config.update("jax_cpu_enable_async_dispatch", False)
 # Most of the suite's time is compiling, often of what another test has compiled before.
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", 0)  # no lines of Python in compiled code
-if COMPILED not in os.environ:  # the first process; its workers start with its environment and share the folder
+# the first process; its workers start with its environment and share the folder
+if COMPILED not in os.environ:
     compiled = tempfile.TemporaryDirectory()
     os.environ[COMPILED] = compiled.name
 # JAX writes a program in place, so no worker may read what another one writes.
@@ -83,11 +91,16 @@ start_jax()
 
 jaxtyping.install_import_hook(modules_with_shapes(), "typechecking.check")
 
+# Fixtures; after JAX has its devices.
+from runs import compile_once, whole  # noqa: E402, F401
+from shared_runs import (  # noqa: E402
+    digits_clients,  # noqa: F401
+    finished_comparison,  # noqa: F401
+    finished_run,  # noqa: F401
+    run_of_arrays,  # noqa: F401
+)
 
-from runs import compile_once, whole
-from shared_runs import digits_clients, finished_comparison, finished_run, run_of_arrays
-
-from pfljax.settings.method import METHODS
+from pfljax.settings.method import METHODS  # noqa: E402
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -18,7 +18,16 @@ from jax.extend import core
 
 DRAWS = ("random_bits", "random_split", "random_gamma")
 # Primitives whose results are the same keys in another shape.
-SAME = ("copy", "copy_p", "device_put", "sharding_constraint", "squeeze", "reshape", "broadcast_in_dim", "stage")
+SAME = (
+    "copy",
+    "copy_p",
+    "device_put",
+    "sharding_constraint",
+    "squeeze",
+    "reshape",
+    "broadcast_in_dim",
+    "stage",
+)
 
 
 class Use(NamedTuple):
@@ -56,7 +65,9 @@ class Tracker:
         """An identity that nothing else has."""
         return next(self.numbers)
 
-    def read(self, jaxpr: Any, inputs: Sequence[Hashable], constant: set[Hashable]) -> tuple[list[Hashable], Uses]:
+    def read(
+        self, jaxpr: Any, inputs: Sequence[Hashable], constant: set[Hashable]
+    ) -> tuple[list[Hashable], Uses]:
         """Identities of the outputs, and how keys are used.
 
         Args:
@@ -89,7 +100,9 @@ class Tracker:
                 elif name in SAME:
                     results = [arguments[0]]
                 elif name in ("slice", "dynamic_slice", "gather"):
-                    how = repr({key: equation.params.get(key) for key in ("start_indices", "strides")})
+                    how = repr(
+                        {key: equation.params.get(key) for key in ("start_indices", "strides")}
+                    )
                     results = [(name, how, *arguments)]
                 if all(argument in constant for argument in arguments):
                     constant.update(results)
@@ -111,12 +124,15 @@ class Tracker:
             functions = [getattr(branch, "jaxpr", branch) for branch in params["branches"]]
             branches = [self.read(function, arguments[1:], constant) for function in functions]
             for key in {key for _, used in branches for key in used}:
-                uses.setdefault(key, []).extend(max((used.get(key, []) for _, used in branches), key=len))
+                uses.setdefault(key, []).extend(
+                    max((used.get(key, []) for _, used in branches), key=len)
+                )
             return [self.new() for _ in equation.outvars]
         if name == "scan":
             body = params["jaxpr"]
             body = getattr(body, "jaxpr", body)
-            if "num_consts" not in params:  # since JAX 0.12 it is not said which inputs are constant: all may vary
+            # since JAX 0.12 it is not said which inputs are constant: all may vary
+            if "num_consts" not in params:
                 rows = [self.new() for _ in arguments]
                 self.read_loop(body, [], [], rows, False, uses)
                 return [self.new() for _ in equation.outvars]
@@ -156,7 +172,9 @@ class Tracker:
         returned = body.outvars[: len(carry)]
         fixed = [
             outer if inner is after else ("carried", self.new())
-            for outer, inner, after in zip(carry, body.invars[number : number + len(carry)], returned, strict=True)
+            for outer, inner, after in zip(
+                carry, body.invars[number : number + len(carry)], returned, strict=True
+            )
         ]
         same = {*consts, *(set(fixed) & set(carry))} if repeats else set()
         _, used = self.read(body, [*consts, *fixed, *rows], same)
@@ -169,10 +187,15 @@ def misused(jaxpr: Any) -> list[str]:
     tracker = Tracker()
     inputs = [tracker.new() for _ in jaxpr.invars]
     _, uses = tracker.read(jaxpr, inputs, set())
-    found = [f"the same numbers in every pass of a loop: {use.primitive} {use.shape}" for use in tracker.in_loops]
+    found = [
+        f"the same numbers in every pass of a loop: {use.primitive} {use.shape}"
+        for use in tracker.in_loops
+    ]
     for key, used in uses.items():
         draws = {use for use in used if use.is_draw}
-        orders_examples = all(use.primitive == "random_bits" and len(use.shape) == 2 for use in draws)
+        orders_examples = all(
+            use.primitive == "random_bits" and len(use.shape) == 2 for use in draws
+        )
         if len(draws) > 1 or (draws and len(draws) < len(set(used)) and not orders_examples):
             found.append(f"a key is used twice: {[tuple(use) for use in used]}, {key}")
     return found

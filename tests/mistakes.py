@@ -85,7 +85,13 @@ def type_words(hint: Any, limits: Mapping[str, Any]) -> str:
 def range_words(limits: Mapping[str, Any]) -> str:
     """What a refusal says of a range, such as "0 to below 1"; "" without limits."""
     low, above, high, below = bounds(limits)
-    end = "" if high is None and below is None else f"{high:.10g}" if below is None else f"below {below:g}"
+    end = (
+        ""
+        if high is None and below is None
+        else f"{high:.10g}"
+        if below is None
+        else f"below {below:g}"
+    )
     if low is not None:
         return f"{low:g} to {end}" if end else f"{low:g} or more"
     if above is not None:
@@ -126,7 +132,8 @@ def alternatives(hint: Any) -> list[Any]:
 
 def right_value(field: Field) -> Any:
     """A value that the declaration accepts and that is not the default; None if we know none."""
-    (kind, *others), limits = alternatives(field.hint), field.limits
+    (kind, *others) = alternatives(field.hint)
+    limits = field.limits
     choices = choices_of(field.hint, limits)
     if choices:
         return next((choice for choice in choices if choice != field.default), None)
@@ -156,7 +163,8 @@ NO_NUMBERS = {
 
 def wrong_values(field: Field) -> Iterator[Wrong]:
     """Values that a field does not accept, by its type and limits."""
-    kinds, limits = alternatives(field.hint), field.limits
+    kinds = alternatives(field.hint)
+    limits = field.limits
     if Any in kinds:
         return
     words = type_words(kinds[0], limits)
@@ -190,7 +198,8 @@ def types_taken(kind: Any, limits: Mapping[str, Any]) -> set[str]:
     """Which of `ANY_TYPE` a type may accept."""
     origin = typing.get_origin(kind) or kind
     if origin is typing.Literal or choices_of(kind, limits):
-        return {"an object"} if "float32" in choices_of(kind, limits) else set()  # types of NumPy count as words
+        # types of NumPy count as words
+        return {"an object"} if "float32" in choices_of(kind, limits) else set()
     if not isinstance(origin, type) or typing.Protocol in origin.__mro__:
         return {*ANY_TYPE}  # as arrays, which what is called checks itself
     if item_type(kind) is not None:
@@ -206,7 +215,8 @@ def wrong_numbers(kind: type, limits: Mapping[str, Any]) -> Iterator[Wrong]:
     yield from (Wrong("beyond a bound", value, words) for value in beyond(limits))
     if kind is int:
         most = limits if limits.get("at_most") is not None else {**limits, "at_most": MOST}
-        is_wide = most["at_most"] > MOST  # a number that stays on the host, such as a sentinel of 64 bits
+        # a number that stays on the host, such as a sentinel of 64 bits
+        is_wide = most["at_most"] > MOST
         for value in (10**400,) if is_wide else (2**40, -(2**40), 10**400):
             yield Wrong("beyond 32 bits", value, range_words(most))
         return
@@ -298,18 +308,31 @@ def calls() -> dict[str, Called]:
     """Everything that checks its arguments by declarations, by name, but for commands."""
     clients = data.digits(num_clients=4, train_examples=6)
     parts = {"method": pfl.FedAvg(), "clients": clients, "model": pfl.models.MLP(hidden=())}
-    run, again = pfl.Run(**parts), pfl.Run(**parts)
+    run = pfl.Run(**parts)
+    again = pfl.Run(**parts)
     arrays = {"x": np.zeros((12, 3)), "y": np.arange(12) % 3}
     several = {"methods": [pfl.FedAvg()], "clients": clients, "model": parts["model"], "rounds": 1}
     source = sources.digits()
-    file, folder = {"file": "nowhere"}, {"folder": "runs"}
+    file = {"file": "nowhere"}
+    folder = {"folder": "runs"}
     of_sources = {
-        f"sources.{name}": Called(source, {"name": "mlp"} if name == "tfds" else file if requires(source) else {})
+        f"sources.{name}": Called(
+            source, {"name": "mlp"} if name == "tfds" else file if requires(source) else {}
+        )
         for name, source in sources.SOURCES.items()
     }
     assigned = partitions.assign(source, partitions.IID(), num_clients=4)
     pixels = {"num_clients": 2, "examples": 2, "shape": (2,), "num_classes": 2, "seed": 0}
-    simulated = ("seed", "unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "planned_rounds", "config")
+    simulated = (
+        "seed",
+        "unseen",
+        "fine_tune_epochs",
+        "eval_clients",
+        "metrics",
+        "stop",
+        "planned_rounds",
+        "config",
+    )
     return {
         **{each.__name__: Called(each) for each in SETTINGS},
         **{f"partitions.{name}": Called(each) for name, each in partitions.PARTITIONS.items()},
@@ -319,10 +342,14 @@ def calls() -> dict[str, Called]:
         "data.load": Called(data.load, {"source": source}),
         "data.pack": Called(federation.pack, {"source": source, "assignment": assigned}),
         "data.random_pixels": Called(variants.random_pixels, pixels),
-        "data.split_unseen": Called(data.split_unseen, {"federation": clients, "unseen": 0.5, "seed": 0}),
+        "data.split_unseen": Called(
+            data.split_unseen, {"federation": clients, "unseen": 0.5, "seed": 0}
+        ),
         **of_sources,
         **{name: Called(method) for name, method in METHODS.items()},
-        "partitions.assign": Called(partitions.assign, {"source": source, "partition": partitions.IID()}),
+        "partitions.assign": Called(
+            partitions.assign, {"source": source, "partition": partitions.IID()}
+        ),
         "Embedding": Called(Embedding, {"name": "mlp"}),
         "Run": Called(pfl.Run, parts),
         "Run.train": Called(run.train, {"rounds": 1}),
@@ -335,11 +362,16 @@ def calls() -> dict[str, Called]:
         "Federation.examples": Called(clients.examples, {"client": 0}),
         "metric": Called(pfl.metric),
         "Ledger": Called(Ledger, {"gradients": 1}),
-        **{f"adapters.{name}": Called(getattr(adapters, name)) for name in ("bias", "head", "ia3", "lora", "prompt")},
+        **{
+            f"adapters.{name}": Called(getattr(adapters, name))
+            for name in ("bias", "head", "ia3", "lora", "prompt")
+        },
         "adapters.Themselves": Called(adapters.Themselves, {"where": "kernel"}),
         "from_arrays": Called(pfl.Federation.from_arrays, arrays, [data.Splits]),
         "with_attackers": Called(clients.with_attackers, {"share": 0.5}),
-        "Result.save_model": Called(MethodType(pfl.Result.save_model, "a result"), {"path": "x", "client": 0}),
+        "Result.save_model": Called(
+            MethodType(pfl.Result.save_model, "a result"), {"path": "x", "client": 0}
+        ),
         "Table.figures": Called(MethodType(pfl.Table.figures, "a table"), folder),
         "Table.to_latex": Called(MethodType(pfl.Table.to_latex, "a table")),
         "Table.to_pandas": Called(MethodType(pfl.Table.to_pandas, "a table")),
@@ -370,7 +402,8 @@ def wrong_calls_of(name: str, called: Called) -> Iterator[WrongCall]:
     for field in known.values():
         for wrong in wrong_values(field):
             yield wrong_call(wrong.kind, {field.name: wrong.value}, field.name, wrong.words)
-        others, value = unread_with(field, known), right_value(field)
+        others = unread_with(field, known)
+        value = right_value(field)
         if others is not None and value is not None:
             words = f"{field.name}={value}: applies only with"
             yield wrong_call("unread", {**others, field.name: value}, field.name, words)
@@ -479,8 +512,10 @@ class Texts(NamedTuple):
 
 def texts_of(flag: flags.Flag, field: Field) -> Texts:
     """Wrong texts of a flag, and texts at the edge, by what its declaration says."""
-    kinds, limits = alternatives(field.hint), field.limits
-    kind, choices = kinds[0], choices_of(field.hint, limits)
+    kinds = alternatives(field.hint)
+    limits = field.limits
+    kind = kinds[0]
+    choices = choices_of(field.hint, limits)
     if isinstance(flag.parser, Several):
         item, own = plain(item_type(kind)) if item_type(kind) is not None else (kind, {})
         return list_texts(item, own or limits, flag.parser.distinct, flag.parser.empty)
@@ -518,7 +553,8 @@ def list_texts(kind: Any, limits: Mapping[str, Any], distinct: bool, empty: bool
     """Texts of the flag of a list whose items have a type and limits."""
     choices = choices_of(kind, limits)
     words = ", ".join(map(str, choices))
-    wrong, edges = [",", "1,,2"], [""] if empty else []
+    wrong = [",", "1,,2"]
+    edges = [""] if empty else []
     if choices:
         wrong += ["abc", "²", "0", "-1", f"{choices[0]},abc"]
         wrong += [f"{choices[0]},{choices[0]}"] if distinct else []
@@ -606,7 +642,8 @@ def texts_played(name: str, flag: flags.Flag) -> Texts:
     These are all of its texts with `FULL`, and with a command whose flag is not that of `FULL`. A flag that is the same
     gets one of each kind, which differs by command and flag.
     """
-    field, of_full = field_of(flag), registry_of(FULL)
+    field = field_of(flag)
+    of_full = registry_of(FULL)
     if field is None:
         return Texts([], [])
     wrong, edges = texts_of(flag, field)
@@ -636,11 +673,15 @@ def read_with(flag: flags.Flag, group: str, registry: flags.FlagValues) -> list[
 def conditions_of(flag: flags.Flag, group: str) -> dict[str, Sequence[Any]]:
     """Other flags, and the values with which a flag is read; {}: it is read with all."""
     if group in METHODS:
-        return {f"{group}.{other}": needed for other, needed in declared()[flag.name].conditions.items()}
+        return {
+            f"{group}.{other}": needed for other, needed in declared()[flag.name].conditions.items()
+        }
     return getattr(flag, "read_with", {})
 
 
-def unread_commands(flag: flags.Flag, group: str, registry: flags.FlagValues) -> Iterator[WrongCommand]:
+def unread_commands(
+    flag: flags.Flag, group: str, registry: flags.FlagValues
+) -> Iterator[WrongCommand]:
     """Command lines with a flag that is not read, or that is the knob of another method."""
     field = field_of(flag)
     value = right_value(field._replace(default=flag.default)) if field else None

@@ -165,20 +165,35 @@ COMPUTING = ("contract", "models", "exchange", "local", "algorithms", "stages")
 
 def wrong_sign(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     """a + b for a - b, and the reverse; the two arguments of `subtract` in the other order."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub) and is_arithmetic(node):
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add | ast.Sub)
+        and is_arithmetic(node)
+    ):
         sign = "-" if isinstance(node.op, ast.Add) else "+"
         yield node, f"({ast.unparse(node.left)}) {sign} ({ast.unparse(node.right)})"
 
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and not isinstance(node.operand, ast.Constant)
+    ):
         yield node, ast.unparse(node.operand)
 
     if isinstance(node, ast.Call) and name_of(node) == "subtract" and len(node.args) == 2:
-        yield node, f"{ast.unparse(node.func)}({ast.unparse(node.args[1])}, {ast.unparse(node.args[0])})"
+        yield (
+            node,
+            f"{ast.unparse(node.func)}({ast.unparse(node.args[1])}, {ast.unparse(node.args[0])})",
+        )
 
 
 def dropped_weight(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     """a for a * b, a / b and scale(a, b)."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div) and is_arithmetic(node):
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Mult | ast.Div)
+        and is_arithmetic(node)
+    ):
         yield node, ast.unparse(node.left)
 
     if isinstance(node, ast.Call) and name_of(node) == "scale" and len(node.args) == 2:
@@ -224,14 +239,28 @@ def ignored_mask(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 
 def wrong_constant(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     """0.1 for a tolerance, and twice any other number with a fraction."""
-    if isinstance(node, ast.Constant) and type(node.value) is float and node.value not in (0.0, 1.0):
+    if (
+        isinstance(node, ast.Constant)
+        and type(node.value) is float
+        and node.value not in (0.0, 1.0)
+    ):
         yield node, "0.1" if abs(node.value) < 1e-3 else repr(2 * node.value)
 
 
 def wrong_extreme(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     """maximum for minimum, argmax for argmin, and the reverse; a sum for a mean."""
-    others = {"maximum": "minimum", "minimum": "maximum", "argmax": "argmin", "argmin": "argmax", "mean": "sum"}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in others:
+    others = {
+        "maximum": "minimum",
+        "minimum": "maximum",
+        "argmax": "argmin",
+        "argmin": "argmax",
+        "mean": "sum",
+    }
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in others
+    ):
         if any(keyword.arg == "weights" for keyword in node.keywords):
             return
         function = f"{ast.unparse(node.func.value)}.{others[node.func.attr]}"
@@ -243,7 +272,10 @@ def wrong_extreme(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
 def wrong_condition(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
     """The other branch of an expression, `or` for `and`, and the reverse."""
     if isinstance(node, ast.IfExp):
-        yield node, f"({ast.unparse(node.body)} if not ({ast.unparse(node.test)}) else {ast.unparse(node.orelse)})"
+        yield (
+            node,
+            f"({ast.unparse(node.body)} if not ({ast.unparse(node.test)}) else {ast.unparse(node.orelse)})",
+        )
 
     if isinstance(node, ast.BoolOp):
         word = " or " if isinstance(node.op, ast.And) else " and "
@@ -260,12 +292,26 @@ def left_out_argument(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             if left_out.arg not in DEFINING:
                 continue
             arguments = [ast.unparse(argument) for argument in node.args]
-            arguments += [ast.unparse(keyword) for keyword in node.keywords if keyword is not left_out]
+            arguments += [
+                ast.unparse(keyword) for keyword in node.keywords if keyword is not left_out
+            ]
             yield node, f"{ast.unparse(node.func)}({', '.join(arguments)})"
 
 
 # Arguments without which a method is another one.
-DEFINING = ("train", "server", "predict", "own", "phases", "objective", "adapt", "models", "h", "inputs", "control")
+DEFINING = (
+    "train",
+    "server",
+    "predict",
+    "own",
+    "phases",
+    "objective",
+    "adapt",
+    "models",
+    "h",
+    "inputs",
+    "control",
+)
 
 KINDS = {
     "sign": wrong_sign,
@@ -290,7 +336,9 @@ def is_arithmetic(node: ast.BinOp) -> bool:
     """Whether both sides may be numbers: texts, lists and the like are put together by +, too."""
     literals = ast.List | ast.Tuple | ast.Set | ast.Dict | ast.JoinedStr | ast.ListComp
     for part in ast.walk(node):
-        if isinstance(part, literals) or (isinstance(part, ast.Constant) and isinstance(part.value, str)):
+        if isinstance(part, literals) or (
+            isinstance(part, ast.Constant) and isinstance(part.value, str)
+        ):
             return False
     return True
 
@@ -325,7 +373,11 @@ def executed_nodes(tree: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.Call):
             return name_of(node) in ("Ledger", "Report", "zip") or name_of(node).endswith("Error")
         if isinstance(node, ast.FunctionDef):
-            return node.name.startswith(("check", "_check")) or "traffic" in node.name or node.name.startswith("__")
+            return (
+                node.name.startswith(("check", "_check"))
+                or "traffic" in node.name
+                or node.name.startswith("__")
+            )
         return isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr)
 
     def visit(node: ast.AST, within: bool) -> Iterator[ast.AST]:
@@ -356,7 +408,11 @@ def methods_of(path: Path) -> dict[str, tuple[int, int]]:
     for node in ast.parse(path.read_text()).body:
         for decorator in getattr(node, "decorator_list", ()):
             if isinstance(decorator, ast.Call) and name_of(decorator) == "method":
-                named = [ast.literal_eval(each.value) for each in decorator.keywords if each.arg == "name"]
+                named = [
+                    ast.literal_eval(each.value)
+                    for each in decorator.keywords
+                    if each.arg == "name"
+                ]
                 found[named[0] if named else node.name.lower()] = (node.lineno, node.end_lineno)
     return found
 
@@ -368,7 +424,8 @@ def draw(generator: random.Random, faults: list[Fault], taken: set[str]) -> Faul
         return None
     kinds = sorted({fault.kind for fault in left})
     if kinds != ["argument"]:
-        kinds = [kind for kind in kinds if kind != "argument"]  # only where there is nothing else to change
+        # only where there is nothing else to change
+        kinds = [kind for kind in kinds if kind != "argument"]
     kind = generator.choice(kinds)
     return generator.choice([fault for fault in left if fault.kind == kind])
 
@@ -420,7 +477,9 @@ def stages_of(fault: Fault, tests: Path) -> list[tuple[str, list[str]]]:
     """The tests that a fault meets on its own: (name of the stage, arguments of pytest)."""
     file = Path(fault.file)
     stages = []
-    named = [path for path in sorted(tests.rglob(f"test_{file.stem}.py")) if fault.package in path.parts]
+    named = [
+        path for path in sorted(tests.rglob(f"test_{file.stem}.py")) if fault.package in path.parts
+    ]
     if fault.subject:
         files = sorted((tests / METHODS).glob("test_*.py"))
         tables = [path for path in files if not is_of_a_method(path)]
@@ -502,7 +561,17 @@ class Copy:
 
     def failures(self, arguments: list[str], seconds: int = SECONDS_PER_STAGE) -> list[str]:
         """The tests that fail."""
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", PLUGIN.stem, "--tb=no", "-rfE"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            PLUGIN.stem,
+            "--tb=no",
+            "-rfE",
+        ]
         command += arguments
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(self.folder), str(self.folder.parent)]),
@@ -555,7 +624,9 @@ class Results:
         with self.lock:
             self.verdicts[verdict.fault] = verdict
             partial = self.path.with_suffix(".part")
-            partial.write_text(json.dumps([each._asdict() for each in self.verdicts.values()], indent=1))
+            partial.write_text(
+                json.dumps([each._asdict() for each in self.verdicts.values()], indent=1)
+            )
             partial.replace(self.path)
             mark = "found" if verdict.found_by else "NOT FOUND"
             how = f"{mark} in {verdict.seconds:.0f} s ({verdict.stage})"
@@ -569,7 +640,10 @@ def run(checkout: Path, results: Results, workers: int) -> list[Verdict]:
     with tempfile.TemporaryDirectory() as temporary:
         compiled = Path(temporary) / "compiled"
         compiled.mkdir()
-        copies = [copy_of(checkout, Path(temporary) / f"copy-{number}", compiled) for number in range(workers)]
+        copies = [
+            copy_of(checkout, Path(temporary) / f"copy-{number}", compiled)
+            for number in range(workers)
+        ]
 
         def judge_all(copy: Copy) -> None:
             while waiting:
@@ -585,7 +659,9 @@ def run(checkout: Path, results: Results, workers: int) -> list[Verdict]:
                 left.append(fault)
         if left:
             judge_together(copies, left, results)
-    return [results.verdicts[fault.identifier] for fault in faults if fault.change not in EQUIVALENT]
+    return [
+        results.verdicts[fault.identifier] for fault in faults if fault.change not in EQUIVALENT
+    ]
 
 
 def judge_together(copies: list[Copy], faults: list[Fault], results: Results) -> None:
@@ -598,7 +674,11 @@ def judge_together(copies: list[Copy], faults: list[Fault], results: Results) ->
             fault = waiting.pop(0)
             begun = time.monotonic()
             with copy.changed([fault]):
-                failed = copy.failures(["-x", "-n", "0", *nearest_first(suspects, fault)]) if suspects else []
+                failed = (
+                    copy.failures(["-x", "-n", "0", *nearest_first(suspects, fault)])
+                    if suspects
+                    else []
+                )
             seconds = round(time.monotonic() - begun, 1)
             results.add(Verdict(fault.identifier, failed[0] if failed else "", "suite", seconds))
 
@@ -626,7 +706,8 @@ def suspects_of(copies: list[Copy], faults: list[Fault], path: Path) -> list[str
     broken = copies[0].failures([*several, *failed], SECONDS_OF_SUITE) if failed else []
     suspects = [test for test in failed if test not in broken]
     print(
-        f"{len(faults)} faults together fail {len(suspects)} tests of the suite; {len(broken)} fail without", flush=True
+        f"{len(faults)} faults together fail {len(suspects)} tests of the suite; {len(broken)} fail without",
+        flush=True,
     )
     path.write_text("\n".join(suspects))
     return suspects
@@ -644,24 +725,38 @@ def compare(before: Path, after: Path) -> int:
 
 def main() -> int:
     """The command; its exit code."""
-    parser = argparse.ArgumentParser(description="Counts the small faults that the default suite finds.")
+    parser = argparse.ArgumentParser(
+        description="Counts the small faults that the default suite finds."
+    )
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="compare two results")
-    parser.add_argument("--checkout", type=Path, default=ROOT, help="checkout to measure; default: this one")
-    parser.add_argument("--out", type=Path, default=Path("mutants.json"), help="file of the results")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="number of faults at a time")
+    parser.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="compare two results"
+    )
+    parser.add_argument(
+        "--checkout", type=Path, default=ROOT, help="checkout to measure; default: this one"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("mutants.json"), help="file of the results"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of faults at a time"
+    )
     options = parser.parse_args()
 
     if options.compare:
         return compare(*options.compare)
     if options.list:
         for fault in make_faults(options.checkout / "pfljax"):
-            print(f"{zlib.crc32(fault.identifier.encode()):08x} {fault.subject or '-':20} {fault.identifier}")
+            print(
+                f"{zlib.crc32(fault.identifier.encode()):08x} {fault.subject or '-':20} {fault.identifier}"
+            )
         return 0
 
     verdicts = run(options.checkout, Results(options.out), options.workers)
     found = sum(bool(verdict.found_by) for verdict in verdicts)
-    print(f"{found} of {len(verdicts)} faults that change a result are found ({found / len(verdicts):.1%})")
+    print(
+        f"{found} of {len(verdicts)} faults that change a result are found ({found / len(verdicts):.1%})"
+    )
     for verdict in verdicts:
         if not verdict.found_by:
             print(f"not found: {verdict.fault}")

@@ -5,7 +5,9 @@ import numpy as np
 import optax
 import toys
 
-BODY, HEAD, RATE = "Dense_0", "Dense_1", 0.2
+BODY = "Dense_0"
+HEAD = "Dense_1"
+RATE = 0.2
 
 
 OPTIMIZER = optax.sgd(RATE)  # one for all, so that plays share what they compile
@@ -36,17 +38,24 @@ def gradient(params, x, y, shift=0.0, pull=0.0, push=0.0):
     `y` (n,) are classes, or (n, C) their probabilities. `pull` (n, F) is added to the gradient in the features, and
     `push` (n, C) to that in the logits.
     """
-    n, hidden = len(y), features(params, x)
+    n = len(y)
+    hidden = features(params, x)
     targets = y if y.ndim == 2 else np.eye(params[HEAD]["bias"].size)[y]
     slope = (softmax(logits(params, x) + shift) - targets) / n + push
     below = (slope @ params[HEAD]["kernel"].T + pull) * (hidden > 0)
-    dense = lambda inputs, slope: {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
+
+    def dense(inputs, slope):
+        return {"kernel": inputs.T @ slope, "bias": slope.sum(axis=0)}
+
     return {BODY: dense(x, below), HEAD: dense(hidden, slope)}
 
 
 def step(params, slopes, rate, layers=(BODY, HEAD)):
     """The parameters after a step of SGD on some layers."""
-    moved = lambda layer: {name: params[layer][name] - rate * slopes[layer][name] for name in params[layer]}
+
+    def moved(layer):
+        return {name: params[layer][name] - rate * slopes[layer][name] for name in params[layer]}
+
     return {layer: moved(layer) if layer in layers else params[layer] for layer in params}
 
 
@@ -64,10 +73,15 @@ def step_by_differences(value, params, parts, rate, width=1e-6):
     flat = np.concatenate([leaf.ravel() for leaf in leaves])
 
     def at(flat):
-        split = [part.reshape(leaf.shape) for part, leaf in zip(np.split(flat, ends), leaves, strict=True)]
+        split = [
+            part.reshape(leaf.shape)
+            for part, leaf in zip(np.split(flat, ends), leaves, strict=True)
+        ]
         return params | jax.tree.unflatten(structure, split)
 
-    slopes = [(value(at(flat + d)) - value(at(flat - d))) / (2 * width) for d in width * np.eye(flat.size)]
+    slopes = [
+        (value(at(flat + d)) - value(at(flat - d))) / (2 * width) for d in width * np.eye(flat.size)
+    ]
     return at(flat - rate * np.array(slopes))
 
 
@@ -104,7 +118,9 @@ def examples(federation, k):
 
 def play(name, rounds, sizes, knobs=None, hidden=(6,), **options):
     """(federation, problem, algorithm, states, records)."""
-    return toys.play(name, toys.make_federation(sizes), rounds, OPTIMIZER, knobs, hidden=hidden, **options)
+    return toys.play(
+        name, toys.make_federation(sizes), rounds, OPTIMIZER, knobs, hidden=hidden, **options
+    )
 
 
 def assert_row_close(models, expected, k=0):

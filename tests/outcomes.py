@@ -32,7 +32,12 @@ def never_training():
     with contextlib.ExitStack() as patched:
         patched.enter_context(mock.patch.object(launch, "set_up_devices", lambda *_: None))
         for owner, name in (
-            *((api.Run, "train"), (study, "train_replicates"), (tuning, "search"), (measuring, "check_state")),
+            *(
+                (api.Run, "train"),
+                (study, "train_replicates"),
+                (tuning, "search"),
+                (measuring, "check_state"),
+            ),
         ):
             patched.enter_context(mock.patch.object(owner, name, stop))
         yield
@@ -40,9 +45,14 @@ def never_training():
 
 def outcome(command, words):
     """(exit code, or None where the command would train; what it printed as errors)."""
-    err, before = io.StringIO(), signal.signal(signal.SIGALRM, _hangs)
+    err = io.StringIO()
+    before = signal.signal(signal.SIGALRM, _hangs)
     signal.alarm(SECONDS)
-    with never_training(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+    with (
+        never_training(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             launch.main(command, [str(word) for word in words])
         except SystemExit as end:
@@ -57,7 +67,8 @@ def outcome(command, words):
 
 def trained(words):
     """The run that `pfljax train` makes with these flags, up to where it would train, and what it printed."""
-    out, made = io.StringIO(), []
+    out = io.StringIO()
+    made = []
 
     def train(run, *_, **__):
         made.append(run)

@@ -32,7 +32,8 @@ def gradient(federation, k, theta):
 
 def loss_of(federation, k, theta, part="train"):
     """Client k's mean squared error on a part of its examples."""
-    (a, b), split = quadratic(federation, k, part), getattr(federation, part)
+    (a, b) = quadratic(federation, k, part)
+    split = getattr(federation, part)
     return theta @ a @ theta - 2 * b @ theta + np.mean(np.float64(split.y[k, : split.size[k]]) ** 2)
 
 
@@ -55,7 +56,8 @@ def check_averages(states, client, sizes=SIZES, atol=1e-6):
 
 def nearest_on_simplex(point):
     """Projects by bisecting the offset that makes the positive parts sum to 1."""
-    low, high = point.min() - 1, point.max()
+    low = point.min() - 1
+    high = point.max()
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if np.maximum(point - middle, 0).sum() > 1 else (low, middle)

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 
-K, T = 6, 3
+K = 6
+T = 3
 
 
 def make_run(
@@ -23,18 +24,36 @@ def make_run(
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     score = "accuracy" if task == "classification" else "loss"
-    results = {"rounds": np.array([10, 20, 30]), "scored": "own models", "loss_test": rng.random((T, K))}
+    results = {
+        "rounds": np.array([10, 20, 30]),
+        "scored": "own models",
+        "loss_test": rng.random((T, K)),
+    }
     results |= {f"{score}_{split}": rng.random((T, K)) for split in ("train", "test")}
     np.savez(directory / "results.npz", **results)
-    row = {"round": 30, "seconds": 1.0, "train_loss": 0.25, "loss": 0.4321, "bytes_down": 2e6, "bytes_up": 1e6}
+    row = {
+        "round": 30,
+        "seconds": 1.0,
+        "train_loss": 0.25,
+        "loss": 0.4321,
+        "bytes_down": 2e6,
+        "bytes_up": 1e6,
+    }
     if task == "classification":
-        names = ("accuracy", "accuracy_mean", "accuracy_std", "accuracy_bottom_decile", "accuracy_min")
+        names = (
+            "accuracy",
+            "accuracy_mean",
+            "accuracy_std",
+            "accuracy_bottom_decile",
+            "accuracy_min",
+        )
         row |= dict.fromkeys(names, level)
     rows = [row | {"round": r} for r in (10, 20, 30)]
     (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     group = [1, 0, 1, 0, 1, 0]
     clients = [
-        {"client": k, "n_train": 9, "n_test": 3, "group": group[k], "accuracy": 0.5, "loss": 0.1} for k in range(K)
+        {"client": k, "n_train": 9, "n_test": 3, "group": group[k], "accuracy": 0.5, "loss": 0.1}
+        for k in range(K)
     ]
     summary = {
         "method": method,
@@ -57,7 +76,13 @@ def make_run(
         "privacy": privacy,
     }
     (directory / "summary.json").write_text(json.dumps(summary))
-    config = {"flags": {"rounds": 30}, "versions": {"jax": "0"}, "device": "cpu", "git_commit": None, "command": "c"}
+    config = {
+        "flags": {"rounds": 30},
+        "versions": {"jax": "0"},
+        "device": "cpu",
+        "git_commit": None,
+        "command": "c",
+    }
     (directory / "config.json").write_text(json.dumps(config))
     if optional:
         index = rng.integers(num_models, size=(T, K, 2))
@@ -69,11 +94,27 @@ def make_run(
             weights=weights,
             topology=topology,
             group=np.array(group),
-            **({} if affinity is None else {"affinity": np.stack([affinity] * T), "target": np.array(group)[::-1]}),
+            **(
+                {}
+                if affinity is None
+                else {"affinity": np.stack([affinity] * T), "target": np.array(group)[::-1]}
+            ),
         )
     if task == "regression":
         grid = np.linspace(0, 1, 5)
-        arrays = {"x": grid, "y": grid, "client": np.array([0, 1, 2, 3, 4]), "grid": grid, "truth": grid}
+        arrays = {
+            "x": grid,
+            "y": grid,
+            "client": np.array([0, 1, 2, 3, 4]),
+            "grid": grid,
+            "truth": grid,
+        }
         prediction = np.where(np.eye(K, 5) > 0, 1.0, np.nan)
-        np.savez(directory / "curve.npz", prediction=prediction, reference=grid, reference_name="FedAvg", **arrays)
+        np.savez(
+            directory / "curve.npz",
+            prediction=prediction,
+            reference=grid,
+            reference_name="FedAvg",
+            **arrays,
+        )
     return directory

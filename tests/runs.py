@@ -22,9 +22,13 @@ TESTS = Path(__file__).parents[1]
 EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=2)
 
 
-def make_experiment(name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, **fields):
+def make_experiment(
+    name="federico", *, federation=None, optimizer=None, seed=1, unseen=True, **fields
+):
     """Five clients, four of them a round, in mini-batches, on two devices."""
-    federation = federation or toys.make_federation(SIZES, validation_size=3 * METHODS[name].info.validates)
+    federation = federation or toys.make_federation(
+        SIZES, validation_size=3 * METHODS[name].info.validates
+    )
     training = {"batch_size": 2} | toys.required(name)
     problem = toys.make_problem(federation, optimizer or optax.adam(0.05), cohort=4, **training)
     usual = {
@@ -42,24 +46,36 @@ def train(experiment, out, rounds=ROUNDS, **options):
 @pytest.fixture
 def compile_once(monkeypatch):
     """Runs on the devices share what they compile, by method and shapes; gives the true `score_unseen`."""
-    compile_to_fit, make_evaluation = loop.compile_to_fit, STORES["device"].make_evaluation
+    compile_to_fit = loop.compile_to_fit
+    make_evaluation = STORES["device"].make_evaluation
     score_unseen = loop.scoring.score_unseen
 
     def shared(kind, experiment, make, *sizes):
         if experiment.client_store != "device":
             return make()
         federation = experiment.federation
-        key = (kind, experiment.name, experiment.checked, federation.task, federation.train.y.shape, *sizes)
+        key = (
+            kind,
+            experiment.name,
+            experiment.checked,
+            federation.task,
+            federation.train.y.shape,
+            *sizes,
+        )
         if key not in SHARED:
             SHARED[key] = make()
         return SHARED[key]
 
     def rounds(experiment, clients, length, replicates=ONE):
-        make = lambda: compile_to_fit(experiment, clients, length, replicates)
+        def make():
+            return compile_to_fit(experiment, clients, length, replicates)
+
         return shared("rounds", experiment, make, length, replicates.num)
 
     def evaluation(experiments, compiled, replicates):
-        make = lambda: make_evaluation(experiments, compiled, replicates)
+        def make():
+            return make_evaluation(experiments, compiled, replicates)
+
         return shared("evaluation", experiments[0], make, replicates.num)
 
     monkeypatch.setattr(loop, "compile_to_fit", rounds)
@@ -102,11 +118,18 @@ def assert_same_runs(one, other):
         assert set(a) == set(b)
         for key in a:
             np.testing.assert_array_equal(a[key], b[key], err_msg=key)
-    a, b = ([figures(row) for row in files.read_jsonl(out / "metrics.jsonl")] for out in (one, other))
+    a, b = (
+        [figures(row) for row in files.read_jsonl(out / "metrics.jsonl")] for out in (one, other)
+    )
     assert a == b
 
 
 def assert_same_predictions(one, other):
     """All clients of two outcomes predict with the same models, weights and inputs."""
-    as_it_is = lambda algorithm: lambda prediction, _: prediction
-    toys.assert_trees_close(*(outcome.serve(as_it_is, range(len(SIZES))) for outcome in (one, other)))
+
+    def as_it_is(algorithm):
+        return lambda prediction, _: prediction
+
+    toys.assert_trees_close(
+        *(outcome.serve(as_it_is, range(len(SIZES))) for outcome in (one, other))
+    )

@@ -42,7 +42,9 @@ def params(cases: Sequence[tuple], few: Sequence[tuple], some: Sequence[tuple]) 
     """Parameters of a test: the `few` cases are played by default, `some` in CI, and the others every night."""
     found = []
     for case in cases:
-        suite = [] if case in few else [pytest.mark.campaign] if case in some else [pytest.mark.long]
+        suite = (
+            [] if case in few else [pytest.mark.campaign] if case in some else [pytest.mark.long]
+        )
         name = " ".join(map(str, case[:2]))[:80]
         found.append(pytest.param(*case, marks=suite, id=name))
     return found

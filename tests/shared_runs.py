@@ -22,7 +22,9 @@ ONE_DEVICE = pfl.Execution("map", devices=1)
 @pytest.fixture(scope="session")
 def digits_clients():
     """Six clients in two groups."""
-    return pfl.data.digits(num_clients=6, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8)
+    return pfl.data.digits(
+        num_clients=6, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8
+    )
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +69,9 @@ def run_of_arrays():
     y = np.arange(60) % 3
     client = np.repeat(["a", "b", "c"], 20)
     clients = pfl.Federation.from_arrays(x, y, client=client)
-    run = pfl.Run(pfl.Local(), clients, Own(), pfl.LocalTraining(optax.sgd, 0.1), execution=ONE_DEVICE)
+    run = pfl.Run(
+        pfl.Local(), clients, Own(), pfl.LocalTraining(optax.sgd, 0.1), execution=ONE_DEVICE
+    )
     result = run.train(rounds=1)
     return Arrays(x, y, client, clients, result)
 
@@ -86,10 +90,20 @@ class Comparison(NamedTuple):
 
 def compare_local_and_fedavg(out):
     """Compares Local and FedAvg, with a linear model, with Local. Runs that the folder already has are read."""
-    clients = pfl.data.digits(num_clients=4, train_examples=10, test_examples=10, validation_fraction=0.2)
-    options = {"seeds": (0, 1), "eval_every": 1, "reference": "local", "clock": pfl.Clock(), "target": 0.0}
+    clients = pfl.data.digits(
+        num_clients=4, train_examples=10, test_examples=10, validation_fraction=0.2
+    )
+    options = {
+        "seeds": (0, 1),
+        "eval_every": 1,
+        "reference": "local",
+        "clock": pfl.Clock(),
+        "target": 0.0,
+    }
     methods = [pfl.Local(), pfl.FedAvg()]
-    return pfl.compare(methods, clients, MODEL, rounds=ROUNDS, out=out, execution=ONE_DEVICE, **options)
+    return pfl.compare(
+        methods, clients, MODEL, rounds=ROUNDS, out=out, execution=ONE_DEVICE, **options
+    )
 
 
 @pytest.fixture(scope="session")

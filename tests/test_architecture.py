@@ -15,8 +15,27 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 METHOD_FILES = sorted((PACKAGE / "algorithms").glob("[!_]*.py"))
 ROOMS = ["contract", "settings", "models", "exchange", "local", "data", "evaluation", "algorithms"]
 ROOMS += ["stages", "run", "stores", "folder", "training", "planner", "report", "api", "cli"]
-HEAVY = {"sklearn", "matplotlib", "tensorflow_datasets", "tensorflow", "networkx", "scipy.sparse", "orbax"}
-HEAVY |= {"cvxpy", "jax_privacy", "pandas", "IPython", "plotly", "flax.nnx", "pyarrow", "h5py", "PIL", "datasets"}
+HEAVY = {
+    "sklearn",
+    "matplotlib",
+    "tensorflow_datasets",
+    "tensorflow",
+    "networkx",
+    "scipy.sparse",
+    "orbax",
+}
+HEAVY |= {
+    "cvxpy",
+    "jax_privacy",
+    "pandas",
+    "IPython",
+    "plotly",
+    "flax.nnx",
+    "pyarrow",
+    "h5py",
+    "PIL",
+    "datasets",
+}
 FLAG = re.compile(r"(?<![\w-])--[a-z]")
 
 
@@ -48,13 +67,19 @@ def imports(path):
 
 def names(path):
     """Dotted names that are used as attributes or on their own."""
-    return {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute | ast.Name)}
+    return {
+        ast.unparse(node)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute | ast.Name)
+    }
 
 
 def strings(path):
     """String constants, docstrings among them."""
     return [
-        node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        node.value
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
 
 
@@ -86,20 +111,47 @@ def test_the_public_names_are_those_of_the_api():
 
 
 def test_methods_do_not_import_each_other():
-    others = lambda path: [name for name in imports(path) if name.startswith("pfljax.algorithms")]
-    outside = lambda path: [name for name in others(path) if not name.startswith("pfljax.algorithms.common.")]
+    def others(path):
+        return [name for name in imports(path) if name.startswith("pfljax.algorithms")]
+
+    def outside(path):
+        return [name for name in others(path) if not name.startswith("pfljax.algorithms.common.")]
+
     assert found(outside, METHOD_FILES) == {}
     assert found(lambda path: not ast.get_docstring(tree(path)), METHOD_FILES) == {}
 
 
 def test_only_the_engine_says_how_clients_are_laid_out():
-    mapped = {"jax.vmap", "jax.lax.map", "lax.map", "jax.shard_map", "jax.pmap", "shard_map", "vmap", "pmap"}
+    mapped = {
+        "jax.vmap",
+        "jax.lax.map",
+        "lax.map",
+        "jax.shard_map",
+        "jax.pmap",
+        "shard_map",
+        "vmap",
+        "pmap",
+    }
     assert found(lambda path: room(path) != "exchange" and names(path) & mapped) == {}
-    assert found(lambda path: [n for n in imports(path) if n.split(".")[-1] in ("vmap", "pmap", "shard_map")]) == {}
+    assert (
+        found(
+            lambda path: [
+                n for n in imports(path) if n.split(".")[-1] in ("vmap", "pmap", "shard_map")
+            ]
+        )
+        == {}
+    )
 
 
 def test_only_the_command_line_speaks_of_flags():
-    assert found(lambda path: room(path) != "cli" and [text for text in strings(path) if FLAG.search(text)]) == {}
+    assert (
+        found(
+            lambda path: (
+                room(path) != "cli" and [text for text in strings(path) if FLAG.search(text)]
+            )
+        )
+        == {}
+    )
 
 
 def test_no_method_is_known_by_name_outside_its_file():
@@ -114,15 +166,26 @@ def test_no_method_is_known_by_name_outside_its_file():
 def test_importing_the_package_is_light():
     """What is heavy or rarely used is imported where it is used."""
     code = "import sys, pfljax; print(*sys.modules)"
-    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert not HEAVY & set(out.stdout.split())
 
 
 def test_the_rules_see_what_they_forbid(tmp_path):
     bad = tmp_path / "bad.py"
-    lines = ["import jax", "from absl import flags", "from pfljax import api, models", "from jax import vmap"]
+    lines = [
+        "import jax",
+        "from absl import flags",
+        "from pfljax import api, models",
+        "from jax import vmap",
+    ]
     bad.write_text("\n".join([*lines, "y = jax.lax.map(vmap, '--rounds')"]))
     assert "absl.flags" in imports(bad) and "jax.vmap" in imports(bad)
     assert {"jax.lax.map", "vmap"} <= names(bad)
     assert climbs(bad, "data") == ["absl.flags", "pfljax.api"] and climbs(bad, "cli") == []
-    assert FLAG.search(*strings(bad)) and FLAG.search("use --rounds=3") and not FLAG.search("a -- b, well--known")
+    assert (
+        FLAG.search(*strings(bad))
+        and FLAG.search("use --rounds=3")
+        and not FLAG.search("a -- b, well--known")
+    )

@@ -23,11 +23,15 @@ PARAMETERS = 3  # of a model
 def data_of(sizes, seed=0):
     """ClientData of K clients with random examples, zeros beyond each client's size."""
     sizes = np.asarray(sizes, np.int32)
-    n_max, rng = int(sizes.max()), np.random.default_rng(seed)
+    n_max = int(sizes.max())
+    rng = np.random.default_rng(seed)
     real = np.arange(n_max) < sizes[:, None]
     x = rng.normal(size=(len(sizes), n_max, PARAMETERS)).astype(np.float32) * real[..., None]
     none = np.zeros((len(sizes), 0, PARAMETERS), np.float32)
-    return ClientData(Split(x, real.astype(np.int32), sizes), Split(none, none[..., 0].astype(np.int32), 0 * sizes))
+    return ClientData(
+        Split(x, real.astype(np.int32), sizes),
+        Split(none, none[..., 0].astype(np.int32), 0 * sizes),
+    )
 
 
 def idle(context, models, row, data):
@@ -48,7 +52,9 @@ def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fi
     topology = Topology(topology)
 
     def start(key, clients):
-        models = {"w": jax.random.normal(key, (num_models, PARAMETERS))} if topology.on_server else ()
+        models = (
+            {"w": jax.random.normal(key, (num_models, PARAMETERS))} if topology.on_server else ()
+        )
         return Start(server, models)
 
     def first_row(key, client, start):
@@ -61,9 +67,16 @@ def make(client_update=idle, *, topology="shared", num_models=1, server=(), **fi
         if topology in (Topology.OWN, Topology.PUSH):
             return state.with_models(aggregate.upload.update), {}
         count = jnp.maximum(aggregate.num_sent, 1)[:, None]
-        return state.with_models(jax.tree.map(lambda leaf: leaf / count, aggregate.upload.update)), {}
+        return state.with_models(
+            jax.tree.map(lambda leaf: leaf / count, aggregate.upload.update)
+        ), {}
 
-    required = {"start": start, "first_row": first_row, "client_update": client_update, "server_update": server_update}
+    required = {
+        "start": start,
+        "first_row": first_row,
+        "client_update": client_update,
+        "server_update": server_update,
+    }
     return Algorithm(**required | {"topology": topology, "ledger": Ledger(1)} | fields)
 
 

@@ -36,7 +36,18 @@ from pfljax.training.loop import EVERY, Trainer
 # Of each kind one: what stays, what is shared, what travels, and what a client or the server keeps.
 KINDS = ("local", "fedavg_plus", "scaffold", "fedem", "dfedem", "federico", "fedfomo")
 # Together they use all of the engine; tests of the engine play the other methods only in the long suite.
-VARIED = (*KINDS, "clustered", "mocha", "fedpac", "pfedhn", "apple", "knn_per", "fedavg_data", "fedbuff", "ditto")
+VARIED = (
+    *KINDS,
+    "clustered",
+    "mocha",
+    "fedpac",
+    "pfedhn",
+    "apple",
+    "knn_per",
+    "fedavg_data",
+    "fedbuff",
+    "ditto",
+)
 
 
 class Normalized(nn.Module):
@@ -50,7 +61,9 @@ class Normalized(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
         x = x.reshape(x.shape[0], -1)
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(
+            x
+        )
         return nn.Dense(self.num_classes)(x)
 
 
@@ -84,9 +97,13 @@ class Attentive(nn.Module):
 def adapted(features=3, hidden=6):
     """An MLP whose hidden layer is frozen: LoRA and a head are trained."""
     mlp = models.MLP(hidden=(hidden,))
-    variables = models.MLP(hidden=(hidden,), outputs=3).init(jax.random.key(3), jnp.zeros((1, features)))
+    variables = models.MLP(hidden=(hidden,), outputs=3).init(
+        jax.random.key(3), jnp.zeros((1, features))
+    )
     lora = models.adapters.lora(rank=2, where="Dense_0")
-    return models.Model(mlp, frozen={"Dense_0": variables["params"]["Dense_0"]}, trainable=[lora, "Dense_1"])
+    return models.Model(
+        mlp, frozen={"Dense_0": variables["params"]["Dense_0"]}, trainable=[lora, "Dense_1"]
+    )
 
 
 ADAPTERS = ("fedit", "ffa_lora", "fedsa_lora", "flexlora", "feddpa", "hilora")
@@ -126,12 +143,15 @@ def each_method(among=METHODS, *, fast=KINDS, slow=METHODS, grouped=False):
         suite = [] if name in fast else [pytest.mark.slow if name in slow else pytest.mark.long]
         return suite + [pytest.mark.xdist_group(name)] * grouped
 
-    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in among])
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=marks(name)) for name in among]
+    )
 
 
 def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=None):
     """Random examples (K, n_max, features), zeros beyond each client's size."""
-    num, n_max = len(sizes), n_max or max(sizes)
+    num = len(sizes)
+    n_max = n_max or max(sizes)
     x = rng.normal(size=(num, n_max, features)).astype(np.float32)
     if task == "regression":
         y = (x[..., 0] - 0.5 * x[..., 1] + 0.3 * rng.normal(size=(num, n_max))).astype(np.float32)
@@ -141,7 +161,9 @@ def make_split(rng, sizes, task="classification", features=3, classes=3, n_max=N
     return Split(np.where(real[..., None], x, 0), np.where(real, y, 0), np.asarray(sizes, np.int32))
 
 
-def make_federation(sizes, task="classification", features=3, classes=3, seed=0, test_size=4, validation_size=3):
+def make_federation(
+    sizes, task="classification", features=3, classes=3, seed=0, test_size=4, validation_size=3
+):
     """K = len(sizes) clients with random data."""
     rng = np.random.default_rng(seed)
     options = {"task": task, "features": features, "classes": classes}
@@ -181,7 +203,16 @@ def bound_once(training, model):
 
 
 def make_problem(
-    federation, optimizer=None, *, plan=None, cohort=0, hidden=(), rounds=2, loss=None, model=None, **training
+    federation,
+    optimizer=None,
+    *,
+    plan=None,
+    cohort=0,
+    hidden=(),
+    rounds=2,
+    loss=None,
+    model=None,
+    **training,
 ):
     """A linear model (or an MLP, or `model`) and its local training, one client at a time on one device by default.
 
@@ -207,7 +238,9 @@ def make_problem(
     solver = solver.with_loss(loss) if loss else solver
     num, n_max = federation.train.y.shape[:2]
     plan = plan or make_plan("map", devices=1)
-    return Problem(model, solver, plan, num, cohort or num, n_max, rounds, common_init=False, learning_rate=0.1)
+    return Problem(
+        model, solver, plan, num, cohort or num, n_max, rounds, common_init=False, learning_rate=0.1
+    )
 
 
 def make_algorithm(name, problem, **knobs):
@@ -248,7 +281,10 @@ def serve(algorithm, problem, use, key, state, clients, inputs=()):
 
 def adapt(algorithm, problem, key, state, clients):
     """What clients unseen in training predict with, as `predict`."""
-    use = lambda prediction, _: prediction
+
+    def use(prediction, _):
+        return prediction
+
     run = jax.jit(functools.partial(lifting.serve_newcomers, algorithm, problem.plan, use))
     return run(key, state, clients, ())
 
@@ -260,7 +296,10 @@ def used(algorithm, problem, key, state, clients):
 
 def evaluate(algorithm, problem, key, state, clients, split):
     """Every client's scores on its part of a split."""
-    use = lambda prediction, own: metrics.evaluate(problem, algorithm, prediction, own)
+
+    def use(prediction, own):
+        return metrics.evaluate(problem, algorithm, prediction, own)
+
     return serve(algorithm, problem, use, key, state, clients, split).found
 
 
@@ -288,7 +327,8 @@ def trainer(algorithm, problem, clients, rounds, seed=0):
 
     def play(clients, state=None):
         clients = place(problem.plan, clients, problem.num_clients)
-        states, records = [first(jax.random.key(seed), clients) if state is None else state], []
+        states = [first(jax.random.key(seed), clients) if state is None else state]
+        records = []
         for number in range(rounds):
             state, record = one_round(jax.random.key(seed), np.int32(number), states[-1], clients)
             states.append(state)
@@ -311,8 +351,11 @@ def programs(algorithm, problem, clients):
             del PROGRAMS[next(iter(PROGRAMS))]
         shape = shardings(algorithm, problem, clients)
         first = jax.jit(functools.partial(init, algorithm, problem), out_shardings=shape)
-        one_round = jax.jit(make_round(algorithm, problem.plan, problem.cohort_size), out_shardings=(shape, None))
-        PROGRAMS[form] = (algorithm, problem, first, one_round)  # which holds what the identifiers belong to
+        one_round = jax.jit(
+            make_round(algorithm, problem.plan, problem.cohort_size), out_shardings=(shape, None)
+        )
+        # which holds what the identifiers belong to
+        PROGRAMS[form] = (algorithm, problem, first, one_round)
     return PROGRAMS[form][2:]
 
 
@@ -356,7 +399,15 @@ def play(name, federation, rounds, optimizer=None, knobs=None, script=None, **op
 
 
 def play_and_predict(
-    name, federation, rounds, optimizer=None, knobs=None, script=None, state=None, run_rounds=2, **options
+    name,
+    federation,
+    rounds,
+    optimizer=None,
+    knobs=None,
+    script=None,
+    state=None,
+    run_rounds=2,
+    **options,
 ):
     """Plays rounds of a registered method; (the rounds, () -> what every client predicts with after the last round).
 
@@ -377,7 +428,11 @@ def play_and_predict(
     knobs = knobs or {}
     problem = make_problem(federation, optimizer, rounds=run_rounds, **options)
     algorithm = make_algorithm(name, problem, **knobs)  # which checks the knobs
-    numbers = {knob: value for knob, value in knobs.items() if knob in numbers_of(name) and value is not None}
+    numbers = {
+        knob: value
+        for knob, value in knobs.items()
+        if knob in numbers_of(name) and value is not None
+    }
     words = {knob: value for knob, value in knobs.items() if knob not in numbers}
 
     def build(traced):
@@ -412,7 +467,8 @@ def play_and_predict(
     first = known.init(traced, key, placed)
     if state is not None:
         first = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), state, first)
-    states, records = [first], []
+    states = [first]
+    records = []
     for number in range(rounds):
         state, record = known.one_round(traced, key, np.int32(number), states[-1], placed)
         states.append(state)
@@ -430,14 +486,20 @@ def compile_rounds(build, algorithm, problem, clients):
         return lifting.init(build(numbers), problem.plan, key, clients)
 
     def one_round(numbers, key, number, state, clients):
-        return make_round(build(numbers), problem.plan, problem.cohort_size)(key, number, state, clients)
+        return make_round(build(numbers), problem.plan, problem.cohort_size)(
+            key, number, state, clients
+        )
 
     def predict(numbers, key, state, clients):
-        use = lambda prediction, _: prediction
+        def use(prediction, _):
+            return prediction
+
         return lifting.serve(build(numbers), problem.plan, use, key, state, ids, clients, ()).found
 
     return Compiled(
-        jax.jit(first, out_shardings=shape), jax.jit(one_round, out_shardings=(shape, None)), jax.jit(predict)
+        jax.jit(first, out_shardings=shape),
+        jax.jit(one_round, out_shardings=(shape, None)),
+        jax.jit(predict),
     )
 
 
@@ -465,13 +527,18 @@ def hashable(value):
 def scripted(algorithm, script):
     """The algorithm with its downloads given: script (R, K, J), client ids."""
     script = jnp.asarray(script, jnp.int32)
-    download = lambda context, row, cohort: script[context.round, context.client]
+
+    def download(context, row, cohort):
+        return script[context.round, context.client]
+
     return dataclasses.replace(algorithm, download=download)
 
 
 def load_example(name):
     """The module of a file in examples/."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(
+        name, Path(__file__).parents[1] / "examples" / f"{name}.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where a dataclass looks its types up
     spec.loader.exec_module(module)
@@ -483,7 +550,9 @@ def watched(algorithm, note):
 
     def download(context, row, cohort):
         index = algorithm.download(context, row, cohort)
-        jax.debug.callback(lambda *found: note(*map(np.asarray, found)), context.round, context.client, index)
+        jax.debug.callback(
+            lambda *found: note(*map(np.asarray, found)), context.round, context.client, index
+        )
         return index
 
     return dataclasses.replace(algorithm, download=download)
@@ -491,9 +560,14 @@ def watched(algorithm, note):
 
 def assert_trees_close(a, b, rtol=0.0, atol=0.0):
     """Leaf by leaf; exactly by default. Functions in the trees need only have the same name."""
-    structure = lambda tree: re.sub(r" at 0x\w+", "", str(jax.tree.structure(tree)))
+
+    def structure(tree):
+        return re.sub(r" at 0x\w+", "", str(jax.tree.structure(tree)))
+
     assert structure(a) == structure(b)
-    for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True):
+    for (path, x), y in zip(
+        jax.tree_util.tree_leaves_with_path(a), jax.tree.leaves(b), strict=True
+    ):
         np.testing.assert_allclose(
             np.asarray(x), np.asarray(y), rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path)
         )
@@ -501,4 +575,6 @@ def assert_trees_close(a, b, rtol=0.0, atol=0.0):
 
 def same_trees(a, b):
     """Whether all leaves are equal, bit for bit."""
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )

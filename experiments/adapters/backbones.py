@@ -53,7 +53,9 @@ def images(file: Path) -> pfl.Federation:
     return pfl.Federation.from_arrays(found["x"], found["y"], client, test_fraction=0.1)
 
 
-def roles(file: Path, half: int, *, together: bool = False, most: int | None = None, **options: Any) -> pfl.Federation:
+def roles(
+    file: Path, half: int, *, together: bool = False, most: int | None = None, **options: Any
+) -> pfl.Federation:
     """Every other role of a play as a client, or all of them as one.
 
     Args:
@@ -68,7 +70,11 @@ def roles(file: Path, half: int, *, together: bool = False, most: int | None = N
     kept = np.flatnonzero(sizes >= WINDOWS)[half::2]
     kept = kept if most is None else kept[np.argsort(-sizes[kept], kind="stable")[:most]]
     rows = np.isin(source.client, kept)
-    client = np.zeros(rows.sum(), np.int32) if together else np.array(source.client_names)[source.client[rows]]
+    client = (
+        np.zeros(rows.sum(), np.int32)
+        if together
+        else np.array(source.client_names)[source.client[rows]]
+    )
     x, y = (np.asarray(part[rows], np.int32) for part in (source.x, source.y))
     options |= {"is_test": source.is_test[rows], "num_classes": source.num_classes}
     return pfl.Federation.from_arrays(x, y, client, **options)
@@ -89,18 +95,30 @@ RECIPES = {
 
 def backbone(name: str, data_file: Path) -> Path:
     """The file of a backbone, which is trained if it is not there."""
-    recipe, file = RECIPES[name], cache_folder() / "backbones" / f"{name}.safetensors"
+    recipe = RECIPES[name]
+    file = cache_folder() / "backbones" / f"{name}.safetensors"
     if file.exists():
         return file
     clients = recipe.clients(data_file)
     steps = recipe.epochs * -(-int(clients.train.size[0]) // recipe.batch_size)
     rate = optax.warmup_cosine_decay_schedule(0.0, recipe.rate, steps // 10, steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.05))
-    local = pfl.LocalTraining(optimizer, batch_size=recipe.batch_size, augment=recipe.augment, keep_optimizer=True)
+    local = pfl.LocalTraining(
+        optimizer, batch_size=recipe.batch_size, augment=recipe.augment, keep_optimizer=True
+    )
     run = pfl.Run(pfl.Local(), clients, recipe.model, local)
     result = run.train(rounds=recipe.epochs, eval_every=5, say=print)
-    told = {"data": clients.name, "examples": int(clients.train.size[0]), "model": repr(recipe.model)}
-    told |= {"epochs": recipe.epochs, "rate": recipe.rate, "batch_size": recipe.batch_size, "augment": recipe.augment}
+    told = {
+        "data": clients.name,
+        "examples": int(clients.train.size[0]),
+        "model": repr(recipe.model),
+    }
+    told |= {
+        "epochs": recipe.epochs,
+        "rate": recipe.rate,
+        "batch_size": recipe.batch_size,
+        "augment": recipe.augment,
+    }
     files.write_json(file.with_suffix(".json"), told | {"test_accuracy": result.accuracy})
     result.save_model(file, client=0)
     return file
@@ -108,7 +126,9 @@ def backbone(name: str, data_file: Path) -> Path:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("name", choices=RECIPES)
     parser.add_argument("--data_file", type=Path, required=True)
     args = parser.parse_args()

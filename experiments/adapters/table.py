@@ -90,7 +90,9 @@ def model_of(column: str, task: Task, backbone: Path) -> Any:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("task", choices=TASKS)
     parser.add_argument("--data_file", type=Path, required=True)
     parser.add_argument("--backbone", type=Path, required=True)
@@ -100,11 +102,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("runs/adapters"))
     args = parser.parse_args()
-    columns, methods = args.columns.split(","), args.methods.split(",")
+    columns = args.columns.split(",")
+    methods = args.methods.split(",")
     for name, given, known in (("columns", columns, COLUMNS), ("methods", methods, METHODS)):
         if not set(given) <= set(known):
             parser.error(f"--{name}={','.join(given)}: accepted: {','.join(known)}")
-    task, seeds = TASKS[args.task], [int(seed) for seed in args.seeds.split(",")]
+    task = TASKS[args.task]
+    seeds = [int(seed) for seed in args.seeds.split(",")]
     of_seed = {seed: task.clients(args.data_file, seed) for seed in seeds}
     local = pfl.LocalTraining(optax.adam, learning_rate=RATES[0], batch_size=task.batch_size)
     for column in columns:

@@ -37,14 +37,18 @@ ARCHITECTURES = {
     "McMahan's CNN": Architecture(linen.McMahan, ("mcmahan",), "McMahan", (28, 28, 1), 20, 60, 10),
     "CNN 3 x 128": Architecture(linen.ThreeConvolutions, ("three_convolutions",)),
     "ResNet-18 (group norm)": Architecture(linen.ResNet18, ("resnet18",)),
-    "ResNet-18 (batch norm)": Architecture(lambda: linen.ResNet18(True), ("resnet18", "BatchNorm2d"), "ResNet18"),
+    "ResNet-18 (batch norm)": Architecture(
+        lambda: linen.ResNet18(True), ("resnet18", "BatchNorm2d"), "ResNet18"
+    ),
     "MobileNet-V2": Architecture(linen.MobileNetV2, ("mobilenet_v2",)),
     "VGG-11": Architecture(linen.VGG11, ("vgg11",)),
     "U-Net": Architecture(linen.UNet, ("UNet",), "UNet"),
     "depthwise separable": Architecture(linen.DepthwiseSeparable, ("depthwise_separable",)),
     "strided and transposed": Architecture(linen.Autoencoder, ("autoencoder",)),
     "LSTM 2 x 128": Architecture(linen.Recurrent, ("Recurrent", "LSTM"), "Recurrent", SEQUENCE),
-    "GRU 2 x 128": Architecture(lambda: linen.Recurrent(nn.GRUCell), ("Recurrent", "GRU"), "", SEQUENCE),
+    "GRU 2 x 128": Architecture(
+        lambda: linen.Recurrent(nn.GRUCell), ("Recurrent", "GRU"), "", SEQUENCE
+    ),
     "ViT 2 x 64": Architecture(linen.ViT, ("ViT",), "ViT"),
     "decoder 2 x 64": Architecture(linen.Decoder, ("Decoder",), "", (40,)),
 }

@@ -50,9 +50,13 @@ def clients_of(work: Architecture) -> Federation:
     return benchmark.as_tokens(federation, linen.TOKENS) if len(work.shape) == 1 else federation
 
 
-def ours(work: Architecture, module: Any, federation: Federation, settings: Settings, native: bool) -> Callable:
+def ours(
+    work: Architecture, module: Any, federation: Federation, settings: Settings, native: bool
+) -> Callable:
     """A function that runs a round of Local and returns its seconds."""
-    model = models.build(module, work.shape, federation.task, federation.num_classes, dtype=federation.train.x.dtype)
+    model = models.build(
+        module, work.shape, federation.task, federation.num_classes, dtype=federation.train.x.dtype
+    )
     if native:
         vars(model)["_compute"] = lambda frozen, *args: model.network.forward(*args)
     solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
@@ -89,7 +93,9 @@ def measure(torch: Any, work: Architecture, settings: Settings) -> dict[str, flo
         sides["native"] = ours(work, work.make(), federation, settings, True)
     for threads in benchmark.threads_of_torch():
         sides[f"PyTorch, {threads} thread(s)"] = theirs(torch, work, federation, threads)
-    seconds = [{name: side() for name, side in sides.items()} for _ in range(settings.repeats + 1)][1:]
+    seconds = [{name: side() for name, side in sides.items()} for _ in range(settings.repeats + 1)][
+        1:
+    ]
     return {name: 1e3 * float(np.median([each[name] for each in seconds])) for name in sides}
 
 
@@ -102,13 +108,19 @@ def run(settings: Settings) -> None:
     for name in names:
         if name not in ARCHITECTURES:
             raise FlagError.of("networks", f"accepted: {', '.join(ARCHITECTURES)}", name)
-    rows, out = {}, Path(settings.out)
+    rows = {}
+    out = Path(settings.out)
     for name in names:
         rows[name] = measure(torch, ARCHITECTURES[name], settings)
-        print(f"{name}: " + ", ".join(f"{side} {ms:.1f} ms" for side, ms in rows[name].items()), flush=True)
+        print(
+            f"{name}: " + ", ".join(f"{side} {ms:.1f} ms" for side, ms in rows[name].items()),
+            flush=True,
+        )
         config = {"flags": dict(sorted(settings.values.items()))} | describe.environment()
         files.write_json(out / "architectures.json", {**config, "rounds_ms": rows})
-    table = Table("network", "pfljax, ms", "PyTorch, ms", "PyTorch over pfljax", title="a round of local SGD")
+    table = Table(
+        "network", "pfljax, ms", "PyTorch, ms", "PyTorch over pfljax", title="a round of local SGD"
+    )
     for name, row in rows.items():
         best = min(ms for side, ms in row.items() if side.startswith("PyTorch"))
         table.add_row(name, f"{row['Linen']:.1f}", f"{best:.1f}", f"{best / row['Linen']:.2f}")

@@ -17,7 +17,9 @@ def mcmahan() -> nn.Module:
     layers = []
     for before, after in ((1, 32), (32, 64)):
         layers += [nn.Conv2d(before, after, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(7 * 7 * 64, 512), nn.ReLU(), nn.Linear(512, CLASSES))
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.Linear(7 * 7 * 64, 512), nn.ReLU(), nn.Linear(512, CLASSES)
+    )
 
 
 def three_convolutions() -> nn.Module:
@@ -28,9 +30,12 @@ def three_convolutions() -> nn.Module:
 
 
 class Residual(nn.Module):
-    def __init__(self, inside: nn.Module, shortcut: nn.Module | None = None, activation: bool = False):
+    def __init__(
+        self, inside: nn.Module, shortcut: nn.Module | None = None, activation: bool = False
+    ):
         super().__init__()
-        self.inside, self.shortcut = inside, shortcut or nn.Identity()
+        self.inside = inside
+        self.shortcut = shortcut or nn.Identity()
         self.activation = nn.ReLU() if activation else nn.Identity()
 
     def forward(self, x):
@@ -42,23 +47,38 @@ def normalized(before, after, size=1, stride=1, norm=group_norm, **options) -> l
 
 
 def resnet18(norm=group_norm) -> nn.Module:
-    layers, width = [*normalized(3, 64, 3, norm=norm), nn.ReLU()], 64
+    layers = [*normalized(3, 64, 3, norm=norm), nn.ReLU()]
+    width = 64
     for stage, after in enumerate((64, 128, 256, 512)):
         for stride in (2 if stage else 1, 1):
-            inside = [*normalized(width, after, 3, stride, norm), nn.ReLU(), *normalized(after, after, 3, norm=norm)]
-            shortcut = None if width == after else nn.Sequential(*normalized(width, after, 1, stride, norm))
+            inside = [
+                *normalized(width, after, 3, stride, norm),
+                nn.ReLU(),
+                *normalized(after, after, 3, norm=norm),
+            ]
+            shortcut = (
+                None
+                if width == after
+                else nn.Sequential(*normalized(width, after, 1, stride, norm))
+            )
             layers.append(Residual(nn.Sequential(*inside), shortcut, activation=True))
             width = after
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, CLASSES))
 
 
 def mobilenet_v2() -> nn.Module:
-    layers, width = [*normalized(3, 32, 3, 2), nn.ReLU6()], 32
+    layers = [*normalized(3, 32, 3, 2), nn.ReLU6()]
+    width = 32
     for expansion, after, blocks, first in STAGES:
         for number in range(blocks):
-            stride, inner = first if number == 0 else 1, expansion * width
+            stride = first if number == 0 else 1
+            inner = expansion * width
             inside = [*normalized(width, inner), nn.ReLU6()] if expansion > 1 else []
-            inside += [*normalized(inner, inner, 3, stride, groups=inner), nn.ReLU6(), *normalized(inner, after)]
+            inside += [
+                *normalized(inner, inner, 3, stride, groups=inner),
+                nn.ReLU6(),
+                *normalized(inner, after),
+            ]
             block = nn.Sequential(*inside)
             layers.append(Residual(block) if stride == 1 and width == after else block)
             width = after
@@ -67,22 +87,35 @@ def mobilenet_v2() -> nn.Module:
 
 
 def vgg11() -> nn.Module:
-    layers, width = [], 3
+    layers = []
+    width = 3
     for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
         for after in widths:
             layers += [nn.Conv2d(width, after, 3, padding=1), group_norm(after), nn.ReLU()]
             width = after
         layers.append(nn.MaxPool2d(2))
-    dense = [nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, CLASSES)]
+    dense = [
+        nn.Linear(512, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, CLASSES),
+    ]
     return nn.Sequential(*layers, nn.Flatten(), *dense)
 
 
 class UNet(nn.Module):
     def __init__(self):
         super().__init__()
-        conv = lambda before, after: [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
-        twice = lambda before, after: nn.Sequential(*conv(before, after), *conv(after, after))
-        self.down, self.middle = nn.ModuleList([twice(3, 16), twice(16, 32)]), twice(32, 64)
+
+        def conv(before, after):
+            return [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
+
+        def twice(before, after):
+            return nn.Sequential(*conv(before, after), *conv(after, after))
+
+        self.down = nn.ModuleList([twice(3, 16), twice(16, 32)])
+        self.middle = twice(32, 64)
         self.up = nn.ModuleList([nn.ConvTranspose2d(2 * width, width, 2, 2) for width in (32, 16)])
         self.merge = nn.ModuleList([twice(2 * width, width) for width in (32, 16)])
         self.head = nn.Linear(16, CLASSES)
@@ -99,9 +132,14 @@ class UNet(nn.Module):
 
 
 def depthwise_separable() -> nn.Module:
-    layers, width = [nn.Conv2d(3, 32, 3, padding=1), group_norm(32), nn.ReLU()], 32
+    layers = [nn.Conv2d(3, 32, 3, padding=1), group_norm(32), nn.ReLU()]
+    width = 32
     for after, stride in ((64, 1), (128, 2), (128, 1)):
-        layers += [nn.Conv2d(width, width, 3, stride, 1, groups=width), group_norm(width), nn.ReLU()]
+        layers += [
+            nn.Conv2d(width, width, 3, stride, 1, groups=width),
+            group_norm(width),
+            nn.ReLU(),
+        ]
         layers += [nn.Conv2d(width, after, 1), group_norm(after), nn.ReLU()]
         width = after
     return nn.Sequential(*layers, nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8 * 8 * 128, CLASSES))
@@ -119,7 +157,8 @@ def autoencoder() -> nn.Module:
 class Recurrent(nn.Module):
     def __init__(self, kind=nn.LSTM):
         super().__init__()
-        self.layers, self.head = kind(32, 128, 2, batch_first=True), nn.Linear(128, CLASSES)
+        self.layers = kind(32, 128, 2, batch_first=True)
+        self.head = nn.Linear(128, CLASSES)
 
     def forward(self, x):
         return self.head(self.layers(x)[0][:, -1])
@@ -129,12 +168,19 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(2)])
-        self.queries, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.perceptron = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.queries = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.perceptron = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x, causal=False):
         batch, places, _ = x.shape
-        heads = self.queries(self.norms[0](x)).reshape(batch, places, 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
+        heads = (
+            self.queries(self.norms[0](x))
+            .reshape(batch, places, 3, 4, WIDTH // 4)
+            .permute(2, 0, 3, 1, 4)
+        )
         mixed = F.scaled_dot_product_attention(*heads, is_causal=causal).transpose(1, 2)
         x = x + self.out(mixed.reshape(batch, places, WIDTH))
         return x + self.perceptron(self.norms[1](x))
@@ -143,8 +189,10 @@ class Block(nn.Module):
 class ViT(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.position = nn.Conv2d(3, WIDTH, 4, 4), nn.Parameter(0.02 * torch.randn(1, 64, WIDTH))
-        self.blocks, self.norm = nn.ModuleList([Block(), Block()]), nn.LayerNorm(WIDTH)
+        self.embed = nn.Conv2d(3, WIDTH, 4, 4)
+        self.position = nn.Parameter(0.02 * torch.randn(1, 64, WIDTH))
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x):
@@ -157,8 +205,10 @@ class ViT(nn.Module):
 class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.position = nn.Embedding(TOKENS, WIDTH), nn.Parameter(0.02 * torch.randn(1, 40, WIDTH))
-        self.blocks, self.norm = nn.ModuleList([Block(), Block()]), nn.LayerNorm(WIDTH)
+        self.embed = nn.Embedding(TOKENS, WIDTH)
+        self.position = nn.Parameter(0.02 * torch.randn(1, 40, WIDTH))
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, TOKENS)
 
     def forward(self, tokens):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import flax.linen as nn
 import jax.numpy as jnp
 
-CLASSES, TOKENS, WIDTH = 10, 65, 64
+CLASSES = 10
+TOKENS = 65
+WIDTH = 64
 
 
 class McMahan(nn.Module):
@@ -37,7 +39,11 @@ class ResNet18(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
         def norm(x):
-            return nn.BatchNorm(use_running_average=not train)(x) if self.batch_norm else nn.GroupNorm(8)(x)
+            return (
+                nn.BatchNorm(use_running_average=not train)(x)
+                if self.batch_norm
+                else nn.GroupNorm(8)(x)
+            )
 
         x = nn.relu(norm(nn.Conv(64, (3, 3), use_bias=False)(x)))
         for stage, width in enumerate((64, 128, 256, 512)):
@@ -51,7 +57,15 @@ class ResNet18(nn.Module):
 
 
 # Expansion, channels, blocks and stride of the first block, per stage.
-STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 class MobileNetV2(nn.Module):
@@ -60,13 +74,16 @@ class MobileNetV2(nn.Module):
     @nn.compact
     def __call__(self, x):
         def conv(x, width, size=1, stride=1, groups=1):
-            convolution = nn.Conv(width, (size, size), stride, feature_group_count=groups, use_bias=False)
+            convolution = nn.Conv(
+                width, (size, size), stride, feature_group_count=groups, use_bias=False
+            )
             return nn.GroupNorm(8)(convolution(x))
 
         x = nn.relu6(conv(x, 32, 3, 2))
         for expansion, width, blocks, first in STAGES:
             for number in range(blocks):
-                stride, inner = first if number == 0 else 1, expansion * x.shape[-1]
+                stride = first if number == 0 else 1
+                inner = expansion * x.shape[-1]
                 y = nn.relu6(conv(x, inner)) if expansion > 1 else x
                 y = conv(nn.relu6(conv(y, inner, 3, stride, inner)), width)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
@@ -93,7 +110,9 @@ class UNet(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        twice = lambda x, width: nn.relu(nn.Conv(width, (3, 3))(nn.relu(nn.Conv(width, (3, 3))(x))))
+        def twice(x, width):
+            return nn.relu(nn.Conv(width, (3, 3))(nn.relu(nn.Conv(width, (3, 3))(x))))
+
         kept = []
         for width in (16, 32):
             kept.append(twice(x, width))
@@ -112,7 +131,11 @@ class DepthwiseSeparable(nn.Module):
     def __call__(self, x):
         x = nn.relu(nn.GroupNorm(8)(nn.Conv(32, (3, 3))(x)))
         for width, stride in ((64, 1), (128, 2), (128, 1)):
-            x = nn.relu(nn.GroupNorm(8)(nn.Conv(x.shape[-1], (3, 3), stride, feature_group_count=x.shape[-1])(x)))
+            x = nn.relu(
+                nn.GroupNorm(8)(
+                    nn.Conv(x.shape[-1], (3, 3), stride, feature_group_count=x.shape[-1])(x)
+                )
+            )
             x = nn.relu(nn.GroupNorm(8)(nn.Conv(width, (1, 1))(x)))
         x = nn.avg_pool(x, (2, 2), (2, 2))
         return nn.Dense(CLASSES)(x.reshape(x.shape[0], -1))

@@ -12,8 +12,10 @@ class McMahan(nnx.Module):
     """FedAvg's network for MNIST."""
 
     def __init__(self, *, rngs: nnx.Rngs):
-        self.first, self.second = nnx.Conv(1, 32, (5, 5), rngs=rngs), nnx.Conv(32, 64, (5, 5), rngs=rngs)
-        self.hidden, self.head = nnx.Linear(7 * 7 * 64, 512, rngs=rngs), nnx.Linear(512, CLASSES, rngs=rngs)
+        self.first = nnx.Conv(1, 32, (5, 5), rngs=rngs)
+        self.second = nnx.Conv(32, 64, (5, 5), rngs=rngs)
+        self.hidden = nnx.Linear(7 * 7 * 64, 512, rngs=rngs)
+        self.head = nnx.Linear(512, CLASSES, rngs=rngs)
 
     def __call__(self, x):
         for layer in (self.first, self.second):
@@ -49,12 +51,15 @@ class ResNet18(nnx.Module):
     """ResNet-18 for small images, with batch norm."""
 
     def __init__(self, *, rngs: nnx.Rngs):
-        self.stem, blocks, width = Normalized(3, 64, rngs=rngs), [], 64
+        self.stem = Normalized(3, 64, rngs=rngs)
+        blocks = []
+        width = 64
         for stage, features in enumerate((64, 128, 256, 512)):
             for stride in (2 if stage else 1, 1):
                 blocks.append(BasicBlock(width, features, stride, rngs=rngs))
                 width = features
-        self.blocks, self.head = nnx.List(blocks), nnx.Linear(512, CLASSES, rngs=rngs)
+        self.blocks = nnx.List(blocks)
+        self.head = nnx.Linear(512, CLASSES, rngs=rngs)
 
     def __call__(self, x):
         x = nnx.relu(self.stem(x))
@@ -80,7 +85,9 @@ class UNet(nnx.Module):
     def __init__(self, *, rngs: nnx.Rngs):
         self.down = nnx.List([Twice(3, 16, rngs=rngs), Twice(16, 32, rngs=rngs)])
         self.middle = Twice(32, 64, rngs=rngs)
-        self.up = nnx.List([nnx.ConvTranspose(2 * w, w, (2, 2), (2, 2), rngs=rngs) for w in (32, 16)])
+        self.up = nnx.List(
+            [nnx.ConvTranspose(2 * w, w, (2, 2), (2, 2), rngs=rngs) for w in (32, 16)]
+        )
         self.merge = nnx.List([Twice(2 * w, w, rngs=rngs) for w in (32, 16)])
         self.head = nnx.Linear(16, CLASSES, rngs=rngs)
 
@@ -99,7 +106,9 @@ class Recurrent(nnx.Module):
     """Two LSTM layers of 128; classes from the last state."""
 
     def __init__(self, *, rngs: nnx.Rngs):
-        self.layers = nnx.List([nnx.RNN(nnx.LSTMCell(width, 128, rngs=rngs)) for width in (32, 128)])
+        self.layers = nnx.List(
+            [nnx.RNN(nnx.LSTMCell(width, 128, rngs=rngs)) for width in (32, 128)]
+        )
         self.head = nnx.Linear(128, CLASSES, rngs=rngs)
 
     def __call__(self, x):
@@ -114,7 +123,8 @@ class Block(nnx.Module):
     def __init__(self, *, rngs: nnx.Rngs):
         self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
         self.attention = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
-        self.wide, self.narrow = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs), nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+        self.wide = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
+        self.narrow = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
 
     def __call__(self, x):
         x = x + self.attention(self.norms[0](x))
@@ -128,7 +138,8 @@ class ViT(nnx.Module):
         self.embed = nnx.Conv(3, WIDTH, (4, 4), (4, 4), rngs=rngs)
         self.position = nnx.Param(0.02 * rngs.params.normal((1, 64, WIDTH)))
         self.blocks = nnx.List([Block(rngs=rngs) for _ in range(2)])
-        self.norm, self.head = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.Linear(WIDTH, CLASSES, rngs=rngs)
+        self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, CLASSES, rngs=rngs)
 
     def __call__(self, x):
         x = self.embed(x)

@@ -19,7 +19,9 @@ from pfljax.cli.settings import Settings
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     methods = ["fedavg", "fedem", "dfedem"]
-    PAPER.define(registry, methods, SEEDS, "runs/fedem-appendix-j1", rounds=200, dataset="synthetic")
+    PAPER.define(
+        registry, methods, SEEDS, "runs/fedem-appendix-j1", rounds=200, dataset="synthetic"
+    )
 
 
 def run(settings: Settings) -> None:

@@ -31,7 +31,11 @@ def run(settings: Settings) -> None:
     """The command."""
     participations = settings.numbers("participations", float, sets="participation")
     study = start(settings)
-    points = [point(study, name, "participation", value) for name in study.methods for value in participations]
+    points = [
+        point(study, name, "participation", value)
+        for name in study.methods
+        for value in participations
+    ]
     write_points(study, points, "sampling.png")
 
 

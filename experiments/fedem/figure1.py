@@ -27,7 +27,14 @@ PANELS = {"participation": "share of clients in a round", "components": "compone
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    PAPER.define(registry, ["fedem", "fedavg_plus"], SEEDS, "runs/fedem-figure1", rounds=200, dataset="synthetic")
+    PAPER.define(
+        registry,
+        ["fedem", "fedavg_plus"],
+        SEEDS,
+        "runs/fedem-figure1",
+        rounds=200,
+        dataset="synthetic",
+    )
     add = Group(RUNS, registry)
     add.several(
         "participations",
@@ -45,8 +52,14 @@ def point(study: Study, method: str, panel: str, value: float) -> dict:
     """One point of a panel, a mean over all trials."""
     flag = {"participation": "participation", "components": "fedem.components"}[panel]
     settings = PAPER.settings_of(study.settings, method).replace({flag: value})
-    summaries = build.train_cells(settings, method, study.out / f"{method}-{panel}-{value:g}").summaries
-    paper = published(TABLE2, study, method) if value == {"participation": 1.0, "components": 3}[panel] else None
+    summaries = build.train_cells(
+        settings, method, study.out / f"{method}-{panel}-{value:g}"
+    ).summaries
+    paper = (
+        published(TABLE2, study, method)
+        if value == {"participation": 1.0, "components": 3}[panel]
+        else None
+    )
     return {
         "panel": panel,
         "method": method,
@@ -80,9 +93,15 @@ def run(settings: Settings) -> None:
     participations = settings.numbers("participations", float, sets="participation")
     components = settings.numbers("components", int, sets="fedem.components")
     if not participations and not components:
-        raise FlagError("--participations= and --components=: nothing to draw; accepted: numbers in at least one")
+        raise FlagError(
+            "--participations= and --components=: nothing to draw; accepted: numbers in at least one"
+        )
     study = start(settings)
-    points = [point(study, name, "participation", value) for name in study.methods for value in participations]
+    points = [
+        point(study, name, "participation", value)
+        for name in study.methods
+        for value in participations
+    ]
     points += [point(study, "fedem", "components", value) for value in components]
     write_points(study, points, "figure1.png")
 

@@ -23,10 +23,42 @@ METHODS = ("local", "fedavg", "fedprox", "fedavg_plus", "clustered", "pfedme", "
 TABLE2 = {
     data: dict(zip(METHODS, row, strict=True))
     for data, row in {
-        "femnist": [(71.0, 57.5), (78.6, 63.9), (78.9, 64.0), (75.3, 53.0), (73.5, 55.1), (74.9, 57.6), (79.9, 64.8)],
-        "emnist": [(71.9, 64.3), (82.6, 75.0), (83.0, 75.4), (83.1, 75.8), (82.7, 75.0), (83.3, 76.4), (83.5, 76.6)],
-        "cifar10": [(70.2, 48.7), (78.2, 72.4), (78.0, 70.8), (82.3, 70.6), (78.6, 71.2), (81.7, 73.6), (84.3, 78.1)],
-        "cifar100": [(31.5, 19.9), (40.9, 33.2), (41.0, 33.2), (39.0, 28.3), (41.5, 34.1), (41.8, 32.5), (44.1, 35.0)],
+        "femnist": [
+            (71.0, 57.5),
+            (78.6, 63.9),
+            (78.9, 64.0),
+            (75.3, 53.0),
+            (73.5, 55.1),
+            (74.9, 57.6),
+            (79.9, 64.8),
+        ],
+        "emnist": [
+            (71.9, 64.3),
+            (82.6, 75.0),
+            (83.0, 75.4),
+            (83.1, 75.8),
+            (82.7, 75.0),
+            (83.3, 76.4),
+            (83.5, 76.6),
+        ],
+        "cifar10": [
+            (70.2, 48.7),
+            (78.2, 72.4),
+            (78.0, 70.8),
+            (82.3, 70.6),
+            (78.6, 71.2),
+            (81.7, 73.6),
+            (84.3, 78.1),
+        ],
+        "cifar100": [
+            (31.5, 19.9),
+            (40.9, 33.2),
+            (41.0, 33.2),
+            (39.0, 28.3),
+            (41.5, 34.1),
+            (41.8, 32.5),
+            (44.1, 35.0),
+        ],
         "shakespeare": [
             (32.0, 16.6),
             (46.7, 42.8),
@@ -36,7 +68,15 @@ TABLE2 = {
             (41.2, 36.8),
             (46.7, 43.0),
         ],
-        "synthetic": [(65.7, 58.4), (68.2, 58.9), (68.2, 59.0), (68.9, 60.2), (69.1, 59.0), (69.2, 61.2), (74.7, 66.7)],
+        "synthetic": [
+            (65.7, 58.4),
+            (68.2, 58.9),
+            (68.2, 59.0),
+            (68.9, 60.2),
+            (69.1, 59.0),
+            (69.2, 61.2),
+            (74.7, 66.7),
+        ],
     }.items()
 }
 # Table 3: clients unseen in training, average test accuracy (training accuracy), in percent.
@@ -82,12 +122,18 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
         title: Title of the row, if it is not the method's name.
         rounds: Number of rounds; 0: as in the settings.
     """
-    settings, title = PAPER.settings_of(study.settings, method), title or method
+    settings = PAPER.settings_of(study.settings, method)
+    title = title or method
     out = study.out / title.replace(", ", "-").replace(" ", "-")
-    summaries = build.train_cells(settings.replace(rounds=rounds or settings.rounds), method, out).summaries
+    summaries = build.train_cells(
+        settings.replace(rounds=rounds or settings.rounds), method, out
+    ).summaries
     kept = [files.read_jsonl(out / trial.folder / "metrics.jsonl") for trial in study.trials]
     evaluated, curves = over_rounds(kept, "accuracy")
-    read = lambda name: [summary["last"][name] for summary in summaries]
+
+    def read(name):
+        return [summary["last"][name] for summary in summaries]
+
     return {
         "method": title,
         **of_accuracies(read("accuracy")),
@@ -105,12 +151,21 @@ def row_of(study: Study, method: str, *, title: str = "", rounds: int = 0) -> di
 
 def write_rows(study: Study, rows: Sequence[dict]) -> None:
     """Writes a table of `row_of`'s rows, and the figure of their curves."""
-    heads = ["method", "average / bottom decile, %", "deviation over runs", "paper", "rate", "s per round"]
+    heads = [
+        "method",
+        "average / bottom decile, %",
+        "deviation over runs",
+        "paper",
+        "rate",
+        "s per round",
+    ]
     body = [
         [
             row["method"],
             f"{100 * row['accuracy_mean']:.1f} / {100 * row['bottom_decile_mean']:.1f}",
-            f"{100 * row['accuracy_std']:.1f} ({len(row['seeds'])})" if len(row["seeds"]) > 1 else "-",
+            f"{100 * row['accuracy_std']:.1f} ({len(row['seeds'])})"
+            if len(row["seeds"]) > 1
+            else "-",
             beside(row["paper"], "{:.1f} / {:.1f}"),
             f"{row['learning_rate']:g}",
             f"{row['seconds_per_round']:.3g}",
@@ -119,12 +174,18 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
     ]
     report.save(report.comparison_figure(rows), study.out / "curves.png")
     title = f"{data_and_model(study, rows[0]['parameters'])}, test accuracy after the last round"
-    tables.write(f"{title}, {table.named(study.trials)}", heads, body, rows, study.out, "curves.png")
+    tables.write(
+        f"{title}, {table.named(study.trials)}", heads, body, rows, study.out, "curves.png"
+    )
 
 
 def data_and_model(study: Study, parameters: int) -> str:
     """For titles: the data set, its labels, and the size of a model."""
-    labels = f", {study.settings.synthetic_labels} labels" if study.settings.dataset == "synthetic" else ""
+    labels = (
+        f", {study.settings.synthetic_labels} labels"
+        if study.settings.dataset == "synthetic"
+        else ""
+    )
     return f"{study.data}{labels}, {parameters:,} parameters per model"
 
 

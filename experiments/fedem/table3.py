@@ -32,7 +32,10 @@ def define(registry: flags.FlagValues) -> None:
 def row_of(study: Study, method: str, out: Path) -> dict:
     """A method's row, means over seeds."""
     summaries = build.train_cells(PAPER.settings_of(study.settings, method), method, out).summaries
-    results = [files.read_npz(out / trial.folder / "results.npz")["accuracy_train"][-1] for trial in study.trials]
+    results = [
+        files.read_npz(out / trial.folder / "results.npz")["accuracy_train"][-1]
+        for trial in study.trials
+    ]
     seen = [
         np.average(train, weights=[client["n_train"] for client in summary["per_client"]])
         for train, summary in zip(results, summaries, strict=True)
@@ -41,7 +44,9 @@ def row_of(study: Study, method: str, out: Path) -> dict:
         "method": method,
         "unseen_test": mean_over(summaries, lambda s: s["unseen"]["accuracy"]),
         "unseen_train": mean_over(summaries, lambda s: s["unseen"]["train_accuracy"]),
-        "unseen_bottom_decile": mean_over(summaries, lambda s: s["unseen"]["accuracy_bottom_decile"]),
+        "unseen_bottom_decile": mean_over(
+            summaries, lambda s: s["unseen"]["accuracy_bottom_decile"]
+        ),
         "seen_test": mean_over(summaries, lambda s: s["last"]["accuracy"]),
         "seen_train": float(np.mean(seen)),
         "paper": published(TABLE3, study, method),
@@ -53,10 +58,19 @@ def row_of(study: Study, method: str, out: Path) -> dict:
 def run(settings: Settings) -> None:
     """The command."""
     if not settings.unseen:
-        raise settings.error("unseen", "this table is about clients kept out of training; accepted: above 0")
+        raise settings.error(
+            "unseen", "this table is about clients kept out of training; accepted: above 0"
+        )
     study = start(settings)
     rows = [row_of(study, name, study.out / name) for name in study.methods]
-    heads = ["method", "unseen, % (train)", "bottom decile", "paper", "of the training, % (train)", "rate"]
+    heads = [
+        "method",
+        "unseen, % (train)",
+        "bottom decile",
+        "paper",
+        "of the training, % (train)",
+        "rate",
+    ]
     body = [
         [
             row["method"],

@@ -27,7 +27,9 @@ def run(settings: Settings) -> None:
     fedem = PAPER.settings_of(study.settings, "fedem")
     rounds = max(1, fedem.rounds // fedem["fedem.components"])
     rows = [row_of(study, name) for name in study.methods]
-    write_rows(study, [*rows, row_of(study, "fedem", title=f"fedem, {rounds} rounds", rounds=rounds)])
+    write_rows(
+        study, [*rows, row_of(study, "fedem", title=f"fedem, {rounds} rounds", rounds=rounds)]
+    )
 
 
 COMMAND = launch.Command(__doc__, define, run)

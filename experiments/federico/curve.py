@@ -19,8 +19,10 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
 
     For methods other than FedAvg, trains FedAvg on the same data in out/fedavg-RATE for comparison.
     """
-    federation, name = clients[0], settings.method
-    train, own_interval = federation.train, np.asarray(federation.group)
+    federation = clients[0]
+    name = settings.method
+    train = federation.train
+    own_interval = np.asarray(federation.group)
     real = np.arange(train.y.shape[1]) < train.size[:, None]
     grid = np.linspace(-1, 1, GRID, dtype=np.float32)
     num_intervals = int(own_interval.max()) + 1
@@ -37,8 +39,11 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
     if name != "fedavg":
         reference = best_fedavg(settings, clients, out)
         arrays |= {"reference": reference.predictions(grid[:, None])[0], "reference_name": "FedAvg"}
-        mine, theirs = result.loss, reference.loss
-        print(f"mean squared error on test points: {name} {mine:.4f}, FedAvg {theirs:.4f} ({mine / theirs:.2f} x)")
+        mine = result.loss
+        theirs = reference.loss
+        print(
+            f"mean squared error on test points: {name} {mine:.4f}, FedAvg {theirs:.4f} ({mine / theirs:.2f} x)"
+        )
     files.write_npz(out / "curve.npz", arrays)
 
 
@@ -48,7 +53,11 @@ def best_fedavg(settings: Settings, clients: build.Clients, out: Path) -> api.Re
     for rate in (settings.learning_rate, settings.learning_rate / 10):
         folder = out / f"fedavg-{rate:g}"
         trial = build.Trial(settings.seed, settings.split)
-        run = build.build_run(settings.pinned(learning_rate=rate), "fedavg", (clients[0], None), trial)
+        run = build.build_run(
+            settings.pinned(learning_rate=rate), "fedavg", (clients[0], None), trial
+        )
         every = {"eval_every": settings.eval_every, "checkpoint_every": settings.checkpoint_every}
-        results.append(run.train(settings.rounds, out=folder, resume=folder.exists(), progress=False, **every))
+        results.append(
+            run.train(settings.rounds, out=folder, resume=folder.exists(), progress=False, **every)
+        )
     return min(results, key=lambda result: result.summary["last"]["train_loss"])

@@ -39,12 +39,22 @@ def run(settings: Settings) -> None:
         settings.refuse(flag, "finished runs in the folder are always kept")
     build.read_methods(settings)
     settings = settings.with_defaults(["federico"])
-    rows, body = [], []
+    rows = []
+    body = []
     for name, knobs in RUNS.items():
-        row = {"run": name, **score(settings.replace(knobs), Path(settings.out) / name), "paper": None}
+        row = {
+            "run": name,
+            **score(settings.replace(knobs), Path(settings.out) / name),
+            "paper": None,
+        }
         rows.append(row)
         cells = [row["loss"], row["loss"] / row["fedavg_loss"], row["next"], row["apart"]]
-        body.append([name, *(f"{cell:.{digits}f}" for cell, digits in zip(cells, (4, 2, 2, 2), strict=True))])
+        body.append(
+            [
+                name,
+                *(f"{cell:.{digits}f}" for cell, digits in zip(cells, (4, 2, 2, 2), strict=True)),
+            ]
+        )
     heads = ["", "mean squared error", "x FedAvg's", "cosine of weights, next intervals", "others"]
     title = f"sine, {settings.num_clients} intervals, after {settings.rounds} rounds"
     tables.write(title, heads, body, rows, Path(settings.out), "*/figures/curve.png")
@@ -56,13 +66,17 @@ def score(settings: Settings, out: Path) -> dict:
     trial = build.Trial(settings.seed, settings.split)
     clients = build.build_clients(settings, trial.of_data)
     every = {"eval_every": settings.eval_every, "checkpoint_every": settings.checkpoint_every}
-    result = build.build_run(settings, "federico", clients, trial).train(settings.rounds, out=out, resume=True, **every)
+    result = build.build_run(settings, "federico", clients, trial).train(
+        settings.rounds, out=out, resume=True, **every
+    )
     curve.write(settings, clients, result, out)
     result.write_report()
     kept = files.read_npz(out / "collaboration.npz")
     alike = collaboration.cosines(kept["index"][-1], kept["weights"][-1])
     apart = np.abs(np.subtract.outer(np.arange(len(alike)), np.arange(len(alike))))
-    fedavg = min(files.read_json(path)["last"]["loss"] for path in out.glob("fedavg-*/summary.json"))
+    fedavg = min(
+        files.read_json(path)["last"]["loss"] for path in out.glob("fedavg-*/summary.json")
+    )
     means = {"next": float(alike[apart == 1].mean()), "apart": float(alike[apart > 1].mean())}
     return {"loss": result.loss, "fedavg_loss": fedavg, **means}
 

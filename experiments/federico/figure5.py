@@ -13,7 +13,11 @@ from pfljax.cli import launch
 
 POSTERIOR = {"federico.rule": "posterior", "federico.effective_examples": 2.0}
 LINES = [
-    Line("accumulated", "federico", POSTERIOR | {"federico.tracking": "accumulated", "federico.epsilon": 1.0}),
+    Line(
+        "accumulated",
+        "federico",
+        POSTERIOR | {"federico.tracking": "accumulated", "federico.epsilon": 1.0},
+    ),
     Line("moving-average", "federico", POSTERIOR),
 ]
 COMMAND = weights_command(

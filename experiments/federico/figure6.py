@@ -49,17 +49,22 @@ def run(settings: Settings) -> None:
         settings.refuse(f"federico.{knob}", "the figure varies it")
     study = paper.start(settings)
     study.check()
-    panels, body = {}, []
+    panels = {}
+    body = []
     for knob, values in VARIED.items():
         panels[knob] = []
         for value in values:
             if knob == "neighbors" and not value < study.settings.num_clients:
                 continue
-            panels[knob].append(curve(study, Row(f"{knob}={value:g}", "federico", {f"federico.{knob}": value})))
+            panels[knob].append(
+                curve(study, Row(f"{knob}={value:g}", "federico", {f"federico.{knob}": value}))
+            )
             body.append([knob, f"{value:g}", study.shown(panels[knob][-1])])
             print(f"{knob}={value:g} done")
     report.save(knob_curves(panels), study.out / "figure6.png")
-    rows = [line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines]
+    rows = [
+        line | {"panel": knob, "paper": None} for knob, lines in panels.items() for line in lines
+    ]
     title = f"{study.data}, {study.settings.partition_groups} groups, after {study.settings.rounds} rounds"
     tables.write(title, ["knob", "value", "test accuracy, %"], body, rows, study.out, "figure6.png")
     study.print_differences(Row("federico", "federico", {}), rows[-1])

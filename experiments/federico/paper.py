@@ -59,7 +59,10 @@ _TABLE1 = {
     },
 }
 TABLE1 = {
-    data: {name: dict(zip(DISTRIBUTIONS, zip(v[::2], v[1::2], strict=True), strict=True)) for name, v in rows.items()}
+    data: {
+        name: dict(zip(DISTRIBUTIONS, zip(v[::2], v[1::2], strict=True), strict=True))
+        for name, v in rows.items()
+    }
     for data, rows in _TABLE1.items()
 }
 # Table 4: Office-Home, 4 clusters of labels, Dirichlet 0.4, one run; the deviation is over clients.
@@ -108,12 +111,16 @@ def refuse_methods(settings: Settings, method: str) -> None:
 def start(settings: Settings, **usual: Any) -> Study:
     """The study from the command line, with the settings of its size; `usual` overrides them."""
     usual = {"partition_groups": 4} | usual
-    settings = settings.pinned(**{name: value for name, value in usual.items() if not settings.present(name)})
+    settings = settings.pinned(
+        **{name: value for name, value in usual.items() if not settings.present(name)}
+    )
     if settings.data_file and not settings.present("dataset"):
         settings = settings.replace(dataset="npz")
     paper = PAPER._replace(presets=PAPER.presets / settings.size)
     of_digits = paper.name(settings) == "digits"
-    print(f"--size={settings.size}: {'digits are of one size' if of_digits else SIZES[settings.size]}")
+    print(
+        f"--size={settings.size}: {'digits are of one size' if of_digits else SIZES[settings.size]}"
+    )
     return Study.start(paper, settings)
 
 
@@ -121,7 +128,9 @@ def rows_of(study: Study, **flags: Any) -> list[Row]:
     """A row for each method that sets these flags; below FedeRiCo's, one of Algorithm 1 as the paper writes it."""
     found = [Row(name, name, flags) for name in study.methods]
     if "federico" in study.methods and not study.settings["federico.faithful"]:
-        found.insert(study.methods.index("federico") + 1, Row(LITERAL, "federico", flags | AS_WRITTEN))
+        found.insert(
+            study.methods.index("federico") + 1, Row(LITERAL, "federico", flags | AS_WRITTEN)
+        )
     return found
 
 
@@ -133,14 +142,23 @@ def accuracies(study: Study, row: Row, out: Path) -> dict:
 
 def used(study: Study, out: Path) -> list[dict[str, np.ndarray]]:
     """The arrays of collaboration.npz for each trial of a finished row; without true groups, all clients are in one."""
-    found = [former.read_collaboration(out / trial.folder / "collaboration.npz") for trial in study.trials]
+    found = [
+        former.read_collaboration(out / trial.folder / "collaboration.npz")
+        for trial in study.trials
+    ]
     return [{"group": np.zeros(kept["index"].shape[1], int), **kept} for kept in found]
 
 
 def sharing(study: Study, out: Path) -> collaboration.Sharing:
     """The cosines of the clients' weights after the last round of a finished row, averaged over trials."""
-    found = [collaboration.sharing(kept["index"][-1], kept["weights"][-1], kept["group"]) for kept in used(study, out)]
-    mean = lambda values: float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+    found = [
+        collaboration.sharing(kept["index"][-1], kept["weights"][-1], kept["group"])
+        for kept in used(study, out)
+    ]
+
+    def mean(values):
+        return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+
     return collaboration.Sharing(*(mean(np.array(values)) for values in zip(*found, strict=True)))
 
 
@@ -153,8 +171,13 @@ def write_weights(study: Study, name: str, lines: Sequence[Line], about: str) ->
         lines: The runs.
         about: The comparison, for the table's title.
     """
-    rows, body, cell = [], [], {}
-    row_of = lambda line: Row(line.title, line.method, line.flags)
+    rows = []
+    body = []
+    cell = {}
+
+    def row_of(line):
+        return Row(line.title, line.method, line.flags)
+
     study.check((row_of(line), {}, study.out / line.title) for line in lines)
     for line in lines:
         out = study.out / line.title
@@ -199,4 +222,6 @@ def weights_command(
         study = start(settings, splits=["0"], seeds=["0"], partition_groups=partition_groups)
         write_weights(study, name, lines, about)
 
-    return launch.Command(doc, lambda registry: define(registry, [method], f"runs/federico-{name}"), run)
+    return launch.Command(
+        doc, lambda registry: define(registry, [method], f"runs/federico-{name}"), run
+    )

@@ -22,7 +22,8 @@ from pfljax.cli import launch, tables
 from pfljax.cli.settings import Settings
 
 GROUPS = (2, 3, 4)
-SPLITS = ["5", "6", "7", "8", "9"]  # not the tables' splits, so that the choice does not depend on them
+# not the tables' splits, so that the choice does not depend on them
+SPLITS = ["5", "6", "7", "8", "9"]
 POSTERIOR = {"federico.rule": "posterior"}
 READINGS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
@@ -48,21 +49,44 @@ def run(settings: Settings) -> None:
     settings.refuse("partition_groups", "they are 2, 3 and 4")
     study = paper.start(settings, splits=SPLITS)
     study.check()
-    rows, body = [], []
+    rows = []
+    body = []
     for groups in GROUPS:
         varied = {"partition_groups": groups}
-        local = paper.accuracies(study, Row("local", "local", varied), study.out / f"D{groups}" / "local")
+        local = paper.accuracies(
+            study, Row("local", "local", varied), study.out / f"D{groups}" / "local"
+        )
         for title, knobs in READINGS.items():
             out = study.out / f"D{groups}" / title
             cell = paper.accuracies(study, Row(title, "federico", {**varied, **knobs}), out)
             gains = 100 * np.subtract(cell["accuracies"], local["accuracies"])
             found = paper.sharing(study, out)
-            rows.append({"groups": groups, "reading": title, "gains": gains.tolist(), **cell, **found._asdict()})
+            rows.append(
+                {
+                    "groups": groups,
+                    "reading": title,
+                    "gains": gains.tolist(),
+                    **cell,
+                    **found._asdict(),
+                }
+            )
             line = [str(groups), title, study.shown(cell), f"{gains.mean():+.1f}"]
-            line += [f"{(gains < -1).sum()} of {len(gains)}", f"{found.within:.2f}", f"{found.across:.2f}"]
+            line += [
+                f"{(gains < -1).sum()} of {len(gains)}",
+                f"{found.within:.2f}",
+                f"{found.across:.2f}",
+            ]
             body.append(line)
             print(f"D={groups}: {title} done")
-    heads = ["groups", "reading", "test accuracy, %", "over Local", "runs more than 1 below", "cosine within", "across"]
+    heads = [
+        "groups",
+        "reading",
+        "test accuracy, %",
+        "over Local",
+        "runs more than 1 below",
+        "cosine within",
+        "across",
+    ]
     tables.write(f"{study.data}, {table.named(study.trials)}", heads, body, rows, study.out)
 
 

@@ -36,7 +36,11 @@ def lead(study: Study, cell: dict, best: dict) -> str:
 
 def groups_of(settings: Settings) -> tuple[int, ...]:
     """The numbers of label groups: the paper's, or the number on the command line."""
-    return (settings.partition_groups,) if settings.present("partition_groups") else paper.DISTRIBUTIONS
+    return (
+        (settings.partition_groups,)
+        if settings.present("partition_groups")
+        else paper.DISTRIBUTIONS
+    )
 
 
 def run(settings: Settings) -> None:
@@ -46,12 +50,18 @@ def run(settings: Settings) -> None:
     cells: dict[int, dict[str, dict]] = {}
     failed: dict[str, RunError] = {}
     rows = {groups: paper.rows_of(study, partition_groups=groups) for groups in groups_of(settings)}
-    folder = lambda groups, row: study.out / f"D{groups}" / row.folder
-    study.check((row, {}, folder(groups, row)) for groups, of_groups in rows.items() for row in of_groups)
+
+    def folder(groups, row):
+        return study.out / f"D{groups}" / row.folder
+
+    study.check(
+        (row, {}, folder(groups, row)) for groups, of_groups in rows.items() for row in of_groups
+    )
     for groups, of_groups in rows.items():
         cells[groups] = {}
         for row in of_groups:
-            name, out = row.title, folder(groups, row)
+            name = row.title
+            out = folder(groups, row)
             try:
                 cells[groups][name] = paper.accuracies(study, row, out)
             except RunError as error:  # keep the other methods' results
@@ -64,11 +74,14 @@ def run(settings: Settings) -> None:
         cells[groups] = {name: cell | standing[name] for name, cell in cells[groups].items()}
         if cells[groups]:
             write(study, values, cells)
-    last, done = study.methods[-1], [cell for column in cells.values() for cell in column.values()]
+    last = study.methods[-1]
+    done = [cell for column in cells.values() for cell in column.values()]
     if done:
         study.print_differences(Row(last, last, {}), done[-1])
     if failed:
-        raise RunError("not in the table: " + "; ".join(f"{what}: {error}" for what, error in failed.items()))
+        raise RunError(
+            "not in the table: " + "; ".join(f"{what}: {error}" for what, error in failed.items())
+        )
 
 
 def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> None:
@@ -76,24 +89,32 @@ def write(study: Study, values: Values, cells: dict[int, dict[str, dict]]) -> No
     heads = ["method"]
     for groups in cells:
         heads += [f"D={groups}", values.head] + ["FedeRiCo above"] * ("federico" in study.methods)
-    body, rows = [], []
+    body = []
+    rows = []
     for name, method, _ in paper.rows_of(study):
-        line, entry = [name], {"method": name}
+        line = [name]
+        entry = {"method": name}
         for groups, column in cells.items():
-            published, cell = values.by_row.get(method, {}).get(groups), column.get(name)
+            published = values.by_row.get(method, {}).get(groups)
+            cell = column.get(name)
             line += [study.shown(cell) if cell else "-", percent(*published) if published else "-"]
             if "federico" in study.methods:
                 compared = cell and name != "federico" and "federico" in column
                 line.append(lead(study, cell, column["federico"]) if compared else "")
-            entry[f"D{groups}"] = (cell or {}) | {"paper": published and [value / 100 for value in published]}
+            entry[f"D{groups}"] = (cell or {}) | {
+                "paper": published and [value / 100 for value in published]
+            }
         body.append(line)
         rows.append(entry)
     title = f"{study.data}, after {study.settings.rounds} rounds, test accuracy in %, "
     tables.write(title + over(study.trials), heads, body, rows, study.out)
     for groups, column in cells.items():
         if "federico" in column:
-            within, across = column["federico"]["within"], column["federico"]["across"]
-            print(f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a group, {across:.2f} across")
+            within = column["federico"]["within"]
+            across = column["federico"]["across"]
+            print(
+                f"D={groups}: cosine of FedeRiCo's weights {within:.2f} within a group, {across:.2f} across"
+            )
 
 
 COMMAND = launch.Command(__doc__, define, run)

@@ -29,20 +29,32 @@ def run(settings: Settings) -> None:
     settings.refuse("partition", "the table uses label_dirichlet")
     study = paper.start(settings)
     values = study.paper.values(study.settings, paper.TABLE4, standing="features")
-    rows, body = [], []
+    rows = []
+    body = []
     asked = paper.rows_of(study, partition="label_dirichlet")
     study.check((row, {}, study.out / row.folder) for row in asked)
     for row in asked:
-        name, cell = row.title, paper.accuracies(study, row, study.out / row.folder)
+        name = row.title
+        cell = paper.accuracies(study, row, study.out / row.folder)
         published = values.by_row.get(row.method)
-        rows.append({"method": name, **cell, "paper": published and [value / 100 for value in published]})
+        rows.append(
+            {"method": name, **cell, "paper": published and [value / 100 for value in published]}
+        )
         ours = [f"{100 * cell[key]:.1f}" for key in ("accuracy_mean", "std_over_clients")]
-        body.append([name, *ours, *([f"{value:.1f}" for value in published] if published else ["-", "-"])])
+        body.append(
+            [name, *ours, *([f"{value:.1f}" for value in published] if published else ["-", "-"])]
+        )
         print(f"{name} done")
     own = study.settings
     title = f"{study.data}, {own.partition_groups} groups of labels, Dirichlet {own.partition_alpha:g}, after "
     title += f"{own.rounds} rounds, {table.named(study.trials)}"
-    heads = ["method", "test accuracy, %", "deviation over clients", values.head, "deviation over clients"]
+    heads = [
+        "method",
+        "test accuracy, %",
+        "deviation over clients",
+        values.head,
+        "deviation over clients",
+    ]
     tables.write(title, heads, body, rows, study.out)
     last = study.methods[-1]
     study.print_differences(Row(last, last, {}), rows[-1])

@@ -29,8 +29,19 @@ from pfljax.evaluation import statistics
 from pfljax.folder import files
 from pfljax.report.run_data import number_of
 
-CLIENTS, DIMENSIONS, HIDDEN, RATE, TEST = 8, 64, 64, 0.01, 100
-CELLS = ("own-20", "own-100", "rotated-20", "rotated-100", *(f"groups-{d}" for d in (1, 2, 3, 4, 8)), "dirichlet")
+CLIENTS = 8
+DIMENSIONS = 64
+HIDDEN = 64
+RATE = 0.01
+TEST = 100
+CELLS = (
+    "own-20",
+    "own-100",
+    "rotated-20",
+    "rotated-100",
+    *(f"groups-{d}" for d in (1, 2, 3, 4, 8)),
+    "dirichlet",
+)
 METHODS = {
     "local": pfl.Local(),
     "fedavg": pfl.FedAvg(),
@@ -52,7 +63,9 @@ def read(file: str | None) -> Data:
         client = None
     else:
         found = files.read_npz(Path(file))
-        x, y, client = found["x"].reshape(len(found["y"]), -1), found["y"], found.get("client")
+        x = found["x"].reshape(len(found["y"]), -1)
+        y = found["y"]
+        client = found.get("client")
     x = x.astype(np.float32)
     x = x - x.mean(axis=0)
     if x.shape[1] > DIMENSIONS:
@@ -70,14 +83,19 @@ def clients_of(cell: str, data: Data) -> Callable[[int], pfl.Federation]:
         options = {"seed": seed, "standardize": False, "train_examples": 100, "test_examples": TEST}
         if kind == "writers":
             return pfl.Federation.from_arrays(x, y, client, num_clients=CLIENTS, **options)
-        found = partitions.Dirichlet() if kind == "dirichlet" else partitions.LabelGroups(int(number))
+        found = (
+            partitions.Dirichlet() if kind == "dirichlet" else partitions.LabelGroups(int(number))
+        )
         return pfl.Federation.from_arrays(x, y, num_clients=CLIENTS, partition=found, **options)
 
     def separate(seed: int) -> pfl.Federation:
-        rng, size = np.random.default_rng([seed, int(number)]), int(number) + TEST
+        rng = np.random.default_rng([seed, int(number)])
+        size = int(number) + TEST
         ids = rng.permutation(len(y))[: CLIENTS * size].reshape(CLIENTS, size)
-        owner, is_test = np.repeat(np.arange(CLIENTS), size), np.tile(np.arange(size) >= int(number), CLIENTS)
-        inputs, labels = x[ids], y[ids]
+        owner = np.repeat(np.arange(CLIENTS), size)
+        is_test = np.tile(np.arange(size) >= int(number), CLIENTS)
+        inputs = x[ids]
+        labels = y[ids]
         for k in range(CLIENTS):
             if kind == "own":
                 labels[k] = rng.permutation(y.max() + 1)[labels[k]]
@@ -93,15 +111,28 @@ def measure(
     cell: str, data: Data, methods: list[str], seeds: list[int], rounds: int, out: Path
 ) -> dict[str, tuple[dict, float]]:
     """Trains the methods on a cell. Returns each one's row, and its share of clients more than 5 points below Local."""
-    local, model = pfl.LocalTraining(optax.adam(RATE)), pfl.models.MLP((HIDDEN,))
+    local = pfl.LocalTraining(optax.adam(RATE))
+    model = pfl.models.MLP((HIDDEN,))
     pairs = [(name, METHODS[name]) for name in methods]
     table = pfl.compare(
-        pairs, clients_of(cell, data), model, local, rounds=rounds, seeds=seeds, out=out, reference="local"
+        pairs,
+        clients_of(cell, data),
+        model,
+        local,
+        rounds=rounds,
+        seeds=seeds,
+        out=out,
+        reference="local",
     )
-    last = lambda name, seed: files.read_npz(out / name / f"seed-{seed}" / "results.npz")["accuracy_test"][-1]
+
+    def last(name, seed):
+        return files.read_npz(out / name / f"seed-{seed}" / "results.npz")["accuracy_test"][-1]
+
     found = {name: 100 * np.stack([last(name, seed) for seed in seeds]) for name in methods}
     rows = {row["method"]: row for row in table.rows}
-    return {name: (rows[name], float((found[name] - found["local"] < -5).mean())) for name in methods}
+    return {
+        name: (rows[name], float((found[name] - found["local"] < -5).mean())) for name in methods
+    }
 
 
 def shown(row: dict, losing: float) -> str:
@@ -112,24 +143,35 @@ def shown(row: dict, losing: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data_file", help="npz file with x, y and perhaps client; default: digits")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data_file", help="npz file with x, y and perhaps client; default: digits"
+    )
     parser.add_argument("--cells", default=",".join(CELLS))
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("runs/federico-unshared"))
     args = parser.parse_args()
-    methods, cells = args.methods.split(","), args.cells.split(",")
-    for name, given, known in (("methods", methods, METHODS), ("cells", cells, (*CELLS, "writers"))):
+    methods = args.methods.split(",")
+    cells = args.cells.split(",")
+    for name, given, known in (
+        ("methods", methods, METHODS),
+        ("cells", cells, (*CELLS, "writers")),
+    ):
         if not set(given) <= set(known):
             parser.error(f"--{name}={','.join(given)}: accepted: {','.join(known)}")
     if "local" not in methods:
         parser.error("--methods: accepted: methods with local, which they are compared with")
-    data, seeds = read(args.data_file), [int(seed) for seed in args.seeds.split(",")]
+    data = read(args.data_file)
+    seeds = [int(seed) for seed in args.seeds.split(",")]
     if "writers" in cells and data[2] is None:
         parser.error("--cells=writers: accepted with an npz file that has the array client")
-    found = {cell: measure(cell, data, methods, seeds, args.rounds, args.out / cell) for cell in cells}
+    found = {
+        cell: measure(cell, data, methods, seeds, args.rounds, args.out / cell) for cell in cells
+    }
     body = [[name, *(shown(*found[cell][name]) for cell in cells)] for name in methods]
     files.write_csv(args.out / "table.csv", [["method", *cells], *body])
     print(markdown(["method", *cells], body))

@@ -23,9 +23,14 @@ METHODS = ("local", "fedavg", "lg_fedavg", "clustered", "per_fedavg", "fedfomo")
 
 def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
-    paper.define(registry, METHODS, ["0"], "runs/fedfomo-figure1", num_clients=100, participation=0.1)
+    paper.define(
+        registry, METHODS, ["0"], "runs/fedfomo-figure1", num_clients=100, participation=0.1
+    )
     Group(RUNS, registry).several(
-        "distributions", [str(number) for number in paper.DISTRIBUTIONS], "numbers of distributions", int
+        "distributions",
+        [str(number) for number in paper.DISTRIBUTIONS],
+        "numbers of distributions",
+        int,
     )
 
 

@@ -26,9 +26,20 @@ def define(registry: flags.FlagValues) -> None:
     paper.define(registry, ["fedfomo"], ["0", "1", "2"], "runs/fedfomo-figure3")
     add = Group(RUNS, registry)
     add.several(
-        "epsilons", ["0", "0.1", "0.3", "0.5", "1"], "probabilities of exploring, left", float, empty=True, at_least=0
+        "epsilons",
+        ["0", "0.1", "0.3", "0.5", "1"],
+        "probabilities of exploring, left",
+        float,
+        empty=True,
+        at_least=0,
     )
-    add.several("downloads", ["1", "2", "5", "10"], "numbers of models, own included, right", int, empty=True)
+    add.several(
+        "downloads",
+        ["1", "2", "5", "10"],
+        "numbers of models, own included, right",
+        int,
+        empty=True,
+    )
 
 
 def run(settings: Settings) -> None:
@@ -41,16 +52,25 @@ def run(settings: Settings) -> None:
         "models": [(value, {"fedfomo.neighbors": value - 1}) for value in downloads],
     }
     if not epsilons and not downloads:
-        raise FlagError("--epsilons= and --downloads=: nothing to draw; accepted: values in at least one")
-    study, panels, body = Study.start(paper.PAPER, settings), {}, []
+        raise FlagError(
+            "--epsilons= and --downloads=: nothing to draw; accepted: values in at least one"
+        )
+    study = Study.start(paper.PAPER, settings)
+    panels = {}
+    body = []
     study.check()
     for knob, values in varied.items():
         for value, own in values:
             line = study.curve(Row(f"{value:g}", "fedfomo", own), study.out / f"{knob}-{value:g}")
-            panels.setdefault(knob, []).append(line | {"panel": knob, "value": value, "paper": None})
+            panels.setdefault(knob, []).append(
+                line | {"panel": knob, "value": value, "paper": None}
+            )
             body.append([knob, f"{value:g}", study.shown(line)])
             print(f"{knob} {value:g} done")
-    titles = {"epsilon": "epsilon in the first round", "models": "models weighed, the client's own included"}
+    titles = {
+        "epsilon": "epsilon in the first round",
+        "models": "models weighed, the client's own included",
+    }
     named = {titles[knob]: lines for knob, lines in panels.items()}
     report.save(knob_curves(named, "epochs"), study.out / "figure3.png")
     lines = [line for lines in panels.values() for line in lines]

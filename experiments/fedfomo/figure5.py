@@ -35,7 +35,9 @@ def define(registry: flags.FlagValues) -> None:
         registry.set_default(name, value)
 
 
-def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], points: Sequence[dict]) -> Figure:
+def privacy_figure(
+    affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], points: Sequence[dict]
+) -> Figure:
     """Plots affinities under noise, and accuracy against the noise and its epsilon.
 
     Args:
@@ -43,30 +45,45 @@ def privacy_figure(affinities: Mapping[str, tuple[np.ndarray, np.ndarray]], poin
         points: For each point "method", "sigma", "epsilon_text", "accuracy_mean", "accuracy_std", and "paper":
             (epsilon, accuracy in percent), drawn as a cross, or None.
     """
-    panels = [pictures.affinity(values, groups, title) for title, (values, groups) in affinities.items()]
-    methods, series = list(dict.fromkeys(point["method"] for point in points)), []
+    panels = [
+        pictures.affinity(values, groups, title) for title, (values, groups) in affinities.items()
+    ]
+    methods = list(dict.fromkeys(point["method"] for point in points))
+    series = []
     for method, shade in zip(methods, colors(np.arange(len(methods))), strict=True):
         own = [point for point in points if point["method"] == method]
-        sigmas, mean, std = ([point[name] for point in own] for name in ("sigma", "accuracy_mean", "accuracy_std"))
+        sigmas, mean, std = (
+            [point[name] for point in own] for name in ("sigma", "accuracy_mean", "accuracy_std")
+        )
         series += with_band(sigmas, mean, std, method, {"color": shade, "symbol": "circle"})
         known = [point for point in own if point["paper"]]
-        series.append(crosses([p["sigma"] for p in known], [p["paper"][1] / 100 for p in known], shade))
+        series.append(
+            crosses([p["sigma"] for p in known], [p["paper"][1] / 100 for p in known], shade)
+        )
     if any(point["paper"] for point in points):
         series.append(crosses([np.nan], [np.nan], GRAY, "the paper, CIFAR-10"))
-    ticks = {point["sigma"]: f"{point['sigma']:g}\n{point['epsilon_text']}" for point in reversed(points)}
-    panels.append(Panel(Axis("noise multiplier sigma, and epsilon", list(ticks.items())), ACCURACY, series))
+    ticks = {
+        point["sigma"]: f"{point['sigma']:g}\n{point['epsilon_text']}" for point in reversed(points)
+    }
+    panels.append(
+        Panel(Axis("noise multiplier sigma, and epsilon", list(ticks.items())), ACCURACY, series)
+    )
     return draw(panels, (3.4 * len(panels), 3.6))
 
 
 def run(settings: Settings) -> None:
     """The command."""
     if "fedfomo" not in settings.methods:
-        raise settings.error("methods", "accepted: lists with fedfomo, since its affinities are drawn")
+        raise settings.error(
+            "methods", "accepted: lists with fedfomo, since its affinities are drawn"
+        )
     study, entries = table4.measured(settings)
     affinities = {}
     for entry in entries:
         if entry["method"] == "fedfomo":
-            used = former.read_collaboration(Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz")
+            used = former.read_collaboration(
+                Path(entry["folder"]) / study.trials[0].folder / "collaboration.npz"
+            )
             title = f"sigma {entry['sigma']:g}, epsilon {entry['epsilon_text']}"
             affinity = used["affinity"][-1]
             affinities[title] = affinity, used.get("group", np.zeros(len(affinity), int))

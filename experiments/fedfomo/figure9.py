@@ -46,7 +46,9 @@ def curves_and_last(lines: Sequence[dict], label: str) -> Figure:
         lines: For each line "title", "value", "epochs", "curve", and the final "accuracy_mean" and "accuracy_std".
         label: Name of the knob.
     """
-    values, mean, std = ([line[name] for line in lines] for name in ("value", "accuracy_mean", "accuracy_std"))
+    values, mean, std = (
+        [line[name] for line in lines] for name in ("value", "accuracy_mean", "accuracy_std")
+    )
     last = with_band(values, mean, std, "", {"color": PALETTE[0], "symbol": "circle"})
     ticks = [(value, f"{value:g}") for value in values]
     right = Panel(Axis(label, ticks), Axis("test accuracy, last round", percent=True), last)
@@ -57,14 +59,17 @@ def run(settings: Settings) -> None:
     """The command."""
     paper.refuse_others(settings)
     shares = settings.numbers("shares", float, sets="validation_fraction")
-    study, lines = Study.start(paper.PAPER, settings), []
+    study = Study.start(paper.PAPER, settings)
+    lines = []
     study.check()
     for share in shares:
         row = Row(f"{share:g} for validation", "fedfomo", {"validation_fraction": share})
         line = study.curve(row, study.out / f"validation-{share:g}")
         lines.append(line | {"panel": "validation_fraction", "value": share, "paper": None})
         print(f"share {share:g} done")
-    report.save(curves_and_last(lines, "share of the examples for validation"), study.out / "figure9.png")
+    report.save(
+        curves_and_last(lines, "share of the examples for validation"), study.out / "figure9.png"
+    )
     body = [[f"{line['value']:g}", study.shown(line)] for line in lines]
     heads = ["validation share", "test accuracy, %"]
     tables.write(paper.last_round(study), heads, body, lines, study.out, "figure9.png")

@@ -25,7 +25,19 @@ PAPER = Paper(
     "MNIST, CIFAR-10 and CIFAR-100, a CNN of three convolutions (122,570 parameters in the authors' code), 20 rounds "
     "(100 with 100 clients), sgd at rate 0.1 (MNIST 0.01), batches of 50. Its n counts a client's own model",
 )
-BASELINES = (*("local", "fedavg", "fedavg_data", "fedprox", "lg_fedavg", "mocha", "clustered", "per_fedavg", "pfedme"),)
+BASELINES = (
+    *(
+        "local",
+        "fedavg",
+        "fedavg_data",
+        "fedprox",
+        "lg_fedavg",
+        "mocha",
+        "clustered",
+        "per_fedavg",
+        "pfedme",
+    ),
+)
 DOWNLOADS = (5, 10)  # FedFomo's rows: "n" of the paper, which counts a client's own model
 
 # Table 1: accuracy in percent and its deviation, pathological splits; 15 clients, then 100.
@@ -88,7 +100,10 @@ _TABLE2 = {
     },
 }
 TABLE2 = {
-    data: {title: dict(zip(DISTRIBUTIONS, zip(v[::2], v[1::2], strict=True), strict=True)) for title, v in rows.items()}
+    data: {
+        title: dict(zip(DISTRIBUTIONS, zip(v[::2], v[1::2], strict=True), strict=True))
+        for title, v in rows.items()
+    }
     for data, rows in _TABLE2.items()
 }
 EMD = {  # beside the numbers of distributions
@@ -139,17 +154,26 @@ TABLE4 = {
 }
 
 
-def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str, **defaults: Any) -> None:
+def define(
+    registry: flags.FlagValues,
+    methods: Sequence[str],
+    seeds: Sequence[str],
+    out: str,
+    **defaults: Any,
+) -> None:
     """Registers the flags of these experiments, with the paper's defaults."""
     defaults = {"num_clients": 15, "partition_groups": 5, "partition": "latent"} | defaults
     PAPER.define(registry, methods, seeds, out, rounds=20, **defaults)
 
 
-def values(settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10", **setting: Any) -> Values:
+def values(
+    settings: Settings, table: Mapping[str, Mapping], standing: str = "cifar10", **setting: Any
+) -> Values:
     """Like `Paper.values` if the run has the table's `setting`, by flag; otherwise no values."""
     found = PAPER.values(settings, table, standing)
     same = all(
-        settings[flag] == value for flag, value in ({"num_clients": 15, "partition": "latent"} | setting).items()
+        settings[flag] == value
+        for flag, value in ({"num_clients": 15, "partition": "latent"} | setting).items()
     )
     return found if same else found._replace(by_row={})
 

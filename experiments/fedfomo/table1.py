@@ -24,7 +24,10 @@ def define(registry: flags.FlagValues) -> None:
     methods = [*paper.BASELINES, "fedfomo"]
     paper.define(registry, methods, ["0"], "runs/fedfomo-table1", partition="pathological")
     Group(RUNS, registry).several(
-        "clients", ["15", "100"], "numbers of clients, one column each; above 15, a tenth takes part in each round", int
+        "clients",
+        ["15", "100"],
+        "numbers of clients, one column each; above 15, a tenth takes part in each round",
+        int,
     )
 
 
@@ -40,12 +43,22 @@ def run(settings: Settings) -> None:
     columns = []
     for number in numbers:
         many = number > 15
-        own = {"num_clients": number, "participation": 0.1 if many else 1.0, "rounds": rounds * (5 if many else 1)}
+        own = {
+            "num_clients": number,
+            "participation": 0.1 if many else 1.0,
+            "rounds": rounds * (5 if many else 1),
+        }
         place = {15: 0, 100: 1}.get(number)
-        values = {} if place is None else {title: both[place] for title, both in theirs.by_row.items()}
-        columns.append(Column(f"{number} clients, %", f"clients-{number}", own, theirs._replace(by_row=values)))
+        values = (
+            {} if place is None else {title: both[place] for title, both in theirs.by_row.items()}
+        )
+        columns.append(
+            Column(f"{number} clients, %", f"clients-{number}", own, theirs._replace(by_row=values))
+        )
     study.write_table(
-        f"{study.settings.dataset}, two classes a client, test accuracy after the last round", rows, columns
+        f"{study.settings.dataset}, two classes a client, test accuracy after the last round",
+        rows,
+        columns,
     )
 
 

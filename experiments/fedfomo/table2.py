@@ -36,7 +36,10 @@ def run(settings: Settings) -> None:
     numbers = settings.numbers("distributions", int, sets="partition_groups")
     study = Study.start(paper.PAPER, settings)
     theirs = paper.values(study.settings, paper.TABLE2, targets="own")
-    of_column = lambda number: {title: row[number] for title, row in theirs.by_row.items() if number in row}
+
+    def of_column(number):
+        return {title: row[number] for title, row in theirs.by_row.items() if number in row}
+
     columns = [
         Column(
             f"D={number}, %",
@@ -49,7 +52,9 @@ def run(settings: Settings) -> None:
     title = f"{study.settings.dataset}, {study.settings.num_clients} clients, test accuracy after the last round"
     study.write_table(title, paper.rows_of(study), columns)
     if theirs.data and theirs.by_row:
-        distances = ", ".join(f"{value:g} (D={number})" for number, value in paper.EMD[theirs.data].items())
+        distances = ", ".join(
+            f"{value:g} (D={number})" for number, value in paper.EMD[theirs.data].items()
+        )
         print(f"The paper's EMD, which counts a client's classes twice: {distances}.")
 
 

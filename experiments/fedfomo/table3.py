@@ -28,7 +28,9 @@ def run(settings: Settings) -> None:
     own = study.settings
     theirs = paper.values(own, paper.TABLE3, partition_groups=5, targets="shuffled")
     column = Column("test accuracy, %", own.targets, {}, theirs)
-    title = f"{own.dataset}, {own.partition_groups} groups, {own.targets} targets, after the last round"
+    title = (
+        f"{own.dataset}, {own.partition_groups} groups, {own.targets} targets, after the last round"
+    )
     study.write_table(title, paper.rows_of(study), [column])
 
 

@@ -29,7 +29,11 @@ def define(registry: flags.FlagValues) -> None:
     methods = ["fedavg", "fedfomo", "fedfomo_average"]
     paper.define(registry, methods, ["0", "1", "2"], "runs/fedfomo-table4", privacy_clip_norm=1.0)
     Group(RUNS, registry).several(
-        "sigmas", ["0", "1", "2"], "noise multipliers, one row each for every method", float, at_least=0
+        "sigmas",
+        ["0", "1", "2"],
+        "noise multipliers, one row each for every method",
+        float,
+        at_least=0,
     )
 
 
@@ -45,8 +49,12 @@ def measured(settings: Settings) -> tuple[Study, list[dict]]:
     clips = {sigma: settings.privacy_clip_norm if sigma else math.inf for sigma in sigmas}
     for sigma, clip in clips.items():
         Privacy(sigma, clip)
-    study, entries = Study.start(paper.PAPER, settings), []
-    private = {sigma: {"privacy_noise_multiplier": sigma, "privacy_clip_norm": clip} for sigma, clip in clips.items()}
+    study = Study.start(paper.PAPER, settings)
+    entries = []
+    private = {
+        sigma: {"privacy_noise_multiplier": sigma, "privacy_clip_norm": clip}
+        for sigma, clip in clips.items()
+    }
     rows = [
         (row, values, study.out / f"sigma-{sigma:g}" / row.folder)
         for row in paper.rows_of(study, downloads=())
@@ -55,10 +63,18 @@ def measured(settings: Settings) -> tuple[Study, list[dict]]:
     study.check(rows)
     theirs = paper.values(study.settings, paper.TABLE4, partition_groups=5, targets="own").by_row
     for row, values, folder in rows:
-        sigma, cell = values["privacy_noise_multiplier"], study.accuracies(row, folder, values)
+        sigma = values["privacy_noise_multiplier"]
+        cell = study.accuracies(row, folder, values)
         value = theirs.get(row.method, {}).get(sigma)
-        fixed = {"method": row.title, "sigma": sigma, "delta": settings.privacy_delta, "folder": str(folder)}
-        entries.append(fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value})
+        fixed = {
+            "method": row.title,
+            "sigma": sigma,
+            "delta": settings.privacy_delta,
+            "folder": str(folder),
+        }
+        entries.append(
+            fixed | {**cell, "epsilon_text": epsilon_text(cell["epsilon"]), "paper": value}
+        )
         print(f"{row.title}, sigma {sigma:g} done")
     return study, entries
 
@@ -67,10 +83,19 @@ def write(study: Study, entries: list[dict], figure: str = "") -> None:
     """Writes the table."""
     body = []
     for entry in entries:
-        line = [entry["method"], f"{entry['delta']:g}", f"{entry['sigma']:g}", entry["epsilon_text"]]
+        line = [
+            entry["method"],
+            f"{entry['delta']:g}",
+            f"{entry['sigma']:g}",
+            entry["epsilon_text"],
+        ]
         body.append([*line, study.shown(entry), beside(entry["paper"])])
     own = study.settings
-    head = paper.PAPER.values(own, paper.TABLE4).head if any(entry["paper"] for entry in entries) else "paper"
+    head = (
+        paper.PAPER.values(own, paper.TABLE4).head
+        if any(entry["paper"] for entry in entries)
+        else "paper"
+    )
     heads = ["method", "delta", "sigma", "epsilon", "test accuracy, %", head]
     title = f"{own.dataset}, {own.partition_groups} groups, private local training, after the last round"
     tables.write(title, heads, body, entries, study.out, figure)

@@ -28,7 +28,9 @@ def blocks(found: Mapping[str, Entry], root: Path) -> dict[str, str]:
 def parser() -> argparse.ArgumentParser:
     """The command's words."""
     whole = argparse.ArgumentParser(
-        prog="python -m experiments.ledger", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.ledger",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = whole.add_subparsers(dest="command", required=True)
     for name in ("write", "check", "stale", "scoreboard"):
@@ -38,30 +40,52 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("folders", nargs="+", type=Path, help="output folders of one table's runs")
     add.add_argument("--title", default="", help="what the table shows")
     add.add_argument(
-        "--figures", type=lambda words: words.split(","), default=["accuracy"], help="what it shows of each run"
+        "--figures",
+        type=lambda words: words.split(","),
+        default=["accuracy"],
+        help="what it shows of each run",
     )
     add.add_argument("--lead", help="the row whose lead over the others is shown, such as federico")
-    add.add_argument("--paper", help="the paper's values, such as federico.TABLE1.cifar10.{row}.{column}")
-    add.add_argument("--machine", default="", help="where the runs were made; this machine if not given")
+    add.add_argument(
+        "--paper", help="the paper's values, such as federico.TABLE1.cifar10.{row}.{column}"
+    )
+    add.add_argument(
+        "--machine", default="", help="where the runs were made; this machine if not given"
+    )
     add.add_argument("--commit", help="the commit that was measured, if the runs do not say it")
     add.add_argument(
-        "--command", dest="called", default="", help="what was called, for runs made in Python, which do not say it"
+        "--command",
+        dest="called",
+        default="",
+        help="what was called, for runs made in Python, which do not say it",
     )
-    add.add_argument("--row_first", action="store_true", help="run folders are ROW/COLUMN instead of COLUMN/ROW")
-    add.add_argument("--cells", action="store_true", help="take the cells of the experiment's own table.csv")
+    add.add_argument(
+        "--row_first", action="store_true", help="run folders are ROW/COLUMN instead of COLUMN/ROW"
+    )
+    add.add_argument(
+        "--cells", action="store_true", help="take the cells of the experiment's own table.csv"
+    )
     return whole
 
 
 def add(words: argparse.Namespace, root: Path) -> None:
     """Writes an entry from folders of runs."""
-    measured = functools.partial(added.as_measured, figures=words.figures, lead=words.lead, paper=words.paper)
+    measured = functools.partial(
+        added.as_measured, figures=words.figures, lead=words.lead, paper=words.paper
+    )
     written = functools.partial(added.as_written, path=words.folders[0] / "table.csv")
-    own = {name: getattr(words, name) for name in ("title", "machine", "commit", "called", "row_first")}
+    own = {
+        name: getattr(words, name) for name in ("title", "machine", "commit", "called", "row_first")
+    }
     entry = added.entry_of(words.folders, written if words.cells else measured, **own)
     tables.table(entry)  # find mistakes before writing anything
-    print(f"{len(entry.runs or [])} runs of commit {entry.commit}: {entries.write(words.name, entry, root)}")
+    print(
+        f"{len(entry.runs or [])} runs of commit {entry.commit}: {entries.write(words.name, entry, root)}"
+    )
     if words.name not in tables.marked(root):
-        print(f"no page shows it; put <!-- ledger: {words.name} --> and <!-- /ledger --> on lines of one, then write")
+        print(
+            f"no page shows it; put <!-- ledger: {words.name} --> and <!-- /ledger --> on lines of one, then write"
+        )
 
 
 def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
@@ -77,7 +101,9 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
             print("\n".join(wrong) or f"{len(found)} tables as in the ledger")
             return 1 if wrong else 0
         if words.command == "write":
-            print("\n".join(map(str, tables.write(blocks(found, root), root))) or "nothing to change")
+            print(
+                "\n".join(map(str, tables.write(blocks(found, root), root))) or "nothing to change"
+            )
         elif words.command == "scoreboard":
             print(scoreboard.table(found, tables.marked(root)))
         else:

@@ -53,19 +53,28 @@ def entry_of(
     Raises:
         ValueError: if there are no runs, or if their commit is not known.
     """
-    summaries = sorted((path for folder in folders for path in folder.rglob("summary.json")), key=os.path.getmtime)
+    summaries = sorted(
+        (path for folder in folders for path in folder.rglob("summary.json")), key=os.path.getmtime
+    )
     found = [(path, TRIAL.fullmatch(path.parent.name)) for path in summaries]
     paths = [path for path, trial in found if trial]
     if not paths:
-        raise ValueError(f"no finished runs (split-N-seed-M or seed-N) in {', '.join(map(str, folders))}")
+        raise ValueError(
+            f"no finished runs (split-N-seed-M or seed-N) in {', '.join(map(str, folders))}"
+        )
     configs = [former.read_config(path.parent / "config.json") for path in paths]
     parts = [names_of(path, folders, row_first) for path in paths]
-    runs = [run_of(path, config, *names) for path, config, names in zip(paths, configs, parts, strict=True)]
+    runs = [
+        run_of(path, config, *names)
+        for path, config, names in zip(paths, configs, parts, strict=True)
+    ]
     commits = list(dict.fromkeys(filter(None, (config["git_commit"] for config in configs))))
     if not (commit := commit or next(iter(commits), None)):
         raise ValueError("the runs do not say their commit; accepted: --commit")
     if not called and not all("command" in config for config in configs):
-        raise ValueError("the runs were made in Python and do not say their command; accepted: --command")
+        raise ValueError(
+            "the runs were made in Python and do not say their command; accepted: --command"
+        )
     columns, rows = shown(runs)
     raw = Entry(
         title=title or folders[0].name,
@@ -99,7 +108,8 @@ def names_of(path: Path, folders: Iterable[Path], row_first: bool) -> tuple[str,
 def run_of(path: Path, config: dict, row: str, column: str) -> dict[str, Any]:
     """A run's figures."""
     summary = files.read_json(path)
-    last, found = summary["last"], TRIAL.fullmatch(path.parent.name)
+    last = summary["last"]
+    found = TRIAL.fullmatch(path.parent.name)
     assert found
     traffic = (last.get("bytes_down") or 0) + (last.get("bytes_up") or 0)
     figures = {name: last.get(name) for name in FIGURES} | {
@@ -113,7 +123,11 @@ def run_of(path: Path, config: dict, row: str, column: str) -> dict[str, Any]:
 
 
 def as_measured(
-    runs: Sequence[dict], *, figures: Sequence[str] = ("accuracy",), lead: str | None = None, paper: str | None = None
+    runs: Sequence[dict],
+    *,
+    figures: Sequence[str] = ("accuracy",),
+    lead: str | None = None,
+    paper: str | None = None,
 ) -> tuple[list[Column], list[Row]]:
     """A column for each column of the runs and figure, and the rows of the runs.
 
@@ -124,7 +138,9 @@ def as_measured(
         paper: Where experiments has the paper's values (see `Column`); {column} stands for a column's name.
     """
     names = dict.fromkeys(run["column"] for run in runs)
-    columns = [column_of(name, figure, figures, lead, paper) for name in names for figure in figures]
+    columns = [
+        column_of(name, figure, figures, lead, paper) for name in names for figure in figures
+    ]
     return columns, [Row(name, titled(name)) for name in dict.fromkeys(run["row"] for run in runs)]
 
 
@@ -143,14 +159,20 @@ def as_written(runs: Sequence[dict], *, path: Path) -> tuple[list[Column], list[
     once = len({line[0] for line in body}) == len(body)
     rows = []
     for title, *cells in body:
-        own = [re.sub(r" ± [\d.]+", "", cell) if other else cell for cell, other in zip(cells, theirs, strict=True)]
+        own = [
+            re.sub(r" ± [\d.]+", "", cell) if other else cell
+            for cell, other in zip(cells, theirs, strict=True)
+        ]
         rows.append(Row(title if once else ", ".join([title, *cells[:2]]), title, own))
     return columns, rows
 
 
-def column_of(name: str, figure: str, figures: Sequence[str], lead: str | None, paper: str | None) -> Column:
+def column_of(
+    name: str, figure: str, figures: Sequence[str], lead: str | None, paper: str | None
+) -> Column:
     """A column of the table; only the first figure has a lead and the paper's values."""
-    first, what = figure == figures[0], HEADS.get(figure, figure.replace("_", " "))
+    first = figure == figures[0]
+    what = HEADS.get(figure, figure.replace("_", " "))
     head = re.sub(r"^D(?=\d+$)", "D=", name) if len(figures) == 1 or not name else f"{name}, {what}"
     theirs = paper.replace("{column}", name) if paper and first else None
     return Column(head or what, of=name, figure=figure, lead=lead if first else None, paper=theirs)

@@ -97,7 +97,8 @@ class Entry:
         runs = {
             (run["split"], run["seed"]): scale * run[column.figure]
             for run in self.runs or []
-            if (run["row"], run["column"]) == (row.name, column.of) and run.get(column.figure) is not None
+            if (run["row"], run["column"]) == (row.name, column.of)
+            and run.get(column.figure) is not None
         }
         return summary(runs) if runs else None
 
@@ -123,7 +124,11 @@ def published(cell: str, column: Column) -> Value | None:
     """The value of a cell that is in a row."""
     if found := SPREAD.search(cell):
         deviation = float(found[2])
-        return Value(float(found[1]), sample(deviation, column.n) if column.population else deviation, column.n)
+        return Value(
+            float(found[1]),
+            sample(deviation, column.n) if column.population else deviation,
+            column.n,
+        )
     number = NUMBER.match(cell.replace(",", ""))
     return Value(float(number[0]), None, column.n) if number else None
 
@@ -141,7 +146,9 @@ def made(raw: Mapping[str, Any]) -> Entry:
     """
     entry = built(Entry, raw)
     columns = [built(Column, column) for column in entry.columns]
-    entry = dataclasses.replace(entry, columns=columns, rows=[built(Row, row) for row in entry.rows])
+    entry = dataclasses.replace(
+        entry, columns=columns, rows=[built(Row, row) for row in entry.rows]
+    )
     if problem := wrong(entry):
         raise ValueError(problem)
     return entry
@@ -152,10 +159,16 @@ def built(kind: type, raw: Any) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     keys = set(raw) if isinstance(raw, dict) else {str(raw)}
     missing = dataclasses.MISSING
-    needed = {name for name, field in fields.items() if field.default is missing and field.default_factory is missing}
+    needed = {
+        name
+        for name, field in fields.items()
+        if field.default is missing and field.default_factory is missing
+    }
     if keys - set(fields) or needed - keys:
         odd = ", ".join(sorted(keys - set(fields) | needed - keys))
-        raise ValueError(f"{kind.__name__} with unknown or missing keys: {odd}; accepted: {', '.join(fields)}")
+        raise ValueError(
+            f"{kind.__name__} with unknown or missing keys: {odd}; accepted: {', '.join(fields)}"
+        )
     return kind(**raw)
 
 
@@ -177,7 +190,9 @@ def wrong(entry: Entry) -> str:
             if "±" in cell and (column.n < 2 or not SPREAD.search(cell)):
                 return f"row {row.name}, column {column.head}: accepted: MEAN ± DEVIATION in a column with n above 1"
     for column in entry.columns:
-        if column.figure and not any(run["column"] == column.of and column.figure in run for run in entry.runs or []):
+        if column.figure and not any(
+            run["column"] == column.of and column.figure in run for run in entry.runs or []
+        ):
             return f"column {column.head}: no run has {column.figure} in column {column.of!r}"
         if column.lead is not None and column.lead not in names:
             return f"column {column.head}: no row is called {column.lead}"

@@ -74,7 +74,8 @@ def table(entries: Mapping[str, Entry], pages: Mapping[str, str]) -> str:
             pairs = values(entry, column)
             if len(pairs) < 2:
                 continue
-            found, where = counted(pairs), name_of(column.paper or "")
+            found = counted(pairs)
+            where = name_of(column.paper or "")
             for whole in (where.partition(",")[0], "all"):
                 totals[whole] = totals.get(whole, Counter()) + found
             ours = f"[{name}]({pages.get(name, '')}#{name}), {column.head}"
@@ -83,7 +84,9 @@ def table(entries: Mapping[str, Entry], pages: Mapping[str, str]) -> str:
     for whole, found in sorted(totals.items(), key=lambda pair: (pair[0] == "all", pair[0])):
         shares = [f"{found[key]} ({100 * found[key] / found.total():.0f} %)" for key in COUNTS]
         body.append([f"**{whole}**", "", "", *shares])
-    return markdown(["the paper's table", "ours", "methods", "orders that hold", "differ", "tie"], body)
+    return markdown(
+        ["the paper's table", "ours", "methods", "orders that hold", "differ", "tie"], body
+    )
 
 
 def block(entries: Mapping[str, Entry], pages: Mapping[str, str]) -> str:

@@ -12,9 +12,21 @@ from pfljax.settings.method import METHODS
 
 ENGINE = tuple(
     f"pfljax/{room}"
-    for room in ("contract", "models", "exchange", "local", "data", "evaluation", "stages", "stores", "training")
+    for room in (
+        "contract",
+        "models",
+        "exchange",
+        "local",
+        "data",
+        "evaluation",
+        "stages",
+        "stores",
+        "training",
+    )
 )
-IMPORTED = re.compile(r"^from ((?:pfljax\.algorithms|experiments)[.\w]*) import (\w+)", re.MULTILINE)
+IMPORTED = re.compile(
+    r"^from ((?:pfljax\.algorithms|experiments)[.\w]*) import (\w+)", re.MULTILINE
+)
 MODULE = re.compile(r"-m (experiments[.\w]+)")
 
 
@@ -35,7 +47,9 @@ def files_of(entry: Entry, root: Path = ROOT) -> list[str]:
 def path_of(module: str, root: Path) -> str | None:
     """The file of a module, from the root."""
     path = module.replace(".", "/")
-    return next((file for file in (f"{path}.py", f"{path}/__main__.py") if (root / file).is_file()), None)
+    return next(
+        (file for file in (f"{path}.py", f"{path}/__main__.py") if (root / file).is_file()), None
+    )
 
 
 def changed(root: Path, commit: str, paths: Iterable[str]) -> list[str] | None:
@@ -55,10 +69,16 @@ def lines(entries: Mapping[str, Entry], root: Path = ROOT) -> list[str]:
     found = []
     for name, entry in sorted(entries.items(), key=lambda pair: pair[1].date):
         commit = entry.commit or entry.published_in or ""
-        own, engine = (changed(root, commit, paths) for paths in (files_of(entry, root) or ["-"], ENGINE))
+        own, engine = (
+            changed(root, commit, paths) for paths in (files_of(entry, root) or ["-"], ENGINE)
+        )
         if own is None or engine is None:
-            found.append(f"{entry.date}  {name}: git or commit {commit} is missing, so what changed is not known")
+            found.append(
+                f"{entry.date}  {name}: git or commit {commit} is missing, so what changed is not known"
+            )
         elif own or engine:
             shown = ", ".join(own[:4]) + (f" and {len(own) - 4} more" if len(own) > 4 else "")
-            found.append(f"{entry.date}  {name}: own files {shown or 'none'}; engine {len(engine)} files")
+            found.append(
+                f"{entry.date}  {name}: own files {shown or 'none'}; engine {len(engine)} files"
+            )
     return found

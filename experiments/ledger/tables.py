@@ -51,13 +51,18 @@ def papers_value(path: str | None, row: str) -> float | None:
         for key in keys:
             found = found[int(key)] if isinstance(found, tuple) else named(found, key)
     except (ImportError, AttributeError, TypeError, ValueError, LookupError):
-        raise ValueError(f"paper {path}; accepted: such as federico.TABLE1.cifar10.{{row}}.2") from None
+        raise ValueError(
+            f"paper {path}; accepted: such as federico.TABLE1.cifar10.{{row}}.2"
+        ) from None
     return found[0] if isinstance(found, tuple) else found  # a mean and its deviation
 
 
 def named(values: Mapping[Any, Any] | None, key: str) -> Any:
     """The value of a key that is written like a folder's name; None if there is none."""
-    plain = lambda name: re.sub(r"\W", "", str(name))
+
+    def plain(name):
+        return re.sub(r"\W", "", str(name))
+
     found = {plain(name): value for name, value in values.items()} if values is not None else {}
     return found.get(plain(key), found.get(re.sub(r"\D", "", key)))
 
@@ -66,7 +71,10 @@ def shown(entry: Entry, row: Row, column: Column) -> str:
     """A cell: as in the row, with ± as a sample deviation; or the mean ± sample deviation of runs."""
     if column.figure is None:
         cell = row.cells[entry.given.index(column)]
-        sampled = lambda found: f"{found[1]} ± {converted(found[2], column.n)}"
+
+        def sampled(found):
+            return f"{found[1]} ± {converted(found[2], column.n)}"
+
         return SPREAD.sub(sampled, cell) if column.population else cell
     value = entry.value(row, column)
     if value is None:
@@ -92,7 +100,8 @@ def runs_of(entry: Entry, column: Column) -> int:
 def lead(entry: Entry, row: Row, column: Column) -> str:
     """The mean lead of the column's leader over a row, over the runs that both have, and in how many it leads."""
     leader = next(each for each in entry.rows if each.name == column.lead)
-    best, own = entry.value(leader, column), entry.value(row, column)
+    best = entry.value(leader, column)
+    own = entry.value(row, column)
     if row is leader or best is None or own is None or best.runs is None or own.runs is None:
         return ""
     gains = {trial: best.runs[trial] - own.runs[trial] for trial in best.runs if trial in own.runs}
@@ -109,7 +118,10 @@ def columns_of(entry: Entry) -> Iterator[tuple[str, list[str]]]:
         if column.paper is not None:
             values = [papers_value(column.paper, row.name) for row in entry.rows]
             data = NAMES.get(column.paper.split(".")[2])
-            yield f"paper, {data}" if data else "paper", ["" if value is None else f"{value:.1f}" for value in values]
+            yield (
+                f"paper, {data}" if data else "paper",
+                ["" if value is None else f"{value:.1f}" for value in values],
+            )
         if column.lead is not None:
             title = next(row.title for row in entry.rows if row.name == column.lead)
             yield f"{title} above", [lead(entry, row, column) for row in entry.rows]
@@ -128,7 +140,9 @@ def caption(name: str, entry: Entry) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in entry.versions.items())
     command = f"`{entry.command}`" if entry.command else "command not recorded"
     parts = [command, commit, entry.date, entry.machine, versions]
-    said = f"{entry.title}. Ledger entry [{name}](data/{name}.json): {'; '.join(filter(None, parts))}."
+    said = (
+        f"{entry.title}. Ledger entry [{name}](data/{name}.json): {'; '.join(filter(None, parts))}."
+    )
     said += "" if entry.runs else " Figures as published; runs were not kept."
     return textwrap.fill(said, 120, break_long_words=False, break_on_hyphens=False)
 
@@ -141,7 +155,11 @@ def block(name: str, entry: Entry) -> str:
 def marked(root: Path = ROOT) -> dict[str, str]:
     """The page of every table, by the table's name."""
     pages = sorted((root / PAGES).glob("*.md"))
-    return {found[1]: page.name for page in pages for found in MARKED.finditer(page.read_text(encoding="utf-8"))}
+    return {
+        found[1]: page.name
+        for page in pages
+        for found in MARKED.finditer(page.read_text(encoding="utf-8"))
+    }
 
 
 def regenerated(page: str, blocks: Mapping[str, str]) -> str:
@@ -153,13 +171,19 @@ def problems(blocks: Mapping[str, str], root: Path = ROOT) -> list[str]:
     """A line for each difference between the pages and the ledger."""
     found = []
     pages = marked(root)
-    found += [f"{page}: no entry is called {name}" for name, page in pages.items() if name not in blocks]
+    found += [
+        f"{page}: no entry is called {name}" for name, page in pages.items() if name not in blocks
+    ]
     found += [f"{DATA / name}.json: no page shows it" for name in blocks if name not in pages]
     for path in sorted((root / PAGES).glob("*.md")):
         there = path.read_text(encoding="utf-8")
         place = path.relative_to(root)
-        lines = difflib.unified_diff(there.split("\n"), regenerated(there, blocks).split("\n"), lineterm="", n=0)
-        found += [f"{place}: {SIDES[line[0]]}: {line[1:]}" for line in [*lines][2:] if line[0] in SIDES]
+        lines = difflib.unified_diff(
+            there.split("\n"), regenerated(there, blocks).split("\n"), lineterm="", n=0
+        )
+        found += [
+            f"{place}: {SIDES[line[0]]}: {line[1:]}" for line in [*lines][2:] if line[0] in SIDES
+        ]
     return found
 
 

@@ -17,9 +17,18 @@ from pathlib import Path
 from experiments.parity.shared import Apart, Book, Cell, measure, row
 
 AUTHORS = "experiments.parity.authors"
-PEERS = {  # the function of a checkout that gives the comparisons, the repository, a file that only it has
-    "pfllib": ("experiments.parity.pfllib:cells", "TsingZ0/PFLlib", "system/flcore/servers/serveravg.py"),
-    "fedjax": ("experiments.parity.fedjax_peer:cells", "google/fedjax", "fedjax/algorithms/hyp_cluster.py"),
+# the function of a checkout that gives the comparisons, the repository, a file that only it has
+PEERS = {
+    "pfllib": (
+        "experiments.parity.pfllib:cells",
+        "TsingZ0/PFLlib",
+        "system/flcore/servers/serveravg.py",
+    ),
+    "fedjax": (
+        "experiments.parity.fedjax_peer:cells",
+        "google/fedjax",
+        "fedjax/algorithms/hyp_cluster.py",
+    ),
     "fedem": ("experiments.parity.fedem:cells", "omarfoq/FedEM", "learners/learners_ensemble.py"),
     "fedntd": (f"{AUTHORS}:fedntd", "Lee-Gihun/FedNTD", "algorithms/fedntd/Server.py"),
     "fedala": (f"{AUTHORS}:fedala", "TsingZ0/FedALA", "system/utils/ALA.py"),
@@ -30,7 +39,11 @@ PEERS = {  # the function of a checkout that gives the comparisons, the reposito
     "fedpac": (f"{AUTHORS}:fedpac", "JianXu95/FedPAC", "methods/fedpac.py"),
     "fedproto": (f"{AUTHORS}:fedproto", "yuetan031/fedproto", "exps/federated_main.py"),
     "pfedme": (f"{AUTHORS}:pfedme", "CharlieDinh/pFedMe", "FLAlgorithms/servers/serverpFedMe.py"),
-    "pfedgraph": (f"{AUTHORS}:pfedgraph", "MediaBrain-SJTU/pFedGraph", "pytorch/pfedgraph_cosine.py"),
+    "pfedgraph": (
+        f"{AUTHORS}:pfedgraph",
+        "MediaBrain-SJTU/pFedGraph",
+        "pytorch/pfedgraph_cosine.py",
+    ),
 }
 
 
@@ -41,18 +54,26 @@ def cells_of(peer: str, folder: Path) -> dict[str, Cell | Apart]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--peer", choices=PEERS, required=True)
     parser.add_argument("--peer_folder", type=Path, required=True, help="a checkout of the peer")
-    parser.add_argument("--methods", default="", help="methods to compare, separated by semicolons; none given: all")
-    parser.add_argument("--rounds", default="1,5,50", help="numbers of rounds after which to compare")
+    parser.add_argument(
+        "--methods", default="", help="methods to compare, separated by semicolons; none given: all"
+    )
+    parser.add_argument(
+        "--rounds", default="1,5,50", help="numbers of rounds after which to compare"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/parity"))
     args = parser.parse_args()
     if not args.peer_folder.is_dir():
         parser.error(f"--peer_folder={args.peer_folder}: no such folder")
     _, repository, sign = PEERS[args.peer]
     if not (args.peer_folder / sign).is_file():
-        parser.error(f"--peer_folder={args.peer_folder}: accepted: a checkout of {repository}, which has {sign}")
+        parser.error(
+            f"--peer_folder={args.peer_folder}: accepted: a checkout of {repository}, which has {sign}"
+        )
     if not all(number.isdecimal() and int(number) for number in args.rounds.split(",")):
         parser.error(f"--rounds={args.rounds}: accepted: positive integers, separated by commas")
     rounds = sorted({int(number) for number in args.rounds.split(",")})
@@ -62,7 +83,9 @@ def main() -> None:
         parser.error(f"--methods={args.methods}: accepted: {'; '.join(cells)}")
     book = Book(args.out, {"peer": args.peer, "rounds": rounds})
     if not book.agrees:
-        parser.error(f"--out={args.out}: has results of another peer or for other rounds; choose a new folder")
+        parser.error(
+            f"--out={args.out}: has results of another peer or for other rounds; choose a new folder"
+        )
     for name in names:
         if name not in book.content["cells"]:
             cell = cells[name]

@@ -62,7 +62,13 @@ NO_MOMENTUM = "their momentum 0, since it starts anew in every round, where that
 EQUAL_SIZES = "clients of one size, which theirs weights equally"
 
 
-def playing(folder: Path, run: Callable[..., None], *given: Any, absent: tuple[str, ...] = (), **options: Any) -> Any:
+def playing(
+    folder: Path,
+    run: Callable[..., None],
+    *given: Any,
+    absent: tuple[str, ...] = (),
+    **options: Any,
+) -> Any:
     """`Cell.play` by run(task, on_round, *given, **options), in a checkout; see `at_home`."""
 
     def play(task: Task, on_round: OnRound) -> None:
@@ -72,12 +78,18 @@ def playing(folder: Path, run: Callable[..., None], *given: Any, absent: tuple[s
     return play
 
 
-def heavy(momentum: float, decay: float = 0.0, mask: Any = None) -> Callable[[Any], optax.GradientTransformation]:
+def heavy(
+    momentum: float, decay: float = 0.0, mask: Any = None
+) -> Callable[[Any], optax.GradientTransformation]:
     """SGD as the authors' code fixes it: momentum, and weight decay of the parameters in a mask."""
-    return lambda rate: optax.chain(optax.add_decayed_weights(decay, mask), optax.sgd(rate, momentum or None))
+    return lambda rate: optax.chain(
+        optax.add_decayed_weights(decay, mask), optax.sgd(rate, momentum or None)
+    )
 
 
-def without_momentum(parameters: Any, lr: float, momentum: float = 0.0, **options: Any) -> torch.optim.Optimizer:
+def without_momentum(
+    parameters: Any, lr: float, momentum: float = 0.0, **options: Any
+) -> torch.optim.Optimizer:
     """Takes the place of `torch.optim.SGD` where clients keep their models.
 
     There, our optimizer goes on from round to round, and theirs starts anew.
@@ -108,12 +120,19 @@ def ours_with_bodies(state: State) -> dict:
 # FedNTD: Lee-Gihun/FedNTD, whose servers run all rounds.
 
 
-def run_fedntd(task: Task, on_round: OnRound, name: str, models: Callable[[Any], dict], **knobs: Any) -> None:
+def run_fedntd(
+    task: Task, on_round: OnRound, name: str, models: Callable[[Any], dict], **knobs: Any
+) -> None:
     """Plays a method of FedNTD's authors."""
-    outputs = lambda z, logits, get_features=False: (logits, z) if get_features else logits
+
+    def outputs(z, logits, get_features=False):
+        return (logits, z) if get_features else logits
+
     network = TwoLayers(task.start, outputs=outputs)
     train = loaders(task, "train")
-    local = {number: {"datasize": len(each.dataset), "train": each} for number, each in enumerate(train)}
+    local = {
+        number: {"datasize": len(each.dataset), "train": each} for number, each in enumerate(train)
+    }
     data = {"local": local, "num_classes": CLASSES, "data_map": np.ones((len(train), CLASSES))}
     data["global"] = {"test": torch.utils.data.DataLoader(united(task, "test")[0], 100)}
     server = importlib.import_module(f"algorithms.{name}.Server").Server(
@@ -151,9 +170,10 @@ def their_control(server: Any) -> dict:
 
 def fedntd(folder: Path) -> Cells:
     """Lee-Gihun/FedNTD."""
-    play = lambda name, models=their_model, **knobs: playing(
-        folder, run_fedntd, name, models, absent=("wandb",), **knobs
-    )
+
+    def play(name, models=their_model, **knobs):
+        return playing(folder, run_fedntd, name, models, absent=("wandb",), **knobs)
+
     return {
         "FedNTD": Cell(pfl.FedNTD(beta=1.0, tau=3.0), ours, play("fedntd", beta=1.0, tau=3.0)),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg")),
@@ -180,7 +200,9 @@ def fedntd(folder: Path) -> Cells:
 
 # TsingZ0's repositories, which are built like PFLlib.
 
-of_clients = lambda server: pfllib.accuracy(server.test_metrics())
+
+def of_clients(server):
+    return pfllib.accuracy(server.test_metrics())
 
 
 def fedala(folder: Path) -> Cells:
@@ -197,19 +219,26 @@ def fedala(folder: Path) -> Cells:
         eta=1.0,
     )
     note = "share=1; their weights' first learning fixed to 10 passes; scored after local training"
-    models = lambda state: ours(state) | {"personal": state.rows.model}
+
+    def models(state):
+        return ours(state) | {"personal": state.rows.model}
+
     return {"FedALA": Cell(pfl.FedALA(share=1.0), models, play, note=note)}
 
 
 def mean_features_after_first_round(server: Any, task: Task) -> None:
     """Makes the first round one without mean features, which are then those of the models that it trained."""
-    begin_round, numbers = server.select_clients, itertools.count()
+    begin_round = server.select_clients
+    numbers = itertools.count()
 
     def mean_features():
         sizes = [client.train_samples for client in server.clients]
         inputs = [torch.from_numpy(task.arrays(number)["train"][0]) for number in range(len(sizes))]
         with torch.no_grad():
-            means = [client.model.base(x).mean(dim=0) for client, x in zip(server.clients, inputs, strict=True)]
+            means = [
+                client.model.base(x).mean(dim=0)
+                for client, x in zip(server.clients, inputs, strict=True)
+            ]
         return sum(size * mean for size, mean in zip(sizes, means, strict=True)) / sum(sizes)
 
     def select():
@@ -242,20 +271,33 @@ def feddbe(folder: Path) -> Cells:
         kl_weight=10.0,
     )
     note = "c from the features after the first round, in which they train once more, without c"
-    mine = lambda state: ours(state) | {"own": state.rows.own.model}
+
+    def mine(state):
+        return ours(state) | {"own": state.rows.own.model}
+
     return {"FedDBE": Cell(pfl.FedDBE(kappa=10.0, mu=0.5), mine, play, note=note)}
 
 
 def valve_of(client: Any) -> dict:
     """The embeddings and the conditional valve of a client of GPFL, as ours."""
-    numbers = lambda tensor: tensor.detach().numpy().copy()
+
+    def numbers(tensor):
+        return tensor.detach().numpy().copy()
 
     def layer(part):
         affine, _, scale = part
-        found = {"weight": affine.weight.T, "bias": affine.bias, "gain": scale.weight, "offset": scale.bias}
+        found = {
+            "weight": affine.weight.T,
+            "bias": affine.bias,
+            "gain": scale.weight,
+            "offset": scale.bias,
+        }
         return {name: numbers(tensor) for name, tensor in found.items()}
 
-    found = {"gamma": layer(client.CoV.Conditional_gamma), "beta": layer(client.CoV.Conditional_beta)}
+    found = {
+        "gamma": layer(client.CoV.Conditional_gamma),
+        "beta": layer(client.CoV.Conditional_beta),
+    }
     return found | {"embeddings": numbers(client.GCE.embedding.weight)}
 
 
@@ -286,13 +328,15 @@ def gpfl(folder: Path) -> Cells:
         own = heads_of(client.model for client in server.clients)
         return {"global": body, "heads": own, "added": valve_of(server.clients[0])}
 
-    heads_of = lambda networks: stacked((network.head for network in networks), first=1)
+    def heads_of(networks):
+        return stacked((network.head for network in networks), first=1)
 
     def mine(state):
         shared = dict(tree.first(state.models))
         return {"added": shared.pop("conditional"), "global": shared, "heads": state.rows.own.model}
 
-    network = lambda models, task: models.LocalModel(*TwoLayers(task.start).parts)
+    def network(models, task):
+        return models.LocalModel(*TwoLayers(task.start).parts)
 
     play = pfllib.Player(
         folder,
@@ -336,9 +380,13 @@ def run_script(
         network: Start -> the network.
         arguments: The script's options.
     """
-    given = types.SimpleNamespace(num_users=task.clients.num_clients, epochs=ALL_ROUNDS, **arguments)
+    given = types.SimpleNamespace(
+        num_users=task.clients.num_clients, epochs=ALL_ROUNDS, **arguments
+    )
     (train, of_train), (test, of_test) = (united(task, split) for split in ("train", "test"))
-    data = lambda args: (train, test, of_train, of_test)
+
+    def data(args):
+        return (train, test, of_train, of_test)
 
     def choice(numbers, size, replace):
         script = sys._getframe(1).f_globals
@@ -346,14 +394,20 @@ def run_script(
         return np.array(numbers)
 
     stand_in("utils.options", args_parser=lambda: given)
-    stand_in("utils.train_utils", get_data=data, get_model=lambda args: network(task.start), read_data=None)
+    stand_in(
+        "utils.train_utils",
+        get_data=data,
+        get_model=lambda args: network(task.start),
+        read_data=None,
+    )
     with mock.patch.object(np.random, "choice", choice), mock.patch.object(np.random, "shuffle"):
         runpy.run_path(str(file), run_name="__main__")
 
 
 def fedrep(folder: Path) -> Cells:
     """lgcollins/FedRep."""
-    keys = [["base.0.weight", "base.0.bias"], [], [], ["head.weight", "head.bias"]]  # four layers, as theirs
+    # four layers, as theirs
+    keys = [["base.0.weight", "base.0.bias"], [], [], ["head.weight", "head.bias"]]
 
     def networks(script):
         found = []
@@ -365,13 +419,27 @@ def fedrep(folder: Path) -> Cells:
             found.append(network)
         return found
 
-    shared = lambda script, part: {"global": converted(script["net_glob"].parts[part].parameters(), first=part)}
-    with_heads = lambda script: shared(script, 0) | {"heads": heads(networks(script))}
-    with_bodies = lambda script: shared(script, 1) | {"bodies": bodies(networks(script))}
-    whole = lambda script: {"global": converted(script["net_glob"].parameters())}
+    def shared(script, part):
+        return {"global": converted(script["net_glob"].parts[part].parameters(), first=part)}
+
+    def with_heads(script):
+        return shared(script, 0) | {"heads": heads(networks(script))}
+
+    def with_bodies(script):
+        return shared(script, 1) | {"bodies": bodies(networks(script))}
+
+    def whole(script):
+        return {"global": converted(script["net_glob"].parameters())}
 
     def play(algorithm, models, epochs=EPOCHS):
-        own = {"dataset": "mnist", "gpu": -1, "frac": 1.0, "load_fed": "n", "m_tr": 10**6, "m_ft": 10**6}
+        own = {
+            "dataset": "mnist",
+            "gpu": -1,
+            "frac": 1.0,
+            "load_fed": "n",
+            "m_tr": 10**6,
+            "m_ft": 10**6,
+        }
         rare = {"test_freq": ALL_ROUNDS, "save_every": ALL_ROUNDS, "local_updates": 10**9}
         training = {"lr": RATE, "local_bs": BATCH, "local_ep": epochs, "local_rep_ep": EPOCHS}
         return playing(
@@ -389,24 +457,54 @@ def fedrep(folder: Path) -> Cells:
         )
 
     usual: dict[str, Any] = {"sizes": EQUAL, "local": {"optimizer": heavy(0.5, 1e-4, only_kernels)}}
-    usual["note"] = "momentum 0.5 and weight decay 1e-4 of kernels in our local training, too; " + EQUAL_SIZES
+    usual["note"] = (
+        "momentum 0.5 and weight decay 1e-4 of kernels in our local training, too; " + EQUAL_SIZES
+    )
     return {
-        "FedRep": Cell(pfl.FedRep(head_epochs=3), ours_with_heads, play("fedrep", with_heads, 3 + EPOCHS), **usual),
+        "FedRep": Cell(
+            pfl.FedRep(head_epochs=3),
+            ours_with_heads,
+            play("fedrep", with_heads, 3 + EPOCHS),
+            **usual,
+        ),
         "FedPer": Cell(pfl.FedPer(), ours_with_heads, play("fedper", with_heads), **usual),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg", whole), **usual),
-        "LG-FedAvg": Cell(pfl.LGFedAvg(shared_layers=1), ours_with_bodies, play("lg", with_bodies), **usual),
+        "LG-FedAvg": Cell(
+            pfl.LGFedAvg(shared_layers=1), ours_with_bodies, play("lg", with_bodies), **usual
+        ),
     }
 
 
 def fedbabu(folder: Path) -> Cells:
     """jhoon-oh/FedBABU."""
-    networks = lambda script: script["net_local_list"]
-    whole = lambda script: {"global": converted(networks(script)[0].parameters())}
-    body = lambda script: {"global": converted(networks(script)[0].parts[0].parameters())}
+
+    def networks(script):
+        return script["net_local_list"]
+
+    def whole(script):
+        return {"global": converted(networks(script)[0].parameters())}
+
+    def body(script):
+        return {"global": converted(networks(script)[0].parts[0].parameters())}
 
     def play(part, models):
-        of_name = ("dataset", "model", "iid", "shard_per_user", "num_batch_users", "moved_data_size", "results_save")
-        training = {"lr": RATE, "local_bs": BATCH, "local_ep": EPOCHS, "momentum": 0.9, "wd": 1e-3, "frac": 1.0}
+        of_name = (
+            "dataset",
+            "model",
+            "iid",
+            "shard_per_user",
+            "num_batch_users",
+            "moved_data_size",
+            "results_save",
+        )
+        training = {
+            "lr": RATE,
+            "local_bs": BATCH,
+            "local_ep": EPOCHS,
+            "momentum": 0.9,
+            "wd": 1e-3,
+            "frac": 1.0,
+        }
         return playing(
             folder,
             run_script,
@@ -427,7 +525,9 @@ def fedbabu(folder: Path) -> Cells:
 
     usual: dict[str, Any] = {"sizes": EQUAL, "local": {"optimizer": heavy(0.9, 1e-3)}}
     usual["note"] = "momentum 0.9 and weight decay 1e-3; " + EQUAL_SIZES
-    forgets = Apart("its `main_fed.py` drops what it does not average, so that clients train it anew in every round")
+    forgets = Apart(
+        "its `main_fed.py` drops what it does not average, so that clients train it anew in every round"
+    )
     return {
         "FedBABU": Cell(
             pfl.FedBABU(tune_epochs=0),
@@ -438,7 +538,9 @@ def fedbabu(folder: Path) -> Cells:
         "FedAvg": Cell(pfl.FedAvg(), ours, play("full", whole), **usual),
         "FedPer": forgets,
         "LG-FedAvg": forgets,
-        "Ditto": Apart("its `main_ditto.py` also replaces the personal models by the global one after each round"),
+        "Ditto": Apart(
+            "its `main_ditto.py` also replaces the personal models by the global one after each round"
+        ),
     }
 
 
@@ -447,13 +549,27 @@ def fedbabu(folder: Path) -> Cells:
 
 def run_fedpac(task: Task, on_round: OnRound, name: str, kind: str, combined: int) -> None:
     """Plays a method of FedPAC's authors."""
-    running, methods = importlib.import_module("running"), importlib.import_module("methods")
+    running = importlib.import_module("running")
+    methods = importlib.import_module("methods")
     number = task.clients.num_clients
-    knobs: dict[str, Any] = {"lr": RATE, "local_epoch": EPOCHS, "epochs": ALL_ROUNDS, "lam": 1.0, "agg_g": combined}
-    args = types.SimpleNamespace(num_users=number, num_classes=CLASSES, frac=1.0, device="cpu", **knobs)
-    outputs, keys = (lambda z, logits: (z, logits)), ["head.weight", "head.bias"]
+    knobs: dict[str, Any] = {
+        "lr": RATE,
+        "local_epoch": EPOCHS,
+        "epochs": ALL_ROUNDS,
+        "lam": 1.0,
+        "agg_g": combined,
+    }
+    args = types.SimpleNamespace(
+        num_users=number, num_classes=CLASSES, frac=1.0, device="cpu", **knobs
+    )
+
+    def outputs(z, logits):
+        return (z, logits)
+
+    keys = ["head.weight", "head.bias"]
     network = TwoLayers(task.start, outputs=outputs, classifier_weight_keys=keys)
-    train, test = loaders(task, "train"), loaders(task, "test")
+    train = loaders(task, "train")
+    test = loaders(task, "test")
     make = getattr(methods, f"LocalUpdate_{kind}")
     clients = [make(k, args, train[k], test[k], copy.deepcopy(network)) for k in range(number)]
     for client in clients:  # which divides the variance, and nothing else; FedPer has none
@@ -479,8 +595,13 @@ def run_fedpac(task: Task, on_round: OnRound, name: str, kind: str, combined: in
 
 def fedpac(folder: Path) -> Cells:
     """JianXu95/FedPAC."""
-    play = lambda name, combined=0: playing(folder, run_fedpac, name, name, combined)
-    mine = lambda state: {"global": tree.first(state.models.body), "heads": state.rows.own}
+
+    def play(name, combined=0):
+        return playing(folder, run_fedpac, name, name, combined)
+
+    def mine(state):
+        return {"global": tree.first(state.models.body), "heads": state.rows.own}
+
     usual: dict[str, Any] = {"local": {"optimizer": heavy(0.5, 5e-4)}}
     usual["note"] = "momentum 0.5 and weight decay 5e-4 in our local training, too"
     own: dict[str, Any] = usual | {"note": f"heads=own; {usual['note']}"}
@@ -500,18 +621,36 @@ def fedpac(folder: Path) -> Cells:
 
 def run_fedproto(task: Task, on_round: OnRound) -> None:
     """Plays FedProto by its authors."""
-    script, number = importlib.import_module("federated_main"), task.clients.num_clients
+    script = importlib.import_module("federated_main")
+    number = task.clients.num_clients
     (train, of_train), (test, of_test) = (united(task, split) for split in ("train", "test"))
-    outputs = lambda z, logits: (torch.log_softmax(logits, dim=1), z)
+
+    def outputs(z, logits):
+        return (torch.log_softmax(logits, dim=1), z)
+
     networks = [TwoLayers(task.start, outputs=outputs) for _ in range(number)]
-    knobs: dict[str, Any] = {"lr": RATE, "local_bs": BATCH, "train_ep": EPOCHS, "optimizer": "sgd", "ld": 1.0}
+    knobs: dict[str, Any] = {
+        "lr": RATE,
+        "local_bs": BATCH,
+        "train_ep": EPOCHS,
+        "optimizer": "sgd",
+        "ld": 1.0,
+    }
     knobs |= dict.fromkeys(("dataset", "ways", "shots", "stdev"), "")
     args = types.SimpleNamespace(
-        num_users=number, num_classes=CLASSES, rounds=ALL_ROUNDS, device="cpu", verbose=False, **knobs
+        num_users=number,
+        num_classes=CLASSES,
+        rounds=ALL_ROUNDS,
+        device="cpu",
+        verbose=False,
+        **knobs,
     )
     prototypes: dict[str, np.ndarray] = {}
-    update, aggregate = script.LocalUpdate.update_weights_het, script.proto_aggregation
-    snapshot = lambda: Snapshot({"personal": stacked(networks)} | prototypes, accuracy(task, networks))
+    update = script.LocalUpdate.update_weights_het
+    aggregate = script.proto_aggregation
+
+    def snapshot():
+        return Snapshot({"personal": stacked(networks)} | prototypes, accuracy(task, networks))
 
     def rounds(numbers):
         for each in numbers:
@@ -527,7 +666,9 @@ def run_fedproto(task: Task, on_round: OnRound) -> None:
 
     def kept(local):
         found = aggregate(local)
-        prototypes["prototypes"] = np.stack([found[label][0].numpy() for label in range(CLASSES)])[None]
+        prototypes["prototypes"] = np.stack([found[label][0].numpy() for label in range(CLASSES)])[
+            None
+        ]
         return found
 
     with (
@@ -570,8 +711,13 @@ def run_pfedme(task: Task, on_round: OnRound, kind: str, knobs: dict, *further: 
     number = task.clients.num_clients
     name, kind = kind.split(".")
     module = importlib.import_module(f"FLAlgorithms.servers.{name}")
-    pairs = lambda part: [part[number] for number in range(len(part))]
-    user = lambda k, data, dataset: (str(k), *(pairs(examples(task, split, k)) for split in ("train", "test")))
+
+    def pairs(part):
+        return [part[number] for number in range(len(part))]
+
+    def user(k, data, dataset):
+        return (str(k), *(pairs(examples(task, split, k)) for split in ("train", "test")))
+
     network = TwoLayers(task.start)
     given = ["cpu", "", "", (network, "Mclr_CrossEntropy"), *knobs.values()]
     given = [*given[:-1], ALL_ROUNDS, given[-1], "SGD", number, *further, 0]
@@ -596,8 +742,14 @@ def run_pfedme(task: Task, on_round: OnRound, kind: str, knobs: dict, *further: 
 def pfedme(folder: Path) -> Cells:
     """CharlieDinh/pFedMe."""
     absent = ("torchvision", "torchvision.transforms")
-    play = lambda kind, *further, **knobs: playing(folder, run_pfedme, kind, knobs, *further, absent=absent)
-    steps, strength, rate, all_examples = EPOCHS * EQUAL[0] // BATCH, 15.0, 0.1, max(UNEQUAL)
+
+    def play(kind, *further, **knobs):
+        return playing(folder, run_pfedme, kind, knobs, *further, absent=absent)
+
+    steps = EPOCHS * EQUAL[0] // BATCH
+    strength = 15.0
+    rate = 0.1
+    all_examples = max(UNEQUAL)
     whole = {"batch_size": 0, "epochs": EPOCHS}
     return {
         "FedAvg": Cell(
@@ -610,7 +762,14 @@ def pfedme(folder: Path) -> Cells:
         "Per-FedAvg": Cell(
             pfl.PerFedAvg(alpha=0.05, adapt_steps=0),
             ours,
-            play("serverperavg.PerAvg", batch=all_examples, rate=0.05, beta=RATE, strength=0.0, steps=EPOCHS),
+            play(
+                "serverperavg.PerAvg",
+                batch=all_examples,
+                rate=0.05,
+                beta=RATE,
+                strength=0.0,
+                steps=EPOCHS,
+            ),
             local=whole,
             note="full batches, since they take the two mini-batches of a step in another order; scored before the "
             "personal step, which theirs takes on test examples",
@@ -647,7 +806,8 @@ def run_pfedgraph(task: Task, on_round: OnRound, file: Path, alpha: float) -> No
     number = task.clients.num_clients
     parts = importlib.import_module("pfedgraph_cosine.utils")
     networks: list[TwoLayers] = []
-    graph, scores = {"graph": np.eye(number, dtype=np.float32)}, {"accuracy": 0.0}
+    graph = {"graph": np.eye(number, dtype=np.float32)}
+    scores = {"accuracy": 0.0}
 
     def snapshot():
         return Snapshot({"models": stacked(networks[1:])} | graph, scores["accuracy"])
@@ -660,27 +820,52 @@ def run_pfedgraph(task: Task, on_round: OnRound, file: Path, alpha: float) -> No
         return networks[-1]
 
     def average(cfg, weights, *given, average=parts.aggregation_by_graph):
-        graph["graph"], scores["accuracy"] = weights.numpy().copy(), accuracy(task, networks[1:])
+        graph["graph"] = weights.numpy().copy()
+        scores["accuracy"] = accuracy(task, networks[1:])
         found = average(cfg, weights, *given)
         on_round(snapshot)
         return found
 
-    train, test = loaders(task, "train"), loaders(task, "test")
+    train = loaders(task, "train")
+    test = loaders(task, "test")
     of_client = united(task, "train")[1]
     everything = torch.utils.data.DataLoader(united(task, "test")[0], 100)
     data = (train, test, everything, of_client, None, np.full((number, CLASSES), 1 / CLASSES))
-    knobs: dict[str, Any] = {"alpha": BELOW * alpha, "lam": 0.0, "lr": RATE, "reg": 0.0, "optimizer": "sgd"}
+    knobs: dict[str, Any] = {
+        "alpha": BELOW * alpha,
+        "lam": 0.0,
+        "lr": RATE,
+        "reg": 0.0,
+        "optimizer": "sgd",
+    }
     knobs["dataset"] = "cifar10"  # selects the network
-    knobs |= {"num_local_iterations": EPOCHS * EQUAL[0] // BATCH, "difference_measure": "all", "attack_ratio": 0.0}
-    args = types.SimpleNamespace(n_parties=number, comm_round=1000, sample_fraction=1.0, init_seed=0, **knobs)
-    options = lambda: (args, {"classes_size": CLASSES, "client_num": number, "comm_round": args.comm_round})
+    knobs |= {
+        "num_local_iterations": EPOCHS * EQUAL[0] // BATCH,
+        "difference_measure": "all",
+        "attack_ratio": 0.0,
+    }
+    args = types.SimpleNamespace(
+        n_parties=number, comm_round=1000, sample_fraction=1.0, init_seed=0, **knobs
+    )
+
+    def options():
+        return (
+            args,
+            {"classes_size": CLASSES, "client_num": number, "comm_round": args.comm_round},
+        )
+
     stand_in("pfedgraph_cosine.config", get_args=options)
     stand_in("model", simplecnn=network, textcnn=None)
     stand_in("prepare_data", get_dataloader=lambda args: data)
-    stay = lambda here, *device: here
+
+    def stay(here, *device):
+        return here
+
     cosine = torch.nn.functional.cosine_similarity
     with (
-        mock.patch.object(torch.nn.functional, "cosine_similarity", lambda *pair: BELOW * cosine(*pair)),
+        mock.patch.object(
+            torch.nn.functional, "cosine_similarity", lambda *pair: BELOW * cosine(*pair)
+        ),
         mock.patch.object(parts, "aggregation_by_graph", average),
         mock.patch.object(torch.Tensor, "cuda", stay),
         mock.patch.object(nn.Module, "cuda", stay),
@@ -695,7 +880,12 @@ def pfedgraph(folder: Path) -> Cells:
         "pFedGraph": Cell(
             pfl.PFedGraph(alpha=0.8, strength=0.0),
             lambda state: {"models": state.models, "graph": state.server.state.graph},
-            playing(folder / "pytorch", run_pfedgraph, folder.resolve() / "pytorch/pfedgraph_cosine.py", 0.8),
+            playing(
+                folder / "pytorch",
+                run_pfedgraph,
+                folder.resolve() / "pytorch/pfedgraph_cosine.py",
+                0.8,
+            ),
             sizes=EQUAL,
             note=f"strength=0; {NO_MOMENTUM}; their cosines and alpha times 0.85, since theirs counts cosines above "
             "0.9 as 1; clients of one size, since they count mini-batches",

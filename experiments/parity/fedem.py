@@ -77,13 +77,20 @@ class Player:
         steps: int = EPOCHS,
         **arguments: Any,
     ):
-        self.folder, self.aggregator, self.client, self.models = folder, aggregator, client, models
-        self.starts, self.rate, self.steps, self.arguments = starts, rate, steps, arguments
+        self.folder = folder
+        self.aggregator = aggregator
+        self.client = client
+        self.models = models
+        self.starts = starts
+        self.rate = rate
+        self.steps = steps
+        self.arguments = arguments
 
     def ensemble(self, starts: Sequence[Params]) -> Any:
         """The authors' ensemble of learners."""
         learners, ensembles, metrics = map(
-            importlib.import_module, ("learners.learner", "learners.learners_ensemble", "utils.metrics")
+            importlib.import_module,
+            ("learners.learner", "learners.learners_ensemble", "utils.metrics"),
         )
 
         def learner(start):
@@ -102,7 +109,9 @@ class Player:
         if str(self.folder) not in sys.path:
             sys.path.insert(0, str(self.folder))
         make = getattr(importlib.import_module("client"), self.client)
-        clients, tests, starts = [], [], self.starts(task)
+        clients = []
+        tests = []
+        starts = self.starts(task)
         for number in range(task.clients.num_clients):
             train, test = (examples(*part) for part in task.arrays(number).values())
             clients.append(make(self.ensemble(starts), train, train, test, Nothing(), self.steps))
@@ -113,8 +122,13 @@ class Player:
 
         def snapshot():
             size = np.array([len(test.dataset) for test in tests])
-            share = [c.learners_ensemble.evaluate_iterator(test)[1] for c, test in zip(clients, tests, strict=True)]
-            return Snapshot(self.models(aggregator), float((np.rint(share * size)).sum() / size.sum()))
+            share = [
+                c.learners_ensemble.evaluate_iterator(test)[1]
+                for c, test in zip(clients, tests, strict=True)
+            ]
+            return Snapshot(
+                self.models(aggregator), float((np.rint(share * size)).sum() / size.sum())
+            )
 
         while True:
             on_round(snapshot)
@@ -146,9 +160,19 @@ def personal(aggregator: Any) -> dict:
 
 def cells(folder: Path) -> dict[str, Cell | Apart]:
     """The comparisons by name."""
-    ours = lambda state: {"global": tree.first(state.models)}
-    one = lambda task: [task.start]
-    each = lambda task: [jax.tree.map(lambda leaf, n=number: leaf[n], task.models) for number in range(COMPONENTS)]
+
+    def ours(state):
+        return {"global": tree.first(state.models)}
+
+    def one(task):
+        return [task.start]
+
+    def each(task):
+        return [
+            jax.tree.map(lambda leaf, n=number: leaf[n], task.models)
+            for number in range(COMPONENTS)
+        ]
+
     return {
         "FedEM": Cell(
             pfl.FedEM(components=COMPONENTS),
@@ -156,7 +180,9 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             Player(folder, "CentralizedAggregator", "MixtureClient", mixture, each),
             local={"common_init": None},
         ),
-        "FedAvg": Cell(pfl.FedAvg(), ours, Player(folder, "CentralizedAggregator", "Client", global_model, one)),
+        "FedAvg": Cell(
+            pfl.FedAvg(), ours, Player(folder, "CentralizedAggregator", "Client", global_model, one)
+        ),
         "Local": Cell(
             pfl.Local(),
             lambda state: {"personal": state.models},
@@ -179,6 +205,10 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             note="their rate doubled, since they halve the loss; clients of one size, since they count mini-batches",
             differs="the personal models: they train v alone, keep alpha, and move v toward w after every mini-batch",
         ),
-        "Clustered FL": Apart("it stops at the first split under scikit-learn 1.4 or later, which dropped an argument"),
-        "pFedMe": Apart("theirs is `personalized` with ProxSGD, which has no inner problem per mini-batch"),
+        "Clustered FL": Apart(
+            "it stops at the first split under scikit-learn 1.4 or later, which dropped an argument"
+        ),
+        "pFedMe": Apart(
+            "theirs is `personalized` with ProxSGD, which has no inner problem per mini-batch"
+        ),
     }

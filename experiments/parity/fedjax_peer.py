@@ -35,7 +35,8 @@ CLUSTERS = 3
 
 def scores(params: Params, x: Any) -> jax.Array:
     """The MLP's scores (B, C)."""
-    first, last = params["Dense_0"], params["Dense_1"]
+    first = params["Dense_0"]
+    last = params["Dense_1"]
     return jax.nn.relu(x @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
 
 
@@ -62,9 +63,15 @@ class Player:
         make: Callable[[Any, Any], Any],
         start: Callable[[Task], Any] = lambda task: task.start,
         models: Callable[[Any], dict] = lambda state: {"global": state.params},
-        choose: Callable[[Any, Any, list], list[Params]] = lambda fedjax, state, clients: [state.params] * len(clients),
+        choose: Callable[[Any, Any, list], list[Params]] = lambda fedjax, state, clients: (
+            [state.params] * len(clients)
+        ),
     ):
-        self.folder, self.make, self.start, self.models, self.choose = folder, make, start, models, choose
+        self.folder = folder
+        self.make = make
+        self.start = start
+        self.models = models
+        self.choose = choose
 
     def __call__(self, task: Task, on_round: OnRound) -> None:
         """As `Cell.play`."""
@@ -74,15 +81,21 @@ class Player:
         parts = [task.arrays(client) for client in range(task.clients.num_clients)]
         data = [fedjax.ClientDataset(dict(zip("xy", part["train"], strict=True))) for part in parts]
         clients = [(number, each, jax.random.PRNGKey(number)) for number, each in enumerate(data)]
-        hparams = fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=EPOCHS, skip_shuffle=True)
+        hparams = fedjax.ShuffleRepeatBatchHParams(
+            batch_size=BATCH, num_epochs=EPOCHS, skip_shuffle=True
+        )
         algorithm = self.make(fedjax, hparams)
         state = algorithm.init(self.start(task))
 
         def snapshot():
             chosen = self.choose(fedjax, state, clients)
             tests = [part["test"] for part in parts]
-            right = [scores(p, x).argmax(axis=1) == y for p, (x, y) in zip(chosen, tests, strict=True)]
-            return Snapshot(jax.tree.map(np.asarray, self.models(state)), float(np.concatenate(right).mean()))
+            right = [
+                scores(p, x).argmax(axis=1) == y for p, (x, y) in zip(chosen, tests, strict=True)
+            ]
+            return Snapshot(
+                jax.tree.map(np.asarray, self.models(state)), float(np.concatenate(right).mean())
+            )
 
         while True:
             on_round(snapshot)
@@ -91,7 +104,8 @@ class Player:
 
 def average(fedjax: Any, hparams: Any, momentum: float | None = None) -> Any:
     """Federated averaging."""
-    gradient, optimizers = fedjax.grad(losses), fedjax.optimizers
+    gradient = fedjax.grad(losses)
+    optimizers = fedjax.optimizers
     return fedjax.algorithms.fed_avg.federated_averaging(
         gradient, optimizers.sgd(RATE), optimizers.sgd(1.0, momentum), hparams
     )
@@ -100,7 +114,9 @@ def average(fedjax: Any, hparams: Any, momentum: float | None = None) -> Any:
 def proximal(fedjax: Any, hparams: Any) -> Any:
     """FedProx."""
     optimizers = fedjax.optimizers
-    return fedjax.algorithms.fed_prox.fed_prox(losses, optimizers.sgd(RATE), optimizers.sgd(1.0), hparams, 0.1)
+    return fedjax.algorithms.fed_prox.fed_prox(
+        losses, optimizers.sgd(RATE), optimizers.sgd(1.0), hparams, 0.1
+    )
 
 
 def of_losses(fedjax: Any) -> Any:
@@ -134,12 +150,24 @@ def of_cluster(fedjax: Any, state: Any, clients: list) -> list[Params]:
 
 def cells(folder: Path) -> dict[str, Cell | Apart]:
     """The comparisons by name."""
-    ours = lambda state: {"global": tree.first(state.models)}
-    stacked = lambda state: {"clusters": jax.tree.map(lambda *leaves: np.stack(leaves), *state.cluster_params)}
-    with_momentum = lambda fedjax, hparams: average(fedjax, hparams, 0.9)
+
+    def ours(state):
+        return {"global": tree.first(state.models)}
+
+    def stacked(state):
+        return {"clusters": jax.tree.map(lambda *leaves: np.stack(leaves), *state.cluster_params)}
+
+    def with_momentum(fedjax, hparams):
+        return average(fedjax, hparams, 0.9)
+
     return {
         "FedAvg": Cell(pfl.FedAvg(), ours, Player(folder, average)),
-        "FedAvgM": Cell(pfl.FedAvgM(momentum=0.9), ours, Player(folder, with_momentum), local={"learning_rate": RATE}),
+        "FedAvgM": Cell(
+            pfl.FedAvgM(momentum=0.9),
+            ours,
+            Player(folder, with_momentum),
+            local={"learning_rate": RATE},
+        ),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, Player(folder, proximal)),
         "HypCluster": Cell(
             pfl.HypCluster(clusters=CLUSTERS),
@@ -151,5 +179,7 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
             "its `jnp.clip(a_min=, a_max=)` stops under the jax that we need; it also has one alpha for each array, "
             "moves them at every step, and does not scale the gradient of v by alpha"
         ),
-        "FedAdam": Apart("its optimizer is optax's, with bias correction; ours is the paper's Algorithm 2, without"),
+        "FedAdam": Apart(
+            "its optimizer is optax's, with bias correction; ours is the paper's Algorithm 2, without"
+        ),
     }

@@ -67,12 +67,16 @@ def converted(parameters: Iterable[torch.Tensor], first: int = 0) -> Params:
     """Dense layers' weights and biases in turn, named as in a Flax MLP, from layer `first` on."""
     found = [tensor.detach().numpy().copy() for tensor in parameters]
     layers = zip(found[::2], found[1::2], strict=True)
-    return {f"Dense_{number}": {"kernel": w.T, "bias": b} for number, (w, b) in enumerate(layers, first)}
+    return {
+        f"Dense_{number}": {"kernel": w.T, "bias": b} for number, (w, b) in enumerate(layers, first)
+    }
 
 
 def stacked(modules: Iterable[nn.Module], first: int = 0) -> Params:
     """Several modules' dense layers, with a leading axis."""
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *[converted(each.parameters(), first) for each in modules])
+    return jax.tree.map(
+        lambda *leaves: np.stack(leaves), *[converted(each.parameters(), first) for each in modules]
+    )
 
 
 def load(module: nn.Module, params: Params) -> None:
@@ -152,7 +156,9 @@ def examples(task: Task, split: str, client: int) -> torch.utils.data.TensorData
 
 def loaders(task: Task, split: str) -> list[Loader]:
     """The clients' mini-batches, in order."""
-    return [Loader(examples(task, split, client), BATCH) for client in range(task.clients.num_clients)]
+    return [
+        Loader(examples(task, split, client), BATCH) for client in range(task.clients.num_clients)
+    ]
 
 
 def united(task: Task, split: str) -> tuple[torch.utils.data.ConcatDataset, dict[int, np.ndarray]]:

@@ -116,8 +116,13 @@ class Player:
         prepare: Callable[[Any, Task], None] = lambda server, task: None,
         **arguments: Any,
     ):
-        self.folder, self.server, self.models, self.score = folder / "system", server, models, score
-        self.network, self.prepare, self.arguments = network, prepare, arguments
+        self.folder = folder / "system"
+        self.server = server
+        self.models = models
+        self.score = score
+        self.network = network
+        self.prepare = prepare
+        self.arguments = arguments
 
     def __call__(self, task: Task, on_round: OnRound) -> None:
         """As `Cell.play`."""
@@ -186,7 +191,11 @@ def with_control(server: Any) -> dict:
 def with_prototypes(server: Any) -> dict:
     """The clients' models, and the prototypes once there are any."""
     protos = server.global_protos
-    known = {} if protos[0] is None else {"prototypes": np.stack([protos[c].numpy() for c in range(CLASSES)])[None]}
+    known = (
+        {}
+        if protos[0] is None
+        else {"prototypes": np.stack([protos[c].numpy() for c in range(CLASSES)])[None]}
+    )
     return {"personal": stacked(client.model for client in server.clients)} | known
 
 
@@ -211,7 +220,8 @@ def prototypes_after_training(server: Any, task: Task) -> None:
 def passes_of_weights(server: Any, task: Task) -> None:
     """Makes the first learning of weights take 10 passes, instead of a number that the losses decide."""
     for client in server.clients:
-        client.ALA.threshold, client.ALA.num_pre_loss = np.inf, 9
+        client.ALA.threshold = np.inf
+        client.ALA.num_pre_loss = 9
 
 
 def without_decay(server: Any, task: Task) -> None:
@@ -232,7 +242,10 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         "FedAvg": Cell(pfl.FedAvg(), ours, average()),
         "FedAvg, their DNN": Cell(pfl.FedAvg(), ours, average(network=own_dnn)),
         "FedAvg+": Cell(
-            pfl.FedAvgPlus(tune_epochs=1), ours, average(tuned), note="their tuning of new clients, for all clients"
+            pfl.FedAvgPlus(tune_epochs=1),
+            ours,
+            average(tuned),
+            note="their tuning of new clients, for all clients",
         ),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("serverprox.FedProx", whole, mu=0.1)),
         "SCAFFOLD": Cell(
@@ -241,7 +254,9 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             play("serverscaffold.SCAFFOLD", with_control, server_learning_rate=1.0),
             note="mean=uniform",
         ),
-        "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)),
+        "MOON": Cell(
+            pfl.MOON(mu=1.0, tau=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)
+        ),
         "FedNTD": Cell(
             pfl.FedNTD(beta=1.0, tau=1.0),
             ours,
@@ -249,13 +264,18 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             sizes=EQUAL,
             note="clients of one size, which theirs weights equally",
         ),
-        "FedDyn": Apart("their penalty is the distance to the global model; the paper's and ours is its square"),
+        "FedDyn": Apart(
+            "their penalty is the distance to the global model; the paper's and ours is its square"
+        ),
     }
 
 
 def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     """Methods that keep a part of the model at home."""
-    heads = lambda state: ours(state) | {"heads": state.rows.own}
+
+    def heads(state):
+        return ours(state) | {"heads": state.rows.own}
+
     return {
         "FedPer": Cell(pfl.FedPer(), heads, play("serverper.FedPer", with_heads)),
         "FedRep": Cell(
@@ -267,7 +287,11 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         "FedBABU": Cell(
             pfl.FedBABU(tune_epochs=0),
             ours,
-            play("serverbabu.FedBABU", lambda server: {"global": global_model(server)}, fine_tuning_epochs=0),
+            play(
+                "serverbabu.FedBABU",
+                lambda server: {"global": global_model(server)},
+                fine_tuning_epochs=0,
+            ),
             note="scored without tuning",
         ),
         "LG-FedAvg": Cell(
@@ -280,10 +304,18 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
 
 def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     """Methods whose clients have models of their own."""
-    own = lambda state: ours(state) | {"personal": state.rows.own.model}
-    of_clients = lambda server: accuracy(server.test_metrics())
-    of_personal = lambda server: accuracy(server.test_metrics_personalized())
-    rate, strength = 0.1, 15.0
+
+    def own(state):
+        return ours(state) | {"personal": state.rows.own.model}
+
+    def of_clients(server):
+        return accuracy(server.test_metrics())
+
+    def of_personal(server):
+        return accuracy(server.test_metrics_personalized())
+
+    rate = 0.1
+    strength = 15.0
     return {
         "Ditto": Cell(
             pfl.Ditto(strength=0.1),
@@ -307,7 +339,13 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         "FedProto": Cell(
             pfl.FedProto(strength=1.0, mean="uniform"),
             lambda state: {"personal": state.rows.model, "prototypes": state.models.mean},
-            play("serverproto.FedProto", with_prototypes, of_clients, prepare=prototypes_after_training, lamda=1.0),
+            play(
+                "serverproto.FedProto",
+                with_prototypes,
+                of_clients,
+                prepare=prototypes_after_training,
+                lamda=1.0,
+            ),
             note="mean=uniform; their prototypes collected after training",
         ),
         "pFedMe": Cell(

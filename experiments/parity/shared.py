@@ -28,9 +28,17 @@ from pfljax.contract.types import Params, PyTree, State
 from pfljax.folder import files
 from pfljax.local import batches, solver
 
-NUM_CLIENTS, CLASSES, CLASSES_EACH, TEST = 6, 10, 5, 20
-HIDDEN, RATE, BATCH, EPOCHS = 16, 0.1, 10, 2
-UNEQUAL, EQUAL = (20, 30, 40, 50, 60, 70), (40,) * NUM_CLIENTS  # n_k, multiples of B
+NUM_CLIENTS = 6
+CLASSES = 10
+CLASSES_EACH = 5
+TEST = 20
+HIDDEN = 16
+RATE = 0.1
+BATCH = 10
+EPOCHS = 2
+# n_k, multiples of B
+UNEQUAL = (20, 30, 40, 50, 60, 70)
+EQUAL = (40,) * NUM_CLIENTS
 
 
 class Snapshot(NamedTuple):
@@ -62,7 +70,10 @@ class Task(NamedTuple):
         """x (n_k, F) and y (n_k,) of a client's examples, by split, in the order in which both sides read them."""
         parts = {"train": self.clients.train, "test": self.clients.test}
         size = {name: int(part.size[client]) for name, part in parts.items()}
-        return {n: (np.array(p.x[client, : size[n]]), np.array(p.y[client, : size[n]])) for n, p in parts.items()}
+        return {
+            n: (np.array(p.x[client, : size[n]]), np.array(p.y[client, : size[n]]))
+            for n, p in parts.items()
+        }
 
 
 OnRound = Callable[[Callable[[], Snapshot]], None]
@@ -106,7 +117,9 @@ def digits(sizes: Sequence[int]) -> pfl.Federation:
     """Clients with 5 of the 10 classes each, as many examples of each, in turn; no randomness."""
     x, y = map(np.asarray, load_digits(return_X_y=True))
     left = {label: list(np.flatnonzero(y == label)) for label in range(CLASSES)}
-    chosen, client, is_test = [], [], []
+    chosen = []
+    client = []
+    is_test = []
     for k, size in enumerate(sizes):
         for number in range(size + TEST):
             chosen.append(left[(k + number % CLASSES_EACH) % CLASSES].pop())
@@ -114,7 +127,9 @@ def digits(sizes: Sequence[int]) -> pfl.Federation:
             is_test.append(number >= size)
     parts: dict[str, Any] = {"client": np.array(client), "is_test": np.array(is_test)}
     images = np.float32(x[chosen] / 16)
-    return pfl.Federation.from_arrays(images, y[chosen], **parts, num_classes=CLASSES, standardize=False)
+    return pfl.Federation.from_arrays(
+        images, y[chosen], **parts, num_classes=CLASSES, standardize=False
+    )
 
 
 def in_order(key: Any, size: Any, n_max: int, epochs: int) -> jax.Array:
@@ -125,13 +140,19 @@ def in_order(key: Any, size: Any, n_max: int, epochs: int) -> jax.Array:
 @contextlib.contextmanager
 def without_shuffling() -> Iterator[None]:
     """Makes our mini-batches those of `in_order`."""
-    with mock.patch.object(solver, "shuffle", in_order), mock.patch.object(batches, "shuffle", in_order):
+    with (
+        mock.patch.object(solver, "shuffle", in_order),
+        mock.patch.object(batches, "shuffle", in_order),
+    ):
         yield
 
 
 def flat(models: PyTree) -> dict[str, np.ndarray]:
     """A tree's arrays by path; None has none."""
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(models)}
+    return {
+        jax.tree_util.keystr(path): np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(models)
+    }
 
 
 def largest_difference(ours: dict[str, PyTree], theirs: dict[str, PyTree]) -> float:
@@ -140,7 +161,8 @@ def largest_difference(ours: dict[str, PyTree], theirs: dict[str, PyTree]) -> fl
     Raises:
         RunError: if there is nothing to compare, or names or shapes differ.
     """
-    mine, other = flat({name: ours[name] for name in theirs if name in ours}), flat(theirs)
+    mine = flat({name: ours[name] for name in theirs if name in ours})
+    other = flat(theirs)
     shapes = [{path: leaf.shape for path, leaf in side.items()} for side in (mine, other)]
     if not other or shapes[0] != shapes[1]:
         raise RunError(f"parity: the sides have different parameters: {shapes[0]} and {shapes[1]}")
@@ -151,8 +173,14 @@ class Ours:
     """Our side: rounds of the method, one at a time."""
 
     def __init__(self, cell: Cell):
-        self.cell, self.clients = cell, digits(cell.sizes)
-        options = {"learning_rate": RATE, "batch_size": BATCH, "epochs": EPOCHS, "common_init": True} | cell.local
+        self.cell = cell
+        self.clients = digits(cell.sizes)
+        options = {
+            "learning_rate": RATE,
+            "batch_size": BATCH,
+            "epochs": EPOCHS,
+            "common_init": True,
+        } | cell.local
         self.local = pfl.LocalTraining(options.pop("optimizer", optax.sgd), **options)
         self.model = pfl.models.MLP(hidden=(HIDDEN,))
         self.sim = pfl.Simulation(cell.method, self.clients, self.model, self.local)
@@ -161,8 +189,15 @@ class Ours:
     @property
     def task(self) -> Task:
         """What the peer begins with."""
-        start = pfl.Simulation(pfl.FedAvg(), self.clients, self.model, self.local).init(jax.random.key(0)).models
-        numbers = lambda models: jax.tree.map(np.array, models)
+        start = (
+            pfl.Simulation(pfl.FedAvg(), self.clients, self.model, self.local)
+            .init(jax.random.key(0))
+            .models
+        )
+
+        def numbers(models):
+            return jax.tree.map(np.array, models)
+
         return Task(self.clients, numbers(tree.first(start)), numbers(self.state.models))
 
     def step(self) -> None:
@@ -180,7 +215,9 @@ class Comparison:
     """Plays our rounds in turn with the peer's, and compares after some of them."""
 
     def __init__(self, ours: Ours, rounds: Sequence[int]):
-        self.ours, self.rounds, self.done = ours, sorted(rounds), -1
+        self.ours = ours
+        self.rounds = sorted(rounds)
+        self.done = -1
         self.rows: list[dict] = []
         self.seconds: dict[str, list[float]] = {"theirs": [], "ours": []}
         self.start: dict[str, np.ndarray] = {}
@@ -221,7 +258,10 @@ class Comparison:
 
     def figures(self) -> dict:
         """The rows, and the median seconds of a round after the first, in which programs are compiled."""
-        mine, theirs = (float(np.median(each[1:] or each)) for each in (self.seconds["ours"], self.seconds["theirs"]))
+        mine, theirs = (
+            float(np.median(each[1:] or each))
+            for each in (self.seconds["ours"], self.seconds["theirs"])
+        )
         return {"rows": self.rows, "seconds": mine, "seconds_of_peer": theirs}
 
 
@@ -248,7 +288,15 @@ def row(name: str, found: dict) -> list[str]:
     differences = ", ".join(f"{each['difference']:.1e}" for each in found["rows"])
     accuracies = f"{100 * last['accuracy']:.1f} / {100 * last['accuracy_of_peer']:.1f}"
     times = f"{1e3 * found['seconds']:.1f} / {1e3 * found['seconds_of_peer']:.1f}"
-    return [name, differences, f"{last['moved']:.2g}", accuracies, times, found["note"], found["differs"]]
+    return [
+        name,
+        differences,
+        f"{last['moved']:.2g}",
+        accuracies,
+        times,
+        found["note"],
+        found["differs"],
+    ]
 
 
 class Book:
@@ -256,7 +304,9 @@ class Book:
 
     def __init__(self, out: Path, about: dict):
         self.path = out / "parity.json"
-        self.content = files.read_json(self.path) if self.path.exists() else {"about": about, "cells": {}}
+        self.content = (
+            files.read_json(self.path) if self.path.exists() else {"about": about, "cells": {}}
+        )
         self.agrees = self.content["about"] == about
 
     def keep(self, name: str, found: dict) -> None:
@@ -264,5 +314,7 @@ class Book:
         self.content["cells"][name] = found
         files.write_json(self.path, self.content)
         lines = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
-        lines += [f"| {' | '.join(row(name, found))} |" for name, found in self.content["cells"].items()]
+        lines += [
+            f"| {' | '.join(row(name, found))} |" for name, found in self.content["cells"].items()
+        ]
         files.write_text(self.path.with_suffix(".md"), "\n".join(lines) + "\n")

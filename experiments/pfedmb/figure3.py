@@ -35,14 +35,17 @@ def define(registry: flags.FlagValues) -> None:
     registry.set_default("pfedmb.per_layer", False)
 
 
-def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], shown: int = 5) -> Figure:
+def branch_weights(
+    panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]], shown: int = 5
+) -> Figure:
     """Plots clients' weights of shared branches over rounds: one row per title, clients ordered by group.
 
     Args:
         panels: By title: rounds (T,), weights (T, K, B), group (K,).
         shown: Number of rounds to show, including the first and the last.
     """
-    found, height = [], 0.0
+    found = []
+    height = 0.0
     for title, (rounds, weights, group) in panels.items():
         order = np.argsort(group, kind="stable")
         shades = colors(group)
@@ -56,7 +59,9 @@ def branch_weights(panels: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]],
                 values=weights[t][order],
                 blocks=group,
             )
-            found.append(dataclasses.replace(panel, x=Axis("branch"), title=f"{title}, round {rounds[t]}"))
+            found.append(
+                dataclasses.replace(panel, x=Axis("branch"), title=f"{title}, round {rounds[t]}")
+            )
         height = max(height, 0.8 + 0.18 * len(order))
     columns = len(found) // len(panels)
     return draw(found, (3.2 * columns, height * len(panels)), columns)
@@ -71,22 +76,45 @@ def run(settings: Settings) -> None:
     settings.refuse("pfedmb.averaging", "both are compared")
     study = Study.start(paper.PAPER, settings)
     study.check()
-    rows, body, panels, cell = [], [], {}, {}
+    rows = []
+    body = []
+    panels = {}
+    cell = {}
     for averaging, title in VARIANTS.items():
-        cell = study.accuracies(Row(title, "pfedmb", {"pfedmb.averaging": averaging}), study.out / averaging)
+        cell = study.accuracies(
+            Row(title, "pfedmb", {"pfedmb.averaging": averaging}), study.out / averaging
+        )
         for trial, accuracy in zip(study.trials, cell["accuracies"], strict=True):
-            found = former.read_collaboration(study.out / averaging / trial.folder / "collaboration.npz")
+            found = former.read_collaboration(
+                study.out / averaging / trial.folder / "collaboration.npz"
+            )
             cosines, branches = paper.pairs_of(found["weights"][-1], found["group"])
             panels.setdefault(title, (found["round"], found["weights"], found["group"]))
-            entry = {"averaging": averaging, "seed": trial.seed, "cosines": cosines, "branches": branches}
+            entry = {
+                "averaging": averaging,
+                "seed": trial.seed,
+                "cosines": cosines,
+                "branches": branches,
+            }
             rows.append(entry | {"accuracy": accuracy, "paper": None})
             alike = f"{sum(cosine > ALIKE for cosine in cosines)} of {len(cosines)}"
             body.append(
-                [title, trial.folder.removeprefix("seed-"), alike, f"{len(set(branches))}", f"{100 * accuracy:.1f}"]
+                [
+                    title,
+                    trial.folder.removeprefix("seed-"),
+                    alike,
+                    f"{len(set(branches))}",
+                    f"{100 * accuracy:.1f}",
+                ]
             )
     report.save(branch_weights(panels), study.out / "figure3.png")
     heads = [
-        *("averaging", "seed", f"pairs with a cosine over {ALIKE}", "different branches of most weight"),
+        *(
+            "averaging",
+            "seed",
+            f"pairs with a cosine over {ALIKE}",
+            "different branches of most weight",
+        ),
         "accuracy, %",
     ]
     title = f"{study.settings.dataset}, {study.settings.num_clients} clients in pairs, after the last round"

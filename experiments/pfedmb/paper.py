@@ -37,15 +37,27 @@ TABLE2 = {
 }
 
 
-def define(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str, **defaults: Any) -> None:
+def define(
+    registry: flags.FlagValues,
+    methods: Sequence[str],
+    seeds: Sequence[str],
+    out: str,
+    **defaults: Any,
+) -> None:
     """Registers the flags of these experiments, with the paper's defaults."""
-    common = {"num_clients": 10, "partition": "pairs", "partition_alpha": 0.5, "fine_tune_epochs": 5}
+    common = {
+        "num_clients": 10,
+        "partition": "pairs",
+        "partition_alpha": 0.5,
+        "fine_tune_epochs": 5,
+    }
     PAPER.define(registry, methods, seeds, out, rounds=100, **common, **defaults)
 
 
 def pairs_of(alpha: np.ndarray, groups: np.ndarray) -> tuple[list[float], list[int]]:
     """For alpha (K, B), the cosine and the heaviest branch of each pair of clients."""
-    cosines, branches = [], []
+    cosines = []
+    branches = []
     for group in np.unique(groups):
         members = alpha[groups == group]
         unit = members / np.linalg.norm(members, axis=1, keepdims=True)

@@ -25,14 +25,17 @@ def define(registry: flags.FlagValues) -> None:
 
 def run(settings: Settings) -> None:
     """The command."""
-    study, rows = Study.start(paper.PAPER, settings), []
+    study = Study.start(paper.PAPER, settings)
+    rows = []
     for name in study.methods:
         if name == "pfedmb" and not settings.present("pfedmb.averaging"):
             rows.append(Row(paper.WITHOUT, name, {"pfedmb.averaging": "plain"}))
         rows.append(Row(name, name, {}))
     own = study.settings
     column = Column("test accuracy, %", own.partition, {}, paper.PAPER.values(own, paper.TABLE1))
-    title = f"{own.dataset}, {own.num_clients} clients in pairs, after the last round and fine-tuning"
+    title = (
+        f"{own.dataset}, {own.num_clients} clients in pairs, after the last round and fine-tuning"
+    )
     study.write_table(title, rows, [column])
 
 

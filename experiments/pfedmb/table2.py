@@ -27,7 +27,10 @@ def define(registry: flags.FlagValues) -> None:
     """Registers the command's flags."""
     paper.define(registry, METHODS, ["0", "1", "2"], "runs/pfedmb-table2")
     Group(RUNS, registry).several(
-        "clients", ["15", "50"], "numbers of clients, for both partitions; above 15, a fifth takes part per round", int
+        "clients",
+        ["15", "50"],
+        "numbers of clients, for both partitions; above 15, a fifth takes part per round",
+        int,
     )
 
 
@@ -37,13 +40,21 @@ def run(settings: Settings) -> None:
         settings.refuse(flag, "the table's columns set it")
     numbers = settings.numbers("clients", int, sets="num_clients")
     study = Study.start(paper.PAPER, settings)
-    theirs, columns = paper.PAPER.values(study.settings, paper.TABLE2), []
+    theirs = paper.PAPER.values(study.settings, paper.TABLE2)
+    columns = []
     for first, (partition, label) in zip((0, 2), PARTITIONS.items(), strict=True):
         for number in numbers:
             place = {15: first, 50: first + 1}.get(number)
-            values = {} if place is None else {name: row[place] for name, row in theirs.by_row.items()}
-            own = {"partition": partition, "num_clients": number, "participation": 0.2 if number > 15 else 1.0}
-            title, folder = f"{label}, {number}, %", f"{partition}-{number}"
+            values = (
+                {} if place is None else {name: row[place] for name, row in theirs.by_row.items()}
+            )
+            own = {
+                "partition": partition,
+                "num_clients": number,
+                "participation": 0.2 if number > 15 else 1.0,
+            }
+            title = f"{label}, {number}, %"
+            folder = f"{partition}-{number}"
             columns.append(Column(title, folder, own, theirs._replace(by_row=values)))
     title = f"{study.settings.dataset}, test accuracy after the last round and fine-tuning"
     study.write_table(title, [Row(name, name, {}) for name in study.methods], columns)

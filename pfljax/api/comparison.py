@@ -45,14 +45,18 @@ from pfljax.training.tracking import Tracker
 SEEDS = (0, 1, 2)
 ALL = "all"
 Methods = Annotated[
-    Sequence[Any] | Literal["all"], knob(empty=False, accepted="a list of methods with their knobs, or all")
+    Sequence[Any] | Literal["all"],
+    knob(empty=False, accepted="a list of methods with their knobs, or all"),
 ]
 Unseen = Annotated[
-    Federation | float | None, knob(above=0, below=1, accepted="a share of the clients, or a Federation of others")
+    Federation | float | None,
+    knob(above=0, below=1, accepted="a share of the clients, or a Federation of others"),
 ]
 Knobs = Annotated[
     Mapping[str, Mapping[str, Sequence[Any]]] | bool,
-    knob(accepted="True, for the knobs that each method's paper tunes, or values by title and knob"),
+    knob(
+        accepted="True, for the knobs that each method's paper tunes, or values by title and knob"
+    ),
 ]
 Config = Callable[[str, Trial, Mapping[str, Any]], dict]
 
@@ -157,7 +161,12 @@ class Comparison:
     @property
     def folders(self) -> list[Path]:
         """The folders of all cells; empty if nothing is written."""
-        return [folder for title in self.entries for folder in self._folders(title) if folder is not None]
+        return [
+            folder
+            for title in self.entries
+            for folder in self._folders(title)
+            if folder is not None
+        ]
 
     def check(self) -> None:
         """Finds mistakes in all cells, and folders with something else, before anything is trained."""
@@ -197,7 +206,11 @@ class Comparison:
                 except RunError as error:  # the other methods' results count
                     found[title] = Trained([], failure=error)
                     self._tell_others(title, error)
-                if wait and not found[title].is_complete and (reason := self._failure_of_others(title)):
+                if (
+                    wait
+                    and not found[title].is_complete
+                    and (reason := self._failure_of_others(title))
+                ):
                     found[title] = Trained([], failure=RunError(reason))
                 if found[title].failure is not None:
                     self.study.say(f"{title} failed: {found[title].failure}")
@@ -257,14 +270,21 @@ class Comparison:
         folders = self._folders(entry.title)
         names = [f"{entry.title}/{trial.folder}" for trial in self.trials]
         trackers = [tracking.named(self.tracker, name) for name in names]
-        own_folders = None if folder is None else [folder / self.trials[number].folder for number in own]
+        own_folders = (
+            None if folder is None else [folder / self.trials[number].folder for number in own]
+        )
         trained = self.study.train(
-            [runs[number] for number in own], own_folders, [trackers[number] for number in own], wait=wait
+            [runs[number] for number in own],
+            own_folders,
+            [trackers[number] for number in own],
+            wait=wait,
         )
         cells = dict(zip(own, trained, strict=True))
         for number, (run, cell_folder) in enumerate(zip(runs, folders, strict=True)):
             if number not in cells:
-                cells[number] = None if cell_folder is None else self.study.read(run, cell_folder)[0]
+                cells[number] = (
+                    None if cell_folder is None else self.study.read(run, cell_folder)[0]
+                )
         if self.validation:
             entries = {**entries, "validation": self.validation}
         return Trained([cells[number] for number in range(num)], entries)
@@ -325,11 +345,20 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
         method = method_of(each)
         name = title or method.info.name
         if title is None and names.count(name) > 1:
-            knobs = [field for field in dataclasses.fields(method) if getattr(method, field.name) != field.default]
-            name += f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})" * bool(knobs)
+            knobs = [
+                field
+                for field in dataclasses.fields(method)
+                if getattr(method, field.name) != field.default
+            ]
+            name += (
+                f"({', '.join(f'{field.name}={getattr(method, field.name)}' for field in knobs)})"
+                * bool(knobs)
+            )
         files.check_name("methods", name, FILES)
         if name in found:
-            raise ArgumentError("methods", f"two are called {name}; use (title, method) pairs to tell them apart")
+            raise ArgumentError(
+                "methods", f"two are called {name}; use (title, method) pairs to tell them apart"
+            )
         found[name] = each
     return found
 
@@ -359,8 +388,14 @@ def entries_of(
         text = "accepted if `optimizer` is a function of the learning rate, such as optax.sgd without (...)"
         raise ArgumentError("tune", text)
     for argument, by_title in (("learning_rates", learning_rates), ("tune_knobs", tune_knobs)):
-        if isinstance(by_title, Mapping) and (strange := [title for title in by_title if title not in methods]):
-            raise ArgumentError(argument, f"accepted: titles of methods of the table: {', '.join(methods)}", strange[0])
+        if isinstance(by_title, Mapping) and (
+            strange := [title for title in by_title if title not in methods]
+        ):
+            raise ArgumentError(
+                argument,
+                f"accepted: titles of methods of the table: {', '.join(methods)}",
+                strange[0],
+            )
     found = {}
     for title, each in methods.items():
         if isinstance(each, Tuning):
@@ -371,14 +406,18 @@ def entries_of(
             own = dataclasses.replace(local, learning_rate=learning_rates[title])
         knobs: Mapping[str, Sequence[Any]] = {}
         if isinstance(tune_knobs, Mapping):
-            knobs = tuning.knobs_to_try(each, tune_knobs.get(title, {}), True, tell_groups, "tune_knobs")
+            knobs = tuning.knobs_to_try(
+                each, tune_knobs.get(title, {}), True, tell_groups, "tune_knobs"
+            )
         elif tune_knobs:
             knobs = tuning.papers_knobs(each, tell_groups)
         found[title] = Entry(title, each, own, list(tune), knobs)
     return found
 
 
-def kept_validation(entries: Mapping[str, Entry], clients: Sequence[SplitData], stop: Any, keep: bool) -> bool:
+def kept_validation(
+    entries: Mapping[str, Entry], clients: Sequence[SplitData], stop: Any, keep: bool
+) -> bool:
     """Whether training in the table goes without validation examples although rates or knobs are tuned on them.
 
     It does if the user wants it, if a method or a stop rule reads them, and if they are other clients' examples.
@@ -406,7 +445,11 @@ def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
 def check_target(target: float | None, clock: Any, task: str) -> None:
     """Raises `ArgumentError` for a target that no column would show, or that no score can reach."""
     if target is not None and clock is None:
-        raise ArgumentError("target", "accepted with a clock, which simulates the seconds until it is reached", target)
+        raise ArgumentError(
+            "target",
+            "accepted with a clock, which simulates the seconds until it is reached",
+            target,
+        )
     if target is not None and task == "classification" and not 0 <= target <= 1:
         raise ArgumentError("target", "accepted: 0 to 1, as accuracies are", target)
 
@@ -422,18 +465,28 @@ def share_of(cells: str) -> tuple[int, int]:
 def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], rerun: Rerun) -> None:
     """Raises `ArgumentError` if a folder has a table of methods or trials that the new one would not have."""
     files.check_writable(out)
-    lost = [folder.relative_to(out).as_posix() for folder in planned.read(out) if folder not in folders]
+    lost = [
+        folder.relative_to(out).as_posix() for folder in planned.read(out) if folder not in folders
+    ]
     if not (out / planned.NAME).exists():
-        strange = [name for name in ("config.json", "table.csv", "table.md") if (out / name).exists()]
+        strange = [
+            name for name in ("config.json", "table.csv", "table.md") if (out / name).exists()
+        ]
         if strange and not (out / "table.json").exists():
-            raise ArgumentError("out", f"contains {strange[0]} of something else; choose an empty or new folder", out)
+            raise ArgumentError(
+                "out",
+                f"contains {strange[0]} of something else; choose an empty or new folder",
+                out,
+            )
     if not (out / planned.NAME).exists() and (out / "table.json").exists():
         with contextlib.suppress(Exception):  # a damaged file can make its reader raise anything
             rows = former.read_table(out / "table.json")
             lost = [row["method"] for row in rows if row["method"] not in titles]
     if lost and rerun == "never":
         text = f"has a table with other runs, such as {lost[0]}, which the new one lacks"
-        raise ArgumentError("out", f"{text}; accepted: a new folder, or `rerun=changed` to replace the table", out)
+        raise ArgumentError(
+            "out", f"{text}; accepted: a new folder, or `rerun=changed` to replace the table", out
+        )
 
 
 @checked(options=[Run, Schedule], without=["method", "seed", "unseen", "config"])
@@ -554,12 +607,18 @@ def compare(
         ready()
 
     results = comparison.train()
-    failures = {title: each.failure.reason for title, each in results.items() if each.failure is not None}
+    failures = {
+        title: each.failure.reason for title, each in results.items() if each.failure is not None
+    }
     missing = sum(each.cells.count(None) for each in results.values())
     if missing:
         text = f"unfinished runs of other processes: {missing}; the process that finishes last writes the table"
         if failures:
-            raise RunError("; ".join([*(f"{title} failed: {reason}" for title, reason in failures.items()), text]))
+            raise RunError(
+                "; ".join(
+                    [*(f"{title} failed: {reason}" for title, reason in failures.items()), text]
+                )
+            )
         raise Unfinished(text)
 
     table = table_of(
@@ -603,7 +662,9 @@ def arranged(
     """Makes the comparison that `compare` describes, whose arguments these are; `study` says how cells are trained."""
     found = {name: kind() for name, kind in METHODS.items()} if methods == ALL else titled(methods)
     tell_groups = options.get("tell_groups", False)
-    entries = entries_of(found, local or LocalTraining(), learning_rates or {}, tune, tune_knobs, tell_groups)
+    entries = entries_of(
+        found, local or LocalTraining(), learning_rates or {}, tune, tune_knobs, tell_groups
+    )
 
     # Each seed has a split of its own, unless splits are given or all have the same clients.
     check_splits(clients, splits)
@@ -641,7 +702,9 @@ def arranged(
 
         entries = {title: entries[title] for title in fitting(list(entries), first_run, study.say)}
 
-    check_tunings(entries, [each for trial in trials for each in data_of[trial] if each is not None], seeds)
+    check_tunings(
+        entries, [each for trial in trials for each in data_of[trial] if each is not None], seeds
+    )
     held_out = is_tuned and any(each.clients.validation.size.sum() for each in distinct.values())
     kept = kept_validation(entries, list(distinct.values()), options.get("stop"), keep_validation)
     if held_out and not kept:
@@ -668,7 +731,9 @@ def arranged(
     )
 
 
-def check_tunings(entries: Mapping[str, Entry], clients: Sequence[Federation], seeds: Sequence[int]) -> None:
+def check_tunings(
+    entries: Mapping[str, Entry], clients: Sequence[Federation], seeds: Sequence[int]
+) -> None:
     """Checks what `tune` returned for methods of a table.
 
     Raises:
@@ -685,7 +750,9 @@ def check_tunings(entries: Mapping[str, Entry], clients: Sequence[Federation], s
         leaked = np.isin(tuned.chosen_on, tested)
         if leaked.any():
             text = f"{title} was tuned on {leaked.sum()} examples on which this table tests"
-            raise ArgumentError("methods", f"{text}; accepted: `tune=`, or a tuning on the splits of the table")
+            raise ArgumentError(
+                "methods", f"{text}; accepted: `tune=`, or a tuning on the splits of the table"
+            )
 
 
 def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list[str]:

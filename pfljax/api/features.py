@@ -22,7 +22,8 @@ from pfljax.models.rewriting import rewritten
 from pfljax.run.experiment import Experiment
 
 AT_ONCE = 256  # examples
-WORTH = 0.25  # least share of the network's products before the cut, below which features are larger than they save
+# least share of the network's products before the cut, below which features are larger than they save
+WORTH = 0.25
 FILL = 0.25  # largest share of free memory for features; larger ones are in a file
 
 
@@ -42,7 +43,8 @@ class Features(NamedTuple):
 
 def with_features(experiment: Experiment, wanted: bool) -> Experiment:
     """The run on the features of its clients' examples, where its network has any and `wanted`; else as it is."""
-    model, local = experiment.problem.model, experiment.local
+    model = experiment.problem.model
+    local = experiment.local
     if model.frozen is None:
         return experiment
     found = cut(experiment) if wanted else "not wanted"
@@ -53,7 +55,10 @@ def with_features(experiment: Experiment, wanted: bool) -> Experiment:
     built = dataclasses.replace(model, behind=network, example_input=network.example)
     problem = experiment.problem._replace(model=built, solver=local.bind(built))
     stacks: dict[int, Any] = {}
-    of = lambda federation: federation and with_computed(federation, features.compute, stacks)
+
+    def of(federation):
+        return federation and with_computed(federation, features.compute, stacks)
+
     return dataclasses.replace(
         experiment,
         problem=problem,
@@ -65,7 +70,8 @@ def with_features(experiment: Experiment, wanted: bool) -> Experiment:
 
 def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
     """The network behind its frozen layers and the features of its inputs; or why it is not cut."""
-    model, local = experiment.problem.model, experiment.local
+    model = experiment.problem.model
+    local = experiment.local
     if local is None or local.augment != "none":
         return "mini-batches are augmented"
     if experiment.attack.backdoor:
@@ -78,7 +84,9 @@ def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
     if network.saved < WORTH:
         return f"{network.saved:.0%} of the products precede what is trained"
     shape = "x".join(map(str, network.example.shape[1:]))
-    said = f"{shape} numbers per example, computed once: {network.saved:.0%} of the network's products"
+    said = (
+        f"{shape} numbers per example, computed once: {network.saved:.0%} of the network's products"
+    )
     return network, Features(experiment.federation.inputs, computing(model, network), said)
 
 
@@ -95,7 +103,9 @@ def computing(model: Model, network: Behind) -> Callable[[PyTree], np.ndarray]:
         num = len(jax.tree.leaves(x)[0])
         found = room((num, *network.example.shape[1:]))
         for first in range(0, num, AT_ONCE):
-            part = jax.tree.map(lambda leaf, first=first: np.asarray(leaf[first : first + AT_ONCE]), x)
+            part = jax.tree.map(
+                lambda leaf, first=first: np.asarray(leaf[first : first + AT_ONCE]), x
+            )
             found[first : first + AT_ONCE] = program(network.own, model.converted(part))
         return found
 
@@ -137,11 +147,16 @@ def with_computed(
         if all(map(is_pooled, leaves)) and len({leaf.pool.shape[0] for leaf in leaves}) == 1:
             key = id(leaves[0].pool)
             if key not in stacks:
-                stacks[key] = leaves[0].pool, compute(jax.tree.map(Pool, split.x, is_leaf=is_pooled))
+                stacks[key] = (
+                    leaves[0].pool,
+                    compute(jax.tree.map(Pool, split.x, is_leaf=is_pooled)),
+                )
             return split._replace(x=Pooled(stacks[key][1], leaves[0].index))
         clients, n_max = split.y.shape[:2]
         real = np.arange(n_max) < np.asarray(split.size)[:clients, None]
-        flat = compute(jax.tree.map(lambda leaf: np.asarray(leaf)[real], split.x, is_leaf=is_pooled))
+        flat = compute(
+            jax.tree.map(lambda leaf: np.asarray(leaf)[real], split.x, is_leaf=is_pooled)
+        )
         found = room((clients, n_max, *flat.shape[1:]))
         found[real] = flat
         return split._replace(x=found)

@@ -56,7 +56,8 @@ def load(
     try:
         config = files.read_json(out / "config.json")
         summary = former.read_summary(out / "summary.json")
-        done, recorded_in = summary["last"]["round"], config.keys()
+        done = summary["last"]["round"]
+        recorded_in = config.keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = "accepted: the folder of a finished run; resume one that was interrupted"
         if (out / "table.json").exists():
@@ -65,7 +66,9 @@ def load(
     from pfljax.folder import checkpoints  # orbax is slow to import
 
     if done not in folders.whole_checkpoints(out):
-        text = f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"
+        text = (
+            f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"
+        )
         raise ArgumentError("path", text, path)
     store = "disk" if (out / folders.CLIENTS).is_dir() else "device"
     parts = dict(method=method, model=model, clients=clients, local=local)
@@ -76,7 +79,9 @@ def load(
         else:
             run = run_again(config, store, local, given)
         planned = config.get("program", {}).get("planned_rounds")
-        run.experiment = dataclasses.replace(run.experiment, planned_rounds=planned).with_rounds(summary["rounds"])
+        run.experiment = dataclasses.replace(run.experiment, planned_rounds=planned).with_rounds(
+            summary["rounds"]
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ArgumentError("path", f"its config.json is damaged ({error!r})", path) from error
     if not checkpoints.is_former(out / "checkpoints", done):  # otherwise nothing can predict
@@ -84,7 +89,9 @@ def load(
     return Result(run.experiment, saved_outcome(run.experiment, out, summary), out)
 
 
-def run_again(config: dict, client_store: Any, local: LocalTraining | None, given: Mapping[str, Any]) -> Run:
+def run_again(
+    config: dict, client_store: Any, local: LocalTraining | None, given: Mapping[str, Any]
+) -> Run:
     """Makes a run of the Python API again, from its config.json and the parts that are given."""
     parts = config.get("parts", {})
 
@@ -92,11 +99,20 @@ def run_again(config: dict, client_store: Any, local: LocalTraining | None, give
         if name in given:
             return given[name]
         if name not in parts:
-            raise ArgumentError(name, f"cannot be made again from config.json; {recorded.hand_over(name)}")
-        return datasets.made_again(parts[name]) if name == "clients" else recorded.found(parts[name], name)
+            raise ArgumentError(
+                name, f"cannot be made again from config.json; {recorded.hand_over(name)}"
+            )
+        return (
+            datasets.made_again(parts[name])
+            if name == "clients"
+            else recorded.found(parts[name], name)
+        )
 
     if local is None and "local.loss" in config.get("settings", {}) and "local.loss" not in parts:
-        raise ArgumentError("local.loss", f"cannot be made again from config.json; {recorded.hand_over('local.loss')}")
+        raise ArgumentError(
+            "local.loss",
+            f"cannot be made again from config.json; {recorded.hand_over('local.loss')}",
+        )
     options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
     execution = Execution(client_store=client_store)
     found = local or local_again(parts, client_store)
@@ -118,7 +134,10 @@ def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:
         if client_store == "disk":  # the clients' rows in the files contain its state
             cannot_train()
         missing = optax.GradientTransformation(lambda params: optax.EmptyState(), cannot_train)
-        made |= {"schedule": None, "optimizer": missing if made.get("learning_rate") is None else lambda _: missing}
+        made |= {
+            "schedule": None,
+            "optimizer": missing if made.get("learning_rate") is None else lambda _: missing,
+        }
     return LocalTraining(**made)
 
 
@@ -131,7 +150,8 @@ def cannot_train(*args: Any, **options: Any):
 
 def check_same(config: dict, run: Run) -> None:
     """Raises `ArgumentError` if a run's clients, or what it predicts with, are not the recorded ones."""
-    was, now = config.get("data", {}).get("digest"), run.experiment.config["data"]["digest"]
+    was = config.get("data", {}).get("digest")
+    now = run.experiment.config["data"]["digest"]
     if was != now:
         text = f"are not those of the run (digest {was}, now {now})"
         raise ArgumentError("clients", f"{text}; {recorded.hand_over('clients')}")
@@ -139,7 +159,8 @@ def check_same(config: dict, run: Run) -> None:
     for argument, parts in of_argument.items():
         try:
             now = fingerprint.program(run.experiment, parts)
-        except ArgumentError:  # predictions train, with an optimizer that was not recorded: `predict` says so
+        # predictions train, with an optimizer that was not recorded: `predict` says so
+        except ArgumentError:
             continue
         if changed := fingerprint.differences(config.get("program", {}), now, parts):
             text = f"is not the run's: {', '.join(changed)} changed"

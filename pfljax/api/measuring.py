@@ -34,7 +34,13 @@ from pfljax.training.compiling import Dispatch
 MEASURES = (
     *("parameters", "clients_per_round", "chunk", "rounds", "compile_seconds"),
     *("seconds_per_round", "fastest_round", "slowest_round", "seconds_again"),
-    *("client_updates_per_second", "argument_bytes", "output_bytes", "temporary_bytes", "peak_device_bytes"),
+    *(
+        "client_updates_per_second",
+        "argument_bytes",
+        "output_bytes",
+        "temporary_bytes",
+        "peak_device_bytes",
+    ),
     *("peak_resident_bytes", "disk_bytes", "bytes_down", "bytes_up"),
 )
 
@@ -62,9 +68,13 @@ def like_one(
 
     def shape(leaf):
         leaf = jax.ShapeDtypeStruct((num_clients, *leaf.shape[1:]), leaf.dtype)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mapped.sharding(leaf, by_rows=True))
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=mapped.sharding(leaf, by_rows=True)
+        )
 
-    splits = {name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")}
+    splits = {
+        name: tree.map_rows(shape, getattr(one, name)) for name in ("train", "validation", "test")
+    }
     shapes = dataclasses.replace(one, **splits, group=np.zeros(0, np.int32))
     problem = make_problem(one, model, local, 1.0, mapped)
     problem = problem._replace(num_clients=num_clients, cohort_size=cohort_size)
@@ -72,7 +82,11 @@ def like_one(
 
 
 def dispatcher(
-    experiment: Experiment, rounds: Compiled, clients: ClientData, trace: Path | None = None, period: int | None = None
+    experiment: Experiment,
+    rounds: Compiled,
+    clients: ClientData,
+    trace: Path | None = None,
+    period: int | None = None,
 ) -> Dispatch:
     """Initializes the state. Returns a function that runs the next round on it; see `compiling.dispatcher`.
 
@@ -84,7 +98,10 @@ def dispatcher(
         period: Number of rounds after which round numbers, and so cohorts, repeat; None: never.
     """
     key = jax.random.key(0)
-    key_for = lambda purpose: experiment.keys(key, key) if purpose else key
+
+    def key_for(purpose):
+        return experiment.keys(key, key) if purpose else key
+
     if trace:
         dispatch = compiling.dispatcher(rounds, key_for, clients)
         print(f"  {profiler(trace)(dispatch)}", flush=True)
@@ -93,7 +110,10 @@ def dispatcher(
 
 def on_a_device(stacked) -> int:
     """Returns the bytes that shapes with shardings take on one device."""
-    local = lambda leaf: jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+
+    def local(leaf):
+        return jax.ShapeDtypeStruct(leaf.sharding.shard_shape(leaf.shape), leaf.dtype)
+
     return tree.num_bytes(jax.tree.map(local, stacked))
 
 
@@ -102,7 +122,9 @@ def check_fit(need: int, what: str, limit: int | None = None) -> None:
     limit = memory.host_free() if limit is None else limit
     if need > memory.SHARE * limit:
         has = f"{memory.readable(int(memory.SHARE * limit))} (of {memory.readable(limit)})"
-        raise RunError(f"out of memory: {what}: needs {memory.readable(need)}, but only {has} is available")
+        raise RunError(
+            f"out of memory: {what}: needs {memory.readable(need)}, but only {has} is available"
+        )
 
 
 def check_state(experiment: Experiment) -> int:
@@ -111,25 +133,34 @@ def check_state(experiment: Experiment) -> int:
     Raises:
         RunError: if they do not fit.
     """
-    plan, clients, store = experiment.problem.plan, experiment.federation.client_data, store_of(experiment)
+    plan = experiment.problem.plan
+    clients = experiment.federation.client_data
+    store = store_of(experiment)
     state = shapes_of(experiment, clients)
-    copy = 5 * tree.num_bytes(clients) // 4  # includes the test examples that random_pixels generates
+    # includes the test examples that random_pixels generates
+    copy = 5 * tree.num_bytes(clients) // 4
     if store.on_disk:
         check_fit(copy, "clients' data on the host")
         return 0
     if not store.on_devices:
-        largest = max(map(tree.num_bytes, jax.tree.leaves(state)))  # a second copy while it is moved
+        # a second copy while it is moved
+        largest = max(map(tree.num_bytes, jax.tree.leaves(state)))
         check_fit(copy + tree.num_bytes(state) + largest, "clients' state and data on the host")
         return 0
     state = compiled.shaped(state, compiled.state_shardings(plan, state))
     check_fit(copy, "data on the host")
     copy = copy // len(jax.local_devices()) if plan.device.platform == "cpu" else 0
-    check_fit(on_a_device((state, clients)) + copy, "state and data on a device", memory.device_limit())
+    check_fit(
+        on_a_device((state, clients)) + copy, "state and data on a device", memory.device_limit()
+    )
     return copy
 
 
 def measure(
-    experiment: Experiment, data: Callable[[], ClientData], num_rounds: int, trace: Path | None = None
+    experiment: Experiment,
+    data: Callable[[], ClientData],
+    num_rounds: int,
+    trace: Path | None = None,
 ) -> dict[str, int | float | None]:
     """Measures a run: compiles it, times some rounds, and reads the memory analysis and the records.
 
@@ -147,21 +178,27 @@ def measure(
     """
     jax.clear_caches()  # each run compiles everything it needs
     copy = check_state(experiment)
-    resident, device = PeakResident(), memory.peak_bytes()
-    problem, store = experiment.problem, store_of(experiment)
+    resident = PeakResident()
+    device = memory.peak_bytes()
+    problem = experiment.problem
+    store = store_of(experiment)
     with tempfile.TemporaryDirectory() as folder:
         experiment = dataclasses.replace(experiment, directory=Path(folder))
         rounds = compiling.compile_to_fit(experiment, experiment.federation.client_data, 1)
         clients = data()
         if store.on_devices:
             need = max(rounds.making.total if rounds.making else 0, rounds.memory.total) + copy
-            check_fit(need, "initializing the state, or a round, on a device", memory.device_limit())
+            check_fit(
+                need, "initializing the state, or a round, on a device", memory.device_limit()
+            )
             clients = pools.place(rounds.plan, clients, problem.num_clients)
         dispatch = dispatcher(experiment, rounds, clients, trace, period=num_rounds)
         dispatch()  # warm-up
         seconds, records = zip(*[dispatch() for _ in range(num_rounds)], strict=True)
-        again = [dispatch()[0] for _ in range(num_rounds)] if store.on_disk else []  # now all clients have rows
-        per_round, peak = float(np.median(seconds)), memory.peak_bytes()
+        # now all clients have rows
+        again = [dispatch()[0] for _ in range(num_rounds)] if store.on_disk else []
+        per_round = float(np.median(seconds))
+        peak = memory.peak_bytes()
         disk = sum(path.stat().st_blocks * 512 for path in Path(folder).iterdir())
     return {
         "parameters": problem.model.num_parameters,

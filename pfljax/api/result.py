@@ -26,7 +26,8 @@ from pfljax.settings.fields import checked
 from pfljax.stores import serving
 from pfljax.training.loop import Outcome
 
-MOST_OFFSET = 1e4  # deviations between 0 and a mean, from which float32 loses three digits of a standardized number
+# deviations between 0 and a mean, from which float32 loses three digits of a standardized number
+MOST_OFFSET = 1e4
 ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with
 
 
@@ -61,11 +62,15 @@ class Collaboration:
             ArgumentError: if there is no such evaluation, or if only a sample of the clients is scored.
         """
         if "clients" in self.arrays:
-            raise ArgumentError("eval_clients", "a matrix needs all clients; use index and weights instead")
+            raise ArgumentError(
+                "eval_clients", "a matrix needs all clients; use index and weights instead"
+            )
         num = len(self.rounds)
         whole = isinstance(evaluation, int | np.integer) and not isinstance(evaluation, bool)
         if not whole or not -num <= evaluation < num:
-            raise ArgumentError("evaluation", f"accepted: whole numbers, {-num} to {num - 1}", evaluation)
+            raise ArgumentError(
+                "evaluation", f"accepted: whole numbers, {-num} to {num - 1}", evaluation
+            )
         index = self.index[evaluation]
         weights = self.weights[evaluation]
         num_models = len(index) if self.topology.first_is_own else int(self.index.max()) + 1
@@ -81,7 +86,8 @@ class Result:
     """
 
     def __init__(self, experiment: Experiment, outcome: Outcome, out: Path | None):
-        self.experiment, self.out = experiment, out
+        self.experiment = experiment
+        self.out = out
         self._outcome = outcome
         history = outcome.history
         self._rows = [dict(row) for row in history.rows]
@@ -146,7 +152,9 @@ class Result:
     def per_client_accuracy(self) -> np.ndarray:
         """Each client's test accuracy after the last round. Shape (K,), or (n,) with `eval_clients`."""
         if "accuracy_test" not in self._results:
-            raise ArgumentError("per_client_accuracy", "regression has no accuracy; use results['loss_test']")
+            raise ArgumentError(
+                "per_client_accuracy", "regression has no accuracy; use results['loss_test']"
+            )
         return self._results["accuracy_test"][-1]
 
     @property
@@ -195,7 +203,9 @@ class Result:
             model = problem.model
             shape = jax.eval_shape(model.predict, model.network.shapes, model.example_input).shape
             return np.zeros((len(clients), 0, *shape[1:]), np.float32)
-        found = self._outcome.serve(lambda algorithm: serving.outputs(problem, algorithm, x), clients)
+        found = self._outcome.serve(
+            lambda algorithm: serving.outputs(problem, algorithm, x), clients
+        )
         finite = np.isfinite(found).reshape(*found.shape[:2], -1).all(axis=2)
         if not finite.all():
             number, row = np.argwhere(~finite)[0]
@@ -221,18 +231,30 @@ class Result:
         """
         number = self.experiment.federation.client_number(client)
         problem = self.experiment.problem._replace(plan=self._outcome.plan)
-        as_it_is = lambda algorithm: lambda made, _: made if problem.groups else made._replace(inputs=())
+
+        def as_it_is(algorithm):
+            return lambda made, _: made if problem.groups else made._replace(inputs=())
+
         prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [number]))
-        model, algorithm = problem.model, self.experiment.algorithm(problem.plan)
+        model = problem.model
+        algorithm = self.experiment.algorithm(problem.plan)
         if problem.groups:
-            mixed, group = self.experiment.mixed(problem, self.experiment.method), int(prediction.inputs)
+            mixed = self.experiment.mixed(problem, self.experiment.method)
+            group = int(prediction.inputs)
             prediction = mixed.unpacked(group, prediction.models)
-            model, algorithm = problem.groups.models[group], mixed.algorithms[group]
+            model = problem.groups.models[group]
+            algorithm = mixed.algorithms[group]
         used = np.flatnonzero(np.asarray(prediction.weights) > ALONE)
         applied = algorithm.apply is not None
         if applied or len(used) != 1:
-            what = "more than the outputs of one model" if applied else "a mixture of several models"
-            raise ArgumentError("client", f"predicts with {what}, which is no Flax module; use result.predict", client)
+            what = (
+                "more than the outputs of one model" if applied else "a mixture of several models"
+            )
+            raise ArgumentError(
+                "client",
+                f"predicts with {what}, which is no Flax module; use result.predict",
+                client,
+            )
         params = jax.tree.map(lambda leaf: leaf[used[0]], prediction.models)
         module, variables = model.network.exported(params)
         scaling = self.experiment.federation.scaling
@@ -240,9 +262,7 @@ class Result:
             return module, variables
         ratio = largest_offset(scaling)
         if ratio > MOST_OFFSET:
-            text = (
-                f"has a mean of {ratio:.0e} deviations, so the exported module, which computes in float32, is inexact"
-            )
+            text = f"has a mean of {ratio:.0e} deviations, so the exported module, in float32, is inexact"
             warn("x", f"{text}; train on x less its mean, or use result.predict")
         return standardizing(module, variables, statistics_of(scaling.mean, scaling.std))
 
@@ -278,12 +298,16 @@ class Result:
         inputs = self.experiment.inputs
         wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
         if any(map(np.ma.is_masked, jax.tree.leaves(x))):
-            raise ArgumentError("x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)")
+            raise ArgumentError(
+                "x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)"
+            )
         given = as_arrays(in_order(x, federation.feature_names))["x"]
         try:
             shapes = jax.tree.map(lambda leaf, x: np.shape(x), inputs, given)
         except (TypeError, ValueError) as error:
-            raise ArgumentError("x", f"is no array, or not as many arrays; accepted: {wanted}") from error
+            raise ArgumentError(
+                "x", f"is no array, or not as many arrays; accepted: {wanted}"
+            ) from error
         num = len(np.atleast_1d(jax.tree.leaves(given)[0]))
         if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
             raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
@@ -309,7 +333,9 @@ class Result:
             ArgumentError: if the run was trained without a folder.
         """
         if self.out is None:
-            raise ArgumentError("out", "the run was trained without a folder; pass `out` to `train`")
+            raise ArgumentError(
+                "out", "the run was trained without a folder; pass `out` to `train`"
+            )
         return report.write(self.out)
 
 
@@ -317,7 +343,9 @@ def largest_offset(scaling: Scaling) -> float:
     """The largest mean, in deviations, of an array that is scaled."""
     means = jax.tree.leaves(scaling.mean)
     deviations = jax.tree.leaves(scaling.std)
-    return max(float(np.max(np.abs(mean) / std)) for mean, std in zip(means, deviations, strict=True))
+    return max(
+        float(np.max(np.abs(mean) / std)) for mean, std in zip(means, deviations, strict=True)
+    )
 
 
 def in_order(x: Any, names: Sequence[str]) -> Any:
@@ -335,7 +363,9 @@ def in_order(x: Any, names: Sequence[str]) -> Any:
     if sorted(given) != sorted(names):
         lacking = few([name for name in names if name not in given]) or "none"
         others = few([name for name in given if name not in names]) or "no others"
-        raise ArgumentError("x", f"lacks {lacking} and has {others}; accepted: the columns {few(list(names))}")
+        raise ArgumentError(
+            "x", f"lacks {lacking} and has {others}; accepted: the columns {few(list(names))}"
+        )
     return x[[columns[given.index(name)] for name in names]]
 
 
@@ -354,7 +384,9 @@ def check_numbers(x: np.ndarray) -> None:
         as_computed = x.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(as_computed).all(axis=tuple(range(1, x.ndim))))
     if bad.size:
-        raise ArgumentError("x", f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
+        raise ArgumentError(
+            "x", f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}"
+        )
 
 
 def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
@@ -362,22 +394,33 @@ def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
     if not np.issubdtype(dtype, np.integer):
         return x.astype(dtype)
     limits = np.iinfo(dtype)
-    if x.size and not (np.all(x == np.floor(x)) and limits.min <= x.min() and x.max() <= limits.max):
-        raise ArgumentError("x", f"has numbers that are no {np.dtype(dtype)}; accepted: integers, as in training")
+    if x.size and not (
+        np.all(x == np.floor(x)) and limits.min <= x.min() and x.max() <= limits.max
+    ):
+        raise ArgumentError(
+            "x", f"has numbers that are no {np.dtype(dtype)}; accepted: integers, as in training"
+        )
     return x.astype(dtype)
 
 
 def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
     """Converts the content of results.npz to a DataFrame with one row per evaluated round, client and split."""
-    pd, rounds = optional.load("pandas", "to_pandas"), results["rounds"]
+    pd = optional.load("pandas", "to_pandas")
+    rounds = results["rounds"]
     found = [split for split in ("train", "validation", "test") if f"loss_{split}" in results]
     clients = results.get("clients", np.arange(federation.num_clients))
     index = pd.MultiIndex.from_product([rounds, clients, found], names=["round", "client", "split"])
-    stacked = lambda metric: np.stack([results[f"{metric}_{split}"] for split in found], axis=-1).ravel()
+
+    def stacked(metric):
+        return np.stack([results[f"{metric}_{split}"] for split in found], axis=-1).ravel()
+
     names = [name.removesuffix(f"_{found[0]}") for name in results if name.endswith(f"_{found[0]}")]
     metrics = sorted(names, key=lambda name: ("loss", "accuracy", name).index(name))
     sizes = np.stack([getattr(federation, split).size[clients] for split in found], axis=-1)
-    of_clients = lambda values: np.tile(np.repeat(values[clients], len(found)), len(rounds))
+
+    def of_clients(values):
+        return np.tile(np.repeat(values[clients], len(found)), len(rounds))
+
     columns = {} if federation.group is None else {"group": of_clients(federation.group)}
     columns["size"] = np.tile(sizes.ravel(), len(rounds))
     if federation.client_names is not None:

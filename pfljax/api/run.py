@@ -50,9 +50,12 @@ from pfljax.training.tracking import Tracker
 
 Say = Callable[[str], None]
 Folder = str | Path
-Clients = Annotated[Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")]
+Clients = Annotated[
+    Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")
+]
 ClientsOfSplit = Annotated[
-    Federation | Callable[[int], Any], knob(accepted="a Federation, or a function split -> Federation")
+    Federation | Callable[[int], Any],
+    knob(accepted="a Federation, or a function split -> Federation"),
 ]
 
 
@@ -89,7 +92,9 @@ class Run:
         eval_clients: Annotated[int, knob(at_least=0)] = 0,
         tell_groups: bool = False,
         metrics: Metrics | None = None,
-        stop: Annotated[Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")] = None,
+        stop: Annotated[
+            Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")
+        ] = None,
         planned_rounds: PlannedRounds = None,
         server: Server | None = None,
         attack: Attack | None = None,
@@ -130,22 +135,39 @@ class Run:
         execution = execution or Execution()
         cores.check_settings(compiled=execution.plan != "python")
         method, knows = tell(check_method(method), tell_groups, clients.group)
-        told = filled(server, attack, compression, faults, client_privacy) | {"stop": stop, "knows": knows}
+        told = filled(server, attack, compression, faults, client_privacy) | {
+            "stop": stop,
+            "knows": knows,
+        }
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         clients = scaled_as(model, clients)
         local = with_class_weights(local, clients)
         self.clients = clients
-        problem = make_problem(clients, model, local, participation, execution.make_plan(), told["client_privacy"])
-        problem, timed = problem._replace(clock=clock), {"clock": clock} if clock else {}
+        problem = make_problem(
+            clients, model, local, participation, execution.make_plan(), told["client_privacy"]
+        )
+        problem = problem._replace(clock=clock)
+        timed = {"clock": clock} if clock else {}
         check_config(config)
-        config = config or describe.config(method, clients, modules_of(model), local, participation, told | timed)
-        clients = clients.with_attackers(told["attack"].attackers, seed) if told["attack"].active else clients
-        unseen, metrics = data.match_classes(unseen, clients), measures.named(metrics, RESERVED, clients.task)
+        config = config or describe.config(
+            method, clients, modules_of(model), local, participation, told | timed
+        )
+        clients = (
+            clients.with_attackers(told["attack"].attackers, seed)
+            if told["attack"].active
+            else clients
+        )
+        unseen = data.match_classes(unseen, clients)
+        metrics = measures.named(metrics, RESERVED, clients.task)
         told |= {"planned_rounds": planned_rounds, "client_store": execution.client_store}
         told |= {"config": config | {"data": data.describe(clients, unseen)}}
         unseen = unseen and unseen.standardized
-        found = Experiment(method, problem, clients.standardized, local, unseen=unseen, metrics=metrics, **told)
-        self.experiment = check(with_features(fingerprint.identified(found), execution.cache_features))
+        found = Experiment(
+            method, problem, clients.standardized, local, unseen=unseen, metrics=metrics, **told
+        )
+        self.experiment = check(
+            with_features(fingerprint.identified(found), execution.cache_features)
+        )
 
     @checked()
     def train(
@@ -193,13 +215,19 @@ class Run:
             raise ArgumentError("resume", "needs the run's folder, `out`")
         if self._trainer is None:
             self._out = out
-            self._trainer = start([self], [out] if out else None, profile, resume=resume, say=say, bar=progress)
+            self._trainer = start(
+                [self], [out] if out else None, profile, resume=resume, say=say, bar=progress
+            )
         elif out not in (None, self._out):
-            raise ArgumentError("out", f"this run already writes to {self._out or 'no folder'}", out)
+            raise ArgumentError(
+                "out", f"this run already writes to {self._out or 'no folder'}", out
+            )
         self._trainer.trackers = [tracker]
         total = self._trainer.done + rounds
         outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
-        planned = dataclasses.replace(self.experiment, planned_rounds=outcome.experiment.planned_rounds)
+        planned = dataclasses.replace(
+            self.experiment, planned_rounds=outcome.experiment.planned_rounds
+        )
         return Result(planned.with_rounds(total), outcome, self._out)
 
 
@@ -207,8 +235,12 @@ def check_method(method: Any, argument: str = "method") -> Any:
     """Returns a method. Raises `ArgumentError` if the object is none."""
     if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
         own = dataclasses.is_dataclass(method) and hasattr(method, "build")
-        text = "; decorate its class with @pfl.method" if own and not isinstance(method, type) else ""
-        raise ArgumentError(argument, f"accepted: a method with its knobs, such as FedAvg(){text}", method)
+        text = (
+            "; decorate its class with @pfl.method" if own and not isinstance(method, type) else ""
+        )
+        raise ArgumentError(
+            argument, f"accepted: a method with its knobs, such as FedAvg(){text}", method
+        )
     return method
 
 
@@ -237,13 +269,18 @@ class SplitData(NamedTuple):
 
 
 def data_of_trials(
-    clients: Federation | Callable[[int], Any], trials: Sequence[Trial], unseen: Federation | float | None = None
+    clients: Federation | Callable[[int], Any],
+    trials: Sequence[Trial],
+    unseen: Federation | float | None = None,
 ) -> dict[Trial, SplitData]:
     """Returns the clients of each trial; see `compare`. Trials on the same split share them."""
     if isinstance(clients, Federation):
         shared = with_unseen(clients, unseen, 0)
         return dict.fromkeys(trials, shared)
-    of_split = {split: with_unseen(made_clients(clients, split), unseen, split) for split in splits_of(trials)}
+    of_split = {
+        split: with_unseen(made_clients(clients, split), unseen, split)
+        for split in splits_of(trials)
+    }
     return {trial: of_split[trial.of_data] for trial in trials}
 
 
@@ -262,7 +299,9 @@ def data_to_tune_on(
     """
     distinct = list({id(found[trial]): found[trial] for trial in trials}.values())
     if not all(each.clients.validation.size.sum() for each in distinct):
-        raise ArgumentError("clients", "have no validation examples to tune on; set validation_fraction above 0")
+        raise ArgumentError(
+            "clients", "have no validation examples to tune on; set validation_fraction above 0"
+        )
     of_table = {id(found[trial]): found[trial] for trial in table}.values()
     tested = [clients for each in of_table for clients in each if clients is not None]
     clients = data.without_tested([each.clients for each in distinct], tested)
@@ -283,7 +322,9 @@ def made_clients(make: Callable[[int], Any], split: int) -> Any:
         raise
     except Exception as error:
         line = f"raised {type(error).__name__}: {error}".partition("\n")[0]
-        raise ArgumentError("clients", f"{line}, for {split}; accepted: a function of the split") from error
+        raise ArgumentError(
+            "clients", f"{line}, for {split}; accepted: a function of the split"
+        ) from error
     parts = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(parts[0], Federation) or not isinstance(parts[1], Federation | None):
         raise ArgumentError("clients", "accepted: a function that returns a Federation", found)
@@ -294,7 +335,9 @@ def with_unseen(found: Any, unseen: Federation | float | None, split: int) -> Sp
     """The clients of a split, a share of which is held out of training, or beside others."""
     if isinstance(found, tuple):
         if unseen is not None:
-            raise ArgumentError("unseen", "accepted only if `clients` does not return unseen clients itself")
+            raise ArgumentError(
+                "unseen", "accepted only if `clients` does not return unseen clients itself"
+            )
         return SplitData(*found)
     if unseen is None or isinstance(unseen, Federation):
         return SplitData(found, unseen)
@@ -345,11 +388,15 @@ def scaled_as(model: Any, clients: Federation) -> Federation:
         return values
 
     def tree_of(kind: str) -> Any:
-        return jax.tree_util.tree_map_with_path(functools.partial(one, kind=kind), clients.train.x, is_leaf=is_pooled)
+        return jax.tree_util.tree_map_with_path(
+            functools.partial(one, kind=kind), clients.train.x, is_leaf=is_pooled
+        )
 
     scaling = Scaling(tree_of("mean"), tree_of("std"))
     if missing := brought["mean"].keys() - used:
-        raise ArgumentError("model", f"standardizes {', '.join(sorted(missing))}, which the clients' x lacks")
+        raise ArgumentError(
+            "model", f"standardizes {', '.join(sorted(missing))}, which the clients' x lacks"
+        )
     return dataclasses.replace(clients, scaling=scaling)
 
 
@@ -385,12 +432,21 @@ def make_problem(
 ) -> Problem:
     """Returns the problem that a method is built for. Training sets `rounds` when it starts."""
     model = Networks(model) if isinstance(model, Mapping) else model
-    options = {"target_shape": clients.train.y.shape[2:], "loss": local.loss, "computes_in": local.dtype}
-    build = lambda each: models.build(each, clients.inputs, clients.task, clients.num_classes, **options)
+    options = {
+        "target_shape": clients.train.y.shape[2:],
+        "loss": local.loss,
+        "computes_in": local.dtype,
+    }
+
+    def build(each):
+        return models.build(each, clients.inputs, clients.task, clients.num_classes, **options)
+
     networks = model.networks if isinstance(model, Networks) else [("", model)]
     built = [build(each) for _, each in networks]
     if not all(jax.tree.leaves(jax.eval_shape(each.init, jax.random.key(0))) for each in built):
-        raise ArgumentError("model", "has no parameters to train; accepted: networks with at least one")
+        raise ArgumentError(
+            "model", "has no parameters to train; accepted: networks with at least one"
+        )
     if (late := clients.late_scaling) is not None:
         built = [dataclasses.replace(each, scaling=(late.mean, late.std)) for each in built]
     problem = Problem(
@@ -410,7 +466,10 @@ def make_problem(
 
 
 def start(
-    runs: Sequence[Run], outs: Sequence[Path] | None = None, profile: str | Path | None = None, **options: Any
+    runs: Sequence[Run],
+    outs: Sequence[Path] | None = None,
+    profile: str | Path | None = None,
+    **options: Any,
 ) -> Trainer:
     """Returns the trainer of one run, or of several runs as replicates; further `options` are those of `Trainer`."""
     experiments = [run.experiment for run in runs]
@@ -426,7 +485,9 @@ def start(
     if outs:
         environment = describe.environment()
         configs = [environment | each.config for each in experiments]
-        experiments = [dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)]
+        experiments = [
+            dataclasses.replace(e, config=c) for e, c in zip(experiments, configs, strict=True)
+        ]
     folder = None if profile is None else Path(profile)
     if folder:
         files.check_writable(folder, "profile")
@@ -478,7 +539,9 @@ def train_replicates(
         ArgumentError: if the runs differ in anything else, or have a stop rule; before anything is trained or written.
     """
     if len(runs) > 1 and any(run.experiment.stop for run in runs):
-        raise ArgumentError("runs", "accepted in one kernel: runs without a stop rule, since all train to the end")
+        raise ArgumentError(
+            "runs", "accepted in one kernel: runs without a stop rule, since all train to the end"
+        )
     for name, given in (("outs", outs), ("trackers", trackers)):
         if given and len(given) != len(runs):
             raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
@@ -487,4 +550,7 @@ def train_replicates(
     trainer = start(padded_alike(runs), folders, profile, resume=resume, say=say, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
     found = zip(runs, outcomes, folders or [None] * len(runs), strict=True)
-    return [Result(run.experiment.with_rounds(rounds), outcome, folder) for run, outcome, folder in found]
+    return [
+        Result(run.experiment.with_rounds(rounds), outcome, folder)
+        for run, outcome, folder in found
+    ]

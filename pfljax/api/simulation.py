@@ -24,7 +24,15 @@ from pfljax.training import mixing
 from pfljax.training.loop import Rounds
 
 # Options of `Run` that a simulation does not have: it is neither evaluated by a schedule nor written.
-OF_RUNS = ("unseen", "fine_tune_epochs", "eval_clients", "metrics", "stop", "planned_rounds", "config")
+OF_RUNS = (
+    "unseen",
+    "fine_tune_epochs",
+    "eval_clients",
+    "metrics",
+    "stop",
+    "planned_rounds",
+    "config",
+)
 
 
 class Simulation:
@@ -65,26 +73,40 @@ class Simulation:
         Raises:
             ArgumentError: see `Run`.
         """
-        self.experiment = Run(method, clients, model, local, **options).experiment.with_rounds(rounds)
+        self.experiment = Run(method, clients, model, local, **options).experiment.with_rounds(
+            rounds
+        )
         if self.experiment.client_store != "device":
-            raise ArgumentError("client_store", "accepted for a Simulation: device", self.experiment.client_store)
+            raise ArgumentError(
+                "client_store", "accepted for a Simulation: device", self.experiment.client_store
+            )
         mixing.check(self.experiment)
-        problem, federation = self.experiment.problem, self.experiment.federation
-        plan, num = problem.plan, problem.num_clients
+        problem = self.experiment.problem
+        federation = self.experiment.federation
+        plan = problem.plan
+        num = problem.num_clients
         algorithm = self.experiment.algorithm(plan)
         self._clients: ClientData = place(plan, federation.client_data, num)
         splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
-        self._splits = place(plan, {name: part for name, part in splits.items() if part.y.size}, num)
+        self._splits = place(
+            plan, {name: part for name, part in splits.items() if part.y.size}, num
+        )
         one_round = make_round(algorithm, plan, problem.cohort_size)
         use = scores(problem, algorithm)
-        compiled = calling if isinstance(plan, PythonPlan) else functools.partial(Jitted, problem.model.network, plan)
+        compiled = (
+            calling
+            if isinstance(plan, PythonPlan)
+            else functools.partial(Jitted, problem.model.network, plan)
+        )
         self._init = compiled(functools.partial(lifting.init, algorithm, plan))
         # The shapes of a state; None: functions are called in Python, which shows what is wrong.
         self._like = None
         if not isinstance(plan, PythonPlan):
             first = functools.partial(lifting.init, algorithm, plan)
             self._like = jax.eval_shape(first, jax.random.key(0), self._clients)
-        self._step = compiled(lambda key, state, clients: one_round(key, state.round, state, clients))
+        self._step = compiled(
+            lambda key, state, clients: one_round(key, state.round, state, clients)
+        )
         self._serve = compiled(functools.partial(lifting.serve, algorithm, plan, use))
 
     def init(self, key: Key) -> State:
@@ -141,12 +163,18 @@ class Simulation:
             return
         found, structure = jax.tree.flatten(state)
         expected, own_structure = jax.tree.flatten(self._like)
-        if structure != own_structure or [np.shape(leaf) for leaf in found] != [leaf.shape for leaf in expected]:
-            raise ArgumentError("state", f"has other arrays than those of {self.experiment.name}; {accepted}")
+        if structure != own_structure or [np.shape(leaf) for leaf in found] != [
+            leaf.shape for leaf in expected
+        ]:
+            raise ArgumentError(
+                "state", f"has other arrays than those of {self.experiment.name}; {accepted}"
+            )
 
 
 def check_key(key: Any) -> None:
     """Raises `ArgumentError` for anything but one key."""
     is_key = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_key or key.shape != ():
-        raise ArgumentError("key", "accepted: one key, such as jax.random.key(0)", type(key).__name__)
+        raise ArgumentError(
+            "key", "accepted: one key, such as jax.random.key(0)", type(key).__name__
+        )

@@ -23,7 +23,8 @@ from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
 from pfljax.training.tracking import Tracker
 
-SUMMARY, ROWS = "summary.json", "metrics.jsonl"
+SUMMARY = "summary.json"
+ROWS = "metrics.jsonl"
 POLL_SECONDS = 1.0  # between looks at a cell that another process trains
 
 T = TypeVar("T")
@@ -87,7 +88,9 @@ class Study:
             except folders.Changed as error:
                 if self.rerun != "changed":
                     text = error.text.removesuffix(f"; {folders.WAY_ON}")
-                    raise ArgumentError("rerun", f"{text}; accepted: changed, to train it again") from error
+                    raise ArgumentError(
+                        "rerun", f"{text}; accepted: changed, to train it again"
+                    ) from error
                 found.append(False)
 
         processes.first(check)
@@ -97,14 +100,17 @@ class Study:
         """The finished cell in a folder, or None; and what is wrong with its files, if that is why it is None."""
         if not self.check(run, folder):
             return None, "it has changed"
-        wrong, done = "", False
+        wrong = ""
+        done = False
         if processes.is_first():  # other processes may see the files later
             wrong = damage(folder)
             summary = Cell.read(folder).summary if not wrong and (folder / SUMMARY).exists() else {}
             last = summary.get("last", {})
             lacking = [name for name in run.experiment.measures if last and name not in last]
             wrong = wrong or (f"it lacks the metrics {', '.join(lacking)}" if lacking else "")
-            done = (last.get("round") == self.rounds or bool(summary.get("stopped"))) and not lacking
+            done = (
+                last.get("round") == self.rounds or bool(summary.get("stopped"))
+            ) and not lacking
         return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong
 
     def train(
@@ -137,14 +143,16 @@ class Study:
         cells: list[Cell | None],
     ) -> bool:
         """Reads finished cells and trains those that no other process trains. Returns whether some are left."""
-        left, busy = [number for number, cell in enumerate(cells) if cell is None], False
+        left = [number for number, cell in enumerate(cells) if cell is None]
+        busy = False
         with contextlib.ExitStack() as held:
             for number, out in [(n, outs[n]) for n in left] if outs else ():
                 cells[number], wrong = self.read(runs[number], out)
                 if cells[number]:
                     self.say(f"{out}: already finished")
                 elif taken(held, out, self.say):
-                    cells[number], wrong = self.read(runs[number], out)  # another process may just have finished it
+                    # another process may just have finished it
+                    cells[number], wrong = self.read(runs[number], out)
                     if cells[number] is None:
                         self._prepare(runs[number], out, wrong)
                         continue
@@ -180,7 +188,11 @@ class Study:
         for number in numbers:
             shares = store_of(runs[number].experiment).on_devices and in_turn(runs[number])
             federation = runs[number].experiment.federation
-            shape = "" if self.replicate == "vmap" else f"{shapes(federation)} {federation.late_scaling}"
+            shape = (
+                ""
+                if self.replicate == "vmap"
+                else f"{shapes(federation)} {federation.late_scaling}"
+            )
             alone = runs[number].experiment.stop is not None  # at its own round
             alone = alone or self.replicate == "no" or (self.replicate == "auto" and not shares)
             groups.setdefault(number if alone else shape, []).append(number)
@@ -189,9 +201,18 @@ class Study:
     def _together(self, group: Sequence[tuple[Run, Path | None, Tracker | None]]) -> list[Result]:
         """Trains runs in one kernel."""
         runs = [run for run, _, _ in group]
-        outs, trackers = [out for _, out, _ in group], [tracker for _, _, tracker in group]
-        told = lambda line: self.say(line.strip()) if "profile: " in line or folders.LOST in line else None
-        options = {"schedule": self.schedule, "say": told, "profile": self.profile, "trackers": trackers}
+        outs = [out for _, out, _ in group]
+        trackers = [tracker for _, _, tracker in group]
+
+        def told(line):
+            return self.say(line.strip()) if "profile: " in line or folders.LOST in line else None
+
+        options = {
+            "schedule": self.schedule,
+            "say": told,
+            "profile": self.profile,
+            "trackers": trackers,
+        }
         options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
         return train_replicates(runs, self.rounds, **options)
 
@@ -248,7 +269,8 @@ def computes_as(a: Run, b: Run) -> bool:
         one.local is not None
         and shapes(one.federation) == shapes(other.federation)
         and alike(one.numbers, other.numbers)
-        and alike(one.federation.late_scaling, other.federation.late_scaling)  # which the program holds
+        # which the program holds
+        and alike(one.federation.late_scaling, other.federation.late_scaling)
         and not differences(one, other)
     )
 
@@ -261,7 +283,10 @@ def in_turn(run: Run) -> bool:
 
 def shapes(clients: Any) -> Any:
     """Shapes of the clients' training data and of what is drawn from it."""
-    return jax.tree.map(lambda leaf: (leaf.shape, str(leaf.dtype)), (clients.train, clients.validation, clients.test))
+    return jax.tree.map(
+        lambda leaf: (leaf.shape, str(leaf.dtype)),
+        (clients.train, clients.validation, clients.test),
+    )
 
 
 def damage(folder: Path) -> str:
@@ -273,8 +298,14 @@ def damage(folder: Path) -> str:
         return ""
     for name in manifest.RECORDS:  # the manifest is missing or damaged
         try:
-            {".json": files.read_json, ".npz": files.read_npz}.get(Path(name).suffix, files.read_jsonl)(folder / name)
+            {".json": files.read_json, ".npz": files.read_npz}.get(
+                Path(name).suffix, files.read_jsonl
+            )(folder / name)
         except Exception:  # a truncated file can make its reader raise anything
             return f"{name} cannot be read"
     cell = Cell.read(folder)
-    return "" if cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"] else f"{ROWS} lacks rows"
+    return (
+        ""
+        if cell.rows and cell.rows[-1]["round"] == cell.summary["last"]["round"]
+        else f"{ROWS} lacks rows"
+    )

@@ -24,13 +24,25 @@ from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_roun
 from pfljax.settings.fields import checked, knob, nearest
 
 # Files of a comparison, whose folder also has one of each method.
-FILES = ("planned.json", "report.html", "table.csv", "table.json", "table.md", "table.png", "table.tex", "workers")
+FILES = (
+    "planned.json",
+    "report.html",
+    "table.csv",
+    "table.json",
+    "table.md",
+    "table.png",
+    "table.tex",
+    "workers",
+)
 MAX_GAINS = 500  # of single clients, kept in a row
-SECONDS = "s per round"  # heading of the only column that is measured, and differs when a study is repeated
+# heading of the only column that is measured, and differs when a study is repeated
+SECONDS = "s per round"
 FAILED = "failed"  # in place of a failed method's score
 
 
-def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], target: float | None = None) -> dict:
+def method_row(
+    title: str, cells: Sequence[Cell], trials: Sequence[Trial], target: float | None = None
+) -> dict:
     """Returns a method's row: mean and sample deviation over runs of the final scores, and curves over rounds.
 
     With a `target`, also the simulated seconds after which each run has reached this score; None if it never does.
@@ -69,7 +81,9 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
         "megabytes_per_round": of["megabytes"].mean,
         "seconds_per_round": of["seconds"].mean,
         "simulated_mean": of["simulated"].mean,
-        "seconds_to_target": None if clock is None or target is None else times_to(target, curves, clock, sign),
+        "seconds_to_target": None
+        if clock is None or target is None
+        else times_to(target, curves, clock, sign),
         **epsilons([summary["privacy"] or {} for summary in summaries]),
         "trend": late.verdict(sign),
         "late_change": late.change,
@@ -84,7 +98,13 @@ def method_row(title: str, cells: Sequence[Cell], trials: Sequence[Trial], targe
 def failed_row(title: str, reason: str, score: str) -> dict:
     """Returns the row of a method that failed, which says why and has no scores."""
     unknown = OfRuns.of([])
-    numbers = ("best_mean", "bottom_decile_mean", "unseen_mean", "gradients_per_round", "megabytes_per_round")
+    numbers = (
+        "best_mean",
+        "bottom_decile_mean",
+        "unseen_mean",
+        "gradients_per_round",
+        "megabytes_per_round",
+    )
     numbers += ("seconds_per_round", "simulated_mean", "late_change")
     return {
         "method": title,
@@ -116,7 +136,10 @@ def times_to(target: float, curves: np.ndarray, clock: np.ndarray, sign: int) ->
         sign: 1 if high scores are good, -1 if low ones are.
     """
     reached = sign * curves >= sign * target
-    return [float(time[np.argmax(row)]) if row.any() else None for row, time in zip(reached, clock, strict=True)]
+    return [
+        float(time[np.argmax(row)]) if row.any() else None
+        for row, time in zip(reached, clock, strict=True)
+    ]
 
 
 def times_text(times: Sequence[float | None]) -> str:
@@ -138,7 +161,9 @@ class Column(NamedTuple):
     cell: Callable[[Mapping[str, Any]], str]
 
 
-def shown_columns(rows: Sequence[Mapping[str, Any]], classification: bool, target: float | None) -> list[Column]:
+def shown_columns(
+    rows: Sequence[Mapping[str, Any]], classification: bool, target: float | None
+) -> list[Column]:
     """Returns the columns for which at least one row has a value; see `Table`."""
     number = number_of(classification)
     percent = ", %" if classification else ""
@@ -155,7 +180,10 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], classification: bool, targe
     def score(row: Mapping[str, Any]) -> str:
         return OfRuns(row["score_mean"], row["score_std"], row["runs"]).text(number)
 
-    found = [Column("method", method), Column("test accuracy, %" if classification else "test loss", score)]
+    found = [
+        Column("method", method),
+        Column("test accuracy, %" if classification else "test loss", score),
+    ]
 
     # Intervals, ranks and differences, and which clients are helped.
     heads, standings = columns(rows, number)
@@ -301,7 +329,10 @@ class Table:
         """
         cells = [{"method": row["method"], **cell} for row in self.rows for cell in row["seeds"]]
         if by == "method":
-            cells = [{name: v for name, v in row.items() if not isinstance(v, list | dict)} for row in self.rows]
+            cells = [
+                {name: v for name, v in row.items() if not isinstance(v, list | dict)}
+                for row in self.rows
+            ]
         return optional.load("pandas", "to_pandas").DataFrame(cells)
 
     def plot(self) -> Any:
@@ -360,11 +391,19 @@ def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], columns: Sequence[str] | None = None) -> str:
+def latex(
+    title: str,
+    heads: Sequence[str],
+    body: Sequence[Sequence[str]],
+    columns: Sequence[str] | None = None,
+) -> str:
     """A table in LaTeX, of these columns; by default, of those of a paper's table."""
     columns = columns or terms.for_paper(heads)
     kept = [heads.index(name) for name in columns]
-    head, *lines = [" & ".join(escaping.latex(line[place]) for place in kept) + r" \\" for line in (heads, *body)]
+    head, *lines = [
+        " & ".join(escaping.latex(line[place]) for place in kept) + r" \\"
+        for line in (heads, *body)
+    ]
     start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
     return "\n".join(
         [
@@ -381,12 +420,19 @@ def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], colum
     )
 
 
-def write_table(title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path):
+def write_table(
+    title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path
+):
     """Writes table.md, .csv, .tex and .json (the rows), and a page of all runs. Returns the page's path or None."""
     texts = [title, *terms.notes(rows)]
-    files.write_text(out / "table.md", "\n\n".join([markdown(heads, body), *map(escaping.markdown, texts)]) + "\n")
+    files.write_text(
+        out / "table.md",
+        "\n\n".join([markdown(heads, body), *map(escaping.markdown, texts)]) + "\n",
+    )
     repeatable = [place for place, head in enumerate(heads) if head != SECONDS]
-    files.write_csv(out / "table.csv", [[line[place] for place in repeatable] for line in (heads, *body)])
+    files.write_csv(
+        out / "table.csv", [[line[place] for place in repeatable] for line in (heads, *body)]
+    )
     files.write_text(out / "table.tex", latex(title, heads, body))
     files.write_json(out / "table.json", files.plain(rows))
     reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
@@ -438,13 +484,21 @@ def table_of(
     about = first[0].summary if first else about
 
     scored = about.get("scored_clients")
-    sample = "" if scored is None else f"a sample of {scored:,} of {about['num_clients']:,} clients, "
-    title = f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials, one_split)}"
+    sample = (
+        "" if scored is None else f"a sample of {scored:,} of {about['num_clients']:,} clients, "
+    )
+    title = (
+        f"{about['dataset']}, {sample}last of {about['rounds']} rounds, {over(trials, one_split)}"
+    )
 
     rows = []
     for name, each in cells.items():
         reason = (failures or {}).get(name, "")
-        row = failed_row(name, reason, score_of(about)) if reason else method_row(name, each, trials, target)
+        row = (
+            failed_row(name, reason, score_of(about))
+            if reason
+            else method_row(name, each, trials, target)
+        )
         rows.append(row | dict((chosen or {}).get(name, {})))
     rows = compared(rows, score_of(about), reference)
     if reference in finished:
@@ -454,14 +508,18 @@ def table_of(
     return Table(title, rows, about["task"], target)
 
 
-def effect_of(own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]) -> dict[str, Any]:
+def effect_of(
+    own: Sequence[Cell], others: Sequence[Cell], trials: Sequence[Trial]
+) -> dict[str, Any]:
     """Returns a row's entries on single clients' gains over the reference; {} for the reference itself."""
     if own is others:
         return {}
     score = score_of(own[0].summary)
 
     def by_trial(cells: Sequence[Cell]) -> dict[Trial, np.ndarray]:
-        scores = [np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells]
+        scores = [
+            np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells
+        ]
         return dict(zip(trials, scores, strict=True))
 
     before, after = gains.pairs(by_trial(own), by_trial(others)).T
@@ -489,7 +547,9 @@ def named(trials: Sequence[Trial], one_split: bool = False) -> str:
         return f"{listed('seed', seeds)} on {listed('split', splits)}"
     if len(seeds) == 1:
         return listed("seed", seeds)
-    return listed("seed", seeds) + (" on one split" if one_split else ", each on a split of its own")
+    return listed("seed", seeds) + (
+        " on one split" if one_split else ", each on a split of its own"
+    )
 
 
 def over(trials: Sequence[Trial], one_split: bool = False) -> str:

@@ -56,7 +56,9 @@ class Point(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The values by name; the learning rate is "learning_rate"."""
-        return ({} if self.learning_rate is None else {"learning_rate": self.learning_rate}) | dict(self.knobs)
+        return ({} if self.learning_rate is None else {"learning_rate": self.learning_rate}) | dict(
+            self.knobs
+        )
 
     def at(self, name: str, value: Any) -> Point:
         """Returns the point with another value."""
@@ -66,7 +68,11 @@ class Point(NamedTuple):
 
     def applied(self, method: Any, local: LocalTraining) -> tuple[Any, LocalTraining]:
         """Returns a method and local training with these values."""
-        local = local if self.learning_rate is None else dataclasses.replace(local, learning_rate=self.learning_rate)
+        local = (
+            local
+            if self.learning_rate is None
+            else dataclasses.replace(local, learning_rate=self.learning_rate)
+        )
         return dataclasses.replace(method, **self.knobs), local
 
     def __str__(self) -> str:
@@ -120,12 +126,17 @@ class Tuning:
     def best(self) -> Point:
         """The point with the best score."""
         found = [number for number, score in enumerate(self.scores) if not np.isnan(score)]
-        return self.points[max(found, key=lambda number: (self.scores[number], -self.losses[number]))]
+        return self.points[
+            max(found, key=lambda number: (self.scores[number], -self.losses[number]))
+        ]
 
 
-def grid(rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None = None) -> list[Point]:
+def grid(
+    rates: Sequence[float] = (), knobs: Mapping[str, Sequence[Any]] | None = None
+) -> list[Point]:
     """Returns all combinations of learning rates and knob values."""
-    names, values = list(knobs or {}), list((knobs or {}).values())
+    names = list(knobs or {})
+    values = list((knobs or {}).values())
     return [
         Point(rate, dict(zip(names, chosen, strict=True)))
         for rate in (rates or [None])
@@ -178,10 +189,15 @@ def search(
         found = widened(found, runs_at, rounds, widen, say)
         if path is not None:
             scores = {name: getattr(found, name) for name in ("scores", "losses", "at_edge")}
-            tried = {"points": [point._asdict() for point in found.points], "best": found.best._asdict()}
+            tried = {
+                "points": [point._asdict() for point in found.points],
+                "best": found.best._asdict(),
+            }
             programs = programs_at(found.points, runs_at, rounds)
             files.write_json(path, about | tried | scores | {"programs": programs})
-    say(f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}")
+    say(
+        f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}"
+    )
     for value in found.at_edge:
         say(f"{name}: {value} is at the edge of the values tried; others may do better")
     return found
@@ -204,7 +220,9 @@ def described(
     )
 
 
-def programs_at(points: Sequence[Point], runs_at: Callable[[Point], list[Run]], rounds: int) -> list[dict[str, Any]]:
+def programs_at(
+    points: Sequence[Point], runs_at: Callable[[Point], list[Run]], rounds: int
+) -> list[dict[str, Any]]:
     """The programs of all points that were tried, those beyond the edges of the grid as well."""
     return files.plain(programs_of([runs_at(point)[0] for point in points], rounds))
 
@@ -215,20 +233,27 @@ def programs_of(runs: Sequence[Run], rounds: int) -> list[dict[str, Any]]:
     return [runs[group[0]].experiment.with_rounds(rounds).program() for group in groups]
 
 
-def widened(found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int, say: Say) -> Tuning:
+def widened(
+    found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int, say: Say
+) -> Tuning:
     """Tries values beyond the edges at which the best point lies, up to `widen` times; `runs_at` makes a point's."""
     method = runs_at(found.best)[0].experiment.method
     fields = {**fields_of(type(method)), "learning_rate": fields_of(LocalTraining)["learning_rate"]}
     for step in range(widen + 1):
-        best, further = found.best, {}
-        for name, value in grids.beyond_edges([point.values for point in found.points], best.values, fields).items():
+        best = found.best
+        further = {}
+        for name, value in grids.beyond_edges(
+            [point.values for point in found.points], best.values, fields
+        ).items():
             with contextlib.suppress(ArgumentError):  # such as more layers than the network has
                 further[name] = (point := best.at(name, value), runs_at(point))
         found = dataclasses.replace(found, at_edge=list(further))
         if not further or step == widen:
             break
         points, runs = zip(*further.values(), strict=True)
-        say(f"{method.info.name}: the edge of the grid wins; also trying {'; '.join(map(str, points))}")
+        say(
+            f"{method.info.name}: the edge of the grid wins; also trying {'; '.join(map(str, points))}"
+        )
         scores, losses = scores_of([*itertools.chain(*runs)], len(runs[0]), rounds)
         found = Tuning([*found.points, *points], [*found.scores, *scores], [*found.losses, *losses])
     return found
@@ -238,7 +263,9 @@ def scores_of(runs: Sequence[Run], trials: int, rounds: int) -> tuple[list[float
     """Trains the runs of each point in turn, `trials` of them. Returns the points' mean scores and losses."""
     scores = np.full((len(runs), 2), np.nan)
     for group in groups_alike([run.experiment for run in runs]):
-        scores[group] = in_parts(lambda part: final_scores(part, rounds), [runs[number] for number in group])
+        scores[group] = in_parts(
+            lambda part: final_scores(part, rounds), [runs[number] for number in group]
+        )
     means, losses = scores.reshape(-1, trials, 2).mean(axis=1).T
     return means.tolist(), losses.tolist()
 
@@ -272,7 +299,8 @@ def search_in_turn(
     names = list(knobs)
     further = names[together:]
     paths = score_files(folder, further) if folder else [None] * (1 + len(further))
-    points, found = grid(rates, {name: knobs[name] for name in names[:together]}), []
+    points = grid(rates, {name: knobs[name] for name in names[:together]})
+    found = []
     for name, path in zip(["", *further], paths, strict=True):
         if found:
             best = found[-1].best
@@ -304,7 +332,11 @@ def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[A
 
 
 def earlier_scores(
-    path: Path, about: Mapping[str, Any], runs_at: Callable[[Point], list[Run]], rerun: Rerun, say: Say
+    path: Path,
+    about: Mapping[str, Any],
+    runs_at: Callable[[Point], list[Run]],
+    rerun: Rerun,
+    say: Say,
 ) -> Tuning | None:
     """Reads the scores in a file; None if they must be computed again.
 
@@ -355,14 +387,18 @@ def check_scores(path: Path, about: Mapping[str, Any]) -> None:
     try:
         before = files.read_json(path)
         different = [key for key, value in about.items() if before[key] != value]
-    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it is damaged, and the search begins anew
+    # there is none, or it is damaged, and the search begins anew
+    except (OSError, ValueError, TypeError, KeyError):
         return
     if different:
         raise other_scores(path, different)
 
 
 def changed_programs(
-    before: Sequence[Any], points: Sequence[Point], runs_at: Callable[[Point], list[Run]], rounds: int
+    before: Sequence[Any],
+    points: Sequence[Point],
+    runs_at: Callable[[Point], list[Run]],
+    rounds: int,
 ) -> list[str]:
     """Names what differs between the programs of points now and before."""
     try:
@@ -384,9 +420,16 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
         return [DIVERGED] * len(runs)
     rows = [history.rows[-1] for history in trainer.histories]
     if "validation_loss" not in rows[0]:
-        raise ArgumentError("clients", "have no validation examples to tune on; set validation_fraction above 0")
-    scores = [(row.get("validation_accuracy", -row["validation_loss"]), row["validation_loss"]) for row in rows]
-    return [DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)]
+        raise ArgumentError(
+            "clients", "have no validation examples to tune on; set validation_fraction above 0"
+        )
+    scores = [
+        (row.get("validation_accuracy", -row["validation_loss"]), row["validation_loss"])
+        for row in rows
+    ]
+    return [
+        DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)
+    ]
 
 
 def knobs_to_try(
@@ -401,10 +444,20 @@ def knobs_to_try(
         return papers_knobs(method, tell_groups)
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in knobs.items():
-        if name not in known or not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            accepted = f"accepted: values for the knobs {', '.join(known)}" if known else "the method has no knobs"
+        if (
+            name not in known
+            or not isinstance(values, Sequence)
+            or isinstance(values, str)
+            or not values
+        ):
+            accepted = (
+                f"accepted: values for the knobs {', '.join(known)}"
+                if known
+                else "the method has no knobs"
+            )
             raise ArgumentError(argument, accepted, name)
-        for value in values if one_by_one else ():  # combinations are checked when their runs are made
+        # combinations are checked when their runs are made
+        for value in values if one_by_one else ():
             dataclasses.replace(method, **{name: value})
     return knobs
 
@@ -460,7 +513,9 @@ def tune(
         ArgumentError: if the method has no such knob.
         RunError: if a run diverges at every point.
     """
-    knobs = knobs_to_try(check_method(method), knobs or {}, in_turn, options.get("tell_groups", False))
+    knobs = knobs_to_try(
+        check_method(method), knobs or {}, in_turn, options.get("tell_groups", False)
+    )
     check_splits(clients, splits)
     if splits is None and not isinstance(clients, Federation):
         text = "validation examples of another split may be test examples of the table; accepted: the table's splits"
@@ -473,10 +528,17 @@ def tune(
         own, how = point.applied(method, default)
         return Run(own, data_of[trial].clients, model, how, seed=trial.seed, **options)
 
-    folder, say = None if out is None else Path(out), say or (lambda line: None)
+    folder = None if out is None else Path(out)
+    say = say or (lambda line: None)
     if folder:
         files.check_writable(folder)
-    how = {"together": 1 if in_turn else len(knobs), "folder": folder, "rerun": rerun, "say": say, "widen": widen}
+    how = {
+        "together": 1 if in_turn else len(knobs),
+        "folder": folder,
+        "rerun": rerun,
+        "say": say,
+        "widen": widen,
+    }
     with locks.locked([folder] if folder else [], lambda line: None):
         found = search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
     distinct = {id(each.clients): each.clients for each in data_of.values()}.values()
@@ -504,4 +566,6 @@ def trials_on(
         return [Trial(seed, split) for seed, split in zip(seeds, own, strict=False)]
     splits = sorted(splits)
     num = max(len(seeds), len(splits))
-    return [Trial(seeds[number % len(seeds)], splits[number % len(splits)]) for number in range(num)]
+    return [
+        Trial(seeds[number % len(seeds)], splits[number % len(splits)]) for number in range(num)
+    ]

@@ -22,16 +22,32 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     """
     if "method" not in given:
         recorded.found(config.get("method"), "method")  # registers a method of one's own
-    flags, there = current(config["flags"]), Path(config.get("directory", "."))
-    for flag in ("data_file", "data_dir", *(["model"] if own_files.is_file_and_name(flags["model"]) else [])):
+    flags = current(config["flags"])
+    there = Path(config.get("directory", "."))
+    for flag in (
+        "data_file",
+        "data_dir",
+        *(["model"] if own_files.is_file_and_name(flags["model"]) else []),
+    ):
         flags[flag] = flags[flag] and str(there / flags[flag])
-    flags |= {"plan": "auto", "devices": 0, "model_devices": 1, "exchange": "auto", "client_store": client_store}
+    flags |= {
+        "plan": "auto",
+        "devices": 0,
+        "model_devices": 1,
+        "exchange": "auto",
+        "client_store": client_store,
+    }
     settings = parse(train.define, [])
     for flag in flags.keys() & settings.values.keys():
-        infinite = flags[flag] is None and isinstance(settings[flag], float)  # config.json has no infinity
+        # config.json has no infinity
+        infinite = flags[flag] is None and isinstance(settings[flag], float)
         settings = settings.replace({flag: math.inf if infinite else flags[flag]})
     trial = build.Trial(flags["seed"], flags["split"])
-    clients = (given["clients"], None) if "clients" in given else build.build_clients(settings, trial.of_data)
+    clients = (
+        (given["clients"], None)
+        if "clients" in given
+        else build.build_clients(settings, trial.of_data)
+    )
     training, unseen = clients
     training = loading.as_trained(config, training)
     unseen = None if unseen is None else loading.as_trained(config, unseen)

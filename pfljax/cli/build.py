@@ -63,15 +63,25 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
     name = settings.partition
     if name == "auto":
         if source.client is not None or source.task == "regression":
-            for flag in ("partition_balanced", *(["partition_groups"] if settings.dataset != "synthetic" else [])):
+            for flag in (
+                "partition_balanced",
+                *(["partition_groups"] if settings.dataset != "synthetic" else []),
+            ):
                 settings.refuse(flag, f"the partition is {partitions.default(source).name}")
             return None
         name = "label_groups"
-    kind, given = partitions.PARTITIONS[name], {}
+    kind = partitions.PARTITIONS[name]
+    given = {}
     if kind is partitions.Latent:
         named = settings.embedding != "auto"
-        by = settings.embedding if named else api.embedding.automatic(source, settings.partition_groups)
-        given["embedding"] = api.embedding.make(by, epochs=settings.embedding_epochs, seed=seed, **widths(settings))
+        by = (
+            settings.embedding
+            if named
+            else api.embedding.automatic(source, settings.partition_groups)
+        )
+        given["embedding"] = api.embedding.make(
+            by, epochs=settings.embedding_epochs, seed=seed, **widths(settings)
+        )
     return settings.make(kind, **given)
 
 
@@ -85,14 +95,19 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     # Otherwise each host loads all clients' data.
     apart = jax.process_count() > 1 and api.STORES[settings.client_store].on_devices
     own = settings.make(api.Execution).make_plan().own_rows if apart else None
-    load = functools.partial(data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed)
+    load = functools.partial(
+        data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed
+    )
     with api.announced("dividing the examples among clients", print):
         if share:
             federation, unseen = data.split_unseen(load(), share, seed)
             if own:
-                federation, unseen = (data.keep_own(each, own(each.num_clients)) for each in (federation, unseen))
+                federation, unseen = (
+                    data.keep_own(each, own(each.num_clients)) for each in (federation, unseen)
+                )
         else:
-            federation, unseen = load(own=own), None
+            federation = load(own=own)
+            unseen = None
     processes.agree({"who has which examples": federation.index_digest})
     return federation, unseen
 
@@ -119,26 +134,41 @@ def widths(settings: Settings) -> dict[str, tuple[int, ...]]:
 def sizes(settings: Settings) -> dict[str, Any]:
     """Returns the fields of `models.Sizes`."""
     of_blocks = {name: settings[name] for name in ("patch", "width", "depth", "heads")}
-    return {**widths(settings), **of_blocks, "style": "" if settings.style == "auto" else settings.style}
+    return {
+        **widths(settings),
+        **of_blocks,
+        "style": "" if settings.style == "auto" else settings.style,
+    }
 
 
-def build_model(settings: Settings, federation: Federation) -> api.models.Model | api.models.Networks:
+def build_model(
+    settings: Settings, federation: Federation
+) -> api.models.Model | api.models.Networks:
     """Returns the clients' network or networks."""
-    names, families = settings.model.split(","), api.models.FAMILIES
+    names = settings.model.split(",")
+    families = api.models.FAMILIES
     if len(names) > 1:
         wrong = next((name for name in names if names.count(name) > 1 or name in families), None)
         if wrong is not None:
-            raise settings.error("model", "accepted: a list of different networks, or the name of one family")
-        return api.models.Networks({name: build_network(settings, federation, name) for name in names})
+            raise settings.error(
+                "model", "accepted: a list of different networks, or the name of one family"
+            )
+        return api.models.Networks(
+            {name: build_network(settings, federation, name) for name in names}
+        )
     if settings.model in families:
         return api.models.Networks(families[settings.model])
     return build_network(settings, federation, settings.model)
 
 
-def build_network(settings: Settings, federation: Federation, name: str) -> api.models.Model | api.models.Networks:
+def build_network(
+    settings: Settings, federation: Federation, name: str
+) -> api.models.Model | api.models.Networks:
     """Returns a network by name, or the network or networks of a user's file."""
-    task, options = federation.task, settings.make(Adapting).options()
-    shape, target_shape = federation.train.x.shape[2:], federation.train.y.shape[2:]
+    task = federation.task
+    options = settings.make(Adapting).options()
+    shape = federation.train.x.shape[2:]
+    target_shape = federation.train.y.shape[2:]
     if own_files.is_file_and_name(name):
         found = own_files.load("model", name)
         if isinstance(found, Mapping | api.models.Networks):
@@ -160,7 +190,8 @@ def build_network(settings: Settings, federation: Federation, name: str) -> api.
 
 
 def build_local(settings: Settings) -> api.LocalTraining:
-    how, loss = settings.make(Optimizer), settings.loss
+    how = settings.make(Optimizer)
+    loss = settings.loss
     return settings.make(
         api.LocalTraining,
         loss=own_files.load("loss", loss) if own_files.is_file_and_name(loss) else loss,
@@ -181,7 +212,10 @@ def build_metrics(settings: Settings) -> dict[str, Any]:
     """Returns the metrics of --metrics by name; those of the user's files have their function's name."""
     given = settings.metrics if "metrics" in settings else []
     own = own_files.is_file_and_name
-    return {text.rpartition(":")[2]: own_files.load("metrics", text) if own(text) else text for text in given}
+    return {
+        text.rpartition(":")[2]: own_files.load("metrics", text) if own(text) else text
+        for text in given
+    }
 
 
 def run_options(settings: Settings) -> dict[str, Any]:
@@ -200,7 +234,11 @@ def run_options(settings: Settings) -> dict[str, Any]:
 
 
 def build_run(
-    settings: Settings, name: str, clients: Clients, trial: Trial, given: Mapping[str, Any] = MappingProxyType({})
+    settings: Settings,
+    name: str,
+    clients: Clients,
+    trial: Trial,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> api.Run:
     """Builds and checks one run; `given` may have its "method", "model" and "local"."""
     federation, unseen = clients
@@ -229,8 +267,12 @@ def trials_of(settings: Settings) -> list[Trial]:
 
 def tuned_knobs(settings: Settings, name: str) -> Mapping[str, Sequence[Any]]:
     """Returns the knobs that --tune_knobs tunes, with their values: the paper's, except any on the command line."""
-    knobs = tuning.papers_knobs(method.get(name), settings.tell_groups) if settings.tune_knobs else {}
-    return {knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")}
+    knobs = (
+        tuning.papers_knobs(method.get(name), settings.tell_groups) if settings.tune_knobs else {}
+    )
+    return {
+        knob: values for knob, values in knobs.items() if not settings.present(f"{name}.{knob}")
+    }
 
 
 def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any]:
@@ -243,12 +285,17 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
     knobs = {title: tuned_knobs(settings, name) for title, name in names.items()}
     rates = settings.numbers("tune", float)
     if len(rates) > 1 or any(knobs.values()):
-        settings = settings.replace(validation_fraction=settings.validation_fraction or TUNING_FRACTION)
+        settings = settings.replace(
+            validation_fraction=settings.validation_fraction or TUNING_FRACTION
+        )
     federation, _ = cached_clients(settings, trials_of(settings)[0].of_data)
 
     def config_of(title: str, trial: Trial, chosen: Mapping[str, Any]) -> dict:
         name = names[title]
-        flags = {flag if flag == "learning_rate" else f"{name}.{flag}": value for flag, value in chosen.items()}
+        flags = {
+            flag if flag == "learning_rate" else f"{name}.{flag}": value
+            for flag, value in chosen.items()
+        }
         return config(settings.of_method(name).pinned(**flags), name, trial)
 
     return {
@@ -256,7 +303,9 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
         "clients": functools.partial(cached_clients, settings),
         "model": build_model(settings, federation),
         "local": build_local(settings),
-        "learning_rates": {title: settings.of_method(name).learning_rate for title, name in names.items()},
+        "learning_rates": {
+            title: settings.of_method(name).learning_rate for title, name in names.items()
+        },
         "seeds": settings.numbers("seeds", int),
         "splits": settings.numbers("splits", int) or None,
         "tune": rates,
@@ -273,7 +322,9 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
 def build_study(settings: Settings) -> Study:
     """Returns how the cells of a table are trained."""
     schedule = api.Schedule(settings.eval_every, settings.checkpoint_every)
-    return Study(settings.rounds, schedule, settings.replicate, settings.rerun, say, settings.profile)
+    return Study(
+        settings.rounds, schedule, settings.replicate, settings.rerun, say, settings.profile
+    )
 
 
 def train_cells(settings: Settings, name: str, out: Path) -> comparison.Trained:
@@ -296,7 +347,9 @@ def arranged_cells(settings: Settings, name: str, out: Path) -> comparison.Compa
     options = table_options(settings, {out.name: name})
     options["keep_validation"] = settings.keep_validation or settings.validation_fraction > 0
     tracker = build_tracker_of_table(settings, out.parent)
-    return comparison.arranged(**options, study=build_study(settings), out=out.parent, tracker=tracker)
+    return comparison.arranged(
+        **options, study=build_study(settings), out=out.parent, tracker=tracker
+    )
 
 
 def check_cells(settings: Settings, asked: Sequence[tuple[Settings, str, Path]]) -> None:
@@ -348,7 +401,11 @@ def config(settings: Settings, name: str, trial: Trial) -> dict:
     """
     values = {**settings.values, "method": name, "seed": trial.seed, "split": trial.split}
     same = [flag for flag, heading in settings.headings.items() if heading in (WHAT, DATA, name)]
-    same = [flag for flag in same if flag not in ("methods", "rounds", "planned_rounds", "learning_rates")]
+    same = [
+        flag
+        for flag in same
+        if flag not in ("methods", "rounds", "planned_rounds", "learning_rates")
+    ]
     same += ["method", "seed", "split"]
     if settings.lr_schedule == "multistep":  # which depends on it
         same.append("planned_rounds")
@@ -367,7 +424,9 @@ def command() -> str:
     """Returns the shell command that started this process."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec else ""
-    return shlex.join([*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]])
+    return shlex.join(
+        [*(["python", "-m", module] if module else [Path(sys.argv[0]).name]), *sys.argv[1:]]
+    )
 
 
 def print_defaults(settings: Settings) -> None:

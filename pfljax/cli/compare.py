@@ -33,7 +33,9 @@ from pfljax.contract.errors import RunError
 
 
 def define(registry: flags.FlagValues) -> None:
-    define_sweep(registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare")
+    define_sweep(
+        registry, ["local", "fedavg", "fedavg_plus", "federico"], ["0", "1", "2"], "runs/compare"
+    )
     Group(RUNS, registry).declare(api.compare, "reference", "target")
     workers.define(registry)
     define_training(registry)
@@ -84,7 +86,9 @@ def run(settings: Settings) -> None:
     tables.show(table.title, *table.columns(), notes=table.notes)
     tables.print_paths(out, figure="table.png")
     if table.failures:
-        raise RunError("; ".join(f"{title} failed: {reason}" for title, reason in table.failures.items()))
+        raise RunError(
+            "; ".join(f"{title} failed: {reason}" for title, reason in table.failures.items())
+        )
 
 
 COMMAND = Command(__doc__ or "", define, run)

@@ -62,12 +62,22 @@ def run(settings: Settings) -> None:
     runs = [make(name) for name in names]  # finds mistakes before compiling anything
     estimates: list[Estimate] = []
     for made in runs:
-        found = estimate(made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print)
+        found = estimate(
+            made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print
+        )
         show(found)
         estimates.append(found)
-    hours = None if any(each.hours is None for each in estimates) else sum(each.hours or 0.0 for each in estimates)
+    hours = (
+        None
+        if any(each.hours is None for each in estimates)
+        else sum(each.hours or 0.0 for each in estimates)
+    )
     if settings.methods:
-        total = "no total, since not all methods fit" if hours is None else f"about {_time(hours)} (an estimate)"
+        total = (
+            "no total, since not all methods fit"
+            if hours is None
+            else f"about {_time(hours)} (an estimate)"
+        )
         print(f"all {len(estimates)} methods, one seed each: {total}")
     if settings.json:
         entries = [dataclasses.asdict(each) for each in estimates]
@@ -82,7 +92,9 @@ def show(found: Estimate) -> None:
     tables.show(title, *found.table(), text=2, notes=found.notes)
     if found.hours is not None:
         chosen = " ".join(f"--{flag}={value}" for flag, value in found.recommended.items())
-        print(f"recommended: {chosen}; about {_time(found.hours)} for {found.rounds} rounds (an estimate)")
+        print(
+            f"recommended: {chosen}; about {_time(found.hours)} for {found.rounds} rounds (an estimate)"
+        )
 
 
 def _time(hours: float) -> str:
@@ -95,4 +107,5 @@ def on_cpu(settings: Settings) -> int:
     return settings.model_devices if "model_devices" in settings else 1
 
 
-COMMAND = Command(__doc__ or "", define, run, devices=on_cpu, keep_compiled=False)  # a GPU's cannot be read again
+# a GPU's cannot be read again
+COMMAND = Command(__doc__ or "", define, run, devices=on_cpu, keep_compiled=False)

@@ -35,7 +35,10 @@ from pfljax.data import Splits, partitions, sources, split_unseen
 from pfljax.settings.fields import GIVEN, Seeds, knob, settings
 from pfljax.settings.method import METHODS
 
-WHAT, DATA, HOW, RUNS = "Training", "Data", "Execution", "Runs and output"
+WHAT = "Training"
+DATA = "Data"
+HOW = "Execution"
+RUNS = "Runs and output"
 PARTITIONS = ("auto", *partitions.PARTITIONS)
 IMPLIED = {"tune": "0.01,0.03,0.1,0.3,1,3"}  # values of flags given without a value
 METHOD_FLAGS = ("method", "methods")
@@ -87,7 +90,9 @@ class Network:
     """
 
     model: str = "auto"
-    hidden: Sequence[int] = knob((64,), at_least=1, empty=True, read_with={"model": ("auto", "mlp"), **LATENT})
+    hidden: Sequence[int] = knob(
+        (64,), at_least=1, empty=True, read_with={"model": ("auto", "mlp"), **LATENT}
+    )
     channels: Sequence[int] = knob((128,) * 3, at_least=1, read_with={"model": ("cnn",), **LATENT})
     patch: int = knob(4, at_least=1, read_with={"model": ("vit",)})
     width: int = knob(128, at_least=1, read_with={"model": BLOCKS})
@@ -132,7 +137,11 @@ class Adapting:
         }[self.adapter]()
         layout = "" if self.frozen_layout == "paths" else self.frozen_layout
         trainable = (*made, *([self.trainable] if self.trainable else []))
-        return {"frozen": weights.Saved(self.frozen, layout), "trainable": trainable, "frozen_dtype": self.frozen_dtype}
+        return {
+            "frozen": weights.Saved(self.frozen, layout),
+            "trainable": trainable,
+            "frozen_dtype": self.frozen_dtype,
+        }
 
 
 @settings
@@ -163,14 +172,22 @@ class Optimizer:
             made = optax.sgd(learning_rate, momentum=self.momentum or None)
         else:
             made = optax.adam(learning_rate)
-        return optax.chain(optax.add_decayed_weights(self.weight_decay), made) if self.weight_decay else made
+        return (
+            optax.chain(optax.add_decayed_weights(self.weight_decay), made)
+            if self.weight_decay
+            else made
+        )
 
     def schedule(self, rounds: int) -> optax.Schedule | None:
         """Returns the factor of the learning rate, by round."""
         if self.lr_schedule == "multistep":
             starts = (rounds // 2, 3 * rounds // 4)
             return optax.piecewise_constant_schedule(1.0, {start: 0.1 for start in starts if start})
-        return optax.exponential_decay(1.0, 1, self.lr_decay) if self.lr_schedule == "exponential" else None
+        return (
+            optax.exponential_decay(1.0, 1, self.lr_decay)
+            if self.lr_schedule == "exponential"
+            else None
+        )
 
 
 @settings
@@ -227,7 +244,9 @@ def define_data(registry: flags.FlagValues, dataset: str = "digits") -> None:
     add.declare(Data, dataset=dataset)
     add.declare(Splits)
     for name, kind in partitions.PARTITIONS.items():
-        add.declare(kind, where={"partition": ("auto", name) if kind is partitions.LabelGroups else (name,)})
+        add.declare(
+            kind, where={"partition": ("auto", name) if kind is partitions.LabelGroups else (name,)}
+        )
     for name, source in sources.SOURCES.items():
         add.declare(source, where={"dataset": (name,)})
     fraction: Any = registry["data_fraction"]
@@ -240,7 +259,11 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     add = Group(WHAT, registry)
     add.declare(Network)
     add.declare(Adapting)
-    registry["model"].help = f"{', '.join(models.NAMES)}, {registry['model'].help.removeprefix('Name of a network, ')}"
+    registry[
+        "model"
+    ].help = (
+        f"{', '.join(models.NAMES)}, {registry['model'].help.removeprefix('Name of a network, ')}"
+    )
     add.declare(TRAIN, "rounds", rounds=rounds)
     add.declare(LocalTraining, learning_rate=LocalTraining().learning_rate)
     rates = "METHOD:RATE pairs that override the default rate; ignored if --learning_rate is given"
@@ -249,7 +272,12 @@ def define_training(registry: flags.FlagValues, rounds: int = 150, scored: bool 
     for declaring in (Optimizer, Run, Privacy, *around):
         add.declare(declaring)
     if scored:
-        add.add("clock", bool, False, "simulate how long clients compute and send; see the flags --clock_*")
+        add.add(
+            "clock",
+            bool,
+            False,
+            "simulate how long clients compute and send; see the flags --clock_*",
+        )
         add.declare(Clock, where={"clock": (True,)})
     for name, method in METHODS.items():
         Group(name, registry).declare(method, prefix=f"{name}.")
@@ -267,16 +295,19 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     """Registers how often a run is evaluated and saved."""
     add = Group(HOW, registry)
     add.declare(TRAIN, "eval_every", "checkpoint_every")
-    text = (
-        f"further metrics of each client's predictions: {', '.join(METRICS)}, or FILE.py:NAME, a function of your own"
-    )
+    known = ", ".join(METRICS)
+    text = f"further metrics of each client's predictions: {known}, or FILE.py:NAME, a function of your own"
     add.several("metrics", [], text, empty=True)
     text = "log every evaluation to a tracker, whose files are in a folder of its name in the run's folder"
     text = f"{text}; needs pip install 'pfljax[NAME]'"
     add.add("tracker", str, "none", text, choices=["none", *TRACKERS])
 
 
-def define_sweep(registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str) -> None:
+def define_sweep(
+    registry: flags.FlagValues, methods: Sequence[str], seeds: Sequence[str], out: str
+) -> None:
     """Registers methods, seeds, the folder and tuning."""
-    Group(WHAT, registry).several("methods", methods, "methods to compare, or all; FILE.py:NAME for your own")
+    Group(WHAT, registry).several(
+        "methods", methods, "methods to compare, or all; FILE.py:NAME for your own"
+    )
     Group(RUNS, registry).declare(Sweep, seeds=seeds, out=out)

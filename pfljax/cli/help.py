@@ -36,7 +36,9 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
     if any(name in groups for name in METHODS):
         name = "method" if "method" in settings else "methods"
         others = [name for name in METHODS if name not in methods]
-        lines += textwrap.wrap(f"--{name}=NAME --help shows the knobs of another method: {', '.join(others)}.", WIDTH)
+        lines += textwrap.wrap(
+            f"--{name}=NAME --help shows the knobs of another method: {', '.join(others)}.", WIDTH
+        )
     if settings.defaults:
         named = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
         lines += ["", *textwrap.wrap(named, WIDTH)]
@@ -48,12 +50,18 @@ def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     """Returns a flag's lines: name, default and its origin, description, accepted values."""
     value = settings[flag.name]
     preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
-    first = f"  --{flag.name}={shown(value)}" + (f"  ({preset or 'as given'})" if value != flag.default else "")
-    body, values = str(flag.help), accepted(flag)
+    first = f"  --{flag.name}={shown(value)}" + (
+        f"  ({preset or 'as given'})" if value != flag.default else ""
+    )
+    body = str(flag.help)
+    values = accepted(flag)
     conditions = getattr(flag, "read_with", {})
     further = [f"accepted: {values}"] if values not in ("", "numbers", "non-empty text") else []
     further += [f"read {with_words(conditions, '--')}"] if conditions else []
-    wrap = lambda text: textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+    def wrap(text):
+        return textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
     return [first, *wrap(body), *wrap("; ".join(further))]
 
 

@@ -33,7 +33,8 @@ OPEN_PORT = (
     "the coordinator listens on all network addresses of this machine, and anyone who reaches its port can join or "
     "end the run; --coordinator=localhost:PORT restricts it to this machine"
 )
-LOCAL_FLAGS = ("process_id", "data_file", "data_dir")  # may differ between processes and their hosts
+# may differ between processes and their hosts
+LOCAL_FLAGS = ("process_id", "data_file", "data_dir")
 
 
 class Command(NamedTuple):
@@ -44,7 +45,8 @@ class Command(NamedTuple):
     keep_compiled: bool = True
     # Settings -> requested number of devices; 0: all. None: the command computes nothing.
     devices: Callable[[Settings], int] | None = lambda settings: settings.devices
-    listed: str = ""  # the flag that takes positional arguments as its values; "": none are accepted
+    # the flag that takes positional arguments as its values; "": none are accepted
+    listed: str = ""
 
 
 def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
@@ -52,19 +54,25 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
 
     Prints one line for an error: exit code 2 for a usage error, else 1.
     """
-    words, settings = sys.argv[1:] if words is None else words, None
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr, flush=True)
+    words = sys.argv[1:] if words is None else words
+    settings = None
+    warnings.showwarning = lambda message, *_: print(
+        f"warning: {message}", file=sys.stderr, flush=True
+    )
     gc.freeze()  # modules stay; visiting them in every collection took a tenth of a short run
     gc.set_threshold(50_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # show progress in files and pipes, too
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a terminal or log cannot show must not end a training
+            # what a terminal or log cannot show must not end a training
+            stream.reconfigure(errors="replace")
     try:
         with endings.interruptible():
             given = [word for word in words if word not in help.WORDS]
-            settings = parse(command.define, named(given, command.listed) if command.listed else given)
+            settings = parse(
+                command.define, named(given, command.listed) if command.listed else given
+            )
             if len(given) < len(words):  # help is asked for
                 print(help_of(command, settings))
                 sys.exit(0)
@@ -90,15 +98,26 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
 
 def named(words: Sequence[str], flag: str) -> list[str]:
     """Prefixes positional arguments with a flag; leaves flags and their values alone."""
-    takes = lambda before: before.startswith("-") and "=" not in before
-    alone = [not word.startswith("-") and not takes(before) for before, word in itertools.pairwise(["", *words])]
-    return [f"--{flag}={word}" if is_alone else word for word, is_alone in zip(words, alone, strict=True)]
+
+    def takes(before):
+        return before.startswith("-") and "=" not in before
+
+    alone = [
+        not word.startswith("-") and not takes(before)
+        for before, word in itertools.pairwise(["", *words])
+    ]
+    return [
+        f"--{flag}={word}" if is_alone else word
+        for word, is_alone in zip(words, alone, strict=True)
+    ]
 
 
 def end_interrupted(error: KeyboardInterrupt, settings: Settings | None) -> NoReturn:
     """Ends a process that a signal interrupted, with the exit code that shells use for that signal."""
     number = error.number if isinstance(error, endings.Interrupted) else signal.SIGINT
-    hint = "; --resume continues from the last checkpoint" if settings and "resume" in settings else ""
+    hint = (
+        "; --resume continues from the last checkpoint" if settings and "resume" in settings else ""
+    )
     print(f"error: {error if str(error) else 'interrupted'}{hint}", file=sys.stderr, flush=True)
     end(128 + number)  # a normal exit can crash inside the interrupted XLA call
 
@@ -107,8 +126,11 @@ def help_of(command: Command, settings: Settings) -> str:
     """Returns the command's --help, for the methods and data set named on the command line."""
     named = settings.values.get("methods") or [settings.values.get("method")]
     methods = [name for name in named if name in METHODS]
-    trains = "dataset" in settings and "learning_rates" in settings  # as the data sets' defaults are for
-    return help.text(command.doc or "", settings.with_defaults(methods) if trains else settings, methods)
+    # as the data sets' defaults are for
+    trains = "dataset" in settings and "learning_rates" in settings
+    return help.text(
+        command.doc or "", settings.with_defaults(methods) if trains else settings, methods
+    )
 
 
 def line_and_code(error: Exception, settings: Settings | None) -> tuple[str, int]:
@@ -142,7 +164,8 @@ def line_of(error: ArgumentError, settings: Settings | None) -> str:
         if settings is None:
             return ""
         named = [name, settings.flag_of.get(name, ""), f"{name}s"]
-        named += [FORMER.get(each, "") for each in named]  # of arguments that are still called as their flags were
+        # of arguments that are still called as their flags were
+        named += [FORMER.get(each, "") for each in named]
         return next((f"--{flag}" for flag in named if flag in settings), "")
 
     def flagged(found: re.Match) -> str:
@@ -166,7 +189,8 @@ def device_failure(text: str) -> str:
 def end(code: int) -> NoReturn:
     sys.stdout.flush()
     if jax.distributed.is_initialized() and jax.process_index() == 0:
-        time.sleep(1)  # the other processes may be ending for the same reason, and need this one to say so
+        # the other processes may be ending for the same reason, and need this one to say so
+        time.sleep(1)
     os._exit(code)
 
 
@@ -198,7 +222,8 @@ def join_processes(settings: Settings) -> None:
     """Connects all processes and checks that they have the same flags. Only the first process prints."""
     port = check_coordinator(settings)
     # The libraries that connect processes write to standard output, so the command's own output uses a copy of it.
-    nowhere, own = os.open(os.devnull, os.O_WRONLY), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    own = os.dup(1)
     os.dup2(nowhere, 1)
     if settings.process_id == 0 and port:
         with socket.socket() as taken:
@@ -207,8 +232,11 @@ def join_processes(settings: Settings) -> None:
     processes.start(settings.coordinator, settings.num_processes, settings.process_id)
     if processes.is_first() and not processes.on_loopback(settings.coordinator):
         print(f"warning: {OPEN_PORT}", file=sys.stderr, flush=True)
-    sys.stdout = open(own if processes.is_first() else nowhere, "w", buffering=1, errors="replace")
-    processes.agree({name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS})
+    target = own if processes.is_first() else nowhere
+    sys.stdout = open(target, "w", buffering=1, errors="replace")  # noqa: SIM115
+    processes.agree(
+        {name: value for name, value in settings.values.items() if name not in LOCAL_FLAGS}
+    )
 
 
 def check_coordinator(settings: Settings) -> int:

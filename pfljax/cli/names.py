@@ -31,7 +31,9 @@ from pfljax.settings.fields import fields_of
 # What declares fields or arguments -> owner -> names of those that have a flag. Under the owner "", a flag has the name
 # of its field. Fields that are not listed have no flag.
 LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
-    Run: {"": ("participation", "fine_tune_epochs", "eval_clients", "tell_groups", "planned_rounds")},
+    Run: {
+        "": ("participation", "fine_tune_epochs", "eval_clients", "tell_groups", "planned_rounds")
+    },
     Run.train: {"": ("rounds", "eval_every", "checkpoint_every", "profile")},
     compare: {"": ("reference", "target")},
     estimate: {"": ("target", "seconds")},
@@ -91,7 +93,15 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
         )
     },
     Execution: {
-        "": ("plan", "chunk", "devices", "model_devices", "exchange", "client_store", "cache_features"),
+        "": (
+            "plan",
+            "chunk",
+            "devices",
+            "model_devices",
+            "exchange",
+            "client_store",
+            "cache_features",
+        ),
     },
     Splits: {
         "": (
@@ -131,7 +141,17 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
     sources.text: {"data": ("file", "stride", "fraction")},
     sources.table: {
         "": ("fill", "separator", "encoding", "decimal", "standardize", "task"),
-        "data": ("file", "label", "client", "features", "categorical", "text", "test", "missing", "fraction"),
+        "data": (
+            "file",
+            "label",
+            "client",
+            "features",
+            "categorical",
+            "text",
+            "test",
+            "missing",
+            "fraction",
+        ),
     },
     sources.arrayrecord: {
         "": ("standardize", "task"),
@@ -139,7 +159,17 @@ LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
     },
     sources.huggingface: {
         "": ("fill", "standardize", "task"),
-        "data": ("file", "label", "client", "image", "features", "categorical", "text", "size", "fraction"),
+        "data": (
+            "file",
+            "label",
+            "client",
+            "image",
+            "features",
+            "categorical",
+            "text",
+            "size",
+            "fraction",
+        ),
     },
     sources.leaf: {
         "": ("standardize", "task"),
@@ -167,7 +197,9 @@ def owners_of(declaring: Callable, prefix: str = "") -> dict[str, str]:
     settings have flags.
     """
     if prefix:
-        return {name: "" for name, field in fields_of(declaring).items() if field.limits.get("help")}
+        return {
+            name: "" for name, field in fields_of(declaring).items() if field.limits.get("help")
+        }
     if declaring not in LIBRARY:
         return dict.fromkeys(fields_of(declaring), "")
     return {name: owner for owner, names in LIBRARY[declaring].items() for name in names}
@@ -176,7 +208,10 @@ def owners_of(declaring: Callable, prefix: str = "") -> dict[str, str]:
 def flags_of(declaring: Callable, prefix: str = "") -> dict[str, str]:
     """Returns the flag of each field or argument that has one."""
     owners = owners_of(declaring, prefix)
-    return {name: f"{prefix}{owner}_{name}" if owner else f"{prefix}{name}" for name, owner in owners.items()}
+    return {
+        name: f"{prefix}{owner}_{name}" if owner else f"{prefix}{name}"
+        for name, owner in owners.items()
+    }
 
 
 # Former name of a flag -> its name. Flags that are not listed have not been renamed.

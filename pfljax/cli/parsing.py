@@ -49,7 +49,9 @@ class Value(flags.ArgumentParser):
         within = "" if within == "a number" else within
         if self.kind is int:
             return f"whole numbers{' of ' * bool(within)}{within}"
-        return within or ("numbers" if self.kind is float else "" if self.empty else "non-empty text")
+        return within or (
+            "numbers" if self.kind is float else "" if self.empty else "non-empty text"
+        )
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
@@ -60,7 +62,9 @@ class Value(flags.ArgumentParser):
         return expanded(str(value)) if self.is_path else value
 
     def flag_type(self) -> str:
-        return "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")
+        return (
+            "string enum" if self.words else {int: "int", float: "float"}.get(self.kind, "string")
+        )
 
 
 NO_LIMITS = knob().metadata  # refuses NaN, infinity and integers beyond 32 bits
@@ -71,7 +75,8 @@ class SwitchOr(flags.BooleanParser):
 
     def __init__(self, word: str):
         super().__init__()
-        self.word, self.accepted = word, f"true, false or {word}"
+        self.word = word
+        self.accepted = f"true, false or {word}"
 
     def parse(self, argument: Any) -> Any:
         """Returns the value; raises ValueError if it is not accepted."""
@@ -83,15 +88,20 @@ class Several(flags.ListParser):
 
     def __init__(self, kind: Any, limits: Mapping[str, Any]):
         super().__init__()
-        self.each, self.distinct, self.empty = Value(kind, limits), limits["distinct"], limits["empty"]
-        self.kind, self.words = str if self.each.words else kind, self.each.words
+        self.each = Value(kind, limits)
+        self.distinct = limits["distinct"]
+        self.empty = limits["empty"]
+        self.kind = str if self.each.words else kind
+        self.words = self.each.words
 
     @property
     def accepted(self) -> str:
         """What is accepted, in words."""
         what = self.each.accepted
         if self.kind is float:
-            what = f"numbers{' ' if 'above' in what else ' of '}{what}" if what != "numbers" else what
+            what = (
+                f"numbers{' ' if 'above' in what else ' of '}{what}" if what != "numbers" else what
+            )
         what = "values" if self.kind is str and not self.words else what
         what = f"{what}, each once" if self.words else "different " * self.distinct + what
         return f"{what}, separated by commas{', or none' * self.empty}"
@@ -113,7 +123,9 @@ class Rates(flags.ListParser):
     def parse(self, argument: Any) -> list[str]:
         """Returns the pairs as text; raises ValueError if one is not accepted."""
         pairs = super().parse(argument)
-        methods, _, rates = zip(*(pair.partition(":") for pair in pairs), strict=True) if pairs else ((), (), ())
+        methods, _, rates = (
+            zip(*(pair.partition(":") for pair in pairs), strict=True) if pairs else ((), (), ())
+        )
         known = set(methods) <= set(METHODS) and len(set(methods)) == len(methods)
         if not known or any(out_of_range(float(rate), {"above": 0}) for rate in rates):
             raise ValueError(f"accepted: {self.accepted}")
@@ -157,29 +169,42 @@ class Group(NamedTuple):
         for field in known.values():
             if field.name not in names or (only and field.name not in only):
                 continue
-            own = {} if prefix else {names.get(other, other): values for other, values in field.conditions.items()}
+            own = (
+                {}
+                if prefix
+                else {names.get(other, other): values for other, values in field.conditions.items()}
+            )
             name = names[field.name]
             default = defaults.get(field.name, field.default)
-            made: Any = self.registry[name] if name in self.registry else None
+            made: Any = self.registry[name] if name in self.registry else None  # noqa: SIM401
             if made is None:
                 made = self._define(field._replace(name=name, default=default), field.name in lists)
                 made.read_with = {**own, **where}
             else:
                 help = field.limits.get("help", "")
                 made.help += f"; {help}" if help not in made.help else ""
-                merged = {other: (*made.read_with.get(other, ()), *values) for other, values in where.items()}
+                merged = {
+                    other: (*made.read_with.get(other, ()), *values)
+                    for other, values in where.items()
+                }
                 made.read_with = {**made.read_with, **merged} if where and made.read_with else {}
             made.arguments.add(field.name)
             if owners[field.name]:
                 made.arguments.add(f"{owners[field.name]}.{field.name}")
 
     def _define(self, field: Field, listed: bool = False) -> Declared:
-        hint, limits = value_type(field.hint), {**NO_LIMITS, **field.limits}
+        hint = value_type(field.hint)
+        limits = {**NO_LIMITS, **field.limits}
         kinds = typing.get_args(hint) if is_union(hint) else (hint,)
         default = None if field.default is REQUIRED else field.default
         if listed or item_type(hint) is not None:
             kind, own = (hint, limits) if listed else plain(item_type(hint))
-            limits = {**limits, **own, "distinct": listed or limits["distinct"], "empty": limits["empty"]}
+            limits = {
+                **limits,
+                **own,
+                "distinct": listed or limits["distinct"],
+                "empty": limits["empty"],
+            }
             default = [str(each) for each in ([default] if listed else default or [])]
             parser: Any = Several(kind, limits)
         elif bool in kinds:
@@ -212,13 +237,26 @@ class Group(NamedTuple):
         """Comma-separated values: int, float, any text, or some of the accepted words; `limits` as in `knob`."""
         kind, words = (of, ()) if isinstance(of, type) else (str, tuple(of))
         limits = {"at_least": 1, **limits} if of is int else limits
-        self.add(name, Sequence[kind], default, help, choices=words, distinct=distinct, empty=empty, **limits)
+        self.add(
+            name,
+            Sequence[kind],
+            default,
+            help,
+            choices=words,
+            distinct=distinct,
+            empty=empty,
+            **limits,
+        )
 
-    def listed(self, name: str, default: Sequence[str], help: str, parser: flags.ListParser) -> None:
+    def listed(
+        self, name: str, default: Sequence[str], help: str, parser: flags.ListParser
+    ) -> None:
         """Comma-separated values with a custom parser."""
         self._register(Declared(parser, name, list(default), help))
 
     def repeated(self, name: str, help: str) -> None:
         """A flag that may be given several times."""
-        flags.DEFINE_multi_string(name, [], help, flag_values=self.registry, module_name=self.heading)
+        flags.DEFINE_multi_string(
+            name, [], help, flag_values=self.registry, module_name=self.heading
+        )
         self.registry[name].help = help  # without what absl adds

@@ -31,7 +31,9 @@ from pfljax.folder import former
 
 def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
-    add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
+    add.repeated(
+        "folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted"
+    )
     text = "page of the comparison; default: report.html in the folder, or in the current one for several"
     add.add("out", Path, None, text)
     add.declare(compare, "reference")
@@ -47,7 +49,9 @@ def read_folders(settings: Settings, command: str) -> list[Path]:
         raise FlagError(f"give a run's folder: pfljax {command} DIR...")
     for folder in folders:
         if not folder.is_dir():
-            raise FlagError(f"{folder}: {os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT)}")
+            raise FlagError(
+                f"{folder}: {os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT)}"
+            )
     return folders
 
 
@@ -55,7 +59,9 @@ def run(settings: Settings) -> None:
     folders = read_folders(settings, "report")
     for folder in folders:
         if not report.runs_below(folder):
-            raise FlagError(f"{folder}: contains no finished run; accepted: folders with a summary.json, or above one")
+            raise FlagError(
+                f"{folder}: contains no finished run; accepted: folders with a summary.json, or above one"
+            )
     if len(folders) == 1 and report.is_run(folders[0]):
         settings.refuse("out", "the page of one run is written to its folder")
         settings.refuse("reference", "the page of one run compares no methods")
@@ -63,7 +69,9 @@ def run(settings: Settings) -> None:
         print(f"report: {report.write(folders[0])}")
         return
     if settings.paper and (len(folders) > 1 or not (folders[0] / "table.json").is_file()):
-        raise settings.error("paper", "accepted for the folder of one comparison, which has a table.json")
+        raise settings.error(
+            "paper", "accepted for the folder of one comparison, which has a table.json"
+        )
     page = Path(settings.out or (folders[0] if len(folders) == 1 else Path()) / "report.html")
     if page.suffix != ".html":
         raise settings.error("out", "accepted: a file that ends in .html")
@@ -71,7 +79,9 @@ def run(settings: Settings) -> None:
     if settings.paper:
         rows = former.read_table(folders[0] / "table.json")
         figures = report.paper_figures(rows, Path(settings.paper), settings.paper_width)
-        print(f"figures: {', '.join(str(path) for path in figures if path.suffix == '.pdf')}, and .png")
+        print(
+            f"figures: {', '.join(str(path) for path in figures if path.suffix == '.pdf')}, and .png"
+        )
 
 
 COMMAND = Command(__doc__ or "", define, run, devices=None, listed="folder")

@@ -52,8 +52,26 @@ WORKLOADS = PRESETS / "scaling"
 CELL = "cell.json"
 # Flags that may differ between studies that share a folder: those that span the grid, and those that change no cell.
 FREE = (
-    *("methods", "num_clients", "cohort", "plan", "chunk", "devices", "out", "preset", "total_rounds", "rerun"),
-    *("participation", "fine_tune_epochs", "planned_rounds", "coordinator", "process_id", "profile"),
+    *(
+        "methods",
+        "num_clients",
+        "cohort",
+        "plan",
+        "chunk",
+        "devices",
+        "out",
+        "preset",
+        "total_rounds",
+        "rerun",
+    ),
+    *(
+        "participation",
+        "fine_tune_epochs",
+        "planned_rounds",
+        "coordinator",
+        "process_id",
+        "profile",
+    ),
 )
 say = functools.partial(print, flush=True)
 
@@ -84,19 +102,44 @@ def define(registry: flags.FlagValues) -> None:
     Group(WHAT, registry).several("methods", ["federico"], "methods, or all; also FILE.py:NAME")
     define_training(registry, rounds=5, scored=False)
     add = Group(DATA, registry)
-    add.several("num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS)
-    add.several("cohort", ["0"], "numbers of clients per round S; 0: all", int, at_least=0, at_most=MOST_CLIENTS)
+    add.several(
+        "num_clients", ["10", "100", "1000"], "numbers of clients K", int, at_most=MOST_CLIENTS
+    )
+    add.several(
+        "cohort",
+        ["0"],
+        "numbers of clients per round S; 0: all",
+        int,
+        at_least=0,
+        at_most=MOST_CLIENTS,
+    )
     add.add("train_examples", int, 20, "training examples per client", at_least=1)
     add.several("shape", ["28", "28", "1"], "shape of an example", int, distinct=False)
     add.add("num_classes", int, 10, "number of classes C", at_least=2)
-    add.add("data_file", Path, None, "npz with x, y and optionally is_test, divided evenly; default: random pixels")
+    add.add(
+        "data_file",
+        Path,
+        None,
+        "npz with x, y and optionally is_test, divided evenly; default: random pixels",
+    )
     define_devices(registry, lists=True)
     add = Group(RUNS, registry)
-    add.add("total_rounds", int, 0, "number of rounds to project the hours for; 0: no projection", at_least=0)
+    add.add(
+        "total_rounds",
+        int,
+        0,
+        "number of rounds to project the hours for; 0: no projection",
+        at_least=0,
+    )
     known = sorted(path.stem for path in WORKLOADS.glob("*.flags"))
     add.add("preset", str, None, "flags of a known workload", choices=known)
     add.declare(Sweep, "rerun")
-    add.add("out", Path, "runs/scaling", "folder for the table and the figure; finished cells in it are kept")
+    add.add(
+        "out",
+        Path,
+        "runs/scaling",
+        "folder for the table and the figure; finished cells in it are kept",
+    )
 
 
 def run(settings: Settings) -> None:
@@ -109,12 +152,15 @@ def run(settings: Settings) -> None:
         if settings.data_file:
             settings.refuse(flag, "--data_file determines it")
     settings.check_read()
-    cells, out = grid(settings), Path(settings.out)
+    cells = grid(settings)
+    out = Path(settings.out)
     if STORES[settings.client_store].on_disk and jax.process_count() > 1:
         text = "its files are in a temporary folder; accepted with several processes: host"
         raise settings.error("client_store", text)
     if out.exists() and not (out / "cells").is_dir() and (not out.is_dir() or any(out.iterdir())):
-        raise settings.error("out", "contains something other than a scaling study; choose a new folder")
+        raise settings.error(
+            "out", "contains something other than a scaling study; choose a new folder"
+        )
     note = "" if settings.data_file else ": time and memory are realistic, accuracy is not"
     say(f"on {described_data(settings)}{note}")
     try:
@@ -123,7 +169,8 @@ def run(settings: Settings) -> None:
         say(f"finished cells are in {out}; the same command continues from there")
         raise
     measured = [row for row in rows if row["status"] == "measured"]
-    if not processes.from_first(np.int32(len(measured))):  # only the first process needs to see the files
+    # only the first process needs to see the files
+    if not processes.from_first(np.int32(len(measured))):
         raise FlagError(f"--num_clients: no cell can be measured; see the reasons in {out}")
     if not processes.is_first():
         return
@@ -148,7 +195,9 @@ def grid(settings: Settings) -> list[GridCell]:
     plans = [each for plan in settings.plan for each in (chunks if plan == "chunk" else [plan])]
     sizes = itertools.product(settings.numbers("num_clients", int), settings.numbers("cohort", int))
     cells = []
-    for name, (num_clients, cohort), plan, number in itertools.product(names, list(sizes), plans, devices):
+    for name, (num_clients, cohort), plan, number in itertools.product(
+        names, list(sizes), plans, devices
+    ):
         cell = GridCell(name, num_clients, cohort, plan, number)
         if cohort > num_clients:
             say(f"{name}, K={num_clients}, S={cohort}: skipped, the cohort is larger than K")
@@ -184,14 +233,27 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         distinct = 0 if STORES[settings.client_store].on_devices else DISTINCT
         need = 4 * min(num_clients, distinct or num_clients) * size * math.prod(shape)
         check_fit(need, "data on the host")
-        made = data.random_pixels(num_clients, size, shape, settings.num_classes, 0, distinct=distinct)
-        x, y, task, num_classes = made.train.x, made.train.y, made.task, made.num_classes
+        made = data.random_pixels(
+            num_clients, size, shape, settings.num_classes, 0, distinct=distinct
+        )
+        x = made.train.x
+        y = made.train.y
+        task = made.task
+        num_classes = made.num_classes
     else:
         source = load(settings.data_file)
-        rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
+        rows = (
+            np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
+        )
         if len(rows) < cell.num_clients * size:
-            raise RunError(f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed")
-        rows = np.random.default_rng(0).permutation(rows)[: num_clients * size].reshape(num_clients, size)
+            raise RunError(
+                f"the file has {len(rows)} training examples, but {cell.num_clients} x {size} are needed"
+            )
+        rows = (
+            np.random.default_rng(0)
+            .permutation(rows)[: num_clients * size]
+            .reshape(num_clients, size)
+        )
         prepare = preparation.fit(source, np.sort(rows[:, :train], axis=None))
         x = prepare(source.x, rows.ravel())
         x = x if prepare.scaling is None else prepare.scaling(x)
@@ -201,11 +263,17 @@ def build_clients(settings: Settings, cell: GridCell, num_clients: int) -> Feder
         num_classes = source.num_classes
 
     def part(start: int, stop: int) -> Split:
-        examples = dataclasses.replace(x, index=x.index[:, start:stop]) if isinstance(x, Pooled) else x[:, start:stop]
+        examples = (
+            dataclasses.replace(x, index=x.index[:, start:stop])
+            if isinstance(x, Pooled)
+            else x[:, start:stop]
+        )
         return Split(examples, y[:, start:stop], np.full(num_clients, stop - start, np.int32))
 
     parts = part(0, train), part(train, size), part(0, 0)
-    return Federation(*parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings))
+    return Federation(
+        *parts, np.zeros(num_clients, np.int32), task, num_classes, described_data(settings)
+    )
 
 
 def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
@@ -213,15 +281,27 @@ def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     kind, _, chunk = cell.plan.partition("-")
     plan = kind, int(chunk or 0), cell.devices, settings.exchange, settings.model_devices
     one = build_clients(settings, cell, 1)
-    found, model = build.build_method(settings, cell.method), build.build_model(settings, one)
+    found = build.build_method(settings, cell.method)
+    model = build.build_model(settings, one)
     local = build.build_local(settings.of_method(cell.method))
-    return like_one(found, one, model, local, plan, settings.client_store, cell.num_clients, cell.clients_per_round)
+    return like_one(
+        found,
+        one,
+        model,
+        local,
+        plan,
+        settings.client_store,
+        cell.num_clients,
+        cell.clients_per_round,
+    )
 
 
 def common(settings: Settings) -> dict:
     """Returns what the cells of a study have in common."""
     same = {f"--{name}": value for name, value in settings.values.items() if name not in FREE}
-    return files.plain(same | {"jax": jax.__version__, "device": jax.local_devices()[0].device_kind})
+    return files.plain(
+        same | {"jax": jax.__version__, "device": jax.local_devices()[0].device_kind}
+    )
 
 
 def read(folder: Path) -> dict:
@@ -240,18 +320,38 @@ def finished(settings: Settings, cells: Sequence[GridCell], out: Path) -> np.nda
     Raises `ArgumentError` if a cell in the folder has other settings, or one of `cells` another program; with
     --rerun=changed, they are not finished.
     """
-    done, now, asked = set[GridCell](), common(settings), {cell.folder(out): cell for cell in cells}
+    done = set[GridCell]()
+    now = common(settings)
+    asked = {cell.folder(out): cell for cell in cells}
 
     def check() -> None:
         for folder, kept in ((folder, read(folder)) for folder in sorted(out.glob("cells/*"))):
-            before = ((name, kept["settings"].get(name, value), value) for name, value in now.items() if kept)
-            different = [f"{name} was {said(old)} and is {said(new)}" for name, old, new in before if old != new]
+            before = (
+                (name, kept["settings"].get(name, value), value)
+                for name, value in now.items()
+                if kept
+            )
+            different = [
+                f"{name} was {said(old)} and is {said(new)}"
+                for name, old, new in before
+                if old != new
+            ]
             text = f"with other settings: {'; '.join(different)}" if different else ""
-            cell = asked.get(folder) if kept and kept["row"]["status"] == "measured" and not different else None
-            if cell and (parts := fingerprint.differences(kept["program"], build_experiment(settings, cell).program())):
+            cell = (
+                asked.get(folder)
+                if kept and kept["row"]["status"] == "measured" and not different
+                else None
+            )
+            if cell and (
+                parts := fingerprint.differences(
+                    kept["program"], build_experiment(settings, cell).program()
+                )
+            ):
                 text = f"by another program; what differs: {', '.join(parts)}"
             if text and settings.rerun == "never":
-                raise ArgumentError("rerun", f"{folder} was measured {text}; accepted: changed, to measure it again")
+                raise ArgumentError(
+                    "rerun", f"{folder} was measured {text}; accepted: changed, to measure it again"
+                )
             done.update([cell] if cell and not text else [])
 
     processes.first(check)
@@ -265,19 +365,24 @@ def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]
     """
     done = finished(settings, cells, out)
     for number, cell in enumerate(cells):
-        what, folder = f"{number + 1}/{len(cells)} {cell}", cell.folder(out)
+        what = f"{number + 1}/{len(cells)} {cell}"
+        folder = cell.folder(out)
         with contextlib.ExitStack() as held:
             if not done[number] and not taken(held, folder, say):
                 say(f"{what}: another process is measuring it")
                 continue
-            if done[number] or finished(settings, [cell], out)[0]:  # another process may just have finished it
+            # another process may just have finished it
+            if done[number] or finished(settings, [cell], out)[0]:
                 say(f"{what}: already finished, read from {folder}")
                 continue
             with announced(what, say):
                 row, program = row_of(settings, cell)
-            files.write_json(folder / CELL, {"row": row, "settings": common(settings), "program": program})
+            files.write_json(
+                folder / CELL, {"row": row, "settings": common(settings), "program": program}
+            )
         write(settings, cells, out)
-        seconds, reason = row["seconds_per_round"], row["reason"]
+        seconds = row["seconds_per_round"]
+        reason = row["reason"]
         say(f"{what}: " + (f"skipped: {reason}" if reason else f"{seconds:.4g} s per round"))
     return write(settings, cells, out)
 
@@ -288,7 +393,11 @@ def row_of(settings: Settings, cell: GridCell) -> tuple[dict, dict]:
     row["clients_per_round"] = cell.clients_per_round
     trace = Path(settings.profile) / "-".join(map(str, cell)) if settings.profile else None
     try:
-        made, clients = build_experiment(settings, cell), lambda: build_clients(settings, cell, cell.num_clients)
+        made = build_experiment(settings, cell)
+
+        def clients():
+            return build_clients(settings, cell, cell.num_clients)
+
         measured = measure(made, lambda: clients().client_data, settings.rounds, trace)
         return row | {"status": "measured"} | measured, made.program()
     except (RunError, MemoryError) as error:
@@ -307,7 +416,11 @@ def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict
         kept = [read(path) for path in sorted(out.glob("cells/*"))]
         rows = [each["row"] for each in kept if each and each["settings"] == common(settings)]
         order = {cell: number for number, cell in enumerate(cells)}
-        rows.sort(key=lambda row: order.get(GridCell(*(row[name] for name in GridCell._fields)), len(cells)))
+        rows.sort(
+            key=lambda row: order.get(
+                GridCell(*(row[name] for name in GridCell._fields)), len(cells)
+            )
+        )
         for row in rows:
             hours = settings.total_rounds * (row["seconds_per_round"] or 0) / 3600
             row["projected_hours"] = hours or None
@@ -323,19 +436,31 @@ def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict
         content |= {"data": described_data(settings), "slopes": fitted, "cells": rows}
         files.write_json(out / "scaling.json", content)
         columns = ["status", "reason", *GridCell._fields, *MEASURES, "projected_hours"]
-        files.write_csv(out / "scaling.csv", [columns, *([row.get(name) for name in columns] for row in rows)])
+        files.write_csv(
+            out / "scaling.csv", [columns, *([row.get(name) for name in columns] for row in rows)]
+        )
     return rows
 
 
 def lines(settings: Settings, rows: Sequence[dict]) -> dict[str, list[dict]]:
     """Groups the measured rows that differ only in K, by their method and what else differs, for the figure."""
     rows = [row for row in rows if row["status"] == "measured"]
-    differ = [name for name in ("cohort", "plan", "devices") if len({row[name] for row in rows}) > 1]
-    words = {"cohort": lambda n: f"S={n or 'K'}", "plan": str, "devices": lambda n: f"{n} device(s)"}
+    differ = [
+        name for name in ("cohort", "plan", "devices") if len({row[name] for row in rows}) > 1
+    ]
+    words = {
+        "cohort": lambda n: f"S={n or 'K'}",
+        "plan": str,
+        "devices": lambda n: f"{n} device(s)",
+    }
     found: dict[str, list[dict]] = {}
     for row in rows:
         name = ", ".join([row["method"], *(words[name](row[name]) for name in differ)])
-        need = total_bytes(row) if STORES[settings.client_store].on_devices else row["peak_resident_bytes"] or 0
+        need = (
+            total_bytes(row)
+            if STORES[settings.client_store].on_devices
+            else row["peak_resident_bytes"] or 0
+        )
         found.setdefault(name, []).append(row | {"memory_bytes": need})
     return found
 
@@ -348,9 +473,23 @@ def total_bytes(row: dict) -> int:
 def show(settings: Settings, rows: Sequence[dict]) -> None:
     model = f"{settings.model} ({rows[0]['parameters']:,} parameters)"
     title = f"{model} on {described_data(settings)}, {settings.train_examples} examples per client"
-    heads = ["method", "plan", "K", "S", "devices", "compile s", "s per round", "(range)", "again", "updates/s"]
+    heads = [
+        "method",
+        "plan",
+        "K",
+        "S",
+        "devices",
+        "compile s",
+        "s per round",
+        "(range)",
+        "again",
+        "updates/s",
+    ]
     heads += ["memory", "RSS", "disk", "down, up"]
-    size = lambda number: readable(number) if number is not None else "?"
+
+    def size(number):
+        return readable(number) if number is not None else "?"
+
     body = [
         [
             *(row["method"], row["plan"]),

@@ -58,10 +58,12 @@ class Settings:
     values: Mapping[str, Any]  # value by flag
     given: frozenset[str]  # the flags on the command line. Presets do not override them.
     headings: Mapping[str, str]  # group by flag
-    read_with: Mapping[str, Conditions]  # by flag, other flags and their values, one of which it needs to be read
+    # by flag, other flags and their values, one of which it needs to be read
+    read_with: Mapping[str, Conditions]
     flag_of: Mapping[str, str]  # flag by the library's name of the argument
     defaults: str = ""  # file name of the data set's preset that was applied; "": none
-    words: tuple[str, ...] = ()  # the command line that was parsed, with its flag files' words in place of them
+    # the command line that was parsed, with its flag files' words in place of them
+    words: tuple[str, ...] = ()
 
     def __getitem__(self, flag: str) -> Any:
         return self.values[flag]
@@ -97,14 +99,22 @@ class Settings:
             return self
         registry = read(self.define, [f"--flagfile={path}"])
         values = {name: registry[name].value for name in registry if registry[name].present}
-        if "learning_rate" in values:  # a later preset's rate applies to all methods unless it sets learning_rates
+        # a later preset's rate applies to all methods unless it sets learning_rates
+        if "learning_rate" in values:
             values.setdefault("learning_rates", [])
         return self.replace(values | self._given())
 
     def of_method(self, name: str) -> Settings:
         """Returns the settings with the method's own learning rate, if --learning_rates has one."""
-        rates = {method: float(rate) for method, _, rate in (pair.partition(":") for pair in self.learning_rates)}
-        own = {} if self.present("learning_rate") else {"learning_rate": rates.get(name, self.learning_rate)}
+        rates = {
+            method: float(rate)
+            for method, _, rate in (pair.partition(":") for pair in self.learning_rates)
+        }
+        own = (
+            {}
+            if self.present("learning_rate")
+            else {"learning_rate": rates.get(name, self.learning_rate)}
+        )
         return self.replace(own, learning_rates=[])
 
     def with_defaults(self, methods: Iterable[str]) -> Settings:
@@ -115,7 +125,10 @@ class Settings:
         unless --test_fraction is given.
         """
         validated = any(METHODS[name].info.validates for name in methods)
-        kinds = [f"{self.dataset}-{kind}" for kind in (self.partition, *(["validated"] if validated else []))]
+        kinds = [
+            f"{self.dataset}-{kind}"
+            for kind in (self.partition, *(["validated"] if validated else []))
+        ]
         there = {path.stem: path for path in PRESETS.glob("*.flags")}
         path = next((there[name] for name in [*kinds, self.dataset] if name in there), None)
         found = dataclasses.replace(self.with_preset(path), defaults=path.name) if path else self
@@ -123,7 +136,9 @@ class Settings:
             found = found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given())
         if self.dataset in KINDS and self.data_file and not self.present("test_fraction"):
             test = self.data_test if self.reads("data_test") else ""
-            found = found.replace({"official_test": has_tests(self.dataset, self.data_file, test)} | found._given())
+            found = found.replace(
+                {"official_test": has_tests(self.dataset, self.data_file, test)} | found._given()
+            )
         return found
 
     def _given(self) -> dict[str, Any]:
@@ -132,7 +147,9 @@ class Settings:
     def error(self, flag: str, text: str) -> FlagError:
         """Returns the error for a flag, with its value as written on the command line."""
         value = self[flag]
-        return FlagError.of(flag, text, ",".join(map(str, value)) if isinstance(value, list | tuple) else value)
+        return FlagError.of(
+            flag, text, ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+        )
 
     def refuse(self, flag: str, why: str) -> None:
         """Raises `FlagError` if the flag is on the command line; used for flags that do not apply."""
@@ -142,14 +159,18 @@ class Settings:
     def reads(self, flag: str) -> bool:
         """Whether the flag has an effect with these settings."""
         conditions = self.read_with.get(flag)
-        return not conditions or any(holds(self[o], values) for o, values in conditions.items() if o in self)
+        return not conditions or any(
+            holds(self[o], values) for o, values in conditions.items() if o in self
+        )
 
     def check_read(self, variants: Sequence[Settings] = ()) -> None:
         """Raises `FlagError` for a flag on the command line that neither these settings nor any `variants` read."""
         for flag, conditions in self.read_with.items():
             if not any(each.reads(flag) for each in variants or [self]):
                 known = {other: values for other, values in conditions.items() if other in self}
-                self.refuse(flag, f"accepted {with_words(known, '--')}" if known else "it has no effect")
+                self.refuse(
+                    flag, f"accepted {with_words(known, '--')}" if known else "it has no effect"
+                )
 
     def values_of(self, declaring: Callable, prefix: str = "") -> dict[str, Any]:
         """Returns the values of the flags of a dataclass's fields or a function's arguments, by name."""
@@ -158,7 +179,9 @@ class Settings:
         for name, flag in flags_of(declaring, prefix).items():
             if flag in self and self.reads(flag):
                 kind = plain(item_type(value_type(known[name].hint)))[0]
-                values[name] = [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
+                values[name] = (
+                    [kind(text) for text in self[flag]] if kind in (int, float) else self[flag]
+                )
         return values
 
     def make(self, declaring: Callable, prefix: str = "", **given: Any) -> Any:
@@ -171,7 +194,8 @@ class Settings:
             owner = owners_of(declaring, prefix).get(error.argument)
             if not owner or error.owner:
                 raise
-            raise error.of(owner) from error.__cause__  # other classes have a field of this name, too
+            # other classes have a field of this name, too
+            raise error.of(owner) from error.__cause__
 
     def check_out(self) -> None:
         """Raises `ArgumentError` if --out cannot be written to. The first process checks, as it writes the files."""
@@ -192,9 +216,13 @@ class Settings:
         for flag in sorted(self.given):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
                 raise FlagError.of(flag, f"not a knob of this run's methods ({', '.join(methods)})")
-        named = [pair.partition(":")[0] for pair in self.learning_rates if self.present("learning_rates")]
+        named = [
+            pair.partition(":")[0] for pair in self.learning_rates if self.present("learning_rates")
+        ]
         if not {*named} <= {*methods}:
-            raise self.error("learning_rates", f"accepted: rates for this run's methods ({', '.join(methods)})")
+            raise self.error(
+                "learning_rates", f"accepted: rates for this run's methods ({', '.join(methods)})"
+            )
 
 
 def parse(define: Define, words: Sequence[str]) -> Settings:
@@ -212,16 +240,28 @@ def parse(define: Define, words: Sequence[str]) -> Settings:
     values: dict[str, Any] = {name: registry[name].value for name in registry}
     if values.get("dataset") == "file":
         values["dataset"] = _kind_of(values["data_file"])
-    registered = lambda name: own.get(name, name)
+
+    def registered(name):
+        return own.get(name, name)
+
     if "method" in values:
         values["method"] = registered(values["method"])
     if "methods" in values:
         values["methods"] = list(map(registered, values["methods"]))
     given = frozenset(name for name in registry if registry[name].present)
-    headings = {flag.name: group for group, found in registry.flags_by_module_dict().items() for flag in found}
+    headings = {
+        flag.name: group
+        for group, found in registry.flags_by_module_dict().items()
+        for flag in found
+    }
     declared = [flag for flag in map(registry.__getitem__, registry) if isinstance(flag, Declared)]
     read_with = {flag.name: flag.read_with for flag in declared if flag.read_with}
-    flag_of = {name: flag.name for flag in declared for name in flag.arguments if headings[flag.name] not in METHODS}
+    flag_of = {
+        name: flag.name
+        for flag in declared
+        for name in flag.arguments
+        if headings[flag.name] not in METHODS
+    }
     frozen = MappingProxyType
     tables = frozen(headings), frozen(read_with), frozen(flag_of)
     return Settings(define, frozen(values), given, *tables, words=tuple(words))
@@ -237,7 +277,9 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     try:
         rest = registry(["", *words])
     except flags.UnrecognizedFlagError as error:
-        raise FlagError.of(shown(error.flagname), f"unknown flag; {_hint(error.flagname, list(registry))}") from error
+        raise FlagError.of(
+            shown(error.flagname), f"unknown flag; {_hint(error.flagname, list(registry))}"
+        ) from error
     except flags.IllegalFlagValueError as error:
         _stop_at(error, registry)
     except (flags.Error, ValueError) as error:
@@ -253,7 +295,11 @@ def _hint(unknown: str, known: Sequence[str]) -> str:
     knobs = [name for name in known if name.startswith(f"{method}.")]
     if dot and method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.8)
-        way = f"did you mean {near[0]}?" if near else "--method=FILE.py:NAME loads a method of your own"
+        way = (
+            f"did you mean {near[0]}?"
+            if near
+            else "--method=FILE.py:NAME loads a method of your own"
+        )
         return f"no method {shown(method)} is known; {way}"
     former = [name for name, new in FORMER.items() if new in known]
     if near := difflib.get_close_matches(unknown, knobs if dot else [*known, *former], n=3):
@@ -310,7 +356,10 @@ def _expand(words: Sequence[str]) -> tuple[list[str], list[str]]:
     found = [renamed(word) for word in _with_files(list(words), ())]
     words = [word for word, _ in found]
     notes = dict.fromkeys(note for _, note in found if note)
-    alone = lambda word, after: word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
+
+    def alone(word, after):
+        return word.lstrip("-") in IMPLIED and word.startswith("-") and after.startswith("-")
+
     expanded_words = [
         f"{word}={IMPLIED[word.lstrip('-')]}" if alone(word, after) else word
         for word, after in itertools.pairwise([*words, "-"])
@@ -335,12 +384,16 @@ def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
             lines = [line.strip() for line in reading.read_text(file).splitlines()]
         except ArgumentError as error:
             raise FlagError.of("flagfile", error.text, file) from error
-        found += _with_files([line for line in lines if line and not line.startswith(("#", "//"))], (*inside, file))
+        found += _with_files(
+            [line for line in lines if line and not line.startswith(("#", "//"))], (*inside, file)
+        )
     return found
 
 
 def _values_of(flag: str, words: Sequence[str]) -> list[str]:
     """Returns a flag's values, given as --flag=VALUE or --flag VALUE."""
     joined = [word.lstrip("-").partition("=") for word in words if word.startswith("-")]
-    apart = [after for word, after in itertools.pairwise(words) if word in (f"--{flag}", f"-{flag}")]
+    apart = [
+        after for word, after in itertools.pairwise(words) if word in (f"--{flag}", f"-{flag}")
+    ]
     return [value for name, equals, value in joined if name == flag and equals] + apart

@@ -18,10 +18,15 @@ from pfljax.contract.processes import START_SECONDS
 
 WATCHED = "PFLJAX_WATCHED"
 PATIENCE_SECONDS = 20  # how long a process may take to end when asked to
-LOG_LINE = re.compile(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\w+\.(?:cc|cpp|h):\d+)\] (.*)|\[Gloo\].*")
-LOST_TEXT = "another process has ended or cannot be reached; --resume continues from the last checkpoint"
+LOG_LINE = re.compile(
+    rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ (\w+\.(?:cc|cpp|h):\d+)\] (.*)|\[Gloo\].*"
+)
+LOST_TEXT = (
+    "another process has ended or cannot be reached; --resume continues from the last checkpoint"
+)
 START_TEXT = f"--coordinator: the processes did not connect within {START_SECONDS} s"
-LOST_ERROR = "Gloo|coordination ?service|distributed service"  # in errors; the libraries' last words say more
+# in errors; the libraries' last words say more
+LOST_ERROR = "Gloo|coordination ?service|distributed service"
 LOST = re.compile(f"{LOST_ERROR}|unhealthy|heartbeat|barrier", re.IGNORECASE)
 
 
@@ -47,11 +52,15 @@ def watch() -> NoReturn:
 
     def end(number, _):
         worker.send_signal(number)
-        threading.Timer(PATIENCE_SECONDS, worker.kill).start()  # a library may be waiting for the other processes
+        # a library may be waiting for the other processes
+        threading.Timer(PATIENCE_SECONDS, worker.kill).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
-    fatal, said, lost, held = b"", False, False, None
+    fatal = b""
+    said = False
+    lost = False
+    held = None
     for line in worker.stderr or ():
         found = LOG_LINE.match(line)
         said |= line.startswith(b"error: ")

@@ -14,7 +14,11 @@ from pfljax.report import terms
 
 
 def show(
-    title: str, heads: Sequence[str], body: Sequence[Sequence[str]], text: int = 1, notes: Sequence[str] = ()
+    title: str,
+    heads: Sequence[str],
+    body: Sequence[Sequence[str]],
+    text: int = 1,
+    notes: Sequence[str] = (),
 ) -> None:
     """Prints a table whose first `text` columns are words; the others are aligned as numbers."""
     printed = Table(title=title, caption="\n".join(notes), caption_justify="left")
@@ -28,13 +32,21 @@ def show(
 
 def print_paths(out: Path, figure: str = "") -> None:
     """Prints where the files of a table are."""
-    print(f"table: {out / 'table.md'}, .csv, .json, .tex" + (f"; figure: {out / figure}" if figure else ""))
+    print(
+        f"table: {out / 'table.md'}, .csv, .json, .tex"
+        + (f"; figure: {out / figure}" if figure else "")
+    )
     if (out / "report.html").exists():
         print(f"report: {out / 'report.html'}")
 
 
 def write(
-    title: str, heads: Sequence[str], body: Sequence[Sequence[str]], rows: Sequence[dict], out: Path, figure: str = ""
+    title: str,
+    heads: Sequence[str],
+    body: Sequence[Sequence[str]],
+    rows: Sequence[dict],
+    out: Path,
+    figure: str = "",
 ) -> None:
     """Writes a table and a page of all runs, see `table.write_table`, and prints it with the paths."""
     table.write_table(title, heads, body, rows, out)

@@ -42,7 +42,9 @@ def define(registry: flags.FlagValues) -> None:
     define_devices(registry)
     define_evaluation(registry)
     add = Group(RUNS, registry)
-    add.add("seed", int, 0, "seed for splits, initial models, cohorts, batches and sampling", at_least=0)
+    add.add(
+        "seed", int, 0, "seed for splits, initial models, cohorts, batches and sampling", at_least=0
+    )
     add.add("split", int, None, "seed for the split of the data, instead of --seed", at_least=0)
     add.add("out", Path, None, "folder for the run; default: runs/METHOD-DATASET-TIME")
     text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
@@ -60,7 +62,9 @@ def run(settings: Settings) -> None:
     made = build.build_run(settings, names[0], clients, trial)
     out = folder(settings)
     unseen = f" and {clients[1].num_clients} unseen ones" if clients[1] else ""
-    print(f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients{unseen}, {settings.rounds} rounds")
+    print(
+        f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients{unseen}, {settings.rounds} rounds"
+    )
     build.print_defaults(settings)
     report.preload()
     result = made.train(
@@ -87,25 +91,44 @@ def folder(settings: Settings) -> Path:
 
 
 def show(summary: dict) -> None:
-    classification, privacy = summary["task"] == "classification", summary["privacy"]
+    classification = summary["task"] == "classification"
+    privacy = summary["privacy"]
     names = ["accuracy", "accuracy_bottom_decile", "accuracy_min"] if classification else []
     own = summary["metrics"]
-    heads = ["", "round", *(name.replace("accuracy_", "").replace("_", " ") for name in names), "test loss"]
+    heads = [
+        "",
+        "round",
+        *(name.replace("accuracy_", "").replace("_", " ") for name in names),
+        "test loss",
+    ]
     heads += [name.replace("_", " ") for name in own]
-    last, best, unseen = summary["last"], summary["best"], summary["unseen"]
+    last = summary["last"]
+    best = summary["best"]
+    unseen = summary["unseen"]
     rows = [("last", last), (f"best by {best['selected_by'].replace('_', ' ')}", best)]
     rows += [("last, on unseen clients", {"round": last["round"]} | unseen)] if unseen else []
     body = [
         [
-            *(label, str(row["round"]), *(f"{100 * row[name]:.1f} %" for name in names), f"{row['loss']:.4f}"),
+            *(
+                label,
+                str(row["round"]),
+                *(f"{100 * row[name]:.1f} %" for name in names),
+                f"{row['loss']:.4f}",
+            ),
             *(f"{row.get(name, np.nan):.3f}" for name in own),
         ]
         for label, row in rows
     ]
-    for kind, ledger in (("epsilon", privacy or {}), ("client epsilon", (privacy or {}).get("of_clients", {}))):
+    for kind, ledger in (
+        ("epsilon", privacy or {}),
+        ("client epsilon", (privacy or {}).get("of_clients", {})),
+    ):
         if "epsilon" in ledger:
             heads.append(f"{kind} at delta {ledger['delta']:g}")
-            body = [[*body[0], epsilon_text([ledger["epsilon"]])], *([*row, ""] for row in body[1:])]
+            body = [
+                [*body[0], epsilon_text([ledger["epsilon"]])],
+                *([*row, ""] for row in body[1:]),
+            ]
     tables.show(f"{summary['method']} on {summary['dataset']}: {summary['scored']}", heads, body)
 
 

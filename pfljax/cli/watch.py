@@ -29,7 +29,9 @@ NAMES = (HOST, "localhost")
 
 def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
-    add.repeated("folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted")
+    add.repeated(
+        "folder", "folder of a run, or a folder that contains runs; the flag's name can be omitted"
+    )
     add.add("port", int, 8765, "port of the page; 0: a free one", at_least=0, at_most=2**16 - 1)
     add.add("refresh", int, 5, "seconds between two loads of the page", at_least=1, at_most=86400)
 
@@ -38,7 +40,8 @@ class Handler(BaseHTTPRequestHandler):
     """Answers with the page, made anew."""
 
     def __init__(self, folders: Sequence[Path], refresh: int, *args):
-        self.folders, self.refresh = folders, refresh
+        self.folders = folders
+        self.refresh = refresh
         super().__init__(*args)
 
     def handle(self) -> None:
@@ -52,7 +55,9 @@ class Handler(BaseHTTPRequestHandler):
         content = watching.page(self.folders, self.refresh).encode()
         self.send_response(200)
         headers = {"Content-Type": "text/html; charset=utf-8", "Content-Length": str(len(content))}
-        for name, value in (headers | {"Refresh": str(self.refresh), "Cache-Control": "no-store"}).items():
+        for name, value in (
+            headers | {"Refresh": str(self.refresh), "Cache-Control": "no-store"}
+        ).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
@@ -74,7 +79,9 @@ def run(settings: Settings) -> None:
         text = f"{(error.strerror or str(error)).lower()}; accepted: a free port, or 0 to find one"
         raise settings.error("port", text) from error
     with server, contextlib.suppress(KeyboardInterrupt):
-        print(f"watching {', '.join(map(str, folders))} at http://{HOST}:{server.server_port} (Ctrl-C ends it)")
+        print(
+            f"watching {', '.join(map(str, folders))} at http://{HOST}:{server.server_port} (Ctrl-C ends it)"
+        )
         server.serve_forever()
 
 

@@ -20,8 +20,20 @@ MINUTES = 24 * 60  # longest time of a cluster's job, which is then requeued
 
 def define(registry: flags.FlagValues) -> None:
     add = Group(RUNS, registry)
-    add.add("workers", int, 1, "number of processes that train the runs together", at_least=1, at_most=1000)
-    add.add("cells", str, "", "i/n: trains every n-th run from the i-th on; the last to finish writes the table")
+    add.add(
+        "workers",
+        int,
+        1,
+        "number of processes that train the runs together",
+        at_least=1,
+        at_most=1000,
+    )
+    add.add(
+        "cells",
+        str,
+        "",
+        "i/n: trains every n-th run from the i-th on; the last to finish writes the table",
+    )
     text = "where --workers run: here, or as an array of SLURM jobs, which go on where they were interrupted"
     text = f"{text} (pip install 'pfljax[cluster]')"
     add.add("cluster", str, "none", text, choices=["none", "slurm", "local"])
@@ -41,14 +53,26 @@ def run(settings: Settings) -> None:
     logs = Path(settings.out) / "workers"
     logs.mkdir(parents=True, exist_ok=True)
     commands = commands_of(settings)
-    failed = submit(commands, logs, settings.cluster) if settings.cluster != "none" else start(commands, logs)
+    failed = (
+        submit(commands, logs, settings.cluster)
+        if settings.cluster != "none"
+        else start(commands, logs)
+    )
     for number in failed:
         print(f"worker {number} failed; see {logs / f'{number}.log'}", file=sys.stderr)
 
 
 def commands_of(settings: Settings) -> list[list[str]]:
     """The workers' command lines. On a CPU, local workers share the cores."""
-    words = [sys.executable, "-m", "pfljax.cli", "compare", *settings.words, "--workers=1", "--cluster=none"]
+    words = [
+        sys.executable,
+        "-m",
+        "pfljax.cli",
+        "compare",
+        *settings.words,
+        "--workers=1",
+        "--cluster=none",
+    ]
     if settings.cluster == "none" and cores.on_cpu() and not settings.present("devices"):
         words.append(f"--devices={max(1, host.num_cores() // settings.workers)}")
     return [words] * settings.workers
@@ -71,7 +95,8 @@ class Job:
     """A command as a job. An interrupted job is requeued, and goes on from the runs' checkpoints."""
 
     def __init__(self, command: Sequence[str], log: Path):
-        self.command, self.log = command, log
+        self.command = command
+        self.log = log
 
     def __call__(self) -> int:
         """Runs the command; returns its exit code."""
@@ -88,6 +113,9 @@ def submit(commands: Sequence[Sequence[str]], logs: Path, cluster: str) -> list[
     executor = optional.load("submitit", "cluster").AutoExecutor(folder=logs, cluster=cluster)
     executor.update_parameters(timeout_min=MINUTES, name="pfljax")
     with executor.batch():
-        jobs = [executor.submit(Job(command, logs / f"{number}.log")) for number, command in enumerate(commands)]
+        jobs = [
+            executor.submit(Job(command, logs / f"{number}.log"))
+            for number, command in enumerate(commands)
+        ]
     print(f"{len(jobs)} jobs submitted: {', '.join(job.job_id for job in jobs)}", flush=True)
     return [number for number, job in enumerate(jobs) if job.result()]

@@ -62,7 +62,8 @@ def same_arrays(a: Any, b: Any) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-        a, b = jax.random.key_data(a), jax.random.key_data(b)
+        a = jax.random.key_data(a)
+        b = jax.random.key_data(b)
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -83,9 +84,17 @@ def held_by_function(function: Any) -> tuple:
 def attributes(value: Any) -> dict[str, Any]:
     """What an object holds, by name: its fields if it is a dataclass, otherwise all that it has."""
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if not derived(field)}
+        return {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if not derived(field)
+        }
     slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
+    found = {
+        name: getattr(value, name)
+        for name in slots
+        if hasattr(value, name) and not name.startswith("__")
+    }
     return found | dict(getattr(value, "__dict__", {}))
 
 

@@ -12,12 +12,15 @@ import jax
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import num_cores
 
-BY_XLA = "xla_force_host_platform_device_count"  # the older way to ask for CPU devices, in XLA_FLAGS
+# the older way to ask for CPU devices, in XLA_FLAGS
+BY_XLA = "xla_force_host_platform_device_count"
 
 
 def chosen() -> bool:
     """Whether the user has set the number of CPU devices."""
-    return getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or BY_XLA in os.environ.get("XLA_FLAGS", "")
+    return getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or BY_XLA in os.environ.get(
+        "XLA_FLAGS", ""
+    )
 
 
 def use(devices: int = 0) -> None:
@@ -64,7 +67,8 @@ def check_settings(compiled: bool = True) -> None:
             raise ArgumentError(f"JAX_TRANSFER_GUARD_{way.upper()}", text, guard)
     try:
         jax.local_devices()
-    except (RuntimeError, AssertionError) as error:  # a plugin that is not installed fails an assertion
+    # a plugin that is not installed fails an assertion
+    except (RuntimeError, AssertionError) as error:
         name = "JAX_PLATFORMS" if config.jax_platforms else "JAX_NUM_CPU_DEVICES"
         value = config.jax_platforms or getattr(config, "jax_num_cpu_devices", None)
         why = str(error).partition("\n")[0] or "its plugin is not installed, or finds no device"
@@ -80,7 +84,9 @@ def check(devices: int) -> None:
     """Raises `ArgumentError` if this process has fewer devices."""
     found = len(jax.local_devices())
     if devices > found:
-        raise ArgumentError("devices", f"accepted: 0 to {found}, the number of devices found", devices)
+        raise ArgumentError(
+            "devices", f"accepted: 0 to {found}, the number of devices found", devices
+        )
 
 
 @functools.cache

@@ -9,13 +9,17 @@ from collections.abc import Iterable
 
 from pfljax.contract import former_contract
 
-LONGEST, LONGEST_TEXT = 300, 3000  # maximum characters of a value and of a message's text
+# maximum characters of a value and of a message's text
+LONGEST = 300
+LONGEST_TEXT = 3000
 
 
 def shown(value: object, longest: int = LONGEST) -> str:
     """A value as part of one line: truncated, with line ends and other unprintable characters escaped."""
     text = str(value)[: longest + 1]
-    text = "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    text = "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text
+    )
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
@@ -40,7 +44,10 @@ class ArgumentError(ValueError):
     """
 
     def __init__(self, argument: str, text: str, value: object = None, *, owner: str = ""):
-        self.argument, self.text, self.value, self.owner = argument, text, value, owner
+        self.argument = argument
+        self.text = text
+        self.value = value
+        self.owner = owner
         super().__init__(self.line(f"{owner}.{argument}" if owner else argument))
 
     def of(self, owner: str) -> ArgumentError:
@@ -59,7 +66,7 @@ def warn(argument: str, text: str) -> None:
 
 
 def raised(error: BaseException, file: str) -> str:
-    """An error in a user's file, in one line that says where in the file it was raised, and what the file should change."""
+    """An error in a user's file, in one line: where it was raised, and what the file should change."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

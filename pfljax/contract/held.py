@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from pfljax.contract.types import PyTree
 
 # The network's own arrays, and those that stand for them in the program that is traced.
-GIVEN: contextvars.ContextVar[tuple[Any, Any]] = contextvars.ContextVar("frozen", default=(None, None))
+GIVEN: contextvars.ContextVar[tuple[Any, Any]] = contextvars.ContextVar(
+    "frozen", default=(None, None)
+)
 
 
 class Holder(Protocol):

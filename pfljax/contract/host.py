@@ -17,7 +17,9 @@ def free_memory() -> int:
     """Free memory in bytes."""
     try:
         with open("/proc/meminfo") as file:  # counts the file cache as free
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+            return next(
+                int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")
+            )
     except (OSError, StopIteration):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
@@ -26,13 +28,16 @@ def cache_folder() -> Path | None:
     """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax; None without a home folder."""
     if given := os.environ.get("PFLJAX_CACHE"):
         return Path(expanded(given, "PFLJAX_CACHE"))
-    home = os.path.expanduser("~")  # "~" if HOME is not set and the user has no entry in the system's list
+    # "~" if HOME is not set and the user has no entry in the system's list
+    home = os.path.expanduser("~")
     return None if home == "~" else Path(home) / ".cache" / "pfljax"
 
 
 def readable(num_bytes: float) -> str:
     """Formats a number of bytes for people."""
-    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    value = float(num_bytes)
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
+        value = value / 1024
+        units = units[1:]
     return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

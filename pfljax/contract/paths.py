@@ -36,5 +36,9 @@ def expanded(path: Any, argument: str = "file") -> Any:
     if found == text:
         name = text.partition("/")[0]
         reason = "HOME is not set" if name == "~" else "no such user"
-        raise ArgumentError(argument, f"{name} is no home folder ({reason}); accepted: a path without ~, or ./~", text)
+        raise ArgumentError(
+            argument,
+            f"{name} is no home folder ({reason}); accepted: a path without ~, or ./~",
+            text,
+        )
     return found if isinstance(path, str) else type(path)(found)

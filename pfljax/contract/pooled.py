@@ -94,7 +94,9 @@ class Pooled(LazyArray):
     def on_device(self, device: Array) -> Pooled:
         """One device's part of a spread pool: its own rows and an index into them."""
         first = device * self.pool.shape[0]
-        return dataclasses.replace(self, index=jnp.where(self.index < 0, -1, self.index - first), spread=False)
+        return dataclasses.replace(
+            self, index=jnp.where(self.index < 0, -1, self.index - first), spread=False
+        )
 
 
 @jax.tree_util.register_dataclass

@@ -50,13 +50,20 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
     """
     found: dict[str, Any] = {}
     if coordinator != "auto":
-        found = {"coordinator_address": coordinator, "num_processes": num_processes, "process_id": process_id}
+        found = {
+            "coordinator_address": coordinator,
+            "num_processes": num_processes,
+            "process_id": process_id,
+        }
     if on_loopback(coordinator):
         found["coordinator_bind_address"] = coordinator
-    jax.config.update("jax_enable_preemption_service", False)  # it would treat SIGTERM as a preemption notice
+    # it would treat SIGTERM as a preemption notice
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            **found, heartbeat_timeout_seconds=HEARTBEAT_SECONDS, initialization_timeout=START_SECONDS
+            **found,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            initialization_timeout=START_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -64,7 +71,9 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
             f"coordinator={coordinator}: the processes did not connect within {START_SECONDS} s: {reason}"
         ) from error
     if jax.device_count() != jax.process_count() * len(jax.local_devices()):
-        raise ArgumentError("devices", "processes have different numbers of devices; accepted: the same in all")
+        raise ArgumentError(
+            "devices", "processes have different numbers of devices; accepted: the same in all"
+        )
 
 
 def is_first() -> bool:
@@ -109,7 +118,8 @@ def fetch_rows(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
         owner: (n,), the process that has each row.
     """
     counts = np.bincount(owner, minlength=jax.process_count())
-    padded = np.zeros((len(owner), *rows.shape[1:]), rows.dtype)  # of a fixed size, since each size is compiled
+    # of a fixed size, since each size is compiled
+    padded = np.zeros((len(owner), *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
     found = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
     for process, theirs in enumerate(multihost_utils.process_allgather(padded)):
@@ -138,11 +148,14 @@ def agree(values: dict[str, object]) -> None:
         return
     texts = {name: json.dumps(value, default=str) for name, value in sorted(values.items())}
     digests = np.array(
-        [list(hashlib.sha256(f"{name}={text}".encode()).digest()) for name, text in texts.items()], np.uint8
+        [list(hashlib.sha256(f"{name}={text}".encode()).digest()) for name, text in texts.items()],
+        np.uint8,
     )
     everyones = multihost_utils.process_allgather(digests)
     differ = [
-        name for name, alike in zip(texts, (everyones == everyones[:1]).all(axis=(0, 2)), strict=True) if not alike
+        name
+        for name, alike in zip(texts, (everyones == everyones[:1]).all(axis=(0, 2)), strict=True)
+        if not alike
     ]
     if differ:
         who = f"process {jax.process_index()} of {jax.process_count()} disagrees with another"
@@ -154,7 +167,8 @@ def first(check: Callable[[], None]) -> None:
     """Runs a check on the first process; if it raises an `ArgumentError`, all processes raise it."""
     if jax.process_count() == 1:
         return check()
-    told, error = np.zeros(MESSAGE, np.uint8), None
+    told = np.zeros(MESSAGE, np.uint8)
+    error = None
     if is_first():
         try:
             check()

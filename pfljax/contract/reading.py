@@ -20,7 +20,8 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError, few
 from pfljax.contract.host import free_memory, readable
 
-COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # used by numpy.savez and numpy.savez_compressed
+# used by numpy.savez and numpy.savez_compressed
+COMPRESSION = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 DENSEST = 1100  # more than the maximum compression ratio of deflate, 1,032
 ENCRYPTED = 1  # bit in a member's flags
 MARKS = {  # byte order mark -> encoding; that of UTF-16 also begins UTF-32's
@@ -51,7 +52,9 @@ def opened(file: str, argument: str = "file") -> Iterator[BinaryIO]:
     except ArgumentError:
         raise
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
-        raise ArgumentError(argument, f"cannot be read ({getattr(error, 'strerror', None) or error})", file) from error
+        raise ArgumentError(
+            argument, f"cannot be read ({getattr(error, 'strerror', None) or error})", file
+        ) from error
 
 
 def _open(path: str, flags: int) -> int:
@@ -71,9 +74,13 @@ def read_text(file: str, argument: str = "file") -> str:
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise ArgumentError(argument, f"is not {encoding.upper()} text (byte {error.start})", file) from error
+        raise ArgumentError(
+            argument, f"is not {encoding.upper()} text (byte {error.start})", file
+        ) from error
     if "\0" in text:
-        raise ArgumentError(argument, "is not UTF-8 text (it has null bytes; is it UTF-16 without a mark?)", file)
+        raise ArgumentError(
+            argument, "is not UTF-8 text (it has null bytes; is it UTF-16 without a mark?)", file
+        )
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -88,7 +95,9 @@ def read_npy(file: str, argument: str = "file") -> np.ndarray:
         try:
             return _array(stream)
         except Exception as error:  # a damaged header can make NumPy raise anything
-            raise ArgumentError(argument, "is not an npy file with a plain array (numpy.save)", file) from error
+            raise ArgumentError(
+                argument, "is not an npy file with a plain array (numpy.save)", file
+            ) from error
 
 
 def map_npy(file: str, argument: str = "file") -> np.ndarray:
@@ -102,7 +111,9 @@ def map_npy(file: str, argument: str = "file") -> np.ndarray:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header can make NumPy raise anything
-        raise ArgumentError(argument, "is not an npy file with an array of numbers (numpy.save)", file) from error
+        raise ArgumentError(
+            argument, "is not an npy file with an array of numbers (numpy.save)", file
+        ) from error
 
 
 def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -162,7 +173,11 @@ def check_memory(num_bytes: int, file: str, argument: str = "file") -> None:
     """Raises `ArgumentError` if a file needs more memory than is free."""
     free = free_memory()
     if num_bytes > free:
-        raise ArgumentError(argument, f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free", file)
+        raise ArgumentError(
+            argument,
+            f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free",
+            file,
+        )
 
 
 def _entries(stream: BinaryIO) -> int:
@@ -177,7 +192,8 @@ def _members(archive: zipfile.ZipFile, size: int, file: str) -> dict[str, zipfil
     """Returns the members of an npz of `size` bytes by array name. Unpacks nothing yet."""
     found: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
-        name, wrong = member.filename.removesuffix(".npy"), None
+        name = member.filename.removesuffix(".npy")
+        wrong = None
         if name in found:
             wrong = "occurs twice"
         elif member.flag_bits & ENCRYPTED:
@@ -187,7 +203,9 @@ def _members(archive: zipfile.ZipFile, size: int, file: str) -> dict[str, zipfil
         elif member.compress_size > size or member.file_size > DENSEST * member.compress_size:
             wrong = f"claims {readable(member.file_size)}, which cannot fit in the file"
         if wrong:
-            raise ArgumentError("file", f"{name} {wrong}; accepted: an npz written by numpy.savez", file)
+            raise ArgumentError(
+                "file", f"{name} {wrong}; accepted: an npz written by numpy.savez", file
+            )
         archive.open(member).close()  # checks its name against its local header
         found[name] = member
     return found

@@ -42,7 +42,9 @@ def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
 
 def squared_distance(a: PyTree, b: PyTree) -> Array:
     """() squared L2 distance over all leaves."""
-    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b))))
+    return jnp.asarray(
+        sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)))
+    )
 
 
 def inner(a: PyTree, b: PyTree) -> Array:
@@ -66,7 +68,10 @@ def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
 
 def shapes_of_rows(tree: PyTree, *num: int) -> PyTree:
     """Shapes and types of `num` rows of a stacked tree, or of one without its axis; pooled examples are copied."""
-    shape = lambda leaf: jax.ShapeDtypeStruct((*num, *leaf.shape[1:]), leaf.dtype)
+
+    def shape(leaf):
+        return jax.ShapeDtypeStruct((*num, *leaf.shape[1:]), leaf.dtype)
+
     return jax.tree.map(shape, tree, is_leaf=is_pooled)
 
 
@@ -88,7 +93,8 @@ def mix(rows: Array, tree: PyTree) -> PyTree:
 def partition(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
     """The leaves where the mask, a tree of bools, is True, and the others; None replaces leaves left out."""
     return tuple(
-        jax.tree.map(lambda m, leaf, side=side: leaf if m == side else None, mask, tree) for side in (True, False)
+        jax.tree.map(lambda m, leaf, side=side: leaf if m == side else None, mask, tree)
+        for side in (True, False)
     )
 
 
@@ -109,7 +115,10 @@ def overlap(a: PyTree, b: PyTree) -> bool:
 
 def inner_products(a: PyTree, b: PyTree) -> Array:
     """(N, M) inner products of N stacked models with M other models."""
-    flat = lambda leaf: leaf.reshape(leaf.shape[0], -1)
+
+    def flat(leaf):
+        return leaf.reshape(leaf.shape[0], -1)
+
     products = jax.tree.map(lambda x, y: flat(x) @ flat(y).T, a, b)
     return jnp.asarray(sum(jax.tree.leaves(products)))
 

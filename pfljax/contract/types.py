@@ -21,7 +21,8 @@ from pfljax.contract.errors import ArgumentError
 Array = jax.Array | np.ndarray
 Key = jax.Array
 Params = Any
-Examples = Any  # an array, `Pooled` examples or a view of either, read by indexing; or for x a tree of them
+# an array, `Pooled` examples or a view of either, read by indexing; or for x a tree of them
+Examples = Any
 PyTree = Any
 Metrics = dict[str, Any]
 Task = Literal["classification", "regression", "multilabel"]
@@ -35,7 +36,8 @@ class Topology(enum.StrEnum):
     OWN = "own"  # a client's models never leave it
     SHARED = "shared"  # N models on a server, which all clients may receive
     PEERS = "peers"  # clients receive each other's models
-    PUSH = "push"  # each client sends one upload to all clients in its index, and receives only what others send
+    # each client sends one upload to all clients in its index, and receives only what others send
+    PUSH = "push"
 
     @property
     def on_server(self) -> bool:
@@ -348,8 +350,8 @@ class Told(NamedTuple):
 
     Attributes:
         loss: () mean training loss.
-        square: () weight times the squared norm of the client's update, if the server needs it. A stage that changes the
-            update scales it.
+        square: () weight times the squared norm of the client's update, if the server needs it. A
+            stage that changes the update scales it.
         entries: What else the method tells the server, by name.
     """
 
@@ -439,7 +441,9 @@ class Ledger:
 
     def __post_init__(self) -> None:
         """Raises `ArgumentError` if a field is not accepted."""
-        whole = isinstance(self.gradients, int | np.integer) and not isinstance(self.gradients, bool)
+        whole = isinstance(self.gradients, int | np.integer) and not isinstance(
+            self.gradients, bool
+        )
         if not whole:
             raise ArgumentError("gradients", "accepted: whole numbers", self.gradients)
         if self.gradients < 0:

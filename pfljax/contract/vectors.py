@@ -60,7 +60,9 @@ def orthonormal(rows: Array) -> Array:
     def add(found: jax.Array, n: Array) -> tuple[jax.Array, None]:
         row = given = rows[..., n, :]
         for _ in range(2):
-            row = row - jnp.einsum("...ro,...r->...o", found, jnp.einsum("...ro,...o->...r", found, row))
+            row = row - jnp.einsum(
+                "...ro,...r->...o", found, jnp.einsum("...ro,...o->...r", found, row)
+            )
         norm, least = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (row, given))
         new = (norm > 1e-5 * least) & (norm > 0)
         return found.at[..., n, :].set(jnp.where(new, row / jnp.where(new, norm, 1), 0)), None

@@ -27,7 +27,9 @@ from pfljax.settings.fields import NumClients, Seed, checked, fields_of, knob
 P = ParamSpec("P")
 
 
-def data_set(make: Callable[P, Federation], further: Sequence[Callable] = ()) -> Callable[P, Federation]:
+def data_set(
+    make: Callable[P, Federation], further: Sequence[Callable] = ()
+) -> Callable[P, Federation]:
     """Checks a function's arguments, also those of `further`; its federations remember the call, if they can."""
     make = checked(options=[*further, Splits])(make)
 
@@ -37,7 +39,11 @@ def data_set(make: Callable[P, Federation], further: Sequence[Callable] = ()) ->
         given = inspect.signature(make).bind(*args, **options).arguments
         given |= given.pop("options", {})
         kept = recorded.recordable(given)
-        return dataclasses.replace(found, origin={make.__name__: kept}) if kept.keys() == given.keys() else found
+        return (
+            dataclasses.replace(found, origin={make.__name__: kept})
+            if kept.keys() == given.keys()
+            else found
+        )
 
     return called
 
@@ -47,7 +53,9 @@ def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
     ((name, kept),) = origin.items()
     if name == SIDE:
         return split_unseen(made_again(kept["of"]), kept["unseen"], kept["seed"])[kept["side"]]
-    return MAKERS[name](**{argument: recorded.found(value, "clients") for argument, value in kept.items()})
+    return MAKERS[name](
+        **{argument: recorded.found(value, "clients") for argument, value in kept.items()}
+    )
 
 
 @data_set
@@ -71,7 +79,13 @@ def digits(
         **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options)
-    return load(sources.digits(seed=seed, fraction=fraction), partition, splits, num_clients=num_clients, seed=seed)
+    return load(
+        sources.digits(seed=seed, fraction=fraction),
+        partition,
+        splits,
+        num_clients=num_clients,
+        seed=seed,
+    )
 
 
 @data_set
@@ -274,7 +288,9 @@ def tfds(
         **options: Fields of `Splits` that override those of `splits`.
     """
     splits = make_splits(splits, options)
-    source = sources.tfds(name, data_dir=data_dir, seed=seed, fraction=fraction, standardize=standardize, task=task)
+    source = sources.tfds(
+        name, data_dir=data_dir, seed=seed, fraction=fraction, standardize=standardize, task=task
+    )
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 

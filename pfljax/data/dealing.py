@@ -16,7 +16,8 @@ class Assignment(NamedTuple):
 
     indices: list[np.ndarray]  # K arrays of distinct example ids
     group: np.ndarray | None  # (K,) int32, the true group of each client; None: unknown
-    is_test: np.ndarray | None = None  # (n,) bool, whether an example is for testing; None: split within each client
+    # (n,) bool, whether an example is for testing; None: split within each client
+    is_test: np.ndarray | None = None
     names: np.ndarray | None = None  # (K,) the data set's own ids of the clients
 
 
@@ -24,8 +25,10 @@ class Pools(NamedTuple):
     """Pools of examples, and the clients' shares in them."""
 
     pool: np.ndarray  # (n,) int: the pool of each example, 0..P-1
-    share: np.ndarray  # (K, P): share of pool p that goes to client k; columns sum to 1, or to 0 for unused pools
-    group: np.ndarray | None = None  # (K,) int: the group of each client; None: the clients have no groups
+    # (K, P): share of pool p that goes to client k; columns sum to 1, or to 0 for unused pools
+    share: np.ndarray
+    # (K,) int: the group of each client; None: the clients have no groups
+    group: np.ndarray | None = None
 
 
 def members_of(pool: np.ndarray, num_pools: int) -> list[np.ndarray]:
@@ -61,7 +64,9 @@ def deal(
     """
     if is_test is None:
         everything = np.arange(len(pools.pool))
-        indices, _ = _deal_part(rng, everything, pools, pools.share, pools.share, MIN_EXAMPLES, name)
+        indices, _ = _deal_part(
+            rng, everything, pools, pools.share, pools.share, MIN_EXAMPLES, name
+        )
         return indices
     train = np.flatnonzero(~is_test)
     trained, counts = _deal_part(rng, train, pools, pools.share, pools.share, 1, name)
@@ -172,10 +177,13 @@ def draw(rng: np.random.Generator, pools: Pools, among: np.ndarray, size: int) -
     sizes = np.array([len(ids) for ids in members])
     weights = pools.share * sizes  # each client's distribution over pools, up to a factor
     if not weights.any(axis=1).all():
-        raise ArgumentError("replacement", "a client's classes have no examples to train or to test on")
+        raise ArgumentError(
+            "replacement", "a client's classes have no examples to train or to test on"
+        )
     counts = np.minimum(rng.multinomial(size, weights / weights.sum(axis=1, keepdims=True)), sizes)
     return [
-        np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)]) for row in counts
+        np.concatenate([rng.choice(members[p], row[p], replace=False) for p in np.flatnonzero(row)])
+        for row in counts
     ]
 
 
@@ -183,5 +191,7 @@ def too_many(num_clients: int, name: str, possible: int) -> ArgumentError:
     """The error for more clients than a partition has examples for."""
     text = f"too many for two examples per client with partition={name}; accepted: up to about {possible}, or any "
     return ArgumentError(
-        "num_clients", text + "number with replacement, which lets clients share examples", num_clients
+        "num_clients",
+        text + "number with replacement, which lets clients share examples",
+        num_clients,
     )

@@ -65,19 +65,29 @@ class Embedding:
     def __call__(self, source: Source) -> np.ndarray:
         """(n, F) float32 for all examples; labels of official test examples only affect the reported accuracy."""
         widths: dict[str, Any] = dict(self.widths)
-        model = models.make(self.name, source.x.shape[1:], source.task, source.num_classes, **widths)
+        model = models.make(
+            self.name, source.x.shape[1:], source.task, source.num_classes, **widths
+        )
         params = self.train(model, source)
-        read = jax.jit(lambda params, x: (model.embedding(params, x), jnp.argmax(model.apply(params, x), axis=-1)))
-        blocks = [read(params, source.x[start : start + BLOCK]) for start in range(0, len(source.x), BLOCK)]
+        read = jax.jit(
+            lambda params, x: (
+                model.embedding(params, x),
+                jnp.argmax(model.apply(params, x), axis=-1),
+            )
+        )
+        blocks = [
+            read(params, source.x[start : start + BLOCK])
+            for start in range(0, len(source.x), BLOCK)
+        ]
         embedded, predicted = (
-            np.concatenate([np.asarray(part) for part in parts]) for parts in zip(*blocks, strict=True)
+            np.concatenate([np.asarray(part) for part in parts])
+            for parts in zip(*blocks, strict=True)
         )
         has_tests = source.is_test is not None and source.is_test.any()
         part = source.is_test if has_tests else np.ones(len(source.y), bool)
         accuracy = float((predicted == source.y)[part].mean())
-        line = (
-            f"  embedding by {self.name}: {accuracy:.1%} accuracy on the {'test' if has_tests else 'training'} images"
-        )
+        images = "test" if has_tests else "training"
+        line = f"  embedding by {self.name}: {accuracy:.1%} accuracy on the {images} images"
         if accuracy < DEMANDED:
             line += f"; warning: FedFomo's paper requires {DEMANDED:.0%}; try more epochs"
         self.say(line)
@@ -85,9 +95,15 @@ class Embedding:
 
     def train(self, model: models.Model, source: Source) -> Params:
         """The network's parameters, trained on the examples that are not for testing."""
-        rows = np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
-        train = Split(jnp.asarray(source.x[rows]), jnp.asarray(source.y[rows]), jnp.int32(len(rows)))
-        solver = LocalTraining(optax.sgd(self.learning_rate, momentum=0.9), batch_size=self.batch_size).bind(model)
+        rows = (
+            np.arange(len(source.y)) if source.is_test is None else np.flatnonzero(~source.is_test)
+        )
+        train = Split(
+            jnp.asarray(source.x[rows]), jnp.asarray(source.y[rows]), jnp.int32(len(rows))
+        )
+        solver = LocalTraining(
+            optax.sgd(self.learning_rate, momentum=0.9), batch_size=self.batch_size
+        ).bind(model)
         key = jax.random.key(self.seed)
         params = jax.jit(model.init)(jax.random.fold_in(key, 0))
         state = solver.begin(params)
@@ -133,6 +149,10 @@ def make(
         return classes if name == "classes" else None
     field = fields_of(Embedding)["name"]
     if name not in field.limits["choices"]:
-        raise ArgumentError("embedding", f"accepted: auto, pixels, classes, {accepted(str, field.limits)}", name)
+        raise ArgumentError(
+            "embedding", f"accepted: auto, pixels, classes, {accepted(str, field.limits)}", name
+        )
     read = {"mlp": "hidden", "cnn": "channels"}.get(name)
-    return Embedding(name, epochs, seed, tuple((n, width) for n, width in widths.items() if n == read))
+    return Embedding(
+        name, epochs, seed, tuple((n, width) for n, width in widths.items() if n == read)
+    )

@@ -125,9 +125,13 @@ class Federation:
                     return x
                 examples = x if is_pooled(x) else pooled(x, size)
                 late = examples.dtype == np.uint8 and in_file(examples.pool)
-                return x if late else Standardized(examples.pool, examples.index, mean=mean, std=std)
+                return (
+                    x if late else Standardized(examples.pool, examples.index, mean=mean, std=std)
+                )
 
-            return split._replace(x=jax.tree.map(one, mean, std, split.x, is_leaf=lambda leaf: leaf is None))
+            return split._replace(
+                x=jax.tree.map(one, mean, std, split.x, is_leaf=lambda leaf: leaf is None)
+            )
 
         return dataclasses.replace(self, **{part: of_split(getattr(self, part)) for part in PARTS})
 
@@ -140,7 +144,9 @@ class Federation:
 
         if self.scaling is None:
             return None
-        late = jax.tree.map(is_late, self.scaling.mean, self.standardized.train.x, is_leaf=lambda leaf: leaf is None)
+        late = jax.tree.map(
+            is_late, self.scaling.mean, self.standardized.train.x, is_leaf=lambda leaf: leaf is None
+        )
         return self.scaling if any(jax.tree.leaves(late)) else None
 
     def client_number(self, client: int | str) -> int:
@@ -154,14 +160,22 @@ class Federation:
         words = [] if names is None or names.dtype.kind not in "UO" else names.tolist()
         if isinstance(client, str) and client in words:
             return words.index(client)
-        if not isinstance(client, int | np.integer) or isinstance(client, bool) or not 0 <= client < num:
+        if (
+            not isinstance(client, int | np.integer)
+            or isinstance(client, bool)
+            or not 0 <= client < num
+        ):
             near = difflib.get_close_matches(str(client), words, n=1)
             hint = f"; did you mean {near[0]}?" if near else f" such as {', '.join(words[:3])}"
-            raise ArgumentError("client", f"accepted: 0 to {num - 1}{f', or a name{hint}' if words else ''}", client)
+            raise ArgumentError(
+                "client", f"accepted: 0 to {num - 1}{f', or a name{hint}' if words else ''}", client
+            )
         return int(client)
 
     @checked()
-    def examples(self, client: int | str, part: Literal["train", "validation", "test"] = "test") -> tuple[PyTree, Any]:
+    def examples(
+        self, client: int | str, part: Literal["train", "validation", "test"] = "test"
+    ) -> tuple[PyTree, Any]:
         """Returns one client's examples, without padding, as they were given: `Result.predict` takes this x.
 
         For example, `x, y = clients.examples("hospital 3")`, and then
@@ -197,7 +211,8 @@ class Federation:
 
     def class_counts(self) -> np.ndarray | None:
         """(K, C) int32 training examples per class; None for regression and for sequences, which have no class."""
-        y, size = self.train.y, self.train.size[self.own or slice(None)]
+        y = self.train.y
+        size = self.train.size[self.own or slice(None)]
         if self.task != "classification" or y.ndim > 2:
             return None
         client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])
@@ -210,13 +225,18 @@ class Federation:
         return rows if len(rows) == self.num_clients else processes.gather_rows(rows)
 
     @checked()
-    def with_attackers(self, share: Annotated[float, knob(at_least=0, below=1)], seed: Seed = 0) -> Federation:
+    def with_attackers(
+        self, share: Annotated[float, knob(at_least=0, below=1)], seed: Seed = 0
+    ) -> Federation:
         """The federation with a share of its clients, drawn uniformly, as attackers.
 
         Attackers have no validation or test examples, so that scores are those of the honest clients.
         """
         attacker = draw_attackers(self.num_clients, share, seed)
-        unscored = lambda split: split._replace(size=np.where(attacker, 0, split.size).astype(np.int32))
+
+        def unscored(split):
+            return split._replace(size=np.where(attacker, 0, split.size).astype(np.int32))
+
         honest = {part: unscored(getattr(self, part)) for part in ("validation", "test")}
         return dataclasses.replace(self, attacker=attacker, **honest)
 
@@ -225,7 +245,11 @@ class Federation:
         kind = "regression" if self.task == "regression" else f"{self.num_classes} {what}"
         counts = ((int(getattr(self, part).size.sum()), part) for part in PARTS)
         told = ", ".join(f"{count:,} {part}" for count, part in counts if count)
-        tests = {None: "", True: " (the data set's own)", False: " (drawn; the data set's own are not used)"}
+        tests = {
+            None: "",
+            True: " (the data set's own)",
+            False: " (drawn; the data set's own are not used)",
+        }
         told += tests[self.official_test]
         shapes = jax.tree.map(lambda leaf: leaf.shape, self.inputs)
         return f"<{self.name}: {self.num_clients:,} clients, {kind}, x {shapes}; {told}>"
@@ -288,16 +312,31 @@ class Federation:
         Raises:
             ArgumentError: for an invalid argument.
         """
-        if is_test is not None and "test_fraction" in options and not {"official_test", "replacement"} & options.keys():
-            raise ArgumentError("test_fraction", "is_test says which examples are for testing; name one of the two")
+        if (
+            is_test is not None
+            and "test_fraction" in options
+            and not {"official_test", "replacement"} & options.keys()
+        ):
+            raise ArgumentError(
+                "test_fraction", "is_test says which examples are for testing; name one of the two"
+            )
         splits = make_splits(splits, options, official_test=is_test is not None)
         given = as_arrays(x, y=y, client=client, is_test=is_test)
         task = "classification" if num_classes is not None and task == "auto" else task
-        options = {"ignored_index": ignored_index, "num_classes": num_classes, "standardize": standardize, "name": name}
+        options = {
+            "ignored_index": ignored_index,
+            "num_classes": num_classes,
+            "standardize": standardize,
+            "name": name,
+        }
         source = make_source(given, task=task, images=False, **options)
         found = load(source, partition, splits, num_clients=num_clients, seed=seed)
         columns = getattr(x, "columns", None)
-        return found if columns is None else dataclasses.replace(found, feature_names=tuple(map(str, columns)))
+        return (
+            found
+            if columns is None
+            else dataclasses.replace(found, feature_names=tuple(map(str, columns)))
+        )
 
 
 def pooled(examples: np.ndarray, size: np.ndarray) -> Pooled:
@@ -311,7 +350,9 @@ def pooled(examples: np.ndarray, size: np.ndarray) -> Pooled:
 def draw_attackers(num_clients: int, share: float, seed: int) -> np.ndarray:
     """(K,) bool: a share of the clients as attackers, drawn uniformly."""
     attacker = np.zeros(num_clients, bool)
-    attacker[generator(seed, "attackers").choice(num_clients, round(share * num_clients), replace=False)] = True
+    attacker[
+        generator(seed, "attackers").choice(num_clients, round(share * num_clients), replace=False)
+    ] = True
     return attacker
 
 
@@ -341,11 +382,18 @@ def load(
     """
     splits = splits or Splits()
     partition = partition or partitions.default(source)
-    assignment = partitions.assign(source, partition, num_clients=num_clients, splits=splits, seed=seed)
-    federation = pack(source, assignment, splits, seed=seed, own=own if splits.targets == "own" else None)
+    assignment = partitions.assign(
+        source, partition, num_clients=num_clients, splits=splits, seed=seed
+    )
+    federation = pack(
+        source, assignment, splits, seed=seed, own=own if splits.targets == "own" else None
+    )
     official = None if source.is_test is None else splits.official_test
     federation = dataclasses.replace(
-        federation, name=f"{source.name}, {partition.name}", official_test=official, class_names=source.class_names
+        federation,
+        name=f"{source.name}, {partition.name}",
+        official_test=official,
+        class_names=source.class_names,
     )
     if splits.targets == "own":
         return federation
@@ -376,7 +424,10 @@ def pack(
     trained_on = np.unique(parts["train"][0])
     prepare = preparation.fit(source, trained_on)
     whole = np.union1d(trained_on, parts["validation"][0])
-    is_here = lambda owner: (owner >= here.start) & (owner < here.stop)
+
+    def is_here(owner):
+        return (owner >= here.start) & (owner < here.stop)
+
     ids = np.concatenate([ids[is_here(owner)] for ids, owner in parts.values()])
     pools, place_of = _pools(source, ids, prepare)
 
@@ -400,7 +451,9 @@ def pack(
         name=source.name,
         client_names=assignment.names,
         scaling=prepare.scaling,
-        whole_scaling=functools.partial(preparation.scaling, source, whole, prepare.fill, prepare.kept),
+        whole_scaling=functools.partial(
+            preparation.scaling, source, whole, prepare.fill, prepare.kept
+        ),
         tokens=source.tokens,
         feature_names=prepare.names(source.features),
         own=here if own else None,
@@ -431,8 +484,13 @@ def _stacked(pool: np.ndarray, index: np.ndarray) -> Pooled | np.ndarray:
 def keep_own(federation: Federation, own: slice) -> Federation:
     """The federation with only this process's examples, those of clients `own`."""
     splits = {part: getattr(federation, part) for part in PARTS}
-    of_own = lambda examples: tree.map_rows(lambda leaf: leaf[own], examples)
-    kept = {part: split._replace(x=of_own(split.x), y=of_own(split.y)) for part, split in splits.items()}
+
+    def of_own(examples):
+        return tree.map_rows(lambda leaf: leaf[own], examples)
+
+    kept = {
+        part: split._replace(x=of_own(split.x), y=of_own(split.y)) for part, split in splits.items()
+    }
     return dataclasses.replace(federation, own=own, **kept)
 
 
@@ -442,7 +500,10 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
     By chance, a client may keep its own pair or get one from its own group.
     """
     order = generator(seed, "targets").permutation(federation.num_clients)
-    deal = lambda split: tree.map_rows(lambda leaf: leaf[order], split)
+
+    def deal(split):
+        return tree.map_rows(lambda leaf: leaf[order], split)
+
     dealt = {part: deal(getattr(federation, part)) for part in ("validation", "test")}
     target = None if federation.group is None else federation.group[order]
     name = f"{federation.name}, shuffled targets"

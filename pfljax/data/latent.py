@@ -19,11 +19,14 @@ from pfljax.contract.reading import read_npz
 from pfljax.data.preparation import prepared
 from pfljax.data.sources.source import Source, generator
 
-Embed = Callable[[Source], np.ndarray]  # returns (n, F); its optional `key` identifies the embedding in caches
+# returns (n, F); its optional `key` identifies the embedding in caches
+Embed = Callable[[Source], np.ndarray]
 COMPONENTS = 256
 
 
-def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache: str | None) -> np.ndarray:
+def clusters(
+    source: Source, embed: Embed | None, number: int, seed: int, cache: str | None
+) -> np.ndarray:
     """(n,) the cluster of each example, from 0: all examples, also those for testing, are embedded and clustered.
 
     Embeddings and clusterings are kept in the folder `cache`, or in `cache_folder`; an `embed` without a `key` is
@@ -34,7 +37,9 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
         text = "latent needs x to be one array; accepted for several: another partition, or embedding=function"
         raise ArgumentError("partition", text)
     if not 1 <= number <= len(source.y):
-        raise ArgumentError("groups", f"accepted: 1 to {len(source.y)}, the number of examples", number)
+        raise ArgumentError(
+            "groups", f"accepted: 1 to {len(source.y)}, the number of examples", number
+        )
     source = prepared(source)
 
     def reduced() -> np.ndarray:
@@ -52,7 +57,9 @@ def clusters(source: Source, embed: Embed | None, number: int, seed: int, cache:
     name = data.hexdigest()[:24]
 
     def divided() -> np.ndarray:
-        return _divide(_cached(folder / f"embedding-{name}.npz", len(source.y), reduced), number, seed)
+        return _divide(
+            _cached(folder / f"embedding-{name}.npz", len(source.y), reduced), number, seed
+        )
 
     return _cached(folder / f"latent-{name}-{number}.npz", len(source.y), divided)
 
@@ -81,7 +88,9 @@ def _reduce(x: np.ndarray, seed: int) -> np.ndarray:
     state = generator(seed, "latent").integers(2**31, size=2)[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # if all examples are equal
-        return PCA(min(COMPONENTS, *x.shape), random_state=int(state)).fit_transform(x.astype(np.float32))
+        return PCA(min(COMPONENTS, *x.shape), random_state=int(state)).fit_transform(
+            x.astype(np.float32)
+        )
 
 
 def _divide(x: np.ndarray, num_clusters: int, seed: int) -> np.ndarray:

@@ -58,7 +58,9 @@ class Partition:
         """
         raise NotImplementedError
 
-    def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
+    def assign(
+        self, source: Source, num_clients: int | None, splits: Splits, seed: int
+    ) -> Assignment:
         """Deals each example in the pools to one client, or lets clients draw with replacement."""
         num_clients = _given(num_clients)
         is_test = source.is_test if splits.official_test else None
@@ -74,7 +76,10 @@ class Partition:
             if is_test is None:
                 is_test = set_apart(rng, pools.pool, fraction)
             tests = max(1, round(splits.train_examples * fraction / (1 - fraction)))
-            parts = draw(rng, pools, ~is_test, splits.train_examples), draw(rng, pools, is_test, tests)
+            parts = (
+                draw(rng, pools, ~is_test, splits.train_examples),
+                draw(rng, pools, is_test, tests),
+            )
             indices = [np.concatenate(both) for both in zip(*parts, strict=True)]
         else:
             classes = source.y if source.task == "classification" and source.y.ndim == 1 else None
@@ -91,7 +96,9 @@ class IID(Partition):
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         everyone = np.zeros(num_clients, int)
-        return Pools(np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients), everyone)
+        return Pools(
+            np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients), everyone
+        )
 
 
 @settings
@@ -110,7 +117,9 @@ class LabelGroups(Partition):
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if self.balanced:
             _at_most("groups", self.groups, num_clients)
-            return _one_pool_a_client(rng, num_clients, self.groups, _label_groups(rng, source.y, self.groups))
+            return _one_pool_a_client(
+                rng, num_clients, self.groups, _label_groups(rng, source.y, self.groups)
+            )
         pool = _label_groups(rng, source.y, self.groups)
         group = rng.integers(self.groups, size=num_clients)
         return Pools(pool, _evenly(np.eye(self.groups)[group]), group)
@@ -165,7 +174,9 @@ class Pairs(Partition):
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if num_clients % 2:
-            raise ArgumentError("num_clients", "accepted with partition=pairs: even numbers", num_clients)
+            raise ArgumentError(
+                "num_clients", "accepted with partition=pairs: even numbers", num_clients
+            )
         held = np.repeat(_class_sets(rng, source.y, num_clients // 2, self.classes), 2, axis=0)
         return Pools(source.y, _evenly(held), np.arange(num_clients) // 2)
 
@@ -204,7 +215,9 @@ class Pachinko(Partition):
     name = "pachinko"
     alpha: float = knob(0.4, above=0, help=ALPHA)
 
-    def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
+    def assign(
+        self, source: Source, num_clients: int | None, splits: Splits, seed: int
+    ) -> Assignment:
         _refuse_replacement(splits)
         if source.coarse is None:
             raise ArgumentError("partition", f"{source.name} has no coarse labels", self.name)
@@ -238,15 +251,21 @@ class Natural(Partition):
     name = "natural"
     needs_classes = False
 
-    def assign(self, source: Source, num_clients: int | None, splits: Splits, seed: int) -> Assignment:
+    def assign(
+        self, source: Source, num_clients: int | None, splits: Splits, seed: int
+    ) -> Assignment:
         _refuse_replacement(splits)
         if source.client is None:
-            raise ArgumentError("partition", f"{source.name} has no client ids; accepted: all others", self.name)
+            raise ArgumentError(
+                "partition", f"{source.name} has no client ids; accepted: all others", self.name
+            )
         order = np.argsort(source.client, kind="stable")
         ids, start, size = np.unique(source.client[order], return_index=True, return_counts=True)
         able = np.flatnonzero(size >= MIN_EXAMPLES)
         if not len(able):
-            raise ArgumentError("partition", f"no client in {source.name} has two examples", self.name)
+            raise ArgumentError(
+                "partition", f"no client in {source.name} has two examples", self.name
+            )
         if len(able) < len(ids):
             text = f"{len(ids) - len(able)} of {len(ids)} clients have a single example and are left out"
             warn("client", f"{text}; a client needs one example to train on and one to test on")
@@ -254,7 +273,9 @@ class Natural(Partition):
             text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
             raise ArgumentError("num_clients", text, num_clients)
         rng = generator(seed, "partition")
-        chosen = able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
+        chosen = (
+            able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
+        )
         indices = [order[start[k] : start[k] + size[k]] for k in chosen]
         group = None if source.group is None else source.group[ids[chosen]]
         names = None if source.client_names is None else source.client_names[ids[chosen]]
@@ -264,7 +285,17 @@ class Natural(Partition):
 
 PARTITIONS: dict[str, type[Partition]] = {
     cls.name: cls
-    for cls in (IID, LabelGroups, LabelDirichlet, Dirichlet, Pathological, Pairs, Latent, Pachinko, Natural)
+    for cls in (
+        IID,
+        LabelGroups,
+        LabelDirichlet,
+        Dirichlet,
+        Pathological,
+        Pairs,
+        Latent,
+        Pachinko,
+        Natural,
+    )
 }
 
 
@@ -324,7 +355,9 @@ def _as_int32(group: np.ndarray | None) -> np.ndarray | None:
 
 def _refuse_replacement(splits: Splits) -> None:
     if splits.replacement:
-        raise ArgumentError("replacement", "accepted with all partitions except natural and pachinko")
+        raise ArgumentError(
+            "replacement", "accepted with all partitions except natural and pachinko"
+        )
 
 
 def _at_most(argument: str, number: int, num_clients: int) -> None:
@@ -332,7 +365,9 @@ def _at_most(argument: str, number: int, num_clients: int) -> None:
         raise ArgumentError(argument, f"accepted: at most num_clients={num_clients}", number)
 
 
-def _one_pool_a_client(rng: np.random.Generator, num_clients: int, num_pools: int, pool: np.ndarray) -> Pools:
+def _one_pool_a_client(
+    rng: np.random.Generator, num_clients: int, num_pools: int, pool: np.ndarray
+) -> Pools:
     """Every client has examples from one pool; the pools' numbers of clients differ by at most one."""
     group = rng.permutation(np.arange(num_clients) % num_pools)
     return Pools(pool, _evenly(np.eye(num_pools)[group]), group)
@@ -342,7 +377,9 @@ def _label_groups(rng: np.random.Generator, y: np.ndarray, num_groups: int) -> n
     """(n,) group of each example; classes are divided at random into groups of nearly equal size."""
     present = np.unique(y)
     if num_groups > len(present):
-        raise ArgumentError("groups", f"accepted: 1 to {len(present)}, the number of classes", num_groups)
+        raise ArgumentError(
+            "groups", f"accepted: 1 to {len(present)}, the number of classes", num_groups
+        )
     group = np.zeros(present[-1] + 1, int)
     group[rng.permutation(present)] = np.sort(np.arange(len(present)) % num_groups)
     return group[y]
@@ -352,8 +389,11 @@ def _class_sets(rng: np.random.Generator, y: np.ndarray, num_sets: int, size: in
     """(num_sets, C) bool, sets of `size` classes; the classes' numbers of sets differ by at most one."""
     present = np.unique(y)
     if size > len(present):
-        raise ArgumentError("classes", f"accepted: 1 to {len(present)}, the number of classes", size)
-    held, holders = np.zeros((num_sets, present[-1] + 1)), np.zeros(len(present))
+        raise ArgumentError(
+            "classes", f"accepted: 1 to {len(present)}, the number of classes", size
+        )
+    held = np.zeros((num_sets, present[-1] + 1))
+    holders = np.zeros(len(present))
     for row in held:
         rarest = np.lexsort((rng.random(len(present)), holders))[:size]  # ties in random order
         row[present[rarest]] = 1
@@ -385,15 +425,22 @@ def _pachinko(
     indices = []
     for _ in range(num_clients):
         # With a small alpha, all shares but one can underflow; their logarithms cannot.
-        log_share = np.log(rng.standard_gamma(alpha + 1, num_coarse)) - rng.standard_exponential(num_coarse) / alpha
+        log_share = (
+            np.log(rng.standard_gamma(alpha + 1, num_coarse))
+            - rng.standard_exponential(num_coarse) / alpha
+        )
         beta = rng.standard_gamma(PACHINKO_BETA, num_fine)
         own = []
         need = len(pool) // num_clients
         while need:
-            fines = rng.choice(num_fine, need, p=_pachinko_shares(log_share, beta, parent, left > 0))
+            fines = rng.choice(
+                num_fine, need, p=_pachinko_shares(log_share, beta, parent, left > 0)
+            )
             # These draws are valid until one uses up a label; the remaining examples are then drawn again.
             used_up = np.flatnonzero((np.bincount(fines, minlength=num_fine) >= left) & (left > 0))
-            drawn = min((np.flatnonzero(fines == f)[left[f] - 1] + 1 for f in used_up), default=need)
+            drawn = min(
+                (np.flatnonzero(fines == f)[left[f] - 1] + 1 for f in used_up), default=need
+            )
             count = np.bincount(fines[:drawn], minlength=num_fine)
             left -= count
             own += [members[f][left[f] : left[f] + count[f]] for f in np.flatnonzero(count)]
@@ -402,7 +449,9 @@ def _pachinko(
     return indices
 
 
-def _pachinko_shares(log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, there: np.ndarray) -> np.ndarray:
+def _pachinko_shares(
+    log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, there: np.ndarray
+) -> np.ndarray:
     """(F,) probability of each fine label: its coarse label's among those `there` (F,), times its own within it."""
     beta = beta * there
     total = np.bincount(parent, beta)  # 0 for used-up coarse labels

@@ -48,7 +48,9 @@ class Preparation(NamedTuple):
         width = x.shape[1] if self.kept is None else int(self.kept.sum())
         values = np.empty((len(ids), width), x.dtype)
         for start in range(0, len(ids), BLOCK):
-            block = slice(start, start + BLOCK) if _is_everything(rows) else ids[start : start + BLOCK]
+            block = (
+                slice(start, start + BLOCK) if _is_everything(rows) else ids[start : start + BLOCK]
+            )
             values[start : start + BLOCK] = complete(x[block], self.fill, self.kept)
             release(x)
         return values
@@ -112,7 +114,9 @@ def _column_means(source: Source, rows: np.ndarray) -> np.ndarray:
     if not count.all():
         column = int(np.argmin(count))
         name = source.features.names[column] if source.features else f"column {column} of x"
-        raise ArgumentError("fill", f"{name} has no number in any training example; accepted: x without it")
+        raise ArgumentError(
+            "fill", f"{name} has no number in any training example; accepted: x without it"
+        )
     return total / count
 
 
@@ -132,7 +136,11 @@ def _blocks(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _measure(
-    x: Any, rows: np.ndarray, fill: np.ndarray | None, kept: np.ndarray | None, one_hot: np.ndarray | None
+    x: Any,
+    rows: np.ndarray,
+    fill: np.ndarray | None,
+    kept: np.ndarray | None,
+    one_hot: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of some rows of x (n, *features), one of each for gray images (n, rows, columns)."""
     if in_file(x):

@@ -32,7 +32,9 @@ class Splits:
         targets: "own", or "shuffled", which permutes (validation, test) pairs among clients.
     """
 
-    test_fraction: float = knob(0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)})
+    test_fraction: float = knob(
+        0.2, above=0, below=1, read_with={"official_test": (False,), "replacement": (True,)}
+    )
     validation_fraction: float = knob(0.0, at_least=0, below=1)
     train_examples: int = knob(0, at_least=0)
     test_examples: int = knob(0, at_least=0)
@@ -42,15 +44,21 @@ class Splits:
 
     def __post_init__(self):
         if self.replacement and not self.train_examples:
-            raise ArgumentError("replacement", "needs train_examples of at least 1, the number each client draws")
+            raise ArgumentError(
+                "replacement", "needs train_examples of at least 1, the number each client draws"
+            )
 
 
 def make_splits(splits: Splits | None, options: dict[str, Any], **defaults: Any) -> Splits:
     """`splits` with some fields replaced by `options`; without `splits`, `defaults` set the remaining fields."""
-    return Splits(**defaults | options) if splits is None else dataclasses.replace(splits, **options)
+    return (
+        Splits(**defaults | options) if splits is None else dataclasses.replace(splits, **options)
+    )
 
 
-def split_within_clients(assignment: Assignment, splits: Splits, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def split_within_clients(
+    assignment: Assignment, splits: Splits, seed: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Splits each client's examples into parts at random, or as the assignment marks them for testing.
 
     Every client has at least one training and one test example; otherwise raises `ArgumentError`. Returns "train",

@@ -59,7 +59,9 @@ def input_codes(federation: Federation, part: str) -> np.ndarray:
     for place in range(split.y.shape[1]):
         real = place < size
         for examples in jax.tree.leaves(split.x, is_leaf=is_pooled):
-            found[real, place] = mixed_bits(found[real, place] ^ _codes(examples, real, place, tables))
+            found[real, place] = mixed_bits(
+                found[real, place] ^ _codes(examples, real, place, tables)
+            )
     return found
 
 
@@ -69,7 +71,9 @@ def codes_of(federations: Iterable[Federation], part: str) -> np.ndarray:
     return np.setdiff1d(np.concatenate(codes), np.zeros(1, np.uint64))
 
 
-def _codes(examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]) -> np.ndarray:
+def _codes(
+    examples: Examples, real: np.ndarray, place: int, tables: dict[int, np.ndarray]
+) -> np.ndarray:
     """A uint64 code for each client's example at one position, for clients where `real` (K,) is True.
 
     `tables` caches the codes of each pool.
@@ -95,7 +99,9 @@ def _codes_of_rows(examples: Pooled) -> np.ndarray:
 
 
 def _code(row: np.ndarray) -> int:
-    return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(np.ascontiguousarray(row).data, digest_size=8).digest(), "little"
+    )
 
 
 def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
@@ -110,7 +116,8 @@ def inverse_frequency_weights(federation: Federation) -> tuple[float, ...]:
     """
     if federation.task != "classification":
         raise ArgumentError("class_weights", "accepted only for classification")
-    classes, split = federation.num_classes, federation.train
+    classes = federation.num_classes
+    split = federation.train
     sizes = split.size[federation.own or slice(None)]
     labels = [np.ravel(y[:size]) for y, size in zip(split.y, sizes, strict=True)]
     labels = [own[(own >= 0) & (own < classes)] for own in labels]  # padding is not a class
@@ -142,11 +149,20 @@ def describe(federation: Federation, unseen: Federation | None = None) -> dict:
     """
 
     def spread(values: np.ndarray) -> dict[str, float]:
-        return {"min": int(values.min()), "median": float(np.median(values)), "max": int(values.max())}
+        return {
+            "min": int(values.min()),
+            "median": float(np.median(values)),
+            "max": int(values.max()),
+        }
 
-    parts = {"train": federation.train, "validation": federation.validation, "test": federation.test}
+    parts = {
+        "train": federation.train,
+        "validation": federation.validation,
+        "test": federation.test,
+    }
     summary: dict[str, Any] = {
-        part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))} for part, split in parts.items()
+        part: {"total": int(split.size.sum()), **spread(np.asarray(split.size))}
+        for part, split in parts.items()
     }
     summary |= {"clients": federation.num_clients, "digest": digest(federation)}
     if federation.returned:

@@ -18,7 +18,8 @@ from pfljax.data.sources.source import generator
 from pfljax.data.statistics import codes_of, input_codes
 from pfljax.settings.fields import NumClients, Seed, checked, knob
 
-SIDE = "split_unseen"  # names the origin of clients that `split_unseen` has made, 0, and of the others, 1
+# names the origin of clients that `split_unseen` has made, 0, and of the others, 1
+SIDE = "split_unseen"
 Count = Annotated[int, knob(at_least=1)]
 
 
@@ -44,8 +45,13 @@ def split_unseen(
     order = generator(seed, "unseen").permutation(num_clients)
 
     def take(clients: np.ndarray, side: int) -> Federation:
-        parts = {part: tree.map_rows(lambda leaf: leaf[clients], getattr(federation, part)) for part in PARTS}
-        rows: dict[str, Any] = {name: getattr(federation, name) for name in ("group", "target", "client_names")}
+        parts = {
+            part: tree.map_rows(lambda leaf: leaf[clients], getattr(federation, part))
+            for part in PARTS
+        }
+        rows: dict[str, Any] = {
+            name: getattr(federation, name) for name in ("group", "target", "client_names")
+        }
         rows = {name: None if row is None else row[clients] for name, row in rows.items()}
         origin: dict[str, dict[str, Any]] | None = None
         if federation.origin is not None:
@@ -79,14 +85,20 @@ def return_validation(clients: Federation) -> Federation:
     empty = Split(none_of(clients.validation.x), none_of(clients.validation.y), np.zeros_like(size))
     scaling = clients.scaling if clients.whole_scaling is None else clients.whole_scaling()
     return dataclasses.replace(
-        clients, train=Split(x, y, size), validation=empty, scaling=scaling, whole_scaling=None, returned=True
+        clients,
+        train=Split(x, y, size),
+        validation=empty,
+        scaling=scaling,
+        whole_scaling=None,
+        returned=True,
     )
 
 
 def _joined(first: Examples, second: Examples, num_first: np.ndarray, size: np.ndarray) -> Examples:
     """Stacked examples (K, n_max, ...): of client k the `num_first[k]` of `first`, then those of `second`."""
     if is_pooled(first) and is_pooled(second) and first.pool is second.pool:
-        index = _joined(first.index + 1, second.index + 1, num_first, size) - 1  # padding, which is -1, becomes 0
+        # padding, which is -1, becomes 0
+        index = _joined(first.index + 1, second.index + 1, num_first, size) - 1
         return dataclasses.replace(first, index=index)
     found = np.zeros((len(size), size.max(), *first.shape[2:]), second.dtype)
     for client, (num, total) in enumerate(zip(num_first, size, strict=True)):
@@ -139,12 +151,24 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
     if unseen is None:
         return None
     if not isinstance(unseen, Federation):
-        raise ArgumentError("unseen", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)")
-    shapes = lambda each: jax.tree.map(lambda leaf: leaf.shape, each.inputs)
-    kind = lambda each: (each.task, shapes(each), each.train.y.shape[2:], bool(each.class_names))
+        raise ArgumentError(
+            "unseen", "accepted: a Federation, such as Federation.from_arrays(x, y, client=ids)"
+        )
+
+    def shapes(each):
+        return jax.tree.map(lambda leaf: leaf.shape, each.inputs)
+
+    def kind(each):
+        return (each.task, shapes(each), each.train.y.shape[2:], bool(each.class_names))
+
     if kind(unseen) != kind(clients):
-        told = lambda each: f"{each!r}, classes with {'names' if each.class_names else 'numbers'}"
-        raise ArgumentError("unseen", f"is {told(unseen)}; accepted: data like that of {told(clients)}")
+
+        def told(each):
+            return f"{each!r}, classes with {'names' if each.class_names else 'numbers'}"
+
+        raise ArgumentError(
+            "unseen", f"is {told(unseen)}; accepted: data like that of {told(clients)}"
+        )
     if unseen.scaling is not clients.scaling:  # the model scales them as its training examples
         unseen = dataclasses.replace(unseen, scaling=clients.scaling)
     names = unseen.class_names or range(unseen.num_classes)
@@ -158,7 +182,9 @@ def match_classes(unseen: Federation | None, clients: Federation) -> Federation 
     number = np.array([clients.class_names.index(name) for name in unseen.class_names], np.int32)
     parts = {part: getattr(unseen, part) for part in PARTS}
     parts = {part: split._replace(y=number[np.asarray(split.y)]) for part, split in parts.items()}
-    return dataclasses.replace(unseen, **parts, num_classes=clients.num_classes, class_names=clients.class_names)
+    return dataclasses.replace(
+        unseen, **parts, num_classes=clients.num_classes, class_names=clients.class_names
+    )
 
 
 def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
@@ -180,7 +206,10 @@ def pad_alike(federations: Sequence[Federation]) -> list[Federation]:
     parts = {}
     for part in PARTS:
         splits = [getattr(federation, part) for federation in federations]
-        pad = lambda split, all=splits: jax.tree.map(_padded, split[:2], *(s[:2] for s in all), is_leaf=is_pooled)
+
+        def pad(split, all=splits):
+            return jax.tree.map(_padded, split[:2], *(s[:2] for s in all), is_leaf=is_pooled)
+
         parts[part] = [Split._make((*pad(split), split.size)) for split in splits]
     return [
         dataclasses.replace(federation, **{part: splits[number] for part, splits in parts.items()})
@@ -202,7 +231,9 @@ def _widen(array: np.ndarray, size: int, axis: int, value: int) -> np.ndarray:
     """Pads an array with `value` along an axis up to `size`; returns the array itself if it has that size."""
     if array.shape[axis] == size:
         return array
-    width = [(0, size - length if number == axis else 0) for number, length in enumerate(array.shape)]
+    width = [
+        (0, size - length if number == axis else 0) for number, length in enumerate(array.shape)
+    ]
     return np.pad(array, width, constant_values=value)
 
 

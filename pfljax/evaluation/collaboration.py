@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 class Sharing(NamedTuple):
     """Mean cosine between two clients' rows of weights; NaN if there are no such pairs."""
 
-    within: float  # for clients of the same group; 1: they use the same models with the same weights
+    # for clients of the same group; 1: they use the same models with the same weights
+    within: float
     across: float  # for clients of different groups; 0: they have no model in common
 
 
@@ -47,7 +48,9 @@ class Rows(NamedTuple):
         return self.weight / self.length[self.client]
 
 
-def rows_of(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], least: float = 0.0) -> Rows:
+def rows_of(
+    index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], least: float = 0.0
+) -> Rows:
     """Returns clients' rows of weights; repeated indices add up. Leaves out weights smaller than `least`."""
     width = int(index.max(initial=0)) + 1
     pairs, place = np.unique(np.arange(len(index))[:, None] * width + index, return_inverse=True)
@@ -56,7 +59,9 @@ def rows_of(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], le
     return Rows(client, model, used[np.abs(used) >= least], len(index))
 
 
-def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) -> Float[np.ndarray, "K K"]:
+def cosines(
+    index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]
+) -> Float[np.ndarray, "K K"]:
     """Similarity of clients' weights: the cosines between their rows, 0 for a client without weights."""
     rows = rows_of(index, weights)
     models, columns = np.unique(rows.model, return_inverse=True)
@@ -65,7 +70,9 @@ def cosines(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"]) ->
     return dense @ dense.T
 
 
-def sharing(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], group: Int[np.ndarray, " K"]) -> Sharing:
+def sharing(
+    index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], group: Int[np.ndarray, " K"]
+) -> Sharing:
     """How much clients share models within and across their true groups.
 
     Uses sums of unit rows instead of a matrix of all pairs: within a group, the cosines of all pairs, each client with
@@ -73,12 +80,21 @@ def sharing(index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], gr
     """
     rows = rows_of(index, weights)
     group = np.unique(group, return_inverse=True)[1]
-    place = np.unique(group[rows.client] * (rows.model.max() + 1) + rows.model, return_inverse=True)[1]
+    place = np.unique(
+        group[rows.client] * (rows.model.max() + 1) + rows.model, return_inverse=True
+    )[1]
     inside, everywhere = (np.square(np.bincount(by, rows.unit)).sum() for by in (place, rows.model))
     sizes = np.bincount(group).astype(float)
-    alike, different = (sizes * (sizes - 1)).sum(), sizes.sum() ** 2 - np.square(sizes).sum()  # numbers of pairs
-    ratio = lambda total, number: float(total / number) if number else float("nan")
-    return Sharing(ratio(inside - np.square(rows.unit).sum(), alike), ratio(everywhere - inside, different))
+    # numbers of pairs
+    alike = (sizes * (sizes - 1)).sum()
+    different = sizes.sum() ** 2 - np.square(sizes).sum()
+
+    def ratio(total, number):
+        return float(total / number) if number else float("nan")
+
+    return Sharing(
+        ratio(inside - np.square(rows.unit).sum(), alike), ratio(everywhere - inside, different)
+    )
 
 
 def top_affinities(
@@ -101,10 +117,16 @@ def adjusted_rand_index(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> f
 
     1 for equal partitions, 0 on average for random ones. Importing scikit-learn's takes most of a second.
     """
-    pairs = lambda counts: (counts * (counts - 1) // 2).sum()
+
+    def pairs(counts):
+        return (counts * (counts - 1) // 2).sum()
+
     (_, a), (_, b) = np.unique(a, return_inverse=True), np.unique(b, return_inverse=True)
     table = np.zeros((a.max() + 1, b.max() + 1), int)
     np.add.at(table, (a, b), 1)
-    both, in_a, in_b = pairs(table), pairs(table.sum(1)), pairs(table.sum(0))
-    expected, most = in_a * in_b / max(pairs(np.array([a.size])), 1), (in_a + in_b) / 2
+    both = pairs(table)
+    in_a = pairs(table.sum(1))
+    in_b = pairs(table.sum(0))
+    expected = in_a * in_b / max(pairs(np.array([a.size])), 1)
+    most = (in_a + in_b) / 2
     return float((both - expected) / (most - expected)) if most > expected else 1.0

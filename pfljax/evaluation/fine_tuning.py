@@ -67,7 +67,9 @@ def heaviest(prediction: Prediction) -> Prediction:
     if len(prediction.weights) <= MOST:
         return prediction
     weights, places = jax.lax.top_k(prediction.weights, MOST)
-    return prediction._replace(models=tree.take(prediction.models, places), weights=weights / weights.sum())
+    return prediction._replace(
+        models=tree.take(prediction.models, places), weights=weights / weights.sum()
+    )
 
 
 def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) -> Solver:

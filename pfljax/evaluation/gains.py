@@ -18,7 +18,10 @@ FAR = 0.05  # a loss of accuracy that is counted separately, as a fraction
 LATE = 0.25  # the share of the rounds in which a trend is looked for
 FEWEST = 3  # evaluations that a trend is fitted to
 
-IMPROVING, WORSE, NEITHER = "still improving", "getting worse", "no trend"  # verdicts
+# verdicts
+IMPROVING = "still improving"
+WORSE = "getting worse"
+NEITHER = "no trend"
 
 ClientScores = Mapping[Trial, np.ndarray]  # of one method, (K,) by run
 
@@ -38,15 +41,22 @@ class Effect(NamedTuple):
         """Summarizes gains (n,), one per client and run."""
         if not len(gains):
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
-        share = lambda found: float(found.mean())
-        hurt, far = share(gains < -EQUAL), share(gains < -FAR - EQUAL)
-        return cls(share(gains > EQUAL), hurt, far, float(gains.min()), float(np.median(gains)), len(gains))
+
+        def share(found):
+            return float(found.mean())
+
+        hurt = share(gains < -EQUAL)
+        far = share(gains < -FAR - EQUAL)
+        return cls(
+            share(gains > EQUAL), hurt, far, float(gains.min()), float(np.median(gains)), len(gains)
+        )
 
 
 class Trend(NamedTuple):
     """How much a method's mean score changes in the last quarter of its rounds."""
 
-    change: float  # the change along the fitted lines, mean over runs; NaN with fewer than `FEWEST` evaluations
+    # the change along the fitted lines, mean over runs; NaN with fewer than `FEWEST` evaluations
+    change: float
     low: float  # lower end of its 95 % interval; NaN for fewer than two runs
     high: float  # upper end
 
@@ -101,7 +111,9 @@ def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:
     at = np.asarray(rounds, float)
     if len(at) < FEWEST or not np.isfinite(curves[:, -FEWEST:]).all():
         return Trend(math.nan, math.nan, math.nan)
-    late = np.arange(len(at)) >= min(len(at) - FEWEST, int(np.searchsorted(at, at[0] + (1 - LATE) * (at[-1] - at[0]))))
+    late = np.arange(len(at)) >= min(
+        len(at) - FEWEST, int(np.searchsorted(at, at[0] + (1 - LATE) * (at[-1] - at[0])))
+    )
     slopes = np.polyfit(at[late], curves[:, late].T, 1)[0]
     changes = slopes * (at[late][-1] - at[late][0])
     return Trend(float(changes.mean()), *interval(changes))

@@ -27,7 +27,18 @@ from pfljax.settings.fields import checked, nearest
 
 BINS = 15  # of `calibration_error`
 # Other entries of clients' rows, and beginnings of others' names.
-TAKEN = {"client", "name", "n_train", "n_test", "group", "target", "split", "size", "rounds", "clients"}
+TAKEN = {
+    "client",
+    "name",
+    "n_train",
+    "n_test",
+    "group",
+    "target",
+    "split",
+    "size",
+    "rounds",
+    "clients",
+}
 TAKEN |= {"distribution"}  # the former name of "group" in files
 BEGINNINGS = ("validation_", "train_")
 Function = Callable[[np.ndarray, np.ndarray], Any]
@@ -77,7 +88,11 @@ def f1(logits: np.ndarray, y: np.ndarray) -> float:
 
     logits, y = of_classes(logits, y)
     none: Any = 0  # of classes that occur but are not predicted
-    return float(f1_score(y, logits.argmax(axis=-1), average="macro", zero_division=none)) if y.size else np.nan
+    return (
+        float(f1_score(y, logits.argmax(axis=-1), average="macro", zero_division=none))
+        if y.size
+        else np.nan
+    )
 
 
 def balanced_accuracy(logits: np.ndarray, y: np.ndarray) -> float:
@@ -124,15 +139,18 @@ def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
 
 def of_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Logits (m, C), float64, and classes (m,) of all places of sequences and images with a class to predict."""
-    logits, y = logits.reshape(-1, logits.shape[-1]), y.reshape(-1).astype(np.int64)
+    logits = logits.reshape(-1, logits.shape[-1])
+    y = y.reshape(-1).astype(np.int64)
     real = (y >= 0) & (y < logits.shape[-1])
     return logits[real].astype(np.float64), y[real]
 
 
 def f1_of_labels(logits: np.ndarray, y: np.ndarray) -> float:
     """Macro F1 of the labels that occur or are predicted, which they are from probability 0.5 on."""
-    chosen, real = logits >= 0, y > 0
-    found, both = (chosen.astype(int) + real).sum(axis=0), (chosen & real).sum(axis=0)
+    chosen = logits >= 0
+    real = y > 0
+    found = (chosen.astype(int) + real).sum(axis=0)
+    both = (chosen & real).sum(axis=0)
     return float(np.mean(2 * both[found > 0] / found[found > 0])) if found.any() else np.nan
 
 
@@ -156,7 +174,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def named(metrics: Mapping[str, Any] | Sequence[str] | None, reserved: set[str], task: str) -> dict[str, Metric]:
+def named(
+    metrics: Mapping[str, Any] | Sequence[str] | None, reserved: set[str], task: str
+) -> dict[str, Metric]:
     """Returns the metrics of a run, functions of the user's or names in `METRICS`, by name.
 
     Raises `ArgumentError` for one that is not accepted. Refused are `reserved` names and those of other columns, and
@@ -172,31 +192,47 @@ def named(metrics: Mapping[str, Any] | Sequence[str] | None, reserved: set[str],
         elif callable(each):
             found[name] = each if isinstance(each, Metric) else Metric(each)
         else:
-            raise ArgumentError("metrics", "accepted: functions (outputs, y) -> number, by name", name)
-        if name in reserved | TAKEN or not str(name).isidentifier() or str(name).startswith(BEGINNINGS):
+            raise ArgumentError(
+                "metrics", "accepted: functions (outputs, y) -> number, by name", name
+            )
+        if (
+            name in reserved | TAKEN
+            or not str(name).isidentifier()
+            or str(name).startswith(BEGINNINGS)
+        ):
             others = ", ".join([*sorted(reserved | TAKEN), *(f"{each}..." for each in BEGINNINGS)])
-            raise ArgumentError("metrics", f"accepted: names such as my_metric, other than {others}", name)
+            raise ArgumentError(
+                "metrics", f"accepted: names such as my_metric, other than {others}", name
+            )
     return found
 
 
 def of_task(name: str, task: str) -> Metric:
     """The metric of a name for a task. Raises `ArgumentError` if there is none."""
     if name not in METRICS:
-        raise ArgumentError("metrics", f"is no function, and unknown; {nearest(name, METRICS)}", name)
+        raise ArgumentError(
+            "metrics", f"is no function, and unknown; {nearest(name, METRICS)}", name
+        )
     if task == "regression":
         raise ArgumentError("metrics", "needs classes; accepted for regression: a function", name)
     known = METRICS[name]
     if task != "multilabel":
         return known
     if known.function is perplexity:
-        raise ArgumentError("metrics", "needs one class per place; accepted for several labels: the others", name)
-    return dataclasses.replace(known, function=f1_of_labels if known.function is f1 else over_labels(known.function))
+        raise ArgumentError(
+            "metrics", "needs one class per place; accepted for several labels: the others", name
+        )
+    return dataclasses.replace(
+        known, function=f1_of_labels if known.function is f1 else over_labels(known.function)
+    )
 
 
 OUTPUTS = ("outputs", "y", "size")
 
 
-def outputs_of(problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split) -> dict[str, PyTree]:
+def outputs_of(
+    problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split
+) -> dict[str, PyTree]:
     """A client's outputs for its own examples (`OUTPUTS`): outputs (n_max, ...), y (n_max, ...) and size ()."""
 
     def of_block(x: PyTree, y: Array) -> dict[str, Array]:
@@ -227,7 +263,9 @@ def number(value: Any) -> float:
     return float(array.item())
 
 
-def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], task: str) -> dict[str, np.ndarray]:
+def measured(
+    metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], task: str
+) -> dict[str, np.ndarray]:
     """Computes metrics of clients' outputs, which `outputs_of` returned, in NumPy arrays.
 
     Returns one float32 for each client, by name; NaN for clients without examples. Raises `ArgumentError` if a function
@@ -236,7 +274,8 @@ def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], tas
     values = {name: np.full(len(found["size"]), np.nan, np.float32) for name in metrics}
     for client in np.flatnonzero(found["size"]):
         size = found["size"][client]
-        logits, y = found["outputs"][client, :size], found["y"][client, :size]
+        logits = found["outputs"][client, :size]
+        y = found["y"][client, :size]
         predicted = probabilities(logits, task)
         for name, each in metrics.items():
             outputs = logits if each.of_logits else predicted
@@ -245,5 +284,7 @@ def measured(metrics: Mapping[str, Metric], found: Mapping[str, np.ndarray], tas
             except Exception as error:  # a user's function
                 line = (str(error).splitlines() or [""])[0]
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"
-                raise ArgumentError("metrics", f"{text}; accepted: functions that return a number", name) from error
+                raise ArgumentError(
+                    "metrics", f"{text}; accepted: functions that return a number", name
+                ) from error
     return values

@@ -22,7 +22,9 @@ def outputs(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
     if algorithm.apply is not None:
         return algorithm.apply(prediction.models, prediction.inputs, x)
     assert prediction.weights is not None
-    of_models = problem.plan.over_models(lambda params: problem.model.apply(params, x), prediction.models)
+    of_models = problem.plan.over_models(
+        lambda params: problem.model.apply(params, x), prediction.models
+    )
     return problem.model.mixed(prediction.weights, of_models)
 
 
@@ -31,7 +33,9 @@ def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
     return problem.model.predictions_of(outputs(problem, algorithm, prediction, x))
 
 
-def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split) -> Metrics:
+def evaluate(
+    problem: Problem, algorithm: Algorithm, prediction: Prediction, split: Split
+) -> Metrics:
     """Scores a client's predictions on its own examples; NaN for a client without examples.
 
     Returns "loss" (): the mean loss (see `Model.losses_of`); for classification, "accuracy" () in [0, 1]; and the
@@ -43,12 +47,19 @@ def evaluate(problem: Problem, algorithm: Algorithm, prediction: Prediction, spl
         logits = outputs(problem, algorithm, prediction, x)
         total = {"loss": jnp.where(mask, model.losses_of(logits, y), 0).sum()}
         if model.task == "classification":
-            total["accuracy"] = jnp.where(mask, model.over_places(logits.argmax(axis=-1) == y, y), 0).sum()
+            total["accuracy"] = jnp.where(
+                mask, model.over_places(logits.argmax(axis=-1) == y, y), 0
+            ).sum()
         return total
 
     totals = sum_over_examples(sums, split)
-    found = jax.tree.map(lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals)
-    of = lambda x: predict(problem, algorithm, prediction, x)
+    found = jax.tree.map(
+        lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals
+    )
+
+    def of(x):
+        return predict(problem, algorithm, prediction, x)
+
     return found | {name: measure(of, split) for name, measure in algorithm.measures.items()}
 
 
@@ -62,7 +73,9 @@ def sign_of(name: str, lower_is_better: Collection[str] = ()) -> int:
     return -1 if name == "loss" or name in lower_is_better else 1
 
 
-def summarize(values: dict[str, np.ndarray], sizes: Array, lower_is_better: Collection[str] = ()) -> dict[str, float]:
+def summarize(
+    values: dict[str, np.ndarray], sizes: Array, lower_is_better: Collection[str] = ()
+) -> dict[str, float]:
     """Fairness summary of metrics (K,) over clients with numbers of test examples (K,); those without are left out.
 
     Returns "loss" and "accuracy", weighted by n_k, "accuracy_mean" (plain), "accuracy_std" (population deviation over
@@ -85,5 +98,7 @@ def summarize(values: dict[str, np.ndarray], sizes: Array, lower_is_better: Coll
         found = values[name][real & ~np.isnan(values[name])].astype(np.float64)
         worst = 10 if sign_of(name, lower_is_better) > 0 else 90
         out[name] = float(found.mean()) if found.size else float("nan")
-        out[f"{name}_bottom_decile"] = float(np.percentile(found, worst)) if found.size else float("nan")
+        out[f"{name}_bottom_decile"] = (
+            float(np.percentile(found, worst)) if found.size else float("nan")
+        )
     return out

@@ -64,7 +64,9 @@ class OfRuns(NamedTuple):
         """Summarizes a number's values (n,), one per run."""
         known = np.array(values, float)
         known = known[~np.isnan(known)]
-        return cls(float(known.mean()) if known.size else math.nan, float(deviation(known)), known.size)
+        return cls(
+            float(known.mean()) if known.size else math.nan, float(deviation(known)), known.size
+        )
 
     def text(self, number: Callable[[float], str]) -> str:
         """Formats as "85.1 ± 0.3 (5)", or as "85.1" for a single run."""
@@ -76,7 +78,8 @@ class OfRuns(NamedTuple):
 class Difference(NamedTuple):
     """A method's paired difference from another."""
 
-    difference: float  # the mean over units of the method's score minus the other's; NaN without common units
+    # the mean over units of the method's score minus the other's; NaN without common units
+    difference: float
     difference_low: float  # lower end of its 95 % interval; NaN for fewer than two units
     difference_high: float  # upper end
     p: float  # of a two-sided sign-flip test; NaN for fewer than two units
@@ -137,15 +140,28 @@ def sign_flip(values: Sequence[float] | np.ndarray) -> float:
 
 def in_units(scores: Scores) -> dict[int | None, float]:
     """Returns a method's score in each unit: the mean of each split if there are several, else of each seed."""
-    known = {trial: score for trial, score in scores.items() if score is not None and not math.isnan(score)}
+    known = {
+        trial: score
+        for trial, score in scores.items()
+        if score is not None and not math.isnan(score)
+    }
     place = 1 if len({split for _, split in known}) > 1 else 0
     units = dict.fromkeys(trial[place] for trial in known)
-    return {unit: float(np.mean([known[trial] for trial in known if trial[place] == unit])) for unit in units}
+    return {
+        unit: float(np.mean([known[trial] for trial in known if trial[place] == unit]))
+        for unit in units
+    }
 
 
 def paired(scores: Scores, others: Scores) -> np.ndarray:
     """Returns a method's score minus another's in each unit (n,) of their common trials."""
-    return np.array([*in_units({trial: scores[trial] - others[trial] for trial in scores if trial in others}).values()])
+    return np.array(
+        [
+            *in_units(
+                {trial: scores[trial] - others[trial] for trial in scores if trial in others}
+            ).values()
+        ]
+    )
 
 
 def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
@@ -164,28 +180,42 @@ def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
     as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that methods
     are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
     """
-    means = {name: OfRuns.of([*own.values()]).mean for name, own in scores.items() if len(in_units(own)) > 1}
+    means = {
+        name: OfRuns.of([*own.values()]).mean
+        for name, own in scores.items()
+        if len(in_units(own)) > 1
+    }
     found: dict[str, int | None] = dict.fromkeys(scores)
-    rank, first = 0, ""
+    rank = 0
+    first = ""
     for place, name in enumerate(sorted(means, key=lambda name: -sign * means[name]), 1):
         if not first or difference(scores[name], scores[first], sign).separates:
-            rank, first = place, name
+            rank = place
+            first = name
         found[name] = rank
     return found
 
 
-def standings(scores: Mapping[str, Scores], sign: int = 1, reference: str | None = None) -> dict[str, dict[str, Any]]:
+def standings(
+    scores: Mapping[str, Scores], sign: int = 1, reference: str | None = None
+) -> dict[str, dict[str, Any]]:
     """Returns what a table says of each method besides its mean and deviation; `sign` is -1 if low scores are good.
 
     By method "unit" ("split" or "seed"), "units" (their number), "interval_low" and "interval_high" (of the mean),
     "rank" and, with a reference method, "reference" and the entries of `Difference`, which are None for the reference.
     """
-    ranked, found = ranks(scores, sign), {}
+    ranked = ranks(scores, sign)
+    found = {}
     for name, own in scores.items():
         units = in_units(own)
         low, high = interval([*units.values()])
         unit = "split" if len({split for _, split in own}) > 1 else "seed"
-        found[name] = {"unit": unit, "units": len(units), "interval_low": low, "interval_high": high}
+        found[name] = {
+            "unit": unit,
+            "units": len(units),
+            "interval_low": low,
+            "interval_high": high,
+        }
         found[name]["rank"] = ranked[name]
         if reference is not None and reference in scores:
             compared = difference(own, scores[reference], sign)._asdict()
@@ -197,24 +227,31 @@ def standings(scores: Mapping[str, Scores], sign: int = 1, reference: str | None
 def check_reference(reference: str | None, names: Iterable[str]) -> None:
     """Raises an `ArgumentError` if a table will not have the method that the others are compared with."""
     if reference is not None and reference not in names:
-        raise ArgumentError("reference", f"accepted: a method of the table: {', '.join(names)}", reference)
+        raise ArgumentError(
+            "reference", f"accepted: a method of the table: {', '.join(names)}", reference
+        )
 
 
-def compared(rows: Sequence[Mapping[str, Any]], score: str, reference: str | None = None) -> list[dict[str, Any]]:
+def compared(
+    rows: Sequence[Mapping[str, Any]], score: str, reference: str | None = None
+) -> list[dict[str, Any]]:
     """Adds the entries of `standings` to the rows of a table, by "accuracy" or "loss".
 
     Rows have "method" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
     """
     scores = {}
     for row in rows:
-        scores[row["method"]] = {Trial(run["seed"], run.get("split")): run[score] for run in row["seeds"]}
+        scores[row["method"]] = {
+            Trial(run["seed"], run.get("split")): run[score] for run in row["seeds"]
+        }
     found = standings(scores, sign_of(score), reference)
     return [{**row, **found[row["method"]]} for row in rows]
 
 
 def columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
     """Returns the columns of intervals, ranks and differences, from rows with the entries of `standings`."""
-    (heads, body), (more, further) = interval_columns(rows, number), difference_columns(rows, number)
+    (heads, body) = interval_columns(rows, number)
+    (more, further) = difference_columns(rows, number)
     return heads + more, [cells + others for cells, others in zip(body, further, strict=True)]
 
 
@@ -222,11 +259,16 @@ def interval_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float]
     """Returns the columns of intervals and ranks; none without several units (see `columns`)."""
     if not any(row.get("units", 0) > 1 for row in rows):
         return [], [[] for _ in rows]
-    span = lambda row: between(row["interval_low"], row["interval_high"], number)
+
+    def span(row):
+        return between(row["interval_low"], row["interval_high"], number)
+
     return ["95 % interval", "rank"], [[span(row), str(row["rank"] or "-")] for row in rows]
 
 
-def difference_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
+def difference_columns(
+    rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]
+) -> Columns:
     """Returns the columns of differences; none without a reference (see `columns`)."""
     reference = next((row["reference"] for row in rows if row.get("reference")), None)
     if reference is None:
@@ -237,7 +279,9 @@ def difference_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[floa
             body.append(["-"] * 3)
         else:
             found = Difference(*(row[name] for name in Difference._fields))
-            body.append([found.text(number), p_text(found.p), f"{found.wins}/{found.ties}/{found.losses}"])
+            body.append(
+                [found.text(number), p_text(found.p), f"{found.wins}/{found.ties}/{found.losses}"]
+            )
     return [f"over {reference.split('/')[-1]}", "p", "win/tie/loss"], body
 
 
@@ -254,7 +298,10 @@ def signed_text(value: float, number: Callable[[float], str]) -> str:
 
 def signed_interval(mean: float, low: float, high: float, number: Callable[[float], str]) -> str:
     """Formats a difference and its interval as "+1.2 [+0.3, +2.1]", without the interval if there is none."""
-    signed = lambda value: signed_text(value, number)
+
+    def signed(value):
+        return signed_text(value, number)
+
     span = between(low, high, signed)
     return "-" if math.isnan(mean) else signed(mean) + f" {span}" * (span != "-")
 
@@ -273,7 +320,9 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     over = " or ".join(f"{number} {unit}s" for unit, number in counts)
     means = ", each with the mean over its seeds" * any(unit == "split" for unit, _ in counts)
     few = any(number < FEWEST for _, number in counts)
-    rule = f"t intervals of the paired differences; sign-flip tests need {FEWEST} or more to reach 5 %"
+    rule = (
+        f"t intervals of the paired differences; sign-flip tests need {FEWEST} or more to reach 5 %"
+    )
     said = f"± is the sample deviation over runs, whose number is in brackets. Intervals are over {over}{means}. "
     said += f"Methods that do not separate at 5 % share a rank (by {rule if few else 'sign-flip tests'})."
     return said

@@ -27,7 +27,10 @@ def on_devices(steps: np.ndarray, num_clients: int, devices: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     cohorts = [steps]
     if num_clients < len(steps):
-        draw = lambda: np.sort(rng.choice(len(steps), num_clients, replace=False))
+
+        def draw():
+            return np.sort(rng.choice(len(steps), num_clients, replace=False))
+
         cohorts = [steps[draw()] for _ in range(COHORTS)]
     per_device = -(-num_clients // devices)
     padded = [np.pad(cohort, (0, per_device * devices - num_clients)) for cohort in cohorts]
@@ -73,12 +76,16 @@ def buckets_of(lengths: np.ndarray, widest: int) -> Buckets:
 
 def _fill(lengths: np.ndarray, widths: Sequence[int], allowed: float) -> Buckets:
     """Makes each chunk as wide as WASTE allows, but never narrower again, since each width compiles separately."""
-    chunks, place, width = [], 0, 1
+    chunks = []
+    place = 0
+    width = 1
     while place < len(lengths):
 
         def fits(width, place=place):
             together = lengths[place : place + width]
-            return width * together[0] - together.sum() <= allowed * max(together.sum(), lengths.mean() * width)
+            return width * together[0] - together.sum() <= allowed * max(
+                together.sum(), lengths.mean() * width
+            )
 
         width = max(w for w in widths if w == width or (w > width and fits(w)))
         chunks.append(min(width, len(lengths) - place))  # further clients would be copies

@@ -76,9 +76,11 @@ class Exchange:
 
     def run(self, models: Params, clients: Clients, common: tuple) -> tuple[PyTree, Aggregate]:
         """Runs the exchange; `common` holds further arguments of `client_fn`, shared by all clients."""
-        layout, route = self.layout, self.route
+        layout = self.layout
+        route = self.route
         real = layout.real()
-        sizes, clients = clients.sizes, layout.pad(dataclasses.replace(clients, sizes=None))
+        sizes = clients.sizes
+        clients = layout.pad(dataclasses.replace(clients, sizes=None))
         if sizes is not None and layout.by_size:
             clients = dataclasses.replace(clients, sizes=jnp.where(real, layout.pad(sizes), -1))
         if route.models_held:
@@ -97,7 +99,9 @@ class Exchange:
         rows, results, sent = layout.cut(of_clients)
         sums, num_sent = layout.cut(collected, route.sums_held) if route.sums_held else collected
         upload = sums if clients.topology.moves else Upload(sums)
-        return rows, Aggregate(upload, num_sent, sent, results.told, results.participation, results.notes)
+        return rows, Aggregate(
+            upload, num_sent, sent, results.told, results.participation, results.notes
+        )
 
     def _on_device(
         self, models: Params, clients: Clients, real: Array, common: tuple
@@ -112,12 +116,18 @@ class Exchange:
         step = functools.partial(self._step, work, models, index, real)
 
         def output() -> ClientOutput:
-            width, at = self.layout.buckets[0][0], jnp.zeros((), jnp.int32)
+            width = self.layout.buckets[0][0]
+            at = jnp.zeros((), jnp.int32)
             here = Block(at, block(index, at, width))
-            received = lambda: route.receive(models, None, here)
+
+            def received():
+                return route.receive(models, None, here)
+
             return jax.eval_shape(lambda: work(received(), block(rows, at, width), here))
 
-        carry, parts, start = (rows, route.start(models, index, output)), [], 0
+        carry = (rows, route.start(models, index, output))
+        parts = []
+        start = 0
         for width, count in self.layout.buckets:
             places = start + width * jnp.arange(count)
             carry = (*carry, block(carry[0], places[0], width))
@@ -129,7 +139,16 @@ class Exchange:
         kept = order.undo(kept, route.sums_held) if route.sums_held else kept
         return order.undo((rows, results, sent)), route.collect(kept)
 
-    def _step(self, work: Callable, models: Params, index: Array, real: Array, width: int, carry: Any, at: Array):
+    def _step(
+        self,
+        work: Callable,
+        models: Params,
+        index: Array,
+        real: Array,
+        width: int,
+        carry: Any,
+        at: Array,
+    ):
         """Processes one block of clients; replaces rows and the route's carry in place.
 
         A block's rows are read in the previous step, from what that step has written. If a step read its own rows, XLA
@@ -138,7 +157,8 @@ class Exchange:
         rows, kept, own = carry
         here = Block(at, block(index, at, width))
         out = work(self.route.receive(models, kept, here), own, here)
-        held, uploads = index.shape[1], jax.tree.leaves(out.upload)
+        held = index.shape[1]
+        uploads = jax.tree.leaves(out.upload)
         num_sent = uploads[0].shape[1] if uploads and out.mixing_weights is None else held
         sent = jnp.broadcast_to(block(real, at, width)[:, None], (width, num_sent))
         sent = sent if out.sent is None else sent & out.sent
@@ -152,7 +172,10 @@ class Exchange:
         self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
     ) -> ClientOutput:
         """Runs the client updates of a block; data is gathered where it is used."""
-        run = lambda models, row, client: self.client_fn(models, row, view(data, client), *common)
+
+        def run(models, row, client):
+            return self.client_fn(models, row, view(data, client), *common)
+
         width = here.index.shape[0]
         at_once = min(self.layout.at_once or width, width)
         return in_chunks(run, (models, rows, block(order, here.at, width)), at_once, CLIENTS)
@@ -179,7 +202,9 @@ def on_this_device(stack: PyTree) -> PyTree:
     return jax.tree.map(one, stack, is_leaf=is_pooled)
 
 
-def in_chunks(fn: Callable[..., PyTree], stacks: tuple, chunk: int, axis: str | None = None) -> PyTree:
+def in_chunks(
+    fn: Callable[..., PyTree], stacks: tuple, chunk: int, axis: str | None = None
+) -> PyTree:
     """Maps fn over rows, `chunk` rows at once, on an axis that may have a name; a single row needs no loop."""
     num = tree.num_rows(stacks)
     if num == 1:

@@ -88,7 +88,9 @@ class Order:
         return tree.take(stack, _rows(jnp.argsort(self.clients), held)) if self.moves else stack
 
 
-def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), together: int = 1) -> Layout:
+def lay_out(
+    num_clients: int, devices: int, chunk: int, buckets: Buckets = (), together: int = 1
+) -> Layout:
     """Makes a layout.
 
     Args:
@@ -109,7 +111,9 @@ def lay_out(num_clients: int, devices: int, chunk: int, buckets: Buckets = (), t
         )  # the rest also consists of whole chunks
     count, rest = divmod(per_device, width)
     # The rest is a separate bucket: padding would copy clients and move the others.
-    return Layout(num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk)
+    return Layout(
+        num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk
+    )
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
@@ -144,9 +148,13 @@ def replace(stack: PyTree, at: Array, rows: PyTree) -> PyTree:
 
 def by_client(stack: PyTree, num: int) -> PyTree:
     """Reshapes (S num, ...) to (S, num, ...)."""
-    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] // num, num, *leaf.shape[1:]), stack)
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(leaf.shape[0] // num, num, *leaf.shape[1:]), stack
+    )
 
 
 def flat(stack: PyTree) -> PyTree:
     """Reshapes (S, J, ...) to (S J, ...)."""
-    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), stack)
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), stack
+    )

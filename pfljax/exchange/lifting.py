@@ -52,7 +52,10 @@ def in_precision(algorithm: Algorithm, fn: F) -> F:
 
 def precisely(fn: F) -> F:
     """As `in_precision`, for a function whose first argument is the algorithm."""
-    called = lambda algorithm, *args, **options: in_precision(algorithm, fn)(algorithm, *args, **options)
+
+    def called(algorithm, *args, **options):
+        return in_precision(algorithm, fn)(algorithm, *args, **options)
+
     return cast(F, functools.wraps(fn)(called))
 
 
@@ -70,7 +73,9 @@ def begin(algorithm: Algorithm, key: Key, clients: ClientData) -> Start:
 
 
 @precisely
-def first_rows(algorithm: Algorithm, plan: ExecutionPlan, key: Key, start: Start, ids: Array) -> First:
+def first_rows(
+    algorithm: Algorithm, plan: ExecutionPlan, key: Key, start: Start, ids: Array
+) -> First:
     """What clients `ids` (n,) begin with, leaves (n, ...)."""
 
     def first_row(client: Array) -> First:
@@ -96,7 +101,9 @@ def context_of(
 
 
 @precisely
-def download(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cohort: Cohort) -> Array:
+def download(
+    algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cohort: Cohort
+) -> Array:
     """(S, J) int32: the models that each client of the cohort receives; `state` has the cohort's rows."""
     if not algorithm.topology.moves:
         return cohort.ids[:, None]
@@ -112,7 +119,9 @@ def download(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, 
 
 
 @precisely
-def whom(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids: Array, sizes: Array) -> Mixture:
+def whom(
+    algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids: Array, sizes: Array
+) -> Mixture:
     """Whose models clients `ids` (n,) predict with, leaves (n, J).
 
     Args:
@@ -130,7 +139,9 @@ def whom(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, ids:
     return plan.over_rows(whom_of, ids, state.rows, sizes)
 
 
-def _whom_of(algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, size: Array) -> Mixture:
+def _whom_of(
+    algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, size: Array
+) -> Mixture:
     if algorithm.whom is not None:
         return algorithm.whom(context, row, size)
     if algorithm.topology.first_is_own:
@@ -230,7 +241,13 @@ def serve_some(
 
 @precisely
 def serve_newcomers(
-    algorithm: Algorithm, plan: ExecutionPlan, use: Use, key: Key, state: State, clients: ClientData, inputs: PyTree
+    algorithm: Algorithm,
+    plan: ExecutionPlan,
+    use: Use,
+    key: Key,
+    state: State,
+    clients: ClientData,
+    inputs: PyTree,
 ) -> PyTree:
     """What `use` returns for clients unseen in training; `state` needs no rows but peers' models."""
     num = tree.num_rows(clients)
@@ -243,8 +260,11 @@ def serve_newcomers(
             prediction = resolved(algorithm.adapt(context, models, own), models)
         else:
             index, weights = _whom_of(algorithm, context, models, (), own.train.size)
-            received, context = tree.take(models, index), context._replace(index=index)
-            made = algorithm.predict(context, received, (), own) if algorithm.predict else Prediction()
+            received = tree.take(models, index)
+            context = context._replace(index=index)
+            made = (
+                algorithm.predict(context, received, (), own) if algorithm.predict else Prediction()
+            )
             prediction = resolved(made, received, weights)
         prediction = _tuned(algorithm, key, context, prediction, own)
         return ClientOutput(row=(), upload=Upload(), told=use(prediction, inputs))
@@ -264,7 +284,8 @@ def serve_newcomers(
 def resolved(prediction: Prediction, received: Params, weights: Array | None = None) -> Prediction:
     """A prediction with its models and weights, given the received models and their weights."""
     if jax.tree.leaves(prediction.models):
-        received, weights = prediction.models, None
+        received = prediction.models
+        weights = None
     elif prediction.index is not None:
         received = tree.take(received, prediction.index)
         weights = None if weights is None else weights[prediction.index]
@@ -354,7 +375,9 @@ def shapes_of_client(algorithm: Algorithm, clients: ClientData, cohort_size: int
             index = algorithm.download(context, first.row, Cohort(ids))
             context = context._replace(index=index)
         num_received = 1 if topology is Topology.PUSH else context.index.shape[0]
-        models = jax.tree.map(lambda leaf: jnp.zeros((num_received, *leaf.shape[1:]), leaf.dtype), stack)
+        models = jax.tree.map(
+            lambda leaf: jnp.zeros((num_received, *leaf.shape[1:]), leaf.dtype), stack
+        )
         data = view(clients, jnp.zeros((), jnp.int32))
         output = algorithm.client_update(context, models, first.row, data)
         return ClientShapes(start, first, context.index, models, output)
@@ -365,10 +388,14 @@ def shapes_of_client(algorithm: Algorithm, clients: ClientData, cohort_size: int
     return jax.eval_shape(one_client, key, client, ids, clients)
 
 
-def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> tuple[Any, Any]:
+def shapes(
+    algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, clients: ClientData
+) -> tuple[Any, Any]:
     """Shapes of a client's (Mixture, what `predict` returns), given those of all clients' state and data."""
     ids = jax.ShapeDtypeStruct((tree.num_rows(clients),), jnp.int32)
-    mixture = jax.eval_shape(functools.partial(whom, algorithm, plan), key, state, ids, clients.train.size)
+    mixture = jax.eval_shape(
+        functools.partial(whom, algorithm, plan), key, state, ids, clients.train.size
+    )
     width = mixture.index.shape[1]
     of_client = tree.shapes_of_rows(mixture)
     if algorithm.predict is None:
@@ -379,5 +406,10 @@ def shapes(algorithm: Algorithm, plan: ExecutionPlan, key: Key, state: State, cl
         context = context_of(key, jnp.zeros((), jnp.int32), state, mixture.index)
         return predict(context, models, row, view(data, jnp.zeros((), jnp.int32)))
 
-    args = of_client, tree.shapes_of_rows(state.models, width), tree.shapes_of_rows(state.rows), clients
+    args = (
+        of_client,
+        tree.shapes_of_rows(state.models, width),
+        tree.shapes_of_rows(state.rows),
+        clients,
+    )
     return of_client, jax.eval_shape(one, key, state, *args)

@@ -31,10 +31,14 @@ def parts(shape: Sequence[int], devices: int, leading: int) -> int | None:
     own = range(leading, len(shape))
     if devices == 1 or math.prod(shape[leading:]) < WORTH:
         return None
-    return max((d for d in own if shape[d] % devices == 0), key=lambda d: (shape[d], d), default=None)
+    return max(
+        (d for d in own if shape[d] % devices == 0), key=lambda d: (shape[d], d), default=None
+    )
 
 
-def spec(first: Sequence[str | None], shape: Sequence[int], devices: int, leading: int) -> PartitionSpec:
+def spec(
+    first: Sequence[str | None], shape: Sequence[int], devices: int, leading: int
+) -> PartitionSpec:
     """How an array is spread: its first dimensions as `first` says, and one of the others as `parts` does."""
     cut = parts(shape, devices, leading)
     if cut is None:
@@ -56,4 +60,6 @@ def on_parts(fn: Callable[[PyTree], PyTree], stack: PyTree) -> PyTree:
     if devices == 1:
         return fn(stack)
     specs = jax.tree.map(lambda leaf: spec((), leaf.shape, devices, 1), stack)
-    return jax.shard_map(fn, in_specs=(specs,), out_specs=specs, axis_names={MODEL}, check_vma=False)(stack)
+    return jax.shard_map(
+        fn, in_specs=(specs,), out_specs=specs, axis_names={MODEL}, check_vma=False
+    )(stack)

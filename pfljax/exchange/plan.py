@@ -43,9 +43,12 @@ from pfljax.exchange.views import view
 
 Plan = Literal["auto", "vmap", "map", "chunk", "python"]
 Peers = Literal["auto", "gather", "ring"]
-GATHERED = 32 << 20  # largest stack in bytes that each CPU device may copy; CPU devices share one memory
+# largest stack in bytes that each CPU device may copy; CPU devices share one memory
+GATHERED = 32 << 20
 MESSAGE_BYTES = 2 << 20  # bytes of models that travel around the ring at a time
-SUMMED, SUMMED_BYTES = 64, 64 << 20  # most clients whose uploads are summed at a time, and most bytes of these uploads
+# most clients whose uploads are summed at a time, and most bytes of these uploads
+SUMMED = 64
+SUMMED_BYTES = 64 << 20
 SMALL = 64 << 10  # bytes up to which a client's models are processed at once instead of one by one
 
 
@@ -84,7 +87,9 @@ class ExecutionPlan:
     def devices_in_words(self) -> str:
         if self.model_devices == 1:
             return f"{self.num_devices} device(s)"
-        return f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
+        return (
+            f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
+        )
 
     @property
     def in_cache(self) -> bool:
@@ -96,7 +101,9 @@ class ExecutionPlan:
         """The first device."""
         return self.mesh.devices.flat[0]
 
-    def sharding(self, leaf: Any, *, by_rows: bool, axis: int = 0, leading: int | None = None) -> NamedSharding:
+    def sharding(
+        self, leaf: Any, *, by_rows: bool, axis: int = 0, leading: int | None = None
+    ) -> NamedSharding:
         """Sharding of a leaf: rows (at `axis`) spread over the devices if they divide evenly, otherwise replicated.
 
         Args:
@@ -109,7 +116,9 @@ class ExecutionPlan:
         first = (*[None] * axis, AXIS) if spread else ()
         if leading is None:
             return NamedSharding(self.mesh, PartitionSpec(*first))
-        return NamedSharding(self.mesh, model_axis.spec(first, leaf.shape, self.model_devices, leading))
+        return NamedSharding(
+            self.mesh, model_axis.spec(first, leaf.shape, self.model_devices, leading)
+        )
 
     def for_steps(self, steps: np.ndarray, num_clients: int) -> ExecutionPlan:
         """The plan for clients with different numbers of steps, with few idle steps.
@@ -121,13 +130,17 @@ class ExecutionPlan:
         if self.chunk == 1 or steps.min() == steps.max():
             return self
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
-        return dataclasses.replace(self, buckets=buckets.buckets_of(lengths, self.chunk or lengths.shape[1]))
+        return dataclasses.replace(
+            self, buckets=buckets.buckets_of(lengths, self.chunk or lengths.shape[1])
+        )
 
     def waiting(self, steps: np.ndarray, num_clients: int) -> float:
         """Share of idle steps in a round, averaged over cohorts."""
         return buckets.waiting(*self._in_turn(steps, num_clients))
 
-    def repetitions(self, counts: np.ndarray, num_clients: int, sizes: np.ndarray | None = None) -> float:
+    def repetitions(
+        self, counts: np.ndarray, num_clients: int, sizes: np.ndarray | None = None
+    ) -> float:
         """How often a loop runs in a client's update, averaged over the chunks of the device that needs the most.
 
         Clients side by side run it as often as the client among them that needs the most.
@@ -145,14 +158,22 @@ class ExecutionPlan:
         """Returns steps (n, S / D) of each device's clients in the order in which it processes them, and how many."""
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
         if self.buckets:
-            by = lengths if sizes is None else buckets.on_devices(sizes, num_clients, self.num_devices)
-            return np.take_along_axis(lengths, np.argsort(-by, axis=1, kind="stable"), axis=1), self.buckets
+            by = (
+                lengths
+                if sizes is None
+                else buckets.on_devices(sizes, num_clients, self.num_devices)
+            )
+            return np.take_along_axis(
+                lengths, np.argsort(-by, axis=1, kind="stable"), axis=1
+            ), self.buckets
         width = min(self.chunk or lengths.shape[1], lengths.shape[1])
         return lengths, ((width, -(-lengths.shape[1] // width)),)
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
-        large = self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED * self.model_devices
+        large = (
+            self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED * self.model_devices
+        )
         return self.peers == "ring" or (self.peers == "auto" and large)
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
@@ -162,14 +183,23 @@ class ExecutionPlan:
         if topology.on_server:
             return "models are on every device, contributions are summed"
         if topology is Topology.PUSH:
-            return "uploads travel around the ring" if self.rings(models) else "every device sums its uploads"
-        return "models go around a ring of devices" if self.rings(models) else "every device gathers all models"
+            return (
+                "uploads travel around the ring"
+                if self.rings(models)
+                else "every device sums its uploads"
+            )
+        return (
+            "models go around a ring of devices"
+            if self.rings(models)
+            else "every device gathers all models"
+        )
 
     def own_rows(self, num: int) -> slice:
         """The slice of `num` clients' rows on this process's devices; all rows if they do not divide evenly."""
         if num % self.num_devices:
             return slice(0, num)
-        firsts = self.mesh.devices.flat[:: self.model_devices]  # a model's devices belong to one process
+        # a model's devices belong to one process
+        firsts = self.mesh.devices.flat[:: self.model_devices]
         here = [device.process_index == jax.process_index() for device in firsts]
         per_device = num // self.num_devices
         return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
@@ -177,7 +207,9 @@ class ExecutionPlan:
     def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Array:
         """Puts a host array on the devices: spreads rows (at `axis`; all `num` or this process's), or replicates it."""
         shape = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
-        sharding = self.sharding(jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=by_rows, axis=axis)
+        sharding = self.sharding(
+            jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=by_rows, axis=axis
+        )
         if jax.process_count() == 1:
             return jax.device_put(leaf, sharding)
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape)
@@ -242,7 +274,12 @@ class ExecutionPlan:
 
             def one(rows):
                 rows = iter(rows)
-                return fn(*(next(rows) if axis == 0 else arg for arg, axis in zip(args, axes, strict=True)))
+                return fn(
+                    *(
+                        next(rows) if axis == 0 else arg
+                        for arg, axis in zip(args, axes, strict=True)
+                    )
+                )
 
             return jax.lax.map(one, stacked)
 
@@ -286,7 +323,9 @@ class ExecutionPlan:
         models, clients = jax.tree.map(jnp.asarray, (models, clients))
         return self._exchange(client_fn, models, clients, () if common is None else (common,))
 
-    def _exchange(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> Any:
+    def _exchange(
+        self, client_fn: Callable, models: Params, clients: Clients, common: tuple
+    ) -> Any:
         """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
         num_clients, held = clients.index.shape
         topology = clients.topology
@@ -298,12 +337,19 @@ class ExecutionPlan:
         route = self._route(topology, models, held, clients.own_first and layout.as_they_come)
         return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
 
-    def _in_cache(self, client_fn: Callable, models: Params, clients: Clients, common: tuple) -> int:
+    def _in_cache(
+        self, client_fn: Callable, models: Params, clients: Clients, common: tuple
+    ) -> int:
         """Number of clients that a CPU device processes side by side, so that they stay in its core's cache."""
         num_clients, held = clients.index.shape
         received = tree.shapes_of_rows(models, 1 if clients.topology is Topology.PUSH else held)
-        run = lambda models, row: client_fn(models, row, view(clients.data, jnp.zeros((), jnp.int32)), *common)
-        return fitting(run, -(-num_clients // self.num_devices), received, tree.shapes_of_rows(clients.rows))
+
+        def run(models, row):
+            return client_fn(models, row, view(clients.data, jnp.zeros((), jnp.int32)), *common)
+
+        return fitting(
+            run, -(-num_clients // self.num_devices), received, tree.shapes_of_rows(clients.rows)
+        )
 
     def _together(self, topology: Topology, models: Params, held: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
@@ -341,7 +387,9 @@ class ExecutionPlan:
     def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         """Replaces rows `ids` (distinct) of the stack with `rows` (S, ...), on any device."""
         if not self._is_spread(stack):
-            return jax.tree.map(lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows)
+            return jax.tree.map(
+                lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows
+            )
         return self._around(lambda ring, *args: ring.replace(*args), stack, ids, rows)
 
     def _is_spread(self, stack: PyTree) -> bool:
@@ -350,7 +398,9 @@ class ExecutionPlan:
 
     def _around(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
         """Runs fn(ring, stack, ids, *rows) with everything spread over the devices."""
-        num, devices, spec = ids.shape[0], self.num_devices, PartitionSpec(AXIS)
+        num = ids.shape[0]
+        devices = self.num_devices
+        spec = PartitionSpec(AXIS)
         padded = -(-num // devices) * devices
         ring = Ring(tree.num_rows(stack) // devices, devices)
         run = jax.shard_map(
@@ -365,7 +415,11 @@ class ExecutionPlan:
 
 
 def make_plan(
-    kind: str = "auto", chunk: int = 0, devices: int = 0, peers: Peers = "auto", model_devices: int = 1
+    kind: str = "auto",
+    chunk: int = 0,
+    devices: int = 0,
+    peers: Peers = "auto",
+    model_devices: int = 1,
 ) -> ExecutionPlan:
     """Makes a plan for the devices of all processes.
 
@@ -386,11 +440,18 @@ def make_plan(
     found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     cores.check(devices)
     if devices:
-        found = [d for d in found if d in [e for e in found if e.process_index == d.process_index][:devices]]
-    mesh, auto = make_mesh(found, model_devices), kind == "auto"
+        found = [
+            d
+            for d in found
+            if d in [e for e in found if e.process_index == d.process_index][:devices]
+        ]
+    mesh = make_mesh(found, model_devices)
+    auto = kind == "auto"
     if auto:
         kind = "map" if found[0].platform == "cpu" else "vmap"
-    return ExecutionPlan(mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers, auto=auto)
+    return ExecutionPlan(
+        mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers, auto=auto
+    )
 
 
 def make_mesh(devices: Sequence[Any], model_devices: int = 1) -> Mesh:
@@ -402,7 +463,9 @@ def make_mesh(devices: Sequence[Any], model_devices: int = 1) -> Mesh:
     if model_devices == 1:
         return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     shape = -1, model_devices
-    return Mesh(np.array(devices).reshape(shape), (AXIS, model_axis.MODEL), axis_types=(AxisType.Auto,) * 2)
+    return Mesh(
+        np.array(devices).reshape(shape), (AXIS, model_axis.MODEL), axis_types=(AxisType.Auto,) * 2
+    )
 
 
 def make_host_plan() -> ExecutionPlan:

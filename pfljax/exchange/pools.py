@@ -28,7 +28,11 @@ def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
         if not isinstance(leaf, Pooled):
             return plan.place(leaf, num, axis)
         rows = leaf.pool.shape[axis] * (jax.process_count() if leaf.spread else 1)
-        return Pooled(plan.place(leaf.pool, rows, axis, leaf.spread), plan.place(leaf.index, num, axis), leaf.spread)
+        return Pooled(
+            plan.place(leaf.pool, rows, axis, leaf.spread),
+            plan.place(leaf.index, num, axis),
+            leaf.spread,
+        )
 
     return jax.tree.map(one, stacked, is_leaf=is_pooled)
 
@@ -45,12 +49,15 @@ def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled
     spread = plan.num_devices > 1 and num % plan.num_devices == 0
     parts = plan.num_devices // jax.process_count() if spread else 1
     first = parts * jax.process_index() if spread else 0
-    examples = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, examples)
+    examples = jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, examples
+    )
     runs = [examples.of_run(run) for run in range(len(examples.index))] if axis else [examples]
     index = np.stack([run.index for run in runs])
     divided = index.reshape(len(index), parts, index.shape[1] // parts, index.shape[2])
     used = [[_used(part) for part in of_run] for of_run in divided]
-    size = 1 + processes.most(max(len(ids) for of_run in used for ids in of_run))  # a row of zeros, for padding
+    # a row of zeros, for padding
+    size = 1 + processes.most(max(len(ids) for of_run in used for ids in of_run))
     features = runs[0].shape[2:]
     row = examples.dtype.itemsize * math.prod(features)
     if index.size * row <= GAIN * (len(index) * parts * size * row + index.nbytes):

@@ -92,12 +92,17 @@ def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
     return draw_cohort(_key(key, COHORT, number), num_clients, size)
 
 
-def known_cohort(algorithm: Algorithm, key: Key, number: Array, num_clients: int, size: int) -> Cohort:
+def known_cohort(
+    algorithm: Algorithm, key: Key, number: Array, num_clients: int, size: int
+) -> Cohort:
     """The cohort of a round if it depends on keys only: uniform, or those who choose to take part, and others."""
     if algorithm.takes_part is None or size == num_clients:
         return cohort_of(key, number, num_clients, size)
-    work, takes_part = _key(key, WORK, number), algorithm.takes_part
-    comes = jax.vmap(lambda client: takes_part(jax.random.fold_in(work, client)))(jnp.arange(num_clients))
+    work = _key(key, WORK, number)
+    takes_part = algorithm.takes_part
+    comes = jax.vmap(lambda client: takes_part(jax.random.fold_in(work, client)))(
+        jnp.arange(num_clients)
+    )
     return Cohort(jnp.sort(jax.lax.top_k(comes.astype(jnp.int32), size)[1]).astype(jnp.int32))
 
 
@@ -113,7 +118,9 @@ def sample_cohort(
         return known_cohort(algorithm, key, number, tree.num_rows(clients), size)
     ids = algorithm.sample(_key(key, SAMPLE, number), state._replace(round=number), clients)
     if ids.shape != (size,):
-        raise ValueError(f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort")
+        raise ValueError(
+            f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort"
+        )
     return Cohort(jnp.sort(ids).astype(jnp.int32))
 
 
@@ -122,7 +129,10 @@ def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
 
     Valid only for uniform sampling: with `Algorithm.sample`, cohorts depend on the training.
     """
-    count = lambda number, total: total.at[cohort_of(key, number, num_clients, size).ids].add(1)
+
+    def count(number, total):
+        return total.at[cohort_of(key, number, num_clients, size).ids].add(1)
+
     return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
 
 
@@ -135,7 +145,9 @@ def make_round(
     """
     work = make_cohort_round(algorithm, plan)
 
-    def one_round(key: Key, number: Array, state: State, clients: ClientData) -> tuple[State, Record]:
+    def one_round(
+        key: Key, number: Array, state: State, clients: ClientData
+    ) -> tuple[State, Record]:
         cohort = sample_cohort(algorithm, key, number, state, clients, cohort_size)
         if cohort.everyone:
             return work(key, number, cohort, state, clients)
@@ -156,7 +168,9 @@ def make_cohort_round(
 ) -> Callable[[Key, Array, Cohort, State, ClientData], tuple[State, Record]]:
     """Like `make_round`, but on the cohort's rows only: (key, round, cohort, state, clients) -> (state, record)."""
 
-    def one_round(key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData) -> tuple[State, Record]:
+    def one_round(
+        key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData
+    ) -> tuple[State, Record]:
         state = state._replace(round=number)
         index = lifting.download(algorithm, plan, _key(key, DOWNLOAD, number), state, cohort)
         position = index if algorithm.topology.on_server else cohort.position(index)
@@ -177,7 +191,10 @@ def make_cohort_round(
                 state, record = carry
                 state, new = exchange(step, state, later=True)
                 diverged = jnp.maximum(record.diverged, new.diverged)
-                add = lambda name: jax.tree.map(jnp.add, getattr(record, name), getattr(new, name))
+
+                def add(name):
+                    return jax.tree.map(jnp.add, getattr(record, name), getattr(new, name))
+
                 total = {name: add(name) for name in ("down", "up", "seconds")}
                 dropped = jax.tree.map(jnp.maximum, record.dropped, new.dropped)
                 return state, record._replace(diverged=diverged, dropped=dropped, **total)
@@ -201,10 +218,16 @@ class _Round:
 
 
 def _exchange(
-    algorithm: Algorithm, plan: ExecutionPlan, playing: _Round, step: Array, state: State, later: bool
+    algorithm: Algorithm,
+    plan: ExecutionPlan,
+    playing: _Round,
+    step: Array,
+    state: State,
+    later: bool,
 ) -> tuple[State, Aggregate, int]:
     """Returns (state with the clients' next rows, aggregate, bytes that a client read from the server's state)."""
-    index, topology = playing.index, algorithm.topology
+    index = playing.index
+    topology = algorithm.topology
 
     def client(models: Params, row: PyTree, data: tuple, server: PyTree) -> ClientOutput:
         number, index, client_data = data
@@ -245,14 +268,19 @@ def _exchange(
 
 def as_sent(output: ClientOutput) -> ClientOutput:
     """A client's output as it is added up: with w_k u_k in place of u_k, which is sent where w_k > 0."""
-    upload, weight = output.upload, output.upload.weight
+    upload = output.upload
+    weight = output.upload.weight
     if weight is None:
         return output
     sent = weight > 0 if output.sent is None else output.sent
-    return output._replace(upload=upload._replace(update=tree.scale(upload.update, weight)), sent=sent)
+    return output._replace(
+        upload=upload._replace(update=tree.scale(upload.update, weight)), sent=sent
+    )
 
 
-def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic) -> Record:
+def _record(
+    algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic
+) -> Record:
     """The record of an exchange; `moved` holds the bytes of its parts."""
     ids = playing.cohort.ids
     sizes = playing.clients.train.size
@@ -262,9 +290,12 @@ def _record(algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggre
     none = jnp.iinfo(jnp.int32).max
     away = jnp.zeros(ids.shape, bool) if participation.away is None else participation.away
     first = (step == 0) & ~away[:, None]
-    down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, first).num_bytes(moved)
+    down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, first).num_bytes(
+        moved
+    )
     loss = aggregate.told.loss
-    for left_out in (playing.clients.attacker, participation.absent, away):  # their results do not count
+    # their results do not count
+    for left_out in (playing.clients.attacker, participation.absent, away):
         if left_out is not None:
             loss = jnp.where(left_out, 0, loss)
             sizes = jnp.where(left_out, 0, sizes)

@@ -25,7 +25,8 @@ from pfljax.exchange.model_axis import WORTH, devices_here, on_parts
 
 AXIS = "clients"  # axis of the device mesh
 OWN_MESSAGE = 64 << 10  # arrays of at least this many bytes travel as separate messages
-SPREAD, WHOLE = PartitionSpec(AXIS), PartitionSpec()
+SPREAD = PartitionSpec(AXIS)
+WHOLE = PartitionSpec()
 Kept = tuple[PyTree, jax.Array]  # sums or models, and (N,), the number of contributions to each
 
 
@@ -96,7 +97,8 @@ class Own(Route):
         return by_client(self._block(kept[0], at), self.models_held)
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        (models, count), row = kept, at.at * self.models_held
+        (models, count) = kept
+        row = at.at * self.models_held
         if jax.tree.leaves(output.upload.update):
             new = flat(output.upload.update)
             if output.sent is not None:
@@ -120,7 +122,9 @@ class AtServer(Route):
         return self.empty(out.upload, num_leading=2 if out.mixing_weights is None else 1)
 
     def empty(self, upload: PyTree, num_leading: int) -> Kept:
-        sums = jax.tree.map(lambda leaf: jnp.zeros((self.num_models, *leaf.shape[num_leading:]), leaf.dtype), upload)
+        sums = jax.tree.map(
+            lambda leaf: jnp.zeros((self.num_models, *leaf.shape[num_leading:]), leaf.dtype), upload
+        )
         return sums, jnp.zeros((self.num_models,), jnp.int32)
 
     def receive(self, models: Params, kept: Any, at: Block) -> Params:
@@ -144,7 +148,9 @@ class Gather(AtServer):
         return on_parts(lambda part: jax.lax.all_gather(part, AXIS, tiled=True), models)
 
     def collect(self, kept: Kept) -> Kept:
-        return on_parts(lambda part: jax.lax.psum_scatter(part, AXIS, scatter_dimension=0, tiled=True), kept)
+        return on_parts(
+            lambda part: jax.lax.psum_scatter(part, AXIS, scatter_dimension=0, tiled=True), kept
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,12 +176,17 @@ class Ring(AtServer):
         def visit(travels, _):
             index, rows = travels
             local, mine = self._mine(index)
-            found = [leaf.examples(leaf.index[local]) if is_pooled(leaf) else tree.take(leaf, local) for leaf in leaves]
+            found = [
+                leaf.examples(leaf.index[local]) if is_pooled(leaf) else tree.take(leaf, local)
+                for leaf in leaves
+            ]
             return (index, tree.where(mine, found, rows)), ()
 
         start = [jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
         # It starts empty, so that the last hop brings it home.
-        return jax.tree.unflatten(treedef, self._visit_all(visit, (self._hop(index), start), ())[0][1])
+        return jax.tree.unflatten(
+            treedef, self._visit_all(visit, (self._hop(index), start), ())[0][1]
+        )
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
         def visit(travels, kept):
@@ -197,7 +208,9 @@ class Ring(AtServer):
             local, mine = self._mine(ids)
             local = jnp.where(mine, local, self.num_models)
             # Padded ids repeat the last row with equal content, so the order of writes does not matter.
-            return travels, jax.tree.map(lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows)
+            return travels, jax.tree.map(
+                lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows
+            )
 
         return self._visit_all(visit, (ids, rows), stack)[1]
 
@@ -206,10 +219,15 @@ class Ring(AtServer):
         packed, unpack = _pack(travels)
         return unpack(jax.tree.map(lambda part: jax.lax.ppermute(part, AXIS, neighbors), packed))
 
-    def _visit_all(self, visit: Callable[[Any, Any], tuple[Any, Any]], travels: Any, stays: Any) -> tuple[Any, Any]:
+    def _visit_all(
+        self, visit: Callable[[Any, Any], tuple[Any, Any]], travels: Any, stays: Any
+    ) -> tuple[Any, Any]:
         """Applies (travels, stays) <- visit(travels, stays) on this device and, hop by hop, on all others."""
         return jax.lax.fori_loop(
-            1, self.devices, lambda _, carry: visit(self._hop(carry[0]), carry[1]), visit(travels, stays)
+            1,
+            self.devices,
+            lambda _, carry: visit(self._hop(carry[0]), carry[1]),
+            visit(travels, stays),
         )
 
     def _mine(self, index: Array) -> tuple[Array, Array]:
@@ -261,7 +279,9 @@ class OwnFirst(Partly):
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), own, others)
 
     def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        own, others = (jax.tree.map(lambda leaf, p=p: leaf[:, p], output.upload) for p in (0, slice(1, None)))
+        own, others = (
+            jax.tree.map(lambda leaf, p=p: leaf[:, p], output.upload) for p in (0, slice(1, None))
+        )
         if sent.shape[1] > 1:
             to_others = dataclasses.replace(at, index=at.index[:, 1:])
             kept = self.others.deposit(kept, to_others, output._replace(upload=others), sent[:, 1:])
@@ -289,7 +309,8 @@ def is_dense(held: int, num_models: int) -> bool:
 def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array | None) -> Kept:
     """Adds upload[w, j], or weights[w, j] upload[w], to the sum of model index[w, j] where mask[w, j] is True."""
     sums, count = kept
-    num_models, (width, held) = count.shape[0], index.shape
+    num_models = count.shape[0]
+    (width, held) = index.shape
     index = jnp.where(mask, index, num_models)  # out-of-range updates are dropped
     if weights is None:
         sums = jax.tree.map(lambda s, u: s.at[index].add(u, mode="drop"), sums, upload)
@@ -298,7 +319,10 @@ def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array |
         matrix = matrix.at[index, jnp.arange(width)[:, None]].add(weights, mode="drop")
         sums = jax.tree.map(lambda s, u: s + jnp.tensordot(matrix, u, axes=1), sums, upload)
     else:
-        weigh = lambda u: tree.per_row(weights, u[:, None]) * u[:, None]
+
+        def weigh(u):
+            return tree.per_row(weights, u[:, None]) * u[:, None]
+
         sums = jax.tree.map(lambda s, u: s.at[index].add(weigh(u), mode="drop"), sums, upload)
     return sums, count.at[index].add(1, mode="drop")
 

@@ -11,9 +11,11 @@ from jax.extend import core
 from pfljax.contract.types import PyTree
 
 CLIENTS = "side_by_side"  # the axis of clients that a device processes at once
-TOGETHER = 16 << 20  # bytes that occupy a device longer than a loop's step; models that take less are processed at once
+# bytes that occupy a device longer than a loop's step; models that take less are processed at once
+TOGETHER = 16 << 20
 BLOCK = 128 << 20  # bytes that a block of their examples may take in the largest array
-CACHE = 3 << 18  # bytes of a CPU core's cache that the largest array of clients side by side may take
+# bytes of a CPU core's cache that the largest array of clients side by side may take
+CACHE = 3 << 18
 
 
 def width() -> int:
@@ -57,5 +59,11 @@ def largest_array(jaxpr: Any, of: int = 1) -> int:
         inner = list(core.jaxprs_in_params(eqn.params))
         inner = inner[-1:] if eqn.params.get("branches_platforms") else inner
         shapes = [v.aval for v in eqn.outvars if hasattr(v.aval, "shape") and v.aval.size % of == 0]
-        found = max([found, *(a.size * a.dtype.itemsize for a in shapes), *(largest_array(part, of) for part in inner)])
+        found = max(
+            [
+                found,
+                *(a.size * a.dtype.itemsize for a in shapes),
+                *(largest_array(part, of) for part in inner),
+            ]
+        )
     return found

@@ -44,7 +44,9 @@ class Messages(NamedTuple):
         return received * model + active * server, sent * upload + active * report
 
 
-def messages(algorithm: Algorithm, client: Array, index: Array, sent: Array, first: Array) -> Messages:
+def messages(
+    algorithm: Algorithm, client: Array, index: Array, sent: Array, first: Array
+) -> Messages:
     """The messages of an exchange.
 
     Args:
@@ -69,7 +71,8 @@ def seconds_of(participation: Participation) -> Array | None:
 
     None without a clock.
     """
-    seconds, away = participation.seconds, participation.away
+    seconds = participation.seconds
+    away = participation.away
     if seconds is None:
         return None
     if away is not None:
@@ -82,7 +85,9 @@ def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server
     upload = tree.stack_one(output.upload) if algorithm.topology is Topology.PUSH else output.upload
     arrays = [leaf for leaf in jax.tree.leaves((output.told, output.notes)) if leaf.ndim]
     shapes = tree.shapes_of_rows((models, upload))
-    counted = Traffic(tree.row_bytes(models), tree.row_bytes(upload), tree.num_bytes(arrays), server, shapes)
+    counted = Traffic(
+        tree.row_bytes(models), tree.row_bytes(upload), tree.num_bytes(arrays), server, shapes
+    )
     return algorithm.traffic(counted) if algorithm.traffic else counted
 
 
@@ -94,7 +99,9 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
         aggregate: What came back.
         server: Bytes that one client reads from the server's state; see `bytes_read`.
     """
-    beyond_scalars = [leaf for leaf in jax.tree.leaves((aggregate.told, aggregate.notes)) if leaf.ndim > 1]
+    beyond_scalars = [
+        leaf for leaf in jax.tree.leaves((aggregate.told, aggregate.notes)) if leaf.ndim > 1
+    ]
     return Traffic(
         model=tree.row_bytes(models),
         upload=tree.row_bytes(aggregate.upload),
@@ -112,8 +119,16 @@ def bytes_read(fn: Callable[..., PyTree], server: PyTree, *args: PyTree) -> int:
     leaves = jax.tree.leaves(server)
     if not any(leaf.ndim for leaf in leaves):
         return 0
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (server, *args))
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (server, *args)
+    )
     jaxpr = jax.make_jaxpr(fn)(*shapes).jaxpr
-    used = {id(var) for equation in jaxpr.eqns for var in equation.invars} | {id(var) for var in jaxpr.outvars}
-    read = [leaf for leaf, var in zip(leaves, jaxpr.invars[: len(leaves)], strict=True) if id(var) in used]
+    used = {id(var) for equation in jaxpr.eqns for var in equation.invars} | {
+        id(var) for var in jaxpr.outvars
+    }
+    read = [
+        leaf
+        for leaf, var in zip(leaves, jaxpr.invars[: len(leaves)], strict=True)
+        if id(var) in used
+    ]
     return tree.num_bytes([leaf for leaf in read if leaf.ndim])

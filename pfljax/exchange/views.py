@@ -39,7 +39,9 @@ class Joined(LazyArray):
     """A client's examples followed by others: positions from `size` on read the other array."""
 
     def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
-        self.own, self.size, self.other = own, size, other
+        self.own = own
+        self.size = size
+        self.other = other
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,7 +58,8 @@ class Chosen(LazyArray):
     """A subset or reordering of a client's examples: position i reads example `order[i]`."""
 
     def __init__(self, own: RowView | Array, order: Array):
-        self.own, self.order = own, order
+        self.own = own
+        self.order = order
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,5 +81,8 @@ def read(view: PyTree, index: Any = ...) -> PyTree:
 
 def view(data: PyTree, position: Array) -> PyTree:
     """A client's data: `RowView`s of its arrays, and plain scalars."""
-    one = lambda leaf: RowView(leaf, position) if leaf.ndim > 1 else leaf[position]
+
+    def one(leaf):
+        return RowView(leaf, position) if leaf.ndim > 1 else leaf[position]
+
     return jax.tree.map(one, data, is_leaf=is_pooled)

@@ -55,7 +55,10 @@ def save(directory: Path, round_number: int, state: State) -> None:
 def keep(directory: Path, rounds: Sequence[int]) -> None:
     """Deletes all checkpoints except those after `rounds`."""
     if processes.is_first() and directory.exists():
-        named = {*map(str, rounds), *(history.kept_with(directory, number).name for number in rounds)}
+        named = {
+            *map(str, rounds),
+            *(history.kept_with(directory, number).name for number in rounds),
+        }
         for path in directory.iterdir():
             if path.name in named or not re.match(r"[1-9]|history-", path.name):
                 continue
@@ -114,11 +117,16 @@ def read(directory: Path, round_number: int, like: State) -> Any:
     """
     if is_former(directory, round_number):
         raise RunError(f"{directory.parent}: {former.STATE}")
-    path, skipped = str((directory / str(round_number)).absolute()), cast(Any, ocp.PLACEHOLDER)
+    path = str((directory / str(round_number)).absolute())
+    skipped = cast(Any, ocp.PLACEHOLDER)
     wanted = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(_as_dict(like))}
 
     def pick(place, leaf):
-        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) if _name(place) in wanted else skipped
+        return (
+            np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+            if _name(place) in wanted
+            else skipped
+        )
 
     with optional.quiet(logging.CRITICAL):
         kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.metadata(path).metadata))
@@ -128,7 +136,9 @@ def read(directory: Path, round_number: int, like: State) -> Any:
             there = f"shape {found[name].shape}" if name in found else "none"
             text = f"is not the run's: {name} needs an array of shape {leaf.shape}; the checkpoint has {there}"
             raise ArgumentError("model", text)
-    return _filled(like, jax.tree.map_with_path(lambda place, _: found[_name(place)], _as_dict(like)))
+    return _filled(
+        like, jax.tree.map_with_path(lambda place, _: found[_name(place)], _as_dict(like))
+    )
 
 
 def _name(place: tuple) -> str:

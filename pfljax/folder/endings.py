@@ -21,7 +21,12 @@ REPEAT_SECONDS = 2.0  # seconds until a SIGINT that had no effect is repeated
 SPARE = 1 << 20  # bytes that a save needs in addition to its arrays
 WAY_ON = "Earlier checkpoints are intact: free some space and resume"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-FULL_TEXTS = ("no space left on device", "disk quota exceeded", "file too large", "resource_exhausted")
+FULL_TEXTS = (
+    "no space left on device",
+    "disk quota exceeded",
+    "file too large",
+    "resource_exhausted",
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -44,10 +49,14 @@ def noted() -> Iterator[Callable[[], int]]:
     def note(number: int, _) -> None:
         nonlocal came
         came = number
-        for each, handler in before.items():  # ends a script even inside XLA; a notebook keeps running
+        # ends a script even inside XLA; a notebook keeps running
+        for each, handler in before.items():
             signal.signal(each, handler if hasattr(sys, "ps1") else signal.SIG_DFL)
         name = signal.Signals(number).name  # os.write, because the signal may interrupt a print
-        os.write(2, f"{name}: finishing the current rounds; a second signal ends the run at once\n".encode())
+        os.write(
+            2,
+            f"{name}: finishing the current rounds; a second signal ends the run at once\n".encode(),
+        )
 
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -66,7 +75,9 @@ def interruptible() -> Iterator[None]:
     Python drops a KeyboardInterrupt that is raised in a finalizer or in a garbage collection callback, and JAX installs
     such a callback. Does nothing outside the main thread, or where SIGINT has another handler.
     """
-    timer, is_repeated, main_thread = None, False, threading.get_ident()
+    timer = None
+    is_repeated = False
+    main_thread = threading.get_ident()
 
     def repeat() -> None:
         nonlocal is_repeated
@@ -75,7 +86,8 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(number: int, frame) -> None:
         nonlocal timer, is_repeated
-        ignored, is_repeated = is_repeated and isinstance(sys.exception(), KeyboardInterrupt), False
+        ignored = is_repeated and isinstance(sys.exception(), KeyboardInterrupt)
+        is_repeated = False
         if not ignored:  # otherwise the block is already ending
             timer = threading.Timer(REPEAT_SECONDS, repeat)
             timer.daemon = True
@@ -97,9 +109,12 @@ def interruptible() -> Iterator[None]:
 
 def check_room(folder: Path, need: int) -> None:
     """Raises `RunError` if a folder's disk has less free space than `need` bytes."""
-    free, need = int(processes.least(shutil.disk_usage(folder).free)), need + SPARE
+    free = int(processes.least(shutil.disk_usage(folder).free))
+    need = need + SPARE
     if need > free:
-        sizes = f"a checkpoint needs {memory.readable(need)}, but only {memory.readable(free)} is free"
+        sizes = (
+            f"a checkpoint needs {memory.readable(need)}, but only {memory.readable(free)} is free"
+        )
         raise RunError(f"out of disk space in {folder}: {sizes}. {WAY_ON}")
 
 

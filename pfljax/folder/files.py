@@ -22,7 +22,8 @@ import numpy as np
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
 
-LONGEST_NAME = 200  # bytes of a folder's name; file systems accept 255, and temporary names are longer
+# bytes of a folder's name; file systems accept 255, and temporary names are longer
+LONGEST_NAME = 200
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -89,7 +90,9 @@ def check_new(path: Path, argument: str, accepted: str) -> None:
         there = _is_there(path)
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(argument, f"cannot be written to ({reason}); accepted: {accepted}", path) from error
+        raise ArgumentError(
+            argument, f"cannot be written to ({reason}); accepted: {accepted}", path
+        ) from error
     if there:
         raise ArgumentError(argument, f"exists; accepted: {accepted}", path)
     check_writable(path.parent, argument)
@@ -97,13 +100,22 @@ def check_new(path: Path, argument: str, accepted: str) -> None:
 
 def check_name(argument: str, name: Any, taken: Collection[str] = ()) -> None:
     """Raises `ArgumentError` if a name cannot be that of a folder in another, which has the files `taken`."""
-    if not isinstance(name, str) or not name.strip(". ") or not name.isprintable() or {*name} & {*"/\\"}:
+    if (
+        not isinstance(name, str)
+        or not name.strip(". ")
+        or not name.isprintable()
+        or {*name} & {*"/\\"}
+    ):
         raise ArgumentError(argument, "accepted: titles that can be names of folders", name)
     if len(name.encode()) > LONGEST_NAME:
-        raise ArgumentError(argument, f"is too long; accepted: titles of at most {LONGEST_NAME} bytes", name)
+        raise ArgumentError(
+            argument, f"is too long; accepted: titles of at most {LONGEST_NAME} bytes", name
+        )
     if name.lower() in taken:
         raise ArgumentError(
-            argument, f"is a file of the comparison; accepted: other names than {', '.join(taken)}", name
+            argument,
+            f"is a file of the comparison; accepted: other names than {', '.join(taken)}",
+            name,
         )
 
 
@@ -167,5 +179,6 @@ def write_npz(path: Path, arrays: dict[str, Any]) -> None:
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Reads all arrays of an npz file."""
-    with open(path, "rb") as file, np.load(file) as arrays:  # np.load would leave a truncated file open
+    # np.load would leave a truncated file open
+    with open(path, "rb") as file, np.load(file) as arrays:
         return {name: arrays[name] for name in arrays.files}

@@ -52,24 +52,65 @@ from pfljax.stores import serving
 LIBRARIES = ("pfljax", "jax", "flax", "optax")
 # Settings of JAX that change results and that no trace shows.
 SETTINGS = ("jax_threefry_partitionable", "jax_random_seed_offset", "jax_default_matmul_precision")
-FUNCTIONS = ("start", "first_row", "download", "sample", "client_update", "server_update", "whom", "predict", "apply")
+FUNCTIONS = (
+    "start",
+    "first_row",
+    "download",
+    "sample",
+    "client_update",
+    "server_update",
+    "whom",
+    "predict",
+    "apply",
+)
 FUNCTIONS += ("adapt", "tune")
 PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
-MODEL, LOSS, OPTIMIZER, ENGINE = "model", "loss", "optimizer", "rounds and evaluation"
+MODEL = "model"
+LOSS = "loss"
+OPTIMIZER = "optimizer"
+ENGINE = "rounds and evaluation"
 FROZEN = "frozen parameters"
-ARRAYS, INPUTS = ": captured arrays", ": inputs"
+ARRAYS = ": captured arrays"
+INPUTS = ": inputs"
 PART = re.compile(r"part:(\w+)")
 WRITTEN: dict[tuple, str] = {}  # literals as text
 # Numbers of rounds in traces of `adapt`, if it reads them, beside the planned one, for which it is traced apart: a run
 # that goes on for more rounds stays the same, and its newcomers then train for all of them. What is computed only in
 # short runs, or only in long ones, is in some of the traces.
 ROUNDS = (5, 100, 500)
-BUILD, ADAPT = "build", "adapt"
+BUILD = "build"
+ADAPT = "adapt"
 # Parameters of operations that change no result: names, and where and how it is computed.
 IGNORED = {
-    *("name", "debug_info", "callback", "fwd_jaxpr_thunk", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "bwd", "inline"),
-    *("sharding", "in_shardings", "out_shardings", "out_sharding", "in_layouts", "out_layouts", "mesh", "ctx_mesh"),
-    *("devices", "srcs", "platforms", "donated_invars", "keep_unused", "compiler_options_kvs", "unroll"),
+    *(
+        "name",
+        "debug_info",
+        "callback",
+        "fwd_jaxpr_thunk",
+        "jvp_jaxpr_fun",
+        "jvp_jaxpr_thunk",
+        "bwd",
+        "inline",
+    ),
+    *(
+        "sharding",
+        "in_shardings",
+        "out_shardings",
+        "out_sharding",
+        "in_layouts",
+        "out_layouts",
+        "mesh",
+        "ctx_mesh",
+    ),
+    *(
+        "devices",
+        "srcs",
+        "platforms",
+        "donated_invars",
+        "keep_unused",
+        "compiler_options_kvs",
+        "unroll",
+    ),
     *("_split_transpose", "ft_in", "ft_out"),
 }
 
@@ -82,7 +123,8 @@ Digests = dict[str, str]
 
 def identified(experiment: Experiment) -> Experiment:
     """The run, which describes its program as it is now; later padding and execution plans change no result."""
-    known: dict[int | None, dict[str, Any]] = {}  # by planned number of rounds; None: it does not depend on it
+    # by planned number of rounds; None: it does not depend on it
+    known: dict[int | None, dict[str, Any]] = {}
 
     def described(planned: int) -> dict[str, Any]:
         if None not in known and planned not in known:
@@ -93,7 +135,9 @@ def identified(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, programs=described)
 
 
-def program(experiment: Experiment, within: Sequence[str] = (), planned: int | None = None) -> dict[str, Any]:
+def program(
+    experiment: Experiment, within: Sequence[str] = (), planned: int | None = None
+) -> dict[str, Any]:
     """Describes what a run computes, for config.json.
 
     Args:
@@ -126,7 +170,9 @@ def program(experiment: Experiment, within: Sequence[str] = (), planned: int | N
         "parts": of_run.parts,
         "sources": {name: digest for each in found for name, digest in source(each).items()},
         "versions": {name: version(name) for name in LIBRARIES},
-        "host": {name: host_code.identity(function) for name, function in on_host(experiment).items()},
+        "host": {
+            name: host_code.identity(function) for name, function in on_host(experiment).items()
+        },
         "settings": {name: getattr(jax.config, name, None) for name in SETTINGS},
     }
 
@@ -138,13 +184,17 @@ def reads_rounds(program: dict[str, Any]) -> bool:
 
 def on_host(experiment: Experiment) -> dict[str, Any]:
     """The functions of a run that Python calls, by what they are."""
-    found: dict[str, Any] = {f"metric {name}": metric for name, metric in experiment.metrics.items()}
+    found: dict[str, Any] = {
+        f"metric {name}": metric for name, metric in experiment.metrics.items()
+    }
     if experiment.stop is not None:
         found["stop rule"] = experiment.stop
     return found
 
 
-def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[str] = ()) -> list[str]:
+def differences(
+    before: dict[str, Any], now: dict[str, Any], within: Sequence[str] = ()
+) -> list[str]:
     """Names the parts of two programs (see `program`) that differ; empty if they compute the same, or one is not known.
 
     Compares the parts `within`, or all.
@@ -152,8 +202,11 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     if not (before and now):
         return []
     known = "sources" if before["versions"] != now["versions"] else "parts"
-    was, new = before[known], now[known]
-    changed = [name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)]
+    was = before[known]
+    new = now[known]
+    changed = [
+        name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)
+    ]
     if known == "parts" and ADAPT not in changed and adapts_otherwise(before, now):
         changed.append(ADAPT)
     own = [name for name in changed if not name.endswith(INPUTS)]
@@ -163,7 +216,14 @@ def differences(before: dict[str, Any], now: dict[str, Any], within: Sequence[st
     upstream = [
         name for name in changed if name.partition(":")[0] in (FROZEN, MODEL, LOSS, OPTIMIZER)
     ]  # others depend on these
-    named = lambda part: f"{part} of {now['method']}" if part in (*FUNCTIONS, "collaboration", "ledger") else part
+
+    def named(part):
+        return (
+            f"{part} of {now['method']}"
+            if part in (*FUNCTIONS, "collaboration", "ledger")
+            else part
+        )
+
     split = (part.partition(":") for part in upstream or changed)
     found = [named(part) + colon + rest for part, colon, rest in split]
     return found if within else found + beside_traces(before, now)
@@ -181,7 +241,8 @@ def rounds_of_newcomers(program: dict[str, Any]) -> int | None:
     """The number of rounds after which newcomers are known; None if they do not depend on it."""
     newcomers = program.get("newcomers")
     rounds = newcomers.get("rounds") if isinstance(newcomers, dict) else None
-    return rounds if isinstance(rounds, int) and rounds > 0 else None  # a file that is not whole may say anything
+    # a file that is not whole may say anything
+    return rounds if isinstance(rounds, int) and rounds > 0 else None
 
 
 def beside_traces(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -189,7 +250,8 @@ def beside_traces(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     found = []
     functions_before = before.get("host", {})
     functions_now = now.get("host", {})
-    for name in sorted(functions_before.keys() & functions_now.keys()):  # a run may go on with further metrics
+    # a run may go on with further metrics
+    for name in sorted(functions_before.keys() & functions_now.keys()):
         if text := host_code.difference(functions_before[name], functions_now[name]):
             found.append(f"{name}: {text}")
     for name, value in now.get("settings", {}).items():
@@ -202,7 +264,9 @@ def beside_traces(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Says which versions of libraries differ; "" if none does."""
     both = before and now
-    pairs = [(name, before["versions"].get(name), now["versions"][name]) for name in LIBRARIES if both]
+    pairs = [
+        (name, before["versions"].get(name), now["versions"][name]) for name in LIBRARIES if both
+    ]
     return ", ".join(f"{name} {was} (now {new})" for name, was, new in pairs if was != new)
 
 
@@ -246,7 +310,8 @@ def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> 
         make = needed if part == "predict" else jax.make_jaxpr
         made = make(taking(problem.model.network, fn))(*args, frozen=problem.model.network.own)
         for (name, suffix), digest in digests(made, part).items():
-            if part != ADAPT or name not in PREDICTS:  # which "predict" has, and `pfljax.load` traces alone
+            # which "predict" has, and `pfljax.load` traces alone
+            if part != ADAPT or name not in PREDICTS:
                 streams[name + suffix].update(digest)
 
     for part, fn, *args in training(problem, algorithm, arguments):
@@ -275,7 +340,9 @@ def digest_of_newcomers(experiment: Experiment, rounds: int, arguments: Argument
     """Digest of what newcomers compute after a number of rounds."""
     problem, algorithm = in_parts(experiment, rounds, lambda: None)
     fn, *args = newcomers(problem, algorithm, arguments)
-    made = jax.make_jaxpr(taking(problem.model.network, fn))(*args, frozen=problem.model.network.own)
+    made = jax.make_jaxpr(taking(problem.model.network, fn))(
+        *args, frozen=problem.model.network.own
+    )
     found = digests(made, ADAPT)
     stream = hashlib.sha256()
     for name in sorted(found):
@@ -296,26 +363,40 @@ def named_arrays(problem: Problem, arguments: Arguments) -> dict[str, PyTree]:
 
 def names_of_leaves(value: PyTree) -> str:
     """The names of a tree's arrays, by which they are restored."""
-    return ";".join(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value))
+    return ";".join(
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value)
+    )
 
 
-def in_parts(experiment: Experiment, rounds: int, noted: Callable[[], None]) -> tuple[Problem, Algorithm]:
+def in_parts(
+    experiment: Experiment, rounds: int, noted: Callable[[], None]
+) -> tuple[Problem, Algorithm]:
     """A run's problem and algorithm for a number of rounds, whose operations belong to parts of the program.
 
     `noted` is called whenever the number of rounds is read.
     """
-    plan, problem, model = make_host_plan(), experiment.problem, experiment.problem.model
+    plan = make_host_plan()
+    problem = experiment.problem
+    model = experiment.problem.model
     if model.criterion is not None and experiment.local is not None:
         model = dataclasses.replace(model, criterion=in_part(LOSS, model.criterion))
         problem = problem._replace(model=model, solver=experiment.local.bind(model))
     optimizer = problem.solver.optimizer
-    optimizer = optimizer._replace(init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update))
-    problem = problem._replace(rounds=rounds, plan=plan, solver=problem.solver._replace(optimizer=optimizer))
+    optimizer = optimizer._replace(
+        init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update)
+    )
+    problem = problem._replace(
+        rounds=rounds, plan=plan, solver=problem.solver._replace(optimizer=optimizer)
+    )
     problem = watched(problem, noted)
-    algorithm = dataclasses.replace(experiment, problem=problem, planned_rounds=None).algorithm(plan)
+    algorithm = dataclasses.replace(experiment, problem=problem, planned_rounds=None).algorithm(
+        plan
+    )
     report = algorithm.report
     if report.collaboration:
-        report = dataclasses.replace(report, collaboration=in_part("collaboration", report.collaboration))
+        report = dataclasses.replace(
+            report, collaboration=in_part("collaboration", report.collaboration)
+        )
     named = {name: in_part(name, fn) for name, fn in functions(algorithm).items()}
     return problem, dataclasses.replace(algorithm, **named, report=report)
 
@@ -351,23 +432,37 @@ def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> li
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
 
     def of_models(key: Key, params: Params, x: PyTree, y: Array) -> list[tuple]:
-        return [(m.init(key), m.predict(p, x), m.loss(p, x, y, key)) for m, p in zip(models, params, strict=True)]
+        return [
+            (m.init(key), m.predict(p, x), m.loss(p, x, y, key))
+            for m, p in zip(models, params, strict=True)
+        ]
 
-    served = functools.partial(lifting.serve, algorithm, problem.plan, predicted(problem, algorithm))
+    served = functools.partial(
+        lifting.serve, algorithm, problem.plan, predicted(problem, algorithm)
+    )
     labels = jnp.zeros(model.targets.shape, model.targets.dtype)
     return [
         ("start", algorithm.start, key, clients),
         ("first_row", algorithm.first_row, key, np.int32(0), start),
         (ENGINE, one_round, key, np.int32(0), state, clients),
         ("predict", served, key, state, ids, clients),
-        (MODEL, of_models, key, [each.network.shapes for each in models], model.example_input, labels),
+        (
+            MODEL,
+            of_models,
+            key,
+            [each.network.shapes for each in models],
+            model.example_input,
+            labels,
+        ),
     ]
 
 
 def newcomers(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> tuple:
     """(function, arguments...) of what newcomers predict."""
     key, clients, _, state = arguments
-    served = functools.partial(lifting.serve_newcomers, algorithm, problem.plan, predicted(problem, algorithm))
+    served = functools.partial(
+        lifting.serve_newcomers, algorithm, problem.plan, predicted(problem, algorithm)
+    )
     return served, key, state, clients, ()
 
 
@@ -413,7 +508,9 @@ def in_part(name: str, fn: Callable) -> Callable:
     return named
 
 
-def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = None) -> dict[tuple[str, str], bytes]:
+def digests(
+    traced: Any, part: str, known: dict[tuple[int, str], dict] | None = None
+) -> dict[tuple[str, str], bytes]:
     """Digests of a jaxpr, closed or without constants: of its operations and of the arrays that it captured, by part.
 
     Operations that name no part belong to `part`. `known` has the digests of functions inside others, which may be
@@ -428,7 +525,9 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
     # Each part numbers the variables that it uses, so that parts do not depend on each other's length. Where those come
     # from that other parts made is told apart.
     numbers: dict[str, dict] = defaultdict(dict)
-    origins = {atom: ("input", number) for number, atom in enumerate((*jaxpr.invars, *jaxpr.constvars))}
+    origins = {
+        atom: ("input", number) for number, atom in enumerate((*jaxpr.invars, *jaxpr.constvars))
+    }
 
     def told(atom: Any, where: str) -> str:
         if isinstance(atom, core.Literal):
@@ -443,9 +542,13 @@ def digests(traced: Any, part: str, known: dict[tuple[int, str], dict] | None = 
         return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{text(getattr(atom.aval, 'dtype', atom.aval))}"
 
     for eqn in without_debugging(jaxpr.eqns, jaxpr.outvars):
-        where, inside = part_of(eqn, part), []
+        where = part_of(eqn, part)
+        inside = []
         texts = [eqn.primitive.name, *(told(atom, where) for atom in (*eqn.invars, *eqn.outvars))]
-        texts += [f"{name}={canonical(eqn.params[name], inside)}" for name in sorted(eqn.params.keys() - IGNORED)]
+        texts += [
+            f"{name}={canonical(eqn.params[name], inside)}"
+            for name in sorted(eqn.params.keys() - IGNORED)
+        ]
         streams[where, ""].update(";".join(texts).encode())
         for name in CALLED & eqn.params.keys():
             streams[where, ""].update(host_code.identity(eqn.params[name])["code"].encode())
@@ -472,7 +575,12 @@ def without_debugging(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
     for eqn in reversed(eqns):
         of_eqn = [each for atom in eqn.outvars for each in readers[atom]]
         is_result = any(atom in results for atom in eqn.outvars)
-        if of_eqn and not is_result and not eqn.effects and all(id(each) in dropped for each in of_eqn):
+        if (
+            of_eqn
+            and not is_result
+            and not eqn.effects
+            and all(id(each) in dropped for each in of_eqn)
+        ):
             dropped.add(id(eqn))
     return [eqn for eqn in eqns if id(eqn) not in dropped]
 
@@ -507,12 +615,19 @@ def canonical(value: Any, inside: list) -> str:
     if isinstance(value, np.ndarray | jax.Array):
         return content(value).hex()
     if isinstance(value, dict):
-        return str({str(name): canonical(each, inside) for name, each in sorted(value.items(), key=str)})
+        return str(
+            {str(name): canonical(each, inside) for name, each in sorted(value.items(), key=str)}
+        )
     if isinstance(value, tuple | list | frozenset):
         return str(
-            [canonical(each, inside) for each in (sorted(value, key=str) if isinstance(value, frozenset) else value)]
+            [
+                canonical(each, inside)
+                for each in (sorted(value, key=str) if isinstance(value, frozenset) else value)
+            ]
         )
-    if isinstance(value, enum.Enum | np.dtype | type | str | int | float | complex | bytes | types.NoneType):
+    if isinstance(
+        value, enum.Enum | np.dtype | type | str | int | float | complex | bytes | types.NoneType
+    ):
         return str(value)
     return type(value).__name__ if callable(value) else re.sub(r"0x[0-9a-f]+", "", str(value))
 
@@ -525,7 +640,9 @@ def source(found: Any) -> dict[str, str]:
     """
     while isinstance(found, functools.partial):
         found = found.func
-    made = inspect.unwrap(found if callable(found) and hasattr(found, "__module__") else type(found))
+    made = inspect.unwrap(
+        found if callable(found) and hasattr(found, "__module__") else type(found)
+    )
     module = sys.modules.get(getattr(made, "__module__", ""))
     file = host_code.file_of(module)
     if file is None:

@@ -36,7 +36,8 @@ class Folders:
     """The folders `outs` of some runs, one for each, or none if nothing is written; `resume` says how they go on."""
 
     def __init__(self, experiments: Sequence[Experiment], outs: Sequence[Path], resume: Resume):
-        self.experiments, self.outs = experiments, list(outs)
+        self.experiments = experiments
+        self.outs = list(outs)
         self.resume: Resume = resume
 
     def check(self) -> None:
@@ -58,7 +59,11 @@ class Folders:
         def check() -> None:
             for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
                 kept = manifest.read(out)
-                done = kept.rounds if kept else max(history.checkpoints(out / "checkpoints"), default=0)
+                done = (
+                    kept.rounds
+                    if kept
+                    else max(history.checkpoints(out / "checkpoints"), default=0)
+                )
                 if done > rounds:
                     text = f"{out} already has {done} rounds; accepted: {done} or more"
                     raise ArgumentError("rounds", text, rounds)
@@ -84,7 +89,9 @@ class Folders:
             say(f"  resumed after round {found[0]}{self._versions()}")
             self._complete(found[0])
             return found[0], load(found[1])
-        began = int(processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True))))
+        began = int(
+            processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True)))
+        )
         if began == len(self.outs) and self.resume is True:  # some may have been killed early
             lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
             raise ArgumentError("resume", f"{lost} has no intact checkpoint left; {WAY_ON}")
@@ -97,7 +104,9 @@ class Folders:
     def _versions(self) -> str:
         """Says if other versions of libraries began the runs."""
         kept = manifest.read(self.outs[0])
-        text = fingerprint.other_versions(kept.program, self.experiments[0].program()) if kept else ""
+        text = (
+            fingerprint.other_versions(kept.program, self.experiments[0].program()) if kept else ""
+        )
         return f"; begun with {text}: sources are compared, not programs" if text else ""
 
     def _complete(self, done: int) -> None:
@@ -110,7 +119,9 @@ class Folders:
         from pfljax.folder import checkpoints  # orbax is slow to import
 
         steps = [whole_checkpoints(out) for out in self.outs] if processes.is_first() else [[]]
-        for step in checkpoints.agreed([step for step in steps[0] if all(step in others for others in steps)]):
+        for step in checkpoints.agreed(
+            [step for step in steps[0] if all(step in others for others in steps)]
+        ):
             states = [checkpoints.restore(out / "checkpoints", step, like) for out in self.outs]
             if all(state is not None for state in states):
                 return step, states
@@ -139,7 +150,9 @@ class Folders:
             manifest.write(out, self.experiments[number].described, done, rounds)
         checkpoints.keep(out / "checkpoints", rounds)
 
-    def save(self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]) -> None:
+    def save(
+        self, done: int, compiled: Compiled, histories: Sequence[History], states: Sequence[State]
+    ) -> None:
         """Writes files, then checkpoints, then manifests, so that none refers to something not written yet.
 
         Raises `RunError` if the disk is full.
@@ -152,13 +165,16 @@ class Folders:
         need = sum(tree.num_bytes(saving.like if saving else state) for state in states)
         need += sum(each.num_bytes for each in histories)
         endings.check_room(self.outs[0], need)
-        for each, out, record, state in zip(self.experiments, self.outs, histories, states, strict=True):
+        for each, out, record, state in zip(
+            self.experiments, self.outs, histories, states, strict=True
+        ):
             record.write()
             record.keep(done)
             checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
             kept = checkpoints.newest(out / "checkpoints", done)
             manifest.write(out, each.described, done, kept, saved=done)
-        for number, (out, state) in enumerate(zip(self.outs, states, strict=True)):  # they resume together: all saved
+        # they resume together: all saved
+        for number, (out, state) in enumerate(zip(self.outs, states, strict=True)):
             if self._on_disk:  # older ones refer to rows that will be overwritten
                 self._keep(number, done, [done])
             else:
@@ -171,7 +187,9 @@ class Folders:
             out = self.outs[number]
             files.write_json(out / "summary.json", summary)
             before = manifest.read(out)
-            manifest.write(out, self.experiments[number].described, done, before.checkpoints if before else [])
+            manifest.write(
+                out, self.experiments[number].described, done, before.checkpoints if before else []
+            )
 
 
 def whole_checkpoints(out: Path) -> list[int]:
@@ -180,10 +198,13 @@ def whole_checkpoints(out: Path) -> list[int]:
     If the manifest is lost, a checkpoint counts as intact if its history can be read. Orbax later reports those that
     it cannot read.
     """
-    folder, kept = out / "checkpoints", manifest.read(out)
+    folder = out / "checkpoints"
+    kept = manifest.read(out)
     if kept is None:
         if steps := history.checkpoints(folder):
-            logging.warning("%s is missing or damaged: checkpoints are used unchecked", out / manifest.NAME)
+            logging.warning(
+                "%s is missing or damaged: checkpoints are used unchecked", out / manifest.NAME
+            )
         return [step for step in steps if history.is_whole(folder, step)]
     wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
     for step, what in wrong.items():
@@ -210,10 +231,22 @@ def clear(out: Path) -> None:
     """Deletes a run's files from its folder. Raises `ArgumentError` if one cannot be deleted."""
     try:
         others = (name for name in manifest.RECORDS if name != CONFIG)
-        for name in ("checkpoints", CLIENTS, "figures", *BOARDS, "report.html", *others, CONFIG, manifest.NAME):
-            files.delete(out / name)  # last what says that it is a run, for a process that is killed in between
+        for name in (
+            "checkpoints",
+            CLIENTS,
+            "figures",
+            *BOARDS,
+            "report.html",
+            *others,
+            CONFIG,
+            manifest.NAME,
+        ):
+            # last what says that it is a run, for a process that is killed in between
+            files.delete(out / name)
     except OSError as error:
-        raise ArgumentError("out", f"cannot delete {error.filename}: {error.strerror}", out) from error
+        raise ArgumentError(
+            "out", f"cannot delete {error.filename}: {error.strerror}", out
+        ) from error
 
 
 def is_other(file: Path) -> bool:
@@ -233,9 +266,15 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
     """
     if any(character in str(out.absolute()) for character in UNSAFE):
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
-    if manifest.read(out) is None and not (out / CONFIG).exists() and not (out / manifest.NAME).exists():
+    if (
+        manifest.read(out) is None
+        and not (out / CONFIG).exists()
+        and not (out / manifest.NAME).exists()
+    ):
         if out.exists() and (not out.is_dir() or any(map(is_other, out.iterdir()))):
-            raise ArgumentError("out", "contains something other than a run; choose an empty or new folder", out)
+            raise ArgumentError(
+                "out", "contains something other than a run; choose an empty or new folder", out
+            )
         return
     if not resume:
         way_on = "choose a new folder, `resume` to continue it, or `resume=from_scratch` to start over in it"
@@ -260,7 +299,8 @@ def check_planned(out: Path, experiment: Experiment) -> None:
 def planned_before(parts: dict[str, dict]) -> int | None:
     """The number of rounds that a run with these parts of config.json was planned for, if it depends on that."""
     planned = parts["program"].get("planned_rounds")
-    return planned if isinstance(planned, int) and planned > 0 else None  # a file that is not whole may say anything
+    # a file that is not whole may say anything
+    return planned if isinstance(planned, int) and planned > 0 else None
 
 
 def traced_before(parts: dict[str, dict]) -> int | None:
@@ -278,7 +318,9 @@ def recorded(out: Path) -> dict[str, dict]:
             raise ValueError(path)
         return {part: dict(found.get(part, {})) for part in manifest.PARTS}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError("out", f"{path} is damaged or not from a run; choose a new folder", out) from error
+        raise ArgumentError(
+            "out", f"{path} is damaged or not from a run; choose a new folder", out
+        ) from error
 
 
 def said(value: Any) -> str:
@@ -291,7 +333,8 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
 
     Both are compared for the number of rounds for which the earlier one was traced; see `check_planned`.
     """
-    was, now = before["settings"], files.plain(experiment.config.get("settings", {}))
+    was = before["settings"]
+    now = files.plain(experiment.config.get("settings", {}))
     different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
     planned = traced_before(before)
     program = experiment.program() if planned is None else experiment.programs(planned)
@@ -303,7 +346,11 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
             if name.removeprefix("--") in ("method", "algorithm", "model", "loss", "local.loss")
         }
     if different:
-        told = (f"{name} was {said(was[name])} and is {said(now[name])}" for name in now if name in different)
+        told = (
+            f"{name} was {said(was[name])} and is {said(now[name])}"
+            for name in now
+            if name in different
+        )
         return f"with other settings: {'; '.join(told)}"
     for part, what in {"digest": "data", "unseen": "unseen clients"}.items():
         old, new = (data.get(part) for data in (before["data"], experiment.config.get("data", {})))
@@ -333,4 +380,8 @@ def check_store(client_store: str, out: Path) -> None:
         return  # a link that is kept when runs start over
     elif on_disk != STORES[client_store].on_disk:
         accepted = "disk" if on_disk else "device or host"
-        raise ArgumentError("client_store", f"{out} was started with another one; accepted: {accepted}", client_store)
+        raise ArgumentError(
+            "client_store",
+            f"{out} was started with another one; accepted: {accepted}",
+            client_store,
+        )

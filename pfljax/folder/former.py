@@ -30,7 +30,9 @@ def renamed(entries: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 def read_config(path: Path) -> dict[str, Any]:
     """Reads a run's config.json."""
     config = files.read_json(path)
-    of_method = {part: renamed(config[part], METHOD) for part in ("settings", "flags") if part in config}
+    of_method = {
+        part: renamed(config[part], METHOD) for part in ("settings", "flags") if part in config
+    }
     return config | of_method
 
 

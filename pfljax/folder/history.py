@@ -35,34 +35,63 @@ class History:
         dropped: How often clients were dropped so far, since their results were not finite, by client.
     """
 
-    def __init__(self, experiment: Experiment, directory: Path | None, num_rounds: int, topology: Topology, model: str):
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path | None,
+        num_rounds: int,
+        topology: Topology,
+        model: str,
+    ):
         """Reads the history that was saved with the checkpoint after `num_rounds` rounds."""
-        self.experiment, self.directory, self.topology, self.model = experiment, directory, topology, model
+        self.experiment = experiment
+        self.directory = directory
+        self.topology = topology
+        self.model = model
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
         counts: dict[str, Any] = dict.fromkeys(COUNTS, 0.0)
         if num_rounds and directory is not None:
             kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
-            self.rows, counts = json.loads(str(kept.pop("rows"))), counts | json.loads(str(kept.pop("counts")))
+            self.rows = json.loads(str(kept.pop("rows")))
+            counts = counts | json.loads(str(kept.pop("counts")))
             for name, values in kept.items():
                 part, _, name = name.partition("/")
-                {"results": self.results, "collaboration": self.collaboration}[part][name] = list(values)
-        self.down, self.up = counts["down"], counts["up"]
-        self.seconds, self.simulated = counts["seconds"], counts["simulated"]
-        self.dropped: dict[int, int] = {int(client): times for client, times in counts.get("dropped", {}).items()}
+                {"results": self.results, "collaboration": self.collaboration}[part][name] = list(
+                    values
+                )
+        self.down = counts["down"]
+        self.up = counts["up"]
+        self.seconds = counts["seconds"]
+        self.simulated = counts["simulated"]
+        self.dropped: dict[int, int] = {
+            int(client): times for client, times in counts.get("dropped", {}).items()
+        }
 
     @property
     def last(self) -> dict:
         """The newest row; empty before the first evaluation."""
         return self.rows[-1] if self.rows else {}
 
-    def add(self, row: dict, metrics: dict[str, dict[str, np.ndarray]], collaboration: dict[str, np.ndarray]) -> None:
+    def add(
+        self,
+        row: dict,
+        metrics: dict[str, dict[str, np.ndarray]],
+        collaboration: dict[str, np.ndarray],
+    ) -> None:
         """Adds one evaluation: metrics (K,) by split and name, and which models clients used."""
         self.rows.append(row)
-        found = {f"{name}_{split}": value for split, values in metrics.items() for name, value in values.items()}
-        for name in self.results | found:  # a metric may have been added or dropped since the last evaluation
-            past = self.results.setdefault(name, [np.full_like(found.get(name), np.nan)] * (len(self.rows) - 1))
+        found = {
+            f"{name}_{split}": value
+            for split, values in metrics.items()
+            for name, value in values.items()
+        }
+        # a metric may have been added or dropped since the last evaluation
+        for name in self.results | found:
+            past = self.results.setdefault(
+                name, [np.full_like(found.get(name), np.nan)] * (len(self.rows) - 1)
+            )
             past.append(found[name] if name in found else np.full_like(past[-1], np.nan))
         for name, value in ({"round": row["round"]} | collaboration).items():
             self.collaboration.setdefault(name, []).append(np.asarray(value))
@@ -92,9 +121,14 @@ class History:
         """Saves the history with the checkpoint after `num_rounds` rounds, so that no other file is needed."""
         if self.directory is None:
             return
-        arrays: dict[str, Any] = {f"results/{name}": np.stack(values) for name, values in self.results.items()}
-        arrays |= {f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()}
-        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped")}  # include rounds after the last row
+        arrays: dict[str, Any] = {
+            f"results/{name}": np.stack(values) for name, values in self.results.items()
+        }
+        arrays |= {
+            f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()
+        }
+        # include rounds after the last row
+        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped")}
         texts = {"rows": files.plain(self.rows), "counts": counts}
         arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
         files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)
@@ -113,8 +147,11 @@ class History:
 
     def collaboration_arrays(self) -> dict[str, Any]:
         """Returns the content of collaboration.npz: round (T,), index and weights (T, K, J), and related arrays."""
-        stacked: dict[str, Any] = {name: np.stack(values) for name, values in self.collaboration.items()}
-        federation, scored = self.experiment.federation, self.experiment.scored
+        stacked: dict[str, Any] = {
+            name: np.stack(values) for name, values in self.collaboration.items()
+        }
+        federation = self.experiment.federation
+        scored = self.experiment.scored
         which = slice(None) if scored is None else scored
         of_clients = {"group": federation.group, "target": federation.target}
         of_clients["labels"] = federation.class_counts()

@@ -37,10 +37,28 @@ import numpy as np
 # These packages are known by their versions, also where they are installed from a checkout.
 LIBRARIES = ("pfljax", "jax", "jaxlib", "flax", "optax", "numpy")
 # Names through which code reaches what its instructions do not name.
-INDIRECT = {"eval", "exec", "globals", "locals", "vars", "getattr", "attrgetter", "__import__", "import_module"}
+INDIRECT = {
+    "eval",
+    "exec",
+    "globals",
+    "locals",
+    "vars",
+    "getattr",
+    "attrgetter",
+    "__import__",
+    "import_module",
+}
 INDIRECT |= {"modules", "run_path", "run_module", "__getattr__", "__getattribute__"}
 # Entries of a class that say how it was written, not what it does.
-BOOKKEEPING = {"__module__", "__qualname__", "__name__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
+BOOKKEEPING = {
+    "__module__",
+    "__qualname__",
+    "__name__",
+    "__doc__",
+    "__dict__",
+    "__weakref__",
+    "__annotations__",
+}
 BOOKKEEPING |= {
     "__annotate__",
     "__annotate_func__",
@@ -48,15 +66,41 @@ BOOKKEEPING |= {
     "__firstlineno__",
     "__static_attributes__",
 }
-BOOKKEEPING |= {"__dataclass_fields__", "__dataclass_params__", "__match_args__", "_abc_impl", "__abstractmethods__"}
+BOOKKEEPING |= {
+    "__dataclass_fields__",
+    "__dataclass_params__",
+    "__match_args__",
+    "_abc_impl",
+    "__abstractmethods__",
+}
 MOST_DEEP = 100  # of values inside values; each takes several frames of Python's stack
 # Functions for which the names of local variables matter, and what has variables of its own.
 SEES_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 SCOPES += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, types.NotImplementedType)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    types.NoneType,
+    types.EllipsisType,
+    types.NotImplementedType,
+)
 # What functions of libraries compute with if users pass it to them, as to `jax.vmap` or to a schedule.
-VALUES = (*PLAIN, list, tuple, dict, set, frozenset, functools.partial, types.FunctionType, types.MethodType)
+VALUES = (
+    *PLAIN,
+    list,
+    tuple,
+    dict,
+    set,
+    frozenset,
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+)
 VALUES += (np.ndarray, np.generic, jax.Array)
 # Values of which nothing is left unread, so that the global name behind which they stand does not matter.
 READ_WHOLLY = (*PLAIN, np.ndarray, types.FunctionType, type)
@@ -198,7 +242,9 @@ def syntax(node: Any, names: Mapping[str, str] = types.MappingProxyType({})) -> 
     return f"{type(node).__name__}({','.join(entries)})"
 
 
-def numbered(function: ast.FunctionDef | ast.AsyncFunctionDef, names: Mapping[str, str]) -> dict[str, str]:
+def numbered(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, names: Mapping[str, str]
+) -> dict[str, str]:
     """Numbers for the local variables of a function whose names only its own code can see; `names` has those around it.
 
     Arguments keep their names, by which callers pass them, and so does all that is bound otherwise than by assignment.
@@ -269,7 +315,9 @@ def imported_files(file: Path) -> Iterator[Path]:
         for name in names:
             words = name.split(".")
             packages = [base.joinpath(*words[:end]) for end in range(len(words) + 1)]
-            candidates = [file_of(sys.modules.get(".".join(words[:end]))) for end in range(1, len(words) + 1)]
+            candidates = [
+                file_of(sys.modules.get(".".join(words[:end]))) for end in range(1, len(words) + 1)
+            ]
             candidates += [users_file(path / "__init__.py") for path in packages]
             candidates += [users_file(path.with_suffix(".py")) for path in packages[1:]]
             yield from (each for each in candidates if each is not None)
@@ -303,7 +351,8 @@ class _Reader:
         self.files: dict[Path, None] = {}
         self.whole: dict[Path, None] = {}
         self._stream = hashlib.sha256()
-        self._seen: dict[int, tuple[int, Any]] = {}  # the value is kept, so that no other gets its address
+        # the value is kept, so that no other gets its address
+        self._seen: dict[int, tuple[int, Any]] = {}
         self._depth = 0
         self._globals: dict[str, str] = {}  # numbers of names in the function that is being read
 
@@ -395,9 +444,11 @@ class _Reader:
             self._read_set(value)
         elif isinstance(value, list | tuple) and not is_users(type(value)):
             self._read_sequence(value)
-        elif getattr(value, "__wrapped__", None) is not None and not isinstance(value, types.FunctionType):
+        elif getattr(value, "__wrapped__", None) is not None and not isinstance(
+            value, types.FunctionType
+        ):
             self.add("wrapper", type(value).__qualname__)  # such as jax.jit and functools.cache
-            self.read(getattr(value, "__wrapped__"))
+            self.read(getattr(value, "__wrapped__"))  # noqa: B009
         elif isinstance(value, types.BuiltinFunctionType):
             self.add("built-in", str(value.__module__), value.__qualname__)
             if not isinstance(value.__self__, types.ModuleType | types.NoneType):
@@ -458,7 +509,9 @@ class _Reader:
 
     def _read_function(self, function: types.FunctionType) -> None:
         users = is_users(function)
-        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+        cells = [
+            cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()
+        ]
         if not users:
             self.add("function", str(function.__module__), function.__qualname__)
             for value in (*cells, *(function.__defaults__ or ()), *vars(function).values()):
@@ -479,7 +532,11 @@ class _Reader:
         self._read_names(names, numbers, function.__globals__, file)
 
     def _read_names(
-        self, names: Names, numbers: Mapping[str, str], found_in: Mapping[str, Any], file: Path | None
+        self,
+        names: Names,
+        numbers: Mapping[str, str],
+        found_in: Mapping[str, Any],
+        file: Path | None,
     ) -> None:
         """Reads what the global names, the attributes and the imports of code stand for."""
         for name in names.read:
@@ -499,7 +556,9 @@ class _Reader:
             for text in names.texts:
                 self._read_import(text, found_in, names.attributes)
 
-    def _read_import(self, name: str, found_in: Mapping[str, Any], attributes: Mapping[str, None]) -> None:
+    def _read_import(
+        self, name: str, found_in: Mapping[str, Any], attributes: Mapping[str, None]
+    ) -> None:
         """Reads a module by the name with which code imports it; nothing if there is no such module."""
         package = found_in.get("__package__") or ""
         full = name
@@ -561,7 +620,8 @@ class _Reader:
         """Reads an instance: its class and its state."""
         cls = type(value)
         self.read(cls)
-        if isinstance(value, list | tuple | dict | str | bytes | int | float):  # of a user's subclass
+        # of a user's subclass
+        if isinstance(value, list | tuple | dict | str | bytes | int | float):
             self.read(plain(value))
         if is_users(cls) or not hasattr(value, "__reduce_ex__"):
             self.read(state_of(value))
@@ -598,7 +658,11 @@ def state_of(value: Any) -> dict[str, Any]:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 found[name] = getattr(value, name)
     if any(cls.__module__.startswith("flax.linen") for cls in type(value).__mro__):
-        found = {name: each for name, each in found.items() if not name.startswith("_") and name != "parent"}
+        found = {
+            name: each
+            for name, each in found.items()
+            if not name.startswith("_") and name != "parent"
+        }
     return {name: found[name] for name in sorted(found)}
 
 
@@ -650,7 +714,11 @@ def numbers_of(names: Names, found_in: Mapping[str, Any]) -> dict[str, str]:
     assigned = set() if file is None else assigned_globals(file)
     numbers = {}
     for number, name in enumerate(names.read):
-        if isinstance(found_in.get(name), READ_WHOLLY) and name in found_in and name not in assigned:
+        if (
+            isinstance(found_in.get(name), READ_WHOLLY)
+            and name in found_in
+            and name not in assigned
+        ):
             numbers[name] = str(number)
     return numbers
 

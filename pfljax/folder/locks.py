@@ -26,7 +26,8 @@ CONTENT = re.compile(rb"(?:(\d{1,20})(?: ([\w.-]{1,64}))?)?")  # earlier version
 MAX_BYTES = 96
 HERE = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:64] or "unnamed"
 
-_held: set[tuple[Path, int]] = set()  # folders, and the threads of this process that hold their locks
+# folders, and the threads of this process that hold their locks
+_held: set[tuple[Path, int]] = set()
 
 
 class Locked(ArgumentError):
@@ -67,7 +68,9 @@ def holder(folder: Path) -> Holder | None:
 
 def _parsed(content: bytes) -> Holder | None:
     found = CONTENT.fullmatch(content)
-    return Holder(int(found[1]), (found[2] or HERE.encode()).decode()) if found and found[1] else None
+    return (
+        Holder(int(found[1]), (found[2] or HERE.encode()).decode()) if found and found[1] else None
+    )
 
 
 def _entry(folder: Path) -> tuple[Path, int]:
@@ -119,12 +122,16 @@ def _take(folder: Path, say: Callable[[str], None]) -> int:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 other = _parsed(os.read(file, MAX_BYTES)) or "unknown"
                 os.close(file)
-                raise Locked("out", f"another process (number {other}) is writing to it", folder) from error
+                raise Locked(
+                    "out", f"another process (number {other}) is writing to it", folder
+                ) from error
             return file  # the file system does not support locks
         try:
             if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
                 if before := _parsed(os.read(file, MAX_BYTES)):
-                    say(f"  {folder} was locked by process {before}, which has ended; taking over the lock")
+                    say(
+                        f"  {folder} was locked by process {before}, which has ended; taking over the lock"
+                    )
                 os.ftruncate(file, 0)
                 with contextlib.suppress(OSError):  # full disk: the lock works without the number
                     os.pwrite(file, f"{os.getpid()} {HERE}".encode(), 0)
@@ -144,11 +151,17 @@ def _open(folder: Path) -> int:
             raise _not_a_lock(folder) from error
         raise
     kind = os.fstat(file)
-    if stat.S_ISREG(kind.st_mode) and kind.st_nlink <= 1 and CONTENT.fullmatch(os.pread(file, MAX_BYTES, 0)):
+    if (
+        stat.S_ISREG(kind.st_mode)
+        and kind.st_nlink <= 1
+        and CONTENT.fullmatch(os.pread(file, MAX_BYTES, 0))
+    ):
         return file
     os.close(file)
     raise _not_a_lock(folder)
 
 
 def _not_a_lock(folder: Path) -> ArgumentError:
-    return ArgumentError("out", f"its {LOCK} is not a lock of pfljax; move or delete {folder / LOCK}", folder)
+    return ArgumentError(
+        "out", f"its {LOCK} is not a lock of pfljax; move or delete {folder / LOCK}", folder
+    )

@@ -76,7 +76,9 @@ def read(out: Path) -> Manifest | None:
     )
 
 
-def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None) -> None:
+def write(
+    out: Path, config: dict, rounds: int, checkpoints: Sequence[int], saved: int | None = None
+) -> None:
     """Writes the manifest of a run's folder after `rounds` rounds. With several processes, only the first one writes.
 
     Lists these checkpoints. That of round `saved` is new; the entries of the others are kept.
@@ -85,7 +87,11 @@ def write(out: Path, config: dict, rounds: int, checkpoints: Sequence[int], save
         return
     before = read(out)
     kept = [step for step in checkpoints if step != saved]
-    listed = {name: entry for name, entry in (before.files if before else {}).items() if _step(name) in kept}
+    listed = {
+        name: entry
+        for name, entry in (before.files if before else {}).items()
+        if _step(name) in kept
+    }
     folder = out / "checkpoints"
     new = [path for path in (folder / str(saved)).rglob("*") if path.is_file()] if saved else []
     new += [out / name for name in RECORDS] + [folder / f"history-{saved}.npz"]

@@ -36,9 +36,13 @@ def move_and_flip(x: Array, moves: Array, flips: Array) -> Array:
     """
     images, height, width, _ = x.shape
     across = jnp.where(flips[:, None], jnp.arange(width)[::-1], jnp.arange(width))
-    rows, columns = jnp.arange(height) + moves[:, :1], across + moves[:, 1:]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    rows, columns = jnp.clip(rows, 0, height - 1), jnp.clip(columns, 0, width - 1)
+    rows = jnp.arange(height) + moves[:, :1]
+    columns = across + moves[:, 1:]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
+    rows = jnp.clip(rows, 0, height - 1)
+    columns = jnp.clip(columns, 0, width - 1)
     found = x[jnp.arange(images)[:, None, None], rows[:, :, None], columns[:, None, :]]
     return jnp.where(inside[..., None], found, 0)
 
@@ -57,6 +61,8 @@ def augmentation(name: str, inputs: PyTree) -> Callable[[Key, Array], Array] | N
         return None
     if getattr(inputs, "ndim", None) != 4:
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], inputs)
-        text = f"needs images (height, width, channels); accepted for inputs of shape {shapes}: none"
+        text = (
+            f"needs images (height, width, channels); accepted for inputs of shape {shapes}: none"
+        )
         raise ArgumentError("augment", text, name)
     return crop_flip

@@ -24,7 +24,8 @@ class Batch(NamedTuple):
     mask: Array  # (B,) float32, 0.0 past the end of the client's data
     index: Array  # (B,) int32, indices of the client's examples
     key: Key  # for privacy noise, dropout and augmentation
-    statistics: PyTree = None  # batch statistics of the model that is trained, if its parameters come without them
+    # batch statistics of the model that is trained, if its parameters come without them
+    statistics: PyTree = None
 
     def of_model(self, number: Array | int) -> Batch:
         """The same examples with separate noise and dropout for model `number`."""
@@ -90,7 +91,8 @@ def sampled(key: Key, train: Split, capacity: int, size: Array) -> Split:
     return Split(x, y, jnp.minimum(size, capacity).astype(jnp.int32))
 
 
-BLOCKS = (512, 32)  # examples at a time: large blocks, then small ones for the rest, so that padding costs little
+# examples at a time: large blocks, then small ones for the rest, so that padding costs little
+BLOCKS = (512, 32)
 PROBED = 31  # examples of which the bytes are counted; few layers have sizes that it divides
 
 
@@ -109,19 +111,28 @@ def block_sizes(rows: Callable[[Array], PyTree], n_max: int) -> tuple[int, ...]:
 
 
 def over_blocks(
-    size: Array, n_max: int, sizes: tuple[int, ...], body: Callable[[Array, PyTree], PyTree], carry: PyTree
+    size: Array,
+    n_max: int,
+    sizes: tuple[int, ...],
+    body: Callable[[Array, PyTree], PyTree],
+    carry: PyTree,
 ) -> PyTree:
     """carry = body(positions, carry) for blocks of positions that cover 0..size-1; the last may extend past it."""
     if sizes == (n_max,):
         return body(jnp.arange(n_max), carry)
-    start, taken = 0, []
+    start = 0
+    taken = []
     for block in sizes:
         last = block == sizes[-1]
         count = -(-(size - start) // block) if last else size // block
-        step = lambda number, carry, s=start, b=block: body(s + number * b + jnp.arange(b), carry)
+
+        def step(number, carry, s=start, b=block):
+            return body(s + number * b + jnp.arange(b), carry)
+
         if block <= n_max:
             taken.append(str(block))
-            with jax.named_scope(f"{'rest' if last else 'full'}_{'_'.join(taken)}_of_{n_max}"):  # see `block_counts`
+            # see `block_counts`
+            with jax.named_scope(f"{'rest' if last else 'full'}_{'_'.join(taken)}_of_{n_max}"):
                 carry = jax.lax.fori_loop(0, count, step, carry)
             start = start + count * block
     return carry
@@ -135,10 +146,13 @@ def block_counts(scope: str, splits: Sequence[Split]) -> np.ndarray | None:
         splits: All clients' examples; the first split with the loop's number of places for examples counts.
     """
     found = re.fullmatch(r"(full|rest)_(?:(\d+)_)?(\d+)_of_(\d+)", scope)
-    sizes = [np.asarray(split.size) for split in splits if found and split.y.shape[1] == int(found[4])]
+    sizes = [
+        np.asarray(split.size) for split in splits if found and split.y.shape[1] == int(found[4])
+    ]
     if not found or not sizes:
         return None
-    rest, block = sizes[0] % int(found[2]) if found[2] else sizes[0], int(found[3])
+    rest = sizes[0] % int(found[2]) if found[2] else sizes[0]
+    block = int(found[3])
     return rest // block if found[1] == "full" else -(-rest // block)
 
 
@@ -154,7 +168,10 @@ def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split
         return fn(*examples(split, index), positions < split.size)
 
     sizes = block_sizes(sums, n_max)
-    add = lambda positions, total: jax.tree.map(jnp.add, total, sums(positions))
+
+    def add(positions, total):
+        return jax.tree.map(jnp.add, total, sums(positions))
+
     shape = jax.eval_shape(sums, jax.ShapeDtypeStruct((sizes[-1],), jnp.int32))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
     return over_blocks(split.size, n_max, sizes, add, zeros)
@@ -169,12 +186,15 @@ def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
     room = n_max + BLOCKS[-1]  # for the last block
 
     def rows(positions):
-        index, inside = jnp.minimum(positions, n_max - 1), positions < split.size
+        index = jnp.minimum(positions, n_max - 1)
+        inside = positions < split.size
         found = fn(*masked(*examples(split, index), inside))
         return tree.where(inside, found, jax.tree.map(jnp.zeros_like, found))
 
     def note(positions, found):
-        put = lambda all, some: jax.lax.dynamic_update_slice_in_dim(all, some, positions[0], 0)
+        def put(all, some):
+            return jax.lax.dynamic_update_slice_in_dim(all, some, positions[0], 0)
+
         return jax.tree.map(put, found, rows(positions))
 
     shape = jax.eval_shape(rows, jax.ShapeDtypeStruct((1,), jnp.int32))

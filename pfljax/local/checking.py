@@ -49,16 +49,22 @@ def check_optimizer(optimizer: optax.GradientTransformationExtraArgs, params: Pa
     except Exception as error:
         if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
             text = "its update refuses the keywords that others get, the round's number and the loss as value"
-            raise ArgumentError("optimizer", f"{text}; accepted: an update with **extra_args") from error
+            raise ArgumentError(
+                "optimizer", f"{text}; accepted: an update with **extra_args"
+            ) from error
         raise _failed("optimizer", OPTIMIZER, error) from error
     if not isinstance(found, tuple) or len(found) != 2:
         text = f"its update returned {type(found).__name__}; accepted: updates and the new state"
         raise ArgumentError("optimizer", text)
     updates, after = found
     if _shapes(updates) != _shapes(params):
-        raise ArgumentError("optimizer", "its updates have other shapes than the parameters; accepted: the same")
+        raise ArgumentError(
+            "optimizer", "its updates have other shapes than the parameters; accepted: the same"
+        )
     if _shapes(after) != _shapes(state):
-        raise ArgumentError("optimizer", "its state changes its shape in a step; accepted: the same for all steps")
+        raise ArgumentError(
+            "optimizer", "its state changes its shape in a step; accepted: the same for all steps"
+        )
 
 
 def check_schedule(schedule: Callable[[Any], Any]) -> None:
@@ -71,7 +77,9 @@ def check_schedule(schedule: Callable[[Any], Any]) -> None:
     found = _called("schedule", SCHEDULE, jax.eval_shape, schedule, number)
     if not hasattr(found, "dtype"):
         raise ArgumentError("schedule", f"returned {type(found).__name__}; accepted: {SCHEDULE}")
-    if found.shape != () or not (jnp.issubdtype(found.dtype, jnp.floating) or jnp.issubdtype(found.dtype, jnp.integer)):
+    if found.shape != () or not (
+        jnp.issubdtype(found.dtype, jnp.floating) or jnp.issubdtype(found.dtype, jnp.integer)
+    ):
         text = f"returned {found.dtype}[{', '.join(map(str, found.shape))}]"
         raise ArgumentError("schedule", f"{text}; accepted: {SCHEDULE}")
 

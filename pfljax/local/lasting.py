@@ -53,14 +53,18 @@ def marks(optimizer: optax.GradientTransformation, params: Params) -> list[bool]
 
 def kept(marked: list[bool], state: PyTree) -> tuple:
     """What goes on of a state."""
-    return tuple(leaf for leaf, goes_on in zip(jax.tree.leaves(state), marked, strict=True) if goes_on)
+    return tuple(
+        leaf for leaf, goes_on in zip(jax.tree.leaves(state), marked, strict=True) if goes_on
+    )
 
 
 def resumed(marked: list[bool], fresh: PyTree, earlier: tuple) -> PyTree:
     """A fresh state with what goes on of an earlier one."""
     leaves, structure = jax.tree.flatten(fresh)
     going_on = iter(earlier)
-    found = [next(going_on) if goes_on else leaf for leaf, goes_on in zip(leaves, marked, strict=True)]
+    found = [
+        next(going_on) if goes_on else leaf for leaf, goes_on in zip(leaves, marked, strict=True)
+    ]
     return jax.tree.unflatten(structure, found)
 
 
@@ -85,7 +89,9 @@ def long_lived(optimizer: optax.GradientTransformation, params: Params) -> list[
 
 def _state(optimizer: optax.GradientTransformation, params: Params) -> tuple[PyTree, set[type]]:
     """Shapes of the state, as if no parameter were a scalar; and the types of the tree of parameters."""
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf) or (1,), jnp.result_type(leaf)), params)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf) or (1,), jnp.result_type(leaf)), params
+    )
     return jax.eval_shape(optimizer.init, shapes), {optax.MaskedNode, *_containers(params)}
 
 
@@ -132,8 +138,12 @@ def _leaves(state: Any, kinds: set[type]) -> Iterator[tuple[str, bool]]:
 def _long_lived(state: Any, kinds: set[type]) -> Iterator[str]:
     own, parts = _opened(state, kinds)
     name = type(state).__name__
-    if own and not all(_goes_on(state, str(getattr(path[0], "name", "")), own) for path, _ in own if path):
-        counts = [leaf for _, leaf in own if not leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.integer)]
+    if own and not all(
+        _goes_on(state, str(getattr(path[0], "name", "")), own) for path, _ in own if path
+    ):
+        counts = [
+            leaf for _, leaf in own if not leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.integer)
+        ]
         foreign = not type(state).__module__.startswith("optax.")
         if name in LONG_LIVED or (foreign and counts):
             yield name

@@ -43,7 +43,9 @@ class Privacy:
 
     def __post_init__(self):
         if self.noise_multiplier and not math.isfinite(self.clip_norm):
-            raise ArgumentError("noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier)
+            raise ArgumentError(
+                "noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier
+            )
         if self.active:
             optional.load("jax_privacy", "privacy")
 
@@ -114,11 +116,14 @@ def private_mean(
     value = jax.lax.stop_gradient(jnp.where(inside, aux.values, 0).sum() / count)
     # A term of value zero with the private gradient: anything that a method adds to the mean loss (such as a proximal
     # term, which reads no data) is differentiated as usual.
-    linear = jax.tree.map(lambda p, q, g: jnp.vdot(p - q, g / count), params, fixed, jax.lax.stop_gradient(total))
+    linear = jax.tree.map(
+        lambda p, q, g: jnp.vdot(p - q, g / count), params, fixed, jax.lax.stop_gradient(total)
+    )
     return value + sum(jax.tree.leaves(linear))
 
 
-BY_LOSS = "training losses, which weight or select models, examples or clients"  # `Ledger.unaccounted`
+# `Ledger.unaccounted`
+BY_LOSS = "training losses, which weight or select models, examples or clients"
 LEAST_NOISE = 0.1  # noise multiplier from which on losses are few enough for a grid
 BY_SEED = "the noise, which whoever knows its seed can subtract"
 BY_SCALING = "the mean and standard deviation of all clients' features, which scale them"
@@ -142,7 +147,9 @@ def accountant(sigma: float, step: float) -> Any:
     return accounting.PldAccountantConfig(value_discretization_interval=step * max(1.0, sigma**-2))
 
 
-def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1):
+def epsilons(
+    privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1
+):
     """The ledger: each client's epsilon at `privacy.delta` for what local training has revealed about its examples.
 
     As is usual, the accountant treats mini-batches as Poisson samples of their expected size, although an epoch here
@@ -177,4 +184,6 @@ def epsilons(privacy: Privacy, num_examples: Array, batch_size: int, steps: np.n
         return float(training.compute_epsilon(count, parameters))
 
     with optional.quiet():  # the accountant warns about each order that it skips by design
-        return np.array([spent(int(size), int(count)) for size, count in pairs.T])[inverse.reshape(-1)]
+        return np.array([spent(int(size), int(count)) for size, count in pairs.T])[
+            inverse.reshape(-1)
+        ]

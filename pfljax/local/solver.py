@@ -339,7 +339,8 @@ class Solver(NamedTuple):
         params = joined(params, batch.statistics)
         if self.privacy.active:
             weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
-            examples, loss = (batch.x, batch.y, weighed), self.loss
+            examples = (batch.x, batch.y, weighed)
+            loss = self.loss
             if mode is not None:  # one key per example, for per-example gradients
                 examples = (*examples, jax.random.split(mode.key, batch.mask.shape[0]))
 

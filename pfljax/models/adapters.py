@@ -23,7 +23,8 @@ from pfljax.models.structure import Path
 from pfljax.settings.fields import knob, settings
 
 Leaves = dict[str, Array]  # by what is added to a parameter's name
-A, B = "_lora_a", "_lora_b"
+A = "_lora_a"
+B = "_lora_b"
 PATTERN = "a regular expression"
 
 
@@ -35,8 +36,10 @@ class Part:
     shapes: dict[str, tuple[int, ...]]
     # Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there
     init: Callable[[Key], Leaves] | None
-    adapt: Callable[[Any, Leaves], Any]  # (frozen parameter, trained arrays) -> the parameter that the network uses
-    layers: int | None = None  # number of leading axes of stacked layers, if it adds a product of two matrices
+    # (frozen parameter, trained arrays) -> the parameter that the network uses
+    adapt: Callable[[Any, Leaves], Any]
+    # number of leading axes of stacked layers, if it adds a product of two matrices
+    layers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +48,10 @@ class Given:
 
     shapes: Mapping[Path, tuple[int, ...]]  # shape of each parameter by path
     uses: Mapping[Path, Use]  # how the network multiplies by a parameter, for those that it does
-    layers: Sequence[Sequence[Path]]  # paths of the parameters in each layer, in the order of computation
-    inputs: Mapping[Path, tuple[int, ...]]  # shapes of the first arguments of modules, by path; for prompts
+    # paths of the parameters in each layer, in the order of computation
+    layers: Sequence[Sequence[Path]]
+    # shapes of the first arguments of modules, by path; for prompts
+    inputs: Mapping[Path, tuple[int, ...]]
 
 
 class Adapter:
@@ -92,8 +97,14 @@ class head(Adapter):
 
     def parts(self, given: Given) -> dict[Path, Part]:
         if self.layers > len(given.layers):
-            raise ArgumentError("trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers)
-        return {path: itself(given.shapes[path]) for layer in given.layers[-self.layers :] for path in layer}
+            raise ArgumentError(
+                "trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers
+            )
+        return {
+            path: itself(given.shapes[path])
+            for layer in given.layers[-self.layers :]
+            for path in layer
+        }
 
 
 @settings
@@ -107,7 +118,11 @@ class bias(Adapter):
     where: str = knob("", accepted=PATTERN)
 
     def parts(self, given: Given) -> dict[Path, Part]:
-        return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes) if path[-1] == "bias"}
+        return {
+            path: itself(given.shapes[path])
+            for path in matching(self.where, given.shapes)
+            if path[-1] == "bias"
+        }
 
 
 @settings
@@ -129,17 +144,27 @@ class lora(Adapter):
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """A and B of each weight."""
-        return {path: self._part(path, given) for path in matching(self.where, given.shapes) if path in given.uses}
+        return {
+            path: self._part(path, given)
+            for path in matching(self.where, given.shapes)
+            if path in given.uses
+        }
 
     def _part(self, path: Path, given: Given) -> Part:
-        shape, (axes, stacked) = given.shapes[path], given.uses[path]
-        layers, shape = shape[:stacked], shape[stacked:]
+        shape = given.shapes[path]
+        (axes, stacked) = given.uses[path]
+        layers = shape[:stacked]
+        shape = shape[stacked:]
         inputs = tuple(shape[axis] for axis in axes)
         outputs = tuple(n for axis, n in enumerate(shape) if axis not in axes)
-        fan_in, most = math.prod(inputs), min(math.prod(inputs), math.prod(outputs))
+        fan_in = math.prod(inputs)
+        most = min(math.prod(inputs), math.prod(outputs))
         if self.rank > most:
-            name, size = "/".join(path), " x ".join(map(str, shape))
-            raise ArgumentError("trainable", f"lora: {name} is {size}; accepted: ranks up to {most}", self.rank)
+            name = "/".join(path)
+            size = " x ".join(map(str, shape))
+            raise ArgumentError(
+                "trainable", f"lora: {name} is {size}; accepted: ranks up to {most}", self.rank
+            )
         shapes = {A: (*layers, *inputs, self.rank), B: (*layers, self.rank, *outputs)}
         scale = (self.rank if self.alpha is None else self.alpha) / self.rank
 
@@ -169,13 +194,21 @@ class ia3(Adapter):
 
     def parts(self, given: Given) -> dict[Path, Part]:
         """The factors of each weight, which begin at 1."""
-        return {path: self._part(path, given) for path in matching(self.where, given.shapes) if path in given.uses}
+        return {
+            path: self._part(path, given)
+            for path in matching(self.where, given.shapes)
+            if path in given.uses
+        }
 
     def _part(self, path: Path, given: Given) -> Part:
-        shape, (axes, stacked) = given.shapes[path], given.uses[path]
+        shape = given.shapes[path]
+        (axes, stacked) = given.uses[path]
         outputs = tuple(n for axis, n in enumerate(shape[stacked:]) if axis not in axes)
         shapes = {"_ia3": (*shape[:stacked], *outputs)}
-        adapt = lambda weight, leaves: dataclasses.replace(as_adapted(weight, axes, stacked), scale=leaves["_ia3"])
+
+        def adapt(weight, leaves):
+            return dataclasses.replace(as_adapted(weight, axes, stacked), scale=leaves["_ia3"])
+
         return Part(shapes, lambda key: {"_ia3": jnp.ones(shapes["_ia3"])}, adapt)
 
 
@@ -198,7 +231,9 @@ class prompt(Adapter):
         found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]
         if not found:
             paths = ", ".join("/".join(path) for path in given.inputs if path)
-            raise ArgumentError("trainable", f"prompt: no module's path matches; modules: {paths}", self.where)
+            raise ArgumentError(
+                "trainable", f"prompt: no module's path matches; modules: {paths}", self.where
+            )
         for path in found:
             if len(given.inputs[path]) != 3:
                 text = f"prompt: {'/'.join(path)} gets {given.inputs[path]}; accepted: modules that get (B, T, width)"
@@ -213,7 +248,11 @@ def itself(shape: tuple[int, ...]) -> Part:
 
 def as_adapted(weight: Any, inputs: tuple[int, ...], stacked: int) -> Adapted:
     """A frozen weight to which nothing is added yet; an adapted one as it is."""
-    return weight if isinstance(weight, Adapted) else Adapted(weight, None, None, None, inputs, stacked)
+    return (
+        weight
+        if isinstance(weight, Adapted)
+        else Adapted(weight, None, None, None, inputs, stacked)
+    )
 
 
 def matching(where: str, paths: Iterable[Path]) -> list[Path]:
@@ -224,7 +263,11 @@ def matching(where: str, paths: Iterable[Path]) -> list[Path]:
 
 def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
     """One or several adapters or regular expressions as adapters. Raises `ArgumentError` for anything else."""
-    each = trainable if isinstance(trainable, Sequence) and not isinstance(trainable, str) else [trainable]
+    each = (
+        trainable
+        if isinstance(trainable, Sequence) and not isinstance(trainable, str)
+        else [trainable]
+    )
     found = [Themselves(one) if isinstance(one, str) else one for one in each]
     for one in found:
         if not isinstance(one, Adapter):
@@ -242,12 +285,20 @@ def parts_of(trainable: Any, given: Given) -> dict[Path, list[Part]]:
     for one in as_adapters(trainable):
         parts = one.parts(given)
         if not parts and not one.prompts(given):
-            kind = ["/".join(path) for path in given.shapes if not isinstance(one, lora | ia3) or path in given.uses]
+            kind = [
+                "/".join(path)
+                for path in given.shapes
+                if not isinstance(one, lora | ia3) or path in given.uses
+            ]
             shown = one.where if isinstance(one, Themselves) else one
-            raise ArgumentError("trainable", f"matches no parameter; accepted: {', '.join(kind)}", shown)
+            raise ArgumentError(
+                "trainable", f"matches no parameter; accepted: {', '.join(kind)}", shown
+            )
         for path, part in parts.items():
             names = {name for each in found.get(path, []) for name in each.shapes}
             if names & part.shapes.keys():
-                raise ArgumentError("trainable", f"{'/'.join(path)} is adapted twice in the same way", one)
+                raise ArgumentError(
+                    "trainable", f"{'/'.join(path)} is adapted twice in the same way", one
+                )
             found.setdefault(path, []).append(part)
     return found

@@ -34,8 +34,11 @@ class Cut(NamedTuple):
 
 def cut_of(jaxpr: Any, held: int, trained: int) -> Cut | None:
     """Where a function of `held` frozen arrays, `trained` ones, and inputs (B, *features) is cut; or None."""
-    of_x, late = set(jaxpr.invars[held + trained :]), set(jaxpr.invars[held : held + trained])
-    batch, found, products = jaxpr.invars[held + trained].aval.shape[0], None, 0
+    of_x = set(jaxpr.invars[held + trained :])
+    late = set(jaxpr.invars[held : held + trained])
+    batch = jaxpr.invars[held + trained].aval.shape[0]
+    found = None
+    products = 0
     last = {v: number for number, eqn in enumerate(jaxpr.eqns) for v in variables(eqn.invars)}
     last |= dict.fromkeys(variables(jaxpr.outvars), len(jaxpr.eqns))
     for number, eqn in enumerate(jaxpr.eqns):
@@ -67,15 +70,19 @@ def variables(atoms: Any) -> list[Any]:
 class Traced:
     """A function of parameters and inputs, traced for one batch size."""
 
-    def __init__(self, network: AdaptedNetwork, fn: Callable[..., PyTree], params: Params, x: PyTree):
+    def __init__(
+        self, network: AdaptedNetwork, fn: Callable[..., PyTree], params: Params, x: PyTree
+    ):
         def run(frozen, params, x):
             with given(network, frozen):
                 return fn(params, x)
 
         self.network = network
         closed, self.shape = jax.make_jaxpr(run, return_shape=True)(network.held, params, x)
-        self.jaxpr, self.consts = closed.jaxpr, closed.consts
-        self.held, self.trained = len(jax.tree.leaves(network.own)), len(jax.tree.leaves(params))
+        self.jaxpr = closed.jaxpr
+        self.consts = closed.consts
+        self.held = len(jax.tree.leaves(network.own))
+        self.trained = len(jax.tree.leaves(params))
         self.cut = cut_of(self.jaxpr, self.held, self.trained)
 
     def features(self, x: PyTree) -> Array:
@@ -83,7 +90,9 @@ class Traced:
         assert self.cut
         frozen = jax.tree.leaves(self.network.held)
         values = dict(zip(self.jaxpr.invars[: self.held], frozen, strict=True))
-        values |= dict(zip(self.jaxpr.invars[self.held + self.trained :], jax.tree.leaves(x), strict=True))
+        values |= dict(
+            zip(self.jaxpr.invars[self.held + self.trained :], jax.tree.leaves(x), strict=True)
+        )
         return self._run(values, self.jaxpr.eqns[: self.cut.equations], [self.cut.array])[0]
 
     def resumed(self, params: Params, features: Array) -> PyTree:
@@ -94,11 +103,16 @@ class Traced:
         values[self.cut.array] = features.astype(self.cut.array.aval.dtype)
         skipped = self.cut.before
         rest = [eqn for eqn in self.jaxpr.eqns if not skipped & set(eqn.outvars)]
-        return jax.tree.unflatten(jax.tree.structure(self.shape), self._run(values, rest, self.jaxpr.outvars))
+        return jax.tree.unflatten(
+            jax.tree.structure(self.shape), self._run(values, rest, self.jaxpr.outvars)
+        )
 
     def _run(self, values: dict, equations: list[Any], results: list[Any]) -> list[Any]:
         values |= dict(zip(self.jaxpr.constvars, self.consts, strict=True))
-        read = lambda v: v.val if isinstance(v, core.Literal) else values[v]
+
+        def read(v):
+            return v.val if isinstance(v, core.Literal) else values[v]
+
         for eqn in equations:
             if all(isinstance(v, core.Literal) or v in values for v in eqn.invars):
                 with eqn.ctx.manager:
@@ -115,9 +129,15 @@ class Behind(Network):
     """
 
     def __init__(self, whole: AdaptedNetwork, features: jax.ShapeDtypeStruct, saved: float):
-        self.whole, self.inputs, self.example, self.saved = whole, whole.example, features, saved
-        self.shapes, self.statistics, self.collections = whole.shapes, whole.statistics, whole.collections
-        self.fixed, self.own = whole.fixed, whole.own
+        self.whole = whole
+        self.inputs = whole.example
+        self.example = features
+        self.saved = saved
+        self.shapes = whole.shapes
+        self.statistics = whole.statistics
+        self.collections = whole.collections
+        self.fixed = whole.fixed
+        self.own = whole.own
 
     def on(self, plan: Any) -> PyTree:
         return self.whole.on(plan)
@@ -125,7 +145,9 @@ class Behind(Network):
     def init(self, key: Key) -> Params:
         return self.whole.init(key)
 
-    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Array, Params]:
+    def forward(
+        self, params: Params, x: PyTree, mode: Mode, around: Around | None = None
+    ) -> tuple[Array, Params]:
         del around  # no module is called
         return self._after(lambda params, x: self.whole.forward(params, x, mode), params, x)
 
@@ -152,11 +174,15 @@ class Behind(Network):
         return self.whole.called
 
     def _after(self, fn: Callable[..., PyTree], params: Params, features: Array) -> PyTree:
-        inputs = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(features), *x.shape[1:]), x.dtype), self.inputs)
+        inputs = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((len(features), *x.shape[1:]), x.dtype), self.inputs
+        )
         return Traced(self.whole, fn, params, inputs).resumed(params, features)
 
 
-def last_dense(network: Network, params: Params, x: PyTree, mode: Mode) -> list[tuple[Array, Array]]:
+def last_dense(
+    network: Network, params: Params, x: PyTree, mode: Mode
+) -> list[tuple[Array, Array]]:
     """`Network.dense` as far as `Model.features` and `Model.embedding` read it."""
     *hidden, last = network.dense(params, x, mode)
     return [pair for pair in hidden[-1:] if pair[1].shape == last[0].shape] + [last]
@@ -170,12 +196,18 @@ def behind(network: Network) -> Behind | str:
         return "batch statistics are trained"
     if network.stochastic:
         return "training draws random numbers, such as for dropout"
-    forward = lambda params, x: network.forward(params, x, None)
+
+    def forward(params, x):
+        return network.forward(params, x, None)
+
     whole = Traced(network, forward, network.shapes, network.example)
     if whole.cut is None:
         return "no single array separates the frozen layers from what is trained"
     try:
-        last = lambda params, x: last_dense(network, params, x, None)
+
+        def last(params, x):
+            return last_dense(network, params, x, None)
+
         dense = Traced(network, last, network.shapes, network.example).cut
     except ArgumentError:  # it has no dense layer
         dense = whole.cut
@@ -188,5 +220,8 @@ def behind(network: Network) -> Behind | str:
 
 def features_of(network: Behind, x: PyTree) -> Array:
     """The features (B, ...) of inputs (B, *features)."""
-    forward = lambda params, x: network.whole.forward(params, x, None)
+
+    def forward(params, x):
+        return network.whole.forward(params, x, None)
+
     return Traced(network.whole, forward, network.shapes, x).features(x)

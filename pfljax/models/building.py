@@ -51,7 +51,9 @@ class Sizes:
     def vit(self) -> nn.Module:
         """A vision Transformer."""
         style = self.style or "vit"
-        return transformers.ViT(patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, style=style)
+        return transformers.ViT(
+            patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, style=style
+        )
 
     def transformer(self) -> nn.Module:
         """A decoder."""
@@ -78,8 +80,10 @@ NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
 }
 
 FEATURES = 512  # of all networks in a family
-_cnn, _resnet = networks.FemnistCNN(hidden=FEATURES), functools.partial(networks.ResNet, features=FEATURES)
-_resnet18, _resnet34 = _resnet(), _resnet(blocks=(3, 4, 6, 3))
+_cnn = networks.FemnistCNN(hidden=FEATURES)
+_resnet = functools.partial(networks.ResNet, features=FEATURES)
+_resnet18 = _resnet()
+_resnet34 = _resnet(blocks=(3, 4, 6, 3))
 _four: dict[str, nn.Module] = {
     "cnn": _cnn,
     "googlenet": networks.GoogLeNet(features=FEATURES),
@@ -90,11 +94,18 @@ _four: dict[str, nn.Module] = {
 # al., KDD 2025), with group norm in place of batch norm.
 FAMILIES: dict[str, dict[str, nn.Module]] = {
     "htfe2": {"cnn": _cnn, "resnet18": _resnet18},
-    "htfe3": {"resnet10": _resnet(blocks=(1, 1, 1, 1)), "resnet18": _resnet18, "resnet34": _resnet34},
+    "htfe3": {
+        "resnet10": _resnet(blocks=(1, 1, 1, 1)),
+        "resnet18": _resnet18,
+        "resnet34": _resnet34,
+    },
     "htfe4": _four,
     "htfe8": _four
     | {"resnet34": _resnet34, "resnet50": _resnet(blocks=(3, 4, 6, 3), bottleneck=True)}
-    | {f"resnet{n}": _resnet(blocks=(3, m, r, 3), bottleneck=True) for n, m, r in ((101, 4, 23), (152, 8, 36))},
+    | {
+        f"resnet{n}": _resnet(blocks=(3, m, r, 3), bottleneck=True)
+        for n, m, r in ((101, 4, 23), (152, 8, 36))
+    },
 }
 TOKENS = (recurrent.CharacterLSTM, transformers.Transformer)  # networks that read integers
 SEQUENCES = ("lstm", "transformer")  # networks with outputs at every position
@@ -171,11 +182,22 @@ def build(
         dtypes = [leaf.dtype for leaf in jax.tree.leaves(input_shape)]
         wrong = {str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.integer)}
         if wrong:
-            raise ArgumentError("model", f"takes tokens, but x is {', '.join(sorted(wrong))}; accepted: integers", name)
+            raise ArgumentError(
+                "model",
+                f"takes tokens, but x is {', '.join(sorted(wrong))}; accepted: integers",
+                name,
+            )
     if is_shape:
         input_shape = jax.ShapeDtypeStruct(tuple(input_shape), dtype)
-    integer = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, TOKENS)
-    batch_of = lambda num, leaf: leaf.update(shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype)
+
+    def integer(leaf):
+        return jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, TOKENS)
+
+    def batch_of(num, leaf):
+        return leaf.update(
+            shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype
+        )
+
     # Of several examples, whose number is no other size, so that mistaking one axis for another shows.
     several = next(num for num in itertools.count(2) if num not in (outputs, *(target_shape or ())))
     inputs = jax.tree.map(functools.partial(batch_of, several), input_shape)
@@ -185,7 +207,12 @@ def build(
     elif model.example_input is None:
         model = dataclasses.replace(model, example_input=example)
     criterion = losses.named(loss, task)
-    options = {"task": task, "criterion": criterion, "target_shape": target_shape, "dtype": computes_in}
+    options = {
+        "task": task,
+        "criterion": criterion,
+        "target_shape": target_shape,
+        "dtype": computes_in,
+    }
     built = dataclasses.replace(model, module=module, **options)
     check_outputs(built, inputs, outputs, name)
     if criterion is not None:
@@ -212,7 +239,10 @@ def called(model: Any, outputs: int, name: str) -> Any:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", name) from error
     if "num_classes" in arguments:
         model = functools.partial(model, num_classes=outputs)
-    elif any(a.kind <= a.POSITIONAL_OR_KEYWORD and a.default is a.empty and n != "rngs" for n, a in arguments.items()):
+    elif any(
+        a.kind <= a.POSITIONAL_OR_KEYWORD and a.default is a.empty and n != "rngs"
+        for n, a in arguments.items()
+    ):
         model = functools.partial(model, outputs)
     try:
         return model if "rngs" in arguments else model()
@@ -220,7 +250,9 @@ def called(model: Any, outputs: int, name: str) -> Any:
         raise
     except Exception as error:  # a user's function
         line = (str(error).splitlines() or [""])[0]
-        raise ArgumentError("model", f"raised {type(error).__name__}: {line}; accepted: {ACCEPTED}", name) from error
+        raise ArgumentError(
+            "model", f"raised {type(error).__name__}: {line}; accepted: {ACCEPTED}", name
+        ) from error
 
 
 def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None:
@@ -234,8 +266,14 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
     except Exception as error:
         line = (str(error).splitlines() or [""])[0]
         flat = len(getattr(inputs, "shape", ())) == 3
-        hint = "; if x has images, add an axis for their channels, as x[..., None] does" if flat else ""
-        raise ArgumentError("model", f"fails on inputs of shape {told}: {line}{hint}", name) from error
+        hint = (
+            "; if x has images, add an axis for their channels, as x[..., None] does"
+            if flat
+            else ""
+        )
+        raise ArgumentError(
+            "model", f"fails on inputs of shape {told}: {line}{hint}", name
+        ) from error
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)):
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
     if not isinstance(found, jax.ShapeDtypeStruct):
@@ -246,29 +284,42 @@ def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None
     places = features if len(features) == 1 and model.target_shape is None else []
     if model.target_shape is not None and (model.target_shape or model.task == "multilabel"):
         wanted = (*model.target_shape, *[outputs] * (model.task == "classification"))
-        each, accepted = (", ".join(map(str, ("batch", *shape))) for shape in (model.target_shape, wanted))
-        accepted = f"({accepted}) for targets of shape ({each}); one class per example needs integers (n,)"
+        each, accepted = (
+            ", ".join(map(str, ("batch", *shape))) for shape in (model.target_shape, wanted)
+        )
+        accepted = (
+            f"({accepted}) for targets of shape ({each}); one class per example needs integers (n,)"
+        )
         shapes = [(batch, *wanted)]
     elif model.task == "regression":
-        shapes, accepted = [(batch,)], "(batch,) or (batch, 1) values for regression; classes need integers, not floats"
+        shapes = [(batch,)]
+        accepted = "(batch,) or (batch, 1) values for regression; classes need integers, not floats"
     else:
-        shapes, accepted = [(batch, outputs), (batch, *places, outputs)], f"(batch, {outputs}) logits"
+        shapes = [(batch, outputs), (batch, *places, outputs)]
+        accepted = f"(batch, {outputs}) logits"
     if found.shape not in shapes:
         given = ", ".join(["batch", *map(str, found.shape[1:])])
-        raise ArgumentError("model", f"returns outputs of shape ({given}); accepted: {accepted}", name)
+        raise ArgumentError(
+            "model", f"returns outputs of shape ({given}); accepted: {accepted}", name
+        )
     if not jnp.issubdtype(found.dtype, jnp.floating):
         raise ArgumentError("model", f"returns outputs of {found.dtype}; accepted: floats", name)
     if model.task != "regression":
         if ends_in(traced.jaxpr, "logistic"):
             raise ArgumentError("model", OF_SIGMOID, name)
         # A softmax ends in a division; only a network that has one is worth evaluating.
-        divides = any(e.primitive.name == "div" and e.outvars[0].aval.size == found.size for e in equations(traced))
+        divides = any(
+            e.primitive.name == "div" and e.outvars[0].aval.size == found.size
+            for e in equations(traced)
+        )
         if divides and sum_to_1(model.apply(model.init(jax.random.key(0)), random_like(inputs))):
             raise ArgumentError("model", OF_SOFTMAX, name)
 
 
 OF_SIGMOID = "returns probabilities, those of a sigmoid; accepted: logits, so leave out the sigmoid at its end"
-OF_SOFTMAX = "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
+OF_SOFTMAX = (
+    "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
+)
 
 
 def random_like(shapes: PyTree) -> PyTree:
@@ -289,7 +340,15 @@ def sum_to_1(outputs: Array) -> bool:
 
 
 # Operations that only move numbers or change their type, and those that call an inner function.
-MOVES = {"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose", "convert_element_type", "copy"}
+MOVES = {
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "broadcast_in_dim",
+    "transpose",
+    "convert_element_type",
+    "copy",
+}
 MOVES |= {"stop_gradient", "concatenate"}
 CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "checkpoint", "closed_call"}
 
@@ -308,6 +367,9 @@ def ends_in(jaxpr: Any, operation: str, place: int = 0) -> bool:
             return all(map(is_from, eqn.invars))
         if eqn.primitive.name not in CALLS:
             return False
-        return any(ends_in(inner, operation, eqn.outvars.index(value)) for inner in core.jaxprs_in_params(eqn.params))
+        return any(
+            ends_in(inner, operation, eqn.outvars.index(value))
+            for inner in core.jaxprs_in_params(eqn.params)
+        )
 
     return is_from(jaxpr.outvars[place])

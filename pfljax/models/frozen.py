@@ -41,32 +41,56 @@ class AdaptedNetwork(Network):
     """
 
     def __init__(self, base: Network, frozen: Frozen, trainable: Any, dtype: str):
-        self.base, self.example, self.frozen = base, base.example, frozen
-        self.collections, self.fixed = base.collections, False
+        self.base = base
+        self.example = base.example
+        self.frozen = frozen
+        self.collections = base.collections
+        self.fixed = False
         shapes = by_name(base.shapes)
         seen = self._given()
         self.parts = parts_of(trainable, seen)
-        for path in base.statistics:  # small, and worth nothing if they do not belong to the clients' data
+        # small, and worth nothing if they do not belong to the clients' data
+        for path in base.statistics:
             self.parts.setdefault(path, [itself(seen.shapes[path])])
         for parts in self.parts.values():
-            parts.sort(key=lambda part: "" not in part.shapes)  # adapters come on top of what is trained itself
-        self.prompts = {path: shape for one in as_adapters(trainable) for path, shape in one.prompts(seen).items()}
+            # adapters come on top of what is trained itself
+            parts.sort(key=lambda part: "" not in part.shapes)
+        self.prompts = {
+            path: shape
+            for one in as_adapters(trainable)
+            for path, shape in one.prompts(seen).items()
+        }
         themselves = frozenset(path for path, parts in self.parts.items() if "" in parts[0].shapes)
         key = dtype, themselves, described(shapes)
-        self.own: dict[str, dict[str, np.ndarray]] = frozen.once(key, lambda: self._arrays(themselves, dtype))
-        new = {beside(path, name): (shapes[path], name, shape) for path, name, shape in self._trained()}
-        kind = lambda leaf, name, shape: jax.ShapeDtypeStruct(shape, leaf.dtype if name == "" else jnp.float32)
+        self.own: dict[str, dict[str, np.ndarray]] = frozen.once(
+            key, lambda: self._arrays(themselves, dtype)
+        )
+        new = {
+            beside(path, name): (shapes[path], name, shape) for path, name, shape in self._trained()
+        }
+
+        def kind(leaf, name, shape):
+            return jax.ShapeDtypeStruct(shape, leaf.dtype if name == "" else jnp.float32)
+
         leaves = {path: kind(*each) for path, each in new.items()}
-        leaves |= {(*path, PROMPT): jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in self.prompts.items()}
+        leaves |= {
+            (*path, PROMPT): jax.ShapeDtypeStruct(shape, jnp.float32)
+            for path, shape in self.prompts.items()
+        }
         self.shapes = nested(leaves)
         self.statistics = base.statistics
 
     def init(self, key: Key) -> Params:
         start = by_name(self.base.init(key))
-        leaves, initial = {}, self.held["initial"]
+        leaves = {}
+        initial = self.held["initial"]
         for number, (path, parts) in enumerate(sorted(self.parts.items())):
             for part in parts:
-                found = part.init(jax.random.fold_in(key, 1 + number)) if part.init else {"": start[path]}
+                found = (
+                    part.init(jax.random.fold_in(key, 1 + number))
+                    if part.init
+                    else {"": start[path]}
+                )
                 if not part.init and "/".join(path) in initial:
                     found = {"": initial["/".join(path)].astype(start[path].dtype)}
                 leaves |= {beside(path, name): leaf for name, leaf in found.items()}
@@ -82,7 +106,9 @@ class AdaptedNetwork(Network):
         def run(whole, prompts, x, mode):
             def around(path, kind, fn, args, kwargs):
                 tokens = prompts.get("/".join(path))
-                return fn(*args, **kwargs) if tokens is None else with_tokens(tokens, fn, args, kwargs)
+                return (
+                    fn(*args, **kwargs) if tokens is None else with_tokens(tokens, fn, args, kwargs)
+                )
 
             outputs, written = self.base.forward(whole, x, mode, around if prompts else None)
             written = by_name(written)
@@ -93,27 +119,37 @@ class AdaptedNetwork(Network):
 
     def exported(self, params: Params) -> tuple[Any, Any]:
         if self.prompts:
-            raise ArgumentError("model", "has prompts, which no module contains; use Result.predict")
+            raise ArgumentError(
+                "model", "has prompts, which no module contains; use Result.predict"
+            )
         return self.base.exported(self.merged(params))
 
     def merged(self, params: Params) -> Params:
         """All parameters of the whole network, adapters merged."""
-        return jax.tree.map(merged, self._whole(params), is_leaf=lambda leaf: not isinstance(leaf, dict))
+        return jax.tree.map(
+            merged, self._whole(params), is_leaf=lambda leaf: not isinstance(leaf, dict)
+        )
 
     def factors(self, params: Params) -> dict[Path, Factors]:
-        leaves, found = by_name(params), {}
+        leaves = by_name(params)
+        found = {}
         for path, layers, _ in self._low_rank:
-            a, b = leaves[beside(path, A)], leaves[beside(path, B)]
+            a = leaves[beside(path, A)]
+            b = leaves[beside(path, B)]
             rank = a.shape[-1]
-            found[beside(path, A)] = Factors(a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
+            found[beside(path, A)] = Factors(
+                a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
+            )
         return found
 
     def with_factors(self, params: Params, factors: Mapping[Path, Factors]) -> Params:
         leaves = by_name(params)
         for path, _, stacked in self._low_rank:
-            name_a, name_b = beside(path, A), beside(path, B)
+            name_a = beside(path, A)
+            name_b = beside(path, B)
             a, b = factors[name_a]
-            old_a, old_b = leaves[name_a].shape, leaves[name_b].shape
+            old_a = leaves[name_a].shape
+            old_b = leaves[name_b].shape
             leaves[name_a] = a.reshape(*old_a[:-1], a.shape[-1])
             leaves[name_b] = b.reshape(*old_b[:stacked], b.shape[1], *old_b[stacked + 1 :])
         return nested(leaves)
@@ -151,7 +187,9 @@ class AdaptedNetwork(Network):
     def digest(self) -> str:
         found = hashlib.sha256()
         for name, array in sorted((self.own["frozen"] | self.own["initial"]).items()):
-            found.update(f"{name}{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+            found.update(
+                f"{name}{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+            )
         return found.hexdigest()[:16]
 
     def _trained(self) -> list[tuple[Path, str, tuple[int, ...]]]:
@@ -168,22 +206,34 @@ class AdaptedNetwork(Network):
         base = self.base
         shapes = {path: leaf.shape for path, leaf in by_name(base.shapes).items()}
         names: Any = jax.tree.leaves(by_path(lambda path: "/".join(path), base.shapes))
-        run = lambda params, x: base.forward(params, x, None)[0]
+
+        def run(params, x):
+            return base.forward(params, x, None)[0]
+
         traced = jax.make_jaxpr(run)(base.shapes, base.example)
         none = [None] * len(jax.tree.leaves(base.example))
         found = {tuple(name.split("/")): use for name, use in uses(traced.jaxpr, [*names, *none])}
-        numbers = {branch: number for number, branches in enumerate(base.layers) for branch in branches}
+        numbers = {
+            branch: number for number, branches in enumerate(base.layers) for branch in branches
+        }
         layers: list[list[Path]] = [[] for _ in base.layers]
         for path, above in base.above.items():
             layers[next(numbers[branch] for branch in above if branch in numbers)].append(path)
         calls: list[Call] = []
-        jax.eval_shape(lambda params, x: calls.extend(base.calls(params, x, None)), base.shapes, base.example)
-        inputs = {call.path: call.args[0].shape for call in calls if call.args and hasattr(call.args[0], "shape")}
+        jax.eval_shape(
+            lambda params, x: calls.extend(base.calls(params, x, None)), base.shapes, base.example
+        )
+        inputs = {
+            call.path: call.args[0].shape
+            for call in calls
+            if call.args and hasattr(call.args[0], "shape")
+        }
         return Given(shapes, found, layers, inputs)
 
     def _arrays(self, themselves: Collection[Path], dtype: str) -> dict[str, dict[str, np.ndarray]]:
         """The frozen arrays in their type, and initial values of what is trained itself, as far as they fit."""
-        shapes, source = by_name(self.base.shapes), self.frozen.source
+        shapes = by_name(self.base.shapes)
+        source = self.frozen.source
         values = self.frozen.values(shapes)
         missing = [path for path in shapes if path not in values and path not in themselves]
         if missing:
@@ -192,22 +242,32 @@ class AdaptedNetwork(Network):
             raise ArgumentError("frozen", f"{source}: lacks {names}{more}, which are not trained")
         found: dict[str, dict[str, np.ndarray]] = {"frozen": {}, "initial": {}}
         for path, value in values.items():
-            name, shape, own = "/".join(path), shapes[path], path in themselves
+            name = "/".join(path)
+            shape = shapes[path]
+            own = path in themselves
             if value.shape == shape.shape:
                 narrow = not own and jnp.issubdtype(shape.dtype, jnp.floating)
-                found["initial" if own else "frozen"][name] = value.astype(jnp.dtype(dtype) if narrow else shape.dtype)
+                found["initial" if own else "frozen"][name] = value.astype(
+                    jnp.dtype(dtype) if narrow else shape.dtype
+                )
             elif not own:
-                raise ArgumentError("frozen", f"{source}: {name} has shape {value.shape}; accepted: {shape.shape}")
+                raise ArgumentError(
+                    "frozen", f"{source}: {name} has shape {value.shape}; accepted: {shape.shape}"
+                )
         return found
 
     def _whole(self, params: Params) -> Params:
         """The whole network's parameters, with adapted values where adapters are."""
-        shapes, trained = by_name(self.base.shapes), by_name(params)
-        frozen, whole = self.held["frozen"], {}
+        shapes = by_name(self.base.shapes)
+        trained = by_name(params)
+        frozen = self.held["frozen"]
+        whole = {}
         for path in shapes:
             value = frozen.get("/".join(path))
             for part in self.parts.get(path, ()):
-                value = part.adapt(value, {name: trained[beside(path, name)] for name in part.shapes})
+                value = part.adapt(
+                    value, {name: trained[beside(path, name)] for name in part.shapes}
+                )
             whole[path] = value
         return nested(whole)
 
@@ -255,7 +315,10 @@ class Frozen:
         """
         for path in self._values:
             if path not in shapes:
-                raise ArgumentError("frozen", f"has {'/'.join(path)}, which the network lacks; it has {named(shapes)}")
+                raise ArgumentError(
+                    "frozen",
+                    f"has {'/'.join(path)}, which the network lacks; it has {named(shapes)}",
+                )
         return self._values
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -276,10 +339,14 @@ def leaves_of(frozen: Any) -> dict[Path, Any]:
     if is_flax(type(frozen), {"State", "Module"}) and not isinstance(frozen, nn.Module):
         from flax import nnx
 
-        state = frozen if isinstance(frozen, nnx.State) else nnx.state(frozen, nnx.Not(nnx.RngState))
+        state = (
+            frozen if isinstance(frozen, nnx.State) else nnx.state(frozen, nnx.Not(nnx.RngState))
+        )
         return {tuple(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(state)}
     if not isinstance(frozen, Mapping):
-        raise ArgumentError("frozen", "accepted: a tree of arrays, such as a Linen module's variables", type(frozen))
+        raise ArgumentError(
+            "frozen", "accepted: a tree of arrays, such as a Linen module's variables", type(frozen)
+        )
     variables = nn.unbox(dict(frozen))
     if isinstance(variables.get("params"), Mapping):
         variables = {**variables.pop("params"), **variables}

@@ -33,15 +33,25 @@ class Networks:
 
     def __post_init__(self):
         pairs = self.networks.items() if isinstance(self.networks, Mapping) else self.networks
-        if frozen := [name for name, model in pairs if isinstance(model, Model) and model.frozen is not None]:
-            raise ArgumentError("model", "accepted: networks without frozen parts, if they differ", frozen[0])
-        object.__setattr__(self, "networks", tuple((str(name), module_of(model)) for name, model in pairs))
+        if frozen := [
+            name for name, model in pairs if isinstance(model, Model) and model.frozen is not None
+        ]:
+            raise ArgumentError(
+                "model", "accepted: networks without frozen parts, if they differ", frozen[0]
+            )
+        object.__setattr__(
+            self, "networks", tuple((str(name), module_of(model)) for name, model in pairs)
+        )
         if len(self.networks) < 2:
-            raise ArgumentError("model", "accepted: at least two networks by name, or one module", self.names)
+            raise ArgumentError(
+                "model", "accepted: at least two networks by name, or one module", self.names
+            )
         if self.clients is not None:
             object.__setattr__(self, "clients", tuple(map(str, self.clients)))
             if unknown := set(self.clients or ()) - set(self.names):
-                raise ArgumentError("model", f"accepted as clients' networks: {', '.join(self.names)}", min(unknown))
+                raise ArgumentError(
+                    "model", f"accepted as clients' networks: {', '.join(self.names)}", min(unknown)
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,8 +101,12 @@ class Groups:
 
     def described(self, num_clients: int) -> str:
         """Each group's name, number of clients and number of parameters per model, in words."""
-        counts, told = Counter(self.of_clients(num_clients)), zip(self.names, self.models, strict=True)
-        return "; ".join(f"{name}: {counts[name]} clients, {model.num_parameters:,} parameters" for name, model in told)
+        counts = Counter(self.of_clients(num_clients))
+        told = zip(self.names, self.models, strict=True)
+        return "; ".join(
+            f"{name}: {counts[name]} clients, {model.num_parameters:,} parameters"
+            for name, model in told
+        )
 
 
 def grouped(networks: Networks, models: Sequence[Model], num_clients: int) -> Groups:
@@ -109,6 +123,8 @@ def grouped(networks: Networks, models: Sequence[Model], num_clients: int) -> Gr
     given = None
     if networks.clients is not None:
         if len(networks.clients) != num_clients:
-            raise ArgumentError("model", f"accepted: the network of each of {num_clients} clients", networks.clients)
+            raise ArgumentError(
+                "model", f"accepted: the network of each of {num_clients} clients", networks.clients
+            )
         given = np.asarray([networks.names.index(name) for name in networks.clients], np.int8)
     return Groups(networks.names, tuple(models), given)

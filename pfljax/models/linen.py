@@ -15,20 +15,28 @@ from pfljax.models.structure import Around, Network, flags, key_and_mask, withou
 
 class LinenNetwork(Network):
     def __init__(self, module: nn.Module, example: PyTree):
-        self.module, self.example = module, example
+        self.module = module
+        self.example = example
         params, rest = jax.eval_shape(self._variables, jax.random.key(0))
-        self.collections, self.shapes = tuple(rest), {**params, **rest}
+        self.collections = tuple(rest)
+        self.shapes = {**params, **rest}
         self.statistics = frozenset(path for path in self.above if path[0] in self.collections)
 
     def init(self, key: Key) -> Params:
         params, rest = self._variables(key)
         return {**params, **rest}
 
-    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Any, Params]:
+    def forward(
+        self, params: Params, x: PyTree, mode: Mode, around: Around | None = None
+    ) -> tuple[Any, Params]:
         key, mask = key_and_mask(mode)
 
         def replaced(call, args, kwargs, context):
-            if mask is not None and isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__":
+            if (
+                mask is not None
+                and isinstance(context.module, nn.BatchNorm)
+                and context.method_name == "__call__"
+            ):
                 kwargs = without_padding(mask, call, args, kwargs)
             if around is None or context.method_name == "setup":
                 return call(*args, **kwargs)
@@ -43,8 +51,11 @@ class LinenNetwork(Network):
         options = flags(module, key is not None)
         if key is None:
             return module.apply(variables, x, **options), params
-        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}  # "params" is the fallback stream
-        outputs, written = module.apply(variables, x, **options, rngs=rngs, mutable=list(self.collections))
+        # "params" is the fallback stream
+        rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
+        outputs, written = module.apply(
+            variables, x, **options, rngs=rngs, mutable=list(self.collections)
+        )
         return outputs, params | {name: written[name] for name in self.collections}
 
     @property
@@ -62,7 +73,9 @@ class LinenNetwork(Network):
 
     def exported(self, params: Params) -> tuple[nn.Module, dict[str, Params]]:
         split = {name: params[name] for name in self.collections}
-        return self.module, {"params": {name: leaf for name, leaf in params.items() if name not in split}} | split
+        return self.module, {
+            "params": {name: leaf for name, leaf in params.items() if name not in split}
+        } | split
 
     def _variables(self, key: Key) -> tuple[Params, dict[str, Params]]:
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.example)

@@ -31,7 +31,9 @@ def cross_entropy(
     # One-hot labels: on a CPU, the gradient of a gather is a slow scatter.
     labels = jax.nn.one_hot(y, outputs.shape[-1])
     labels = optax.smooth_labels(labels, label_smoothing) if label_smoothing else labels
-    losses = optax.softmax_cross_entropy(outputs, labels if class_weights is None else labels * class_weights)
+    losses = optax.softmax_cross_entropy(
+        outputs, labels if class_weights is None else labels * class_weights
+    )
     return mean_over_places(losses, y, outputs.shape[-1])
 
 
@@ -55,15 +57,22 @@ def mean_of_values(values: Shaped[Array, "B ..."]) -> Float[Array, " B"]:
     return values if values.ndim == 1 else values.reshape(values.shape[0], -1).mean(axis=1)
 
 
-def mean_over_places(values: Shaped[Array, "B ..."], y: Num[Array, "B ..."], num_classes: int) -> Float[Array, " B"]:
+def mean_over_places(
+    values: Shaped[Array, "B ..."], y: Num[Array, "B ..."], num_classes: int
+) -> Float[Array, " B"]:
     """One value per example: values (B,) unchanged, values (B, T) averaged over the positions where y is a class."""
     if values.ndim == 1:
         return values.astype(jnp.float32)
-    real, places = (y >= 0) & (y < num_classes), tuple(range(1, y.ndim))
+    real = (y >= 0) & (y < num_classes)
+    places = tuple(range(1, y.ndim))
     return jnp.where(real, values, 0).sum(places) / jnp.maximum(real.sum(places), 1)
 
 
-DEFAULTS: dict[Task, Callable[..., Array]] = {"classification": cross_entropy, "regression": mse, "multilabel": bce}
+DEFAULTS: dict[Task, Callable[..., Array]] = {
+    "classification": cross_entropy,
+    "regression": mse,
+    "multilabel": bce,
+}
 LOSSES: dict[str, tuple[Task, Callable[..., Array]]] = {  # by name: their task
     "cross_entropy": ("classification", cross_entropy),
     "mse": ("regression", mse),
@@ -75,7 +84,9 @@ LOSSES: dict[str, tuple[Task, Callable[..., Array]]] = {  # by name: their task
 def check_name(name: str) -> None:
     """Raises `ArgumentError` if there is no loss of a name."""
     if name != "auto" and name not in LOSSES:
-        raise ArgumentError("loss", f"is no function, and unknown; {nearest(name, ['auto', *LOSSES])}", name)
+        raise ArgumentError(
+            "loss", f"is no function, and unknown; {nearest(name, ['auto', *LOSSES])}", name
+        )
 
 
 def named(loss: str | Loss, task: Task) -> Loss | None:
@@ -87,19 +98,25 @@ def named(loss: str | Loss, task: Task) -> Loss | None:
         return loss
     if loss != "auto" and LOSSES[loss][0] != task:
         known = [name for name, (of, _) in LOSSES.items() if of == task]
-        raise ArgumentError("loss", f"accepted for {task}: auto, {', '.join(known)}, or a function", loss)
+        raise ArgumentError(
+            "loss", f"accepted for {task}: auto, {', '.join(known)}, or a function", loss
+        )
     return None if loss == "auto" or LOSSES[loss][1] is DEFAULTS[task] else LOSSES[loss][1]
 
 
 def check(loss: Loss, outputs: jax.ShapeDtypeStruct, y: jax.ShapeDtypeStruct) -> None:
     """Raises `ArgumentError` if a loss fails on outputs (B, ...) and targets (B, ...), or is not (B,) numbers."""
-    given, name = f"outputs {outputs.shape} and y {y.shape}", getattr(loss, "__name__", type(loss).__name__)
+    given = f"outputs {outputs.shape} and y {y.shape}"
+    name = getattr(loss, "__name__", type(loss).__name__)
     try:
         found: Any = jax.eval_shape(loss, outputs, y)
     except Exception as error:  # a user's function
         line = (str(error).splitlines() or [""])[0]
-        raise ArgumentError("loss", f"for {given}, raised {type(error).__name__}: {line}", name) from error
-    shape, dtype = getattr(found, "shape", None), getattr(found, "dtype", jnp.int32)
+        raise ArgumentError(
+            "loss", f"for {given}, raised {type(error).__name__}: {line}", name
+        ) from error
+    shape = getattr(found, "shape", None)
+    dtype = getattr(found, "dtype", jnp.int32)
     if shape != outputs.shape[:1] or not jnp.issubdtype(dtype, jnp.floating):
         what = f"shape {shape} of {dtype}" if shape is not None else type(found).__name__
         text = f"returns {what} for {given}; accepted: one float per example, shape {outputs.shape[:1]}"

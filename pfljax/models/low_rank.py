@@ -29,29 +29,38 @@ class Adapted:
     a: Array | None  # A, the axes of `inputs` and one for the rank; or None
     b: Array | None  # B, an axis for the rank and W's other axes; None if A is
     scale: Array | None  # s, factors of the outputs, W's other axes; or None
-    inputs: tuple[int, ...]  # the axes of W over which products sum, without those of stacked layers
-    stacked: int = 0  # number of leading axes for stacked layers, which `a`, `b` and `scale` have, too
+    # the axes of W over which products sum, without those of stacked layers
+    inputs: tuple[int, ...]
+    # number of leading axes for stacked layers, which `a`, `b` and `scale` have, too
+    stacked: int = 0
 
     @property
     def outputs(self) -> tuple[int, ...]:
         """The axes of W that products keep, without those of stacked layers."""
-        return tuple(axis for axis in range(self.weight.ndim - self.stacked) if axis not in self.inputs)
+        return tuple(
+            axis for axis in range(self.weight.ndim - self.stacked) if axis not in self.inputs
+        )
 
     def merged(self) -> Array:
         """The weight that gives the same products."""
-        stacked, shape = self.stacked, self.weight.shape
+        stacked = self.stacked
+        shape = self.weight.shape
         layers = math.prod(shape[:stacked])
         order = [*self.inputs, *self.outputs]
         back = (0, *(1 + order.index(axis) for axis in range(len(order))))
         weight = self.weight
         if self.scale is not None:
-            ones = [shape[stacked + axis] if axis in self.outputs else 1 for axis in range(len(order))]
+            ones = [
+                shape[stacked + axis] if axis in self.outputs else 1 for axis in range(len(order))
+            ]
             weight = weight * self.scale.reshape(*shape[:stacked], *ones)
         if self.a is None or self.b is None:
             return weight
         rank = self.a.shape[-1]
         product = self.a.reshape(layers, -1, rank) @ self.b.reshape(layers, rank, -1)
-        product = product.reshape(layers, *(shape[stacked + axis] for axis in order)).transpose(back)
+        product = product.reshape(layers, *(shape[stacked + axis] for axis in order)).transpose(
+            back
+        )
         return weight + product.reshape(shape)
 
     def slices(self) -> Adapted:
@@ -65,7 +74,8 @@ jax.tree_util.register_dataclass(Adapted, ["weight", "a", "b", "scale"], ["input
 class Use(NamedTuple):
     """How a network multiplies by a parameter."""
 
-    inputs: tuple[int, ...]  # the parameter's axes over which products sum, without those of stacked layers
+    # the parameter's axes over which products sum, without those of stacked layers
+    inputs: tuple[int, ...]
     stacked: int  # number of leading axes for layers that a scan goes through
 
 
@@ -84,7 +94,10 @@ def adapted(fn: Callable[..., PyTree], *args: PyTree) -> PyTree:
     if not any(map(is_adapted, leaves)):
         return fn(*args)
     plain = [leaf.weight if isinstance(leaf, Adapted) else leaf for leaf in leaves]
-    of_leaves = lambda *leaves: fn(*jax.tree.unflatten(structure, leaves))
+
+    def of_leaves(*leaves):
+        return fn(*jax.tree.unflatten(structure, leaves))
+
     traced, shape = jax.make_jaxpr(of_leaves, return_shape=True)(*plain)
     outputs = evaluate(traced, leaves, operation_of)
     return jax.tree.unflatten(jax.tree.structure(shape), [merged(value) for value in outputs])
@@ -116,10 +129,14 @@ def _uses(jaxpr: Any, given: Sequence[tuple[Any, int] | None]) -> Iterator[tuple
         for place, found in enumerate(operands[:2]):
             if found and (inputs := inputs_of(eqn, place)) is not None:
                 yield found[0], Use(inputs, found[1])
-        for inner in core.jaxprs_in_params(eqn.params) if any(operands) and eqn.primitive in RULES else ():
+        for inner in (
+            core.jaxprs_in_params(eqn.params) if any(operands) and eqn.primitive in RULES else ()
+        ):
             if eqn.primitive is primitives.scan_p:
                 first = sum(sizes_of(eqn))
-                operands = [each and (each[0], each[1] + (n >= first)) for n, each in enumerate(operands)]
+                operands = [
+                    each and (each[0], each[1] + (n >= first)) for n, each in enumerate(operands)
+                ]
             yield from _uses(inner, operands[len(operands) - len(inner.invars) :])
 
 
@@ -131,14 +148,19 @@ def inputs_of(eqn: Any, place: int) -> tuple[int, ...] | None:
     if eqn.primitive is primitives.conv_general_dilated_p and place == 1:
         outputs = eqn.params["dimension_numbers"].rhs_spec[0]
         one = eqn.params["feature_group_count"] == eqn.params["batch_group_count"] == 1
-        return tuple(axis for axis in range(eqn.invars[1].aval.ndim) if axis != outputs) if one else None
+        return (
+            tuple(axis for axis in range(eqn.invars[1].aval.ndim) if axis != outputs)
+            if one
+            else None
+        )
     return None
 
 
 def dot_general(eqn: Any, *args: Any) -> Array | None:
     """x W, or W x, without merging."""
     place = int(is_adapted(args[1]))
-    weight, x = args[place], merged(args[1 - place])
+    weight = args[place]
+    x = merged(args[1 - place])
     if weight.stacked or inputs_of(eqn, place) != weight.inputs:
         return None
     contracted, _ = eqn.params["dimension_numbers"]
@@ -152,8 +174,13 @@ def dot_general(eqn: Any, *args: Any) -> Array | None:
         return y
     places = [weight.inputs.index(axis) for axis in contracted[place]]
     options = {"precision": eqn.params["precision"]}
-    narrow = jax.lax.dot_general(x, weight.a, ((contracted[1 - place], places), ((), ())), **options)  # (..., rank)
-    more = jax.lax.dot_general(narrow, weight.b, (((kept,), (0,)), ((), ())), **options).astype(y.dtype)
+    # (..., rank)
+    narrow = jax.lax.dot_general(
+        x, weight.a, ((contracted[1 - place], places), ((), ())), **options
+    )
+    more = jax.lax.dot_general(narrow, weight.b, (((kept,), (0,)), ((), ())), **options).astype(
+        y.dtype
+    )
     return y + (more if place else jnp.moveaxis(more, range(kept), range(-kept, 0)))
 
 
@@ -161,8 +188,10 @@ def convolution(eqn: Any, x: Any, weight: Any) -> Array | None:
     """A convolution with W without merging: one with A, followed by a product with B."""
     if not is_adapted(weight) or weight.stacked or inputs_of(eqn, 1) != weight.inputs:
         return None
-    x, numbers = merged(x), eqn.params["dimension_numbers"]
-    y, feature = bound(eqn, x, weight.weight), numbers.out_spec[1]
+    x = merged(x)
+    numbers = eqn.params["dimension_numbers"]
+    y = bound(eqn, x, weight.weight)
+    feature = numbers.out_spec[1]
     if weight.scale is not None:
         y = y * weight.scale.reshape([-1 if axis == feature else 1 for axis in range(y.ndim)])
     if weight.a is None:
@@ -183,14 +212,19 @@ def nested(eqn: Any, *args: Any) -> list[Any]:
     args = args[len(args) - len(inner.invars) :]
     if eqn.primitive is not primitives.remat_p:
         return evaluate(inner_of(eqn), args, operation_of)
-    run = lambda *args: [merged(value) for value in evaluate(inner_of(eqn), args, operation_of)]
+
+    def run(*args):
+        return [merged(value) for value in evaluate(inner_of(eqn), args, operation_of)]
+
     options = {name: eqn.params[name] for name in ("prevent_cse", "policy")}
     return jax.checkpoint(run, **options)(*args)
 
 
 def inner_of(eqn: Any) -> Any:
     """The traced function in an equation, with its constants."""
-    return next(value for value in eqn.params.values() if isinstance(value, core.Jaxpr | core.ClosedJaxpr))
+    return next(
+        value for value in eqn.params.values() if isinstance(value, core.Jaxpr | core.ClosedJaxpr)
+    )
 
 
 def sizes_of(eqn: Any) -> tuple[int, int]:
@@ -203,15 +237,22 @@ def sizes_of(eqn: Any) -> tuple[int, int]:
 
 def scan(eqn: Any, *args: Any) -> list[Any]:
     """A loop, such as one over stacked layers."""
-    params, inner = eqn.params, inner_of(eqn)
+    params = eqn.params
+    inner = inner_of(eqn)
     consts, carry = sizes_of(eqn)
-    fixed, start = args[:consts], [merged(value) for value in args[consts : consts + carry]]
-    stacked = lambda value: not is_adapted(value) or value.stacked > 0
+    fixed = args[:consts]
+    start = [merged(value) for value in args[consts : consts + carry]]
+
+    def stacked(value):
+        return not is_adapted(value) or value.stacked > 0
+
     rows = [value if stacked(value) else merged(value) for value in args[consts + carry :]]
 
     def body(carried, row):
         one = [value.slices() if is_adapted(value) else value for value in row]
-        outputs = [merged(value) for value in evaluate(inner, [*fixed, *carried, *one], operation_of)]
+        outputs = [
+            merged(value) for value in evaluate(inner, [*fixed, *carried, *one], operation_of)
+        ]
         return outputs[:carry], outputs[carry:]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}

@@ -84,9 +84,13 @@ class Model:
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "own_statistics", statistics or self.own_statistics)
         if self.frozen is None and self.trainable:
-            raise ArgumentError("trainable", "needs frozen, the values of the parameters that are not trained")
+            raise ArgumentError(
+                "trainable", "needs frozen, the values of the parameters that are not trained"
+            )
         if self.frozen is not None and not self.trainable:
-            raise ArgumentError("frozen", 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)')
+            raise ArgumentError(
+                "frozen", 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)'
+            )
         if self.frozen_dtype not in (FLOAT32, "bfloat16"):
             raise ArgumentError("frozen_dtype", "accepted: bfloat16, float32", self.frozen_dtype)
 
@@ -114,7 +118,8 @@ class Model:
     @functools.cached_property
     def whole(self) -> Network:
         """The module as pure functions of all its parameters."""
-        example = jax.eval_shape(lambda x: x, self.example_input)  # with a type that JAX computes in
+        # with a type that JAX computes in
+        example = jax.eval_shape(lambda x: x, self.example_input)
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
         if not callable(self.module):
@@ -130,7 +135,10 @@ class Model:
 
     def slow_layers(self, platform: str) -> list[str]:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
-        run = lambda params, x: self.network.forward(params, x, None)[0]
+
+        def run(params, x):
+            return self.network.forward(params, x, None)[0]
+
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
         names = ["/".join(above[0]) for above in self.network.above.values()]
         names += [""] * len(jax.tree.leaves(self.example_input))
@@ -219,7 +227,9 @@ class Model:
             return jax.nn.sigmoid(outputs)
         return outputs if self.task == "regression" else jax.nn.softmax(outputs)
 
-    def mixed(self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]) -> Float[Array, "B ..."]:
+    def mixed(
+        self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]
+    ) -> Float[Array, "B ..."]:
         """Outputs whose predictions are the mean of several models' predictions, with weights on the simplex.
 
         Probabilities are added in logarithms, log sum_j w_j p_j, so that no probability is rounded to 0 or 1. A single
@@ -238,11 +248,15 @@ class Model:
             return mean(jax.nn.log_sigmoid(outputs)) - mean(jax.nn.log_sigmoid(-outputs))
         return mean(jax.nn.log_softmax(outputs))
 
-    def losses_of(self, outputs: Float[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
+    def losses_of(
+        self, outputs: Float[Array, "B ..."], y: Num[Array, "B ..."]
+    ) -> Float[Array, " B"]:
         """Per-example loss (B,) of a client's outputs, those of a mixture among them."""
         return (self.criterion or DEFAULTS[self.task])(outputs, y)
 
-    def over_places(self, values: Shaped[Array, "B ..."], y: Num[Array, "B ..."]) -> Float[Array, " B"]:
+    def over_places(
+        self, values: Shaped[Array, "B ..."], y: Num[Array, "B ..."]
+    ) -> Float[Array, " B"]:
         """One value per example: values (B,) unchanged, values (B, T) averaged over the places where y is a class."""
         return mean_over_places(values, y, self.output_shape[-1])
 
@@ -256,8 +270,13 @@ class Model:
 
     def layer_numbers(self, params: Params) -> PyTree:
         """A tree of ints like `params`: the number of each leaf's layer."""
-        numbers = {branch: number for number, paths in enumerate(self.network.layers) for branch in paths}
-        number = lambda path: next(numbers[branch] for branch in self.network.above[path] if branch in numbers)
+        numbers = {
+            branch: number for number, paths in enumerate(self.network.layers) for branch in paths
+        }
+
+        def number(path):
+            return next(numbers[branch] for branch in self.network.above[path] if branch in numbers)
+
         return by_path(number, params)
 
     def mask(self, params: Params, num: int) -> PyTree:
@@ -271,17 +290,26 @@ class Model:
 
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
-        above, called = self.network.above, self.network.called
-        norms = {path for path in called if called[path]} | {above[path][0] for path in self.network.statistics}
+        above = self.network.above
+        called = self.network.called
+        norms = {path for path in called if called[path]} | {
+            above[path][0] for path in self.network.statistics
+        }
         return by_path(lambda path: not norms.isdisjoint(above[path]), params)
 
     def statistics(self, params: Params) -> PyTree | None:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
-        return by_path(lambda path: path in self.network.statistics, params) if self.network.statistics else None
+        return (
+            by_path(lambda path: path in self.network.statistics, params)
+            if self.network.statistics
+            else None
+        )
 
     _start = functools.cached_property(lambda self: rewritten(self._initial))
     _compute = functools.cached_property(lambda self: self._computed(self.network.forward))
-    _features = functools.cached_property(lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0]))
+    _features = functools.cached_property(
+        lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0])
+    )
     _head = functools.cached_property(lambda self: self._computed(self.network.head))
 
     def _initial(self, frozen: PyTree, key: Key) -> Params:
@@ -293,7 +321,9 @@ class Model:
         """(frozen, params, x, ...) -> float32 arrays; `fn` gets parameters and inputs in the model's dtype."""
 
         def run(frozen, params, x, *rest):
-            narrow = lambda leaf: leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+            def narrow(leaf):
+                return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
             if self.dtype != FLOAT32:
                 kept = self.statistics(params) or jax.tree.map(lambda leaf: False, params)
                 params = jax.tree.map(lambda s, leaf: leaf if s else narrow(leaf), kept, params)
@@ -304,23 +334,36 @@ class Model:
         return rewritten(run)
 
     def _forward(self, params: Params, x: PyTree, key: Mode) -> tuple[Array, Params]:
-        outputs, written = self._compute(self.network.held, self._held(params), self.converted(x), key)
+        outputs, written = self._compute(
+            self.network.held, self._held(params), self.converted(x), key
+        )
         return self._values(outputs, x), written
 
     def _values(self, outputs: Array, x: PyTree) -> Array:
         """The outputs for x (B, ...), with the axis B, and without an axis of one where a regression has one value."""
-        if jax.tree.leaves(x)[0].shape[0] == 1 and outputs.shape[:1] != (1,):  # the network squeezes
+        # the network squeezes
+        if jax.tree.leaves(x)[0].shape[0] == 1 and outputs.shape[:1] != (1,):
             outputs = outputs[None]
         single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
-        return outputs[..., 0] if single and self.target_shape in (None, outputs.shape[1:-1]) else outputs
+        return (
+            outputs[..., 0]
+            if single and self.target_shape in (None, outputs.shape[1:-1])
+            else outputs
+        )
 
     def converted(self, x: PyTree) -> PyTree:
         """The inputs, with floats in place of integers where the network takes floats, scaled if the model does so."""
 
         def one(like, leaf, mean=None, std=None):
-            if not (jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)):
+            if not (
+                jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)
+            ):
                 return leaf
-            return leaf.astype(like.dtype) if mean is None else ((leaf - mean) / std).astype(like.dtype)
+            return (
+                leaf.astype(like.dtype)
+                if mean is None
+                else ((leaf - mean) / std).astype(like.dtype)
+            )
 
         return jax.tree.map(one, self.example_input, x, *(self.scaling or ()))
 
@@ -329,7 +372,9 @@ class Model:
         statistics = self.statistics(params)
         if statistics is None:
             return params
-        return jax.tree.map(lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params)
+        return jax.tree.map(
+            lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params
+        )
 
 
 ACCEPTED = "a Flax module (Linen or NNX), a Model, or a function of num_classes, rngs or both that returns a module"
@@ -349,5 +394,8 @@ def module_of(model: Any) -> Any:
 def change(statistics: PyTree, params: Params, written: Params) -> Array:
     """A term of value zero; its gradient with respect to each statistic is the old value minus the written one."""
     fixed = jax.lax.stop_gradient
-    term = lambda s, old, new: jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
+
+    def term(s, old, new):
+        return jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
+
     return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written))))

@@ -29,7 +29,9 @@ def check_images(x: Array, least: int) -> None:
 
 def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int = 1) -> Array:
     """A convolution without bias and group norm; (size - 1) / 2 zeros on every side, whatever the stride."""
-    conv = nn.Conv(width, (size, size), stride, (size - 1) // 2, feature_group_count=groups, use_bias=False)
+    conv = nn.Conv(
+        width, (size, size), stride, (size - 1) // 2, feature_group_count=groups, use_bias=False
+    )
     return nn.GroupNorm(num_groups=8)(conv(x))
 
 
@@ -38,14 +40,19 @@ def pool(x: Array) -> Array:
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
-FEW = 4  # channels, those of images, with which a convolution takes a TPU less time to compute than to write
+# channels, those of images, with which a convolution takes a TPU less time to compute than to write
+FEW = 4
 
 
-def convolved(x: Array, kernel: Array, stride: int, padding: str | Sequence[tuple[int, int]]) -> Array:
+def convolved(
+    x: Array, kernel: Array, stride: int, padding: str | Sequence[tuple[int, int]]
+) -> Array:
     """A convolution of images without bias."""
     numbers = ("NHWC", "HWIO", "NHWC")
     left, right = map(jnp.asarray, (x, kernel))
-    return jax.lax.conv_general_dilated(left, right, (stride, stride), padding, dimension_numbers=numbers)
+    return jax.lax.conv_general_dilated(
+        left, right, (stride, stride), padding, dimension_numbers=numbers
+    )
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -54,11 +61,15 @@ def pooled(y: Array, x: Array, kernel: Array, padding: str) -> Array:
 
     These never write the outputs that pooling drops. Derivatives are those of pooling y.
     """
-    starts, places = [low for low, _ in jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding)], []
+    starts = [
+        low for low, _ in jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding)
+    ]
+    places = []
     for offsets in itertools.product((0, 1), repeat=2):
         edges = []
         for axis, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
-            low, reach = start - offset, 2 * (y.shape[1 + axis] // 2 - 1) + kernel.shape[axis]
+            low = start - offset
+            reach = 2 * (y.shape[1 + axis] // 2 - 1) + kernel.shape[axis]
             edges.append((low, reach - x.shape[1 + axis] - low))
         places.append(convolved(x, kernel, 2, edges))
     return functools.reduce(jnp.maximum, places)
@@ -83,13 +94,26 @@ class PooledConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param("kernel", nn.linear.default_kernel_init, (self.size, self.size, x.shape[-1], self.features))
+        kernel = self.param(
+            "kernel",
+            nn.linear.default_kernel_init,
+            (self.size, self.size, x.shape[-1], self.features),
+        )
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         left, kernel, bias = promote_dtype(x, kernel, bias)
-        y, fixed = convolved(left, kernel, 1, self.padding), jax.lax.stop_gradient((left, kernel))
-        few = lambda y, bias, x, kernel: pooled(y, x, kernel, self.padding) + bias
-        many = lambda y, bias, *_: pool(y) + bias
-        forms = {"tpu": few if x.shape[-1] <= FEW else many, "default": lambda y, bias, *_: pool(y + bias)}
+        y = convolved(left, kernel, 1, self.padding)
+        fixed = jax.lax.stop_gradient((left, kernel))
+
+        def few(y, bias, x, kernel):
+            return pooled(y, x, kernel, self.padding) + bias
+
+        def many(y, bias, *_):
+            return pool(y) + bias
+
+        forms = {
+            "tpu": few if x.shape[-1] <= FEW else many,
+            "default": lambda y, bias, *_: pool(y + bias),
+        }
         return jax.lax.platform_dependent(y, bias, *fixed, **forms)
 
 
@@ -120,7 +144,11 @@ def stacked(
     for *before, last in stages:
         for width in before:
             x = nn.relu(convolve(x, width))
-        x = nn.relu(pool(convolve(x, last)) if normalize else PooledConv(last, size, padding, name=next(names))(x))
+        x = nn.relu(
+            pool(convolve(x, last))
+            if normalize
+            else PooledConv(last, size, padding, name=next(names))(x)
+        )
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
         x = nn.relu(nn.Dense(width)(x))
@@ -135,7 +163,8 @@ def narrowed(x: Array, features: int | None) -> Array:
     if features in (None, x.shape[-1]):
         return x
     starts, ends = (np.arange(2)[:, None] + np.arange(features)) * x.shape[-1]
-    starts, ends = starts // features, -(-ends // features)
+    starts = starts // features
+    ends = -(-ends // features)
     places = np.arange(x.shape[-1])[:, None]
     inside = (places >= starts) & (places < ends)
     return x @ jnp.asarray(inside / (ends - starts), x.dtype)
@@ -179,7 +208,13 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, [(width,) for width in self.channels], (), self.outputs, least=2 ** len(self.channels))
+        return stacked(
+            x,
+            [(width,) for width in self.channels],
+            (),
+            self.outputs,
+            least=2 ** len(self.channels),
+        )
 
 
 class FemnistCNN(nn.Module):
@@ -193,7 +228,9 @@ class FemnistCNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(x, ((32,), (64,)), (self.hidden,), self.outputs, least=16, size=5, padding="VALID")
+        return stacked(
+            x, ((32,), (64,)), (self.hidden,), self.outputs, least=16, size=5, padding="VALID"
+        )
 
 
 class LeNet(nn.Module):
@@ -287,7 +324,8 @@ class ResNet(nn.Module):
     replaces batch norm, as in MobileNetV2, with the same number of parameters.
     """
 
-    widths: Sequence[int] = (64, 128, 256, 512)  # of the stages; all but the first halve height and width
+    # of the stages; all but the first halve height and width
+    widths: Sequence[int] = (64, 128, 256, 512)
     blocks: Sequence[int] = (2, 2, 2, 2)  # per stage
     bottleneck: bool = False
     features: int | None = None  # see `narrowed`
@@ -325,7 +363,11 @@ class GoogLeNet(nn.Module):
     stages: Sequence[Sequence[tuple[int, tuple[int, int], tuple[int, int], int]]] = (
         ((64, (96, 128), (16, 32), 32), (128, (128, 192), (32, 96), 64)),
         (
-            *((192, (96, 208), (16, 48), 64), (160, (112, 224), (24, 64), 64), (128, (128, 256), (24, 64), 64)),
+            *(
+                (192, (96, 208), (16, 48), 64),
+                (160, (112, 224), (24, 64), 64),
+                (128, (128, 256), (24, 64), 64),
+            ),
             *((112, (144, 288), (32, 64), 64), (256, (160, 320), (32, 128), 128)),
         ),
         ((256, (160, 320), (32, 128), 128), (384, (192, 384), (48, 128), 128)),
@@ -336,7 +378,10 @@ class GoogLeNet(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         check_images(x, 8)
-        layer = lambda x, width, size: nn.relu(normalized(x, width, size))
+
+        def layer(x, width, size):
+            return nn.relu(normalized(x, width, size))
+
         x = layer(x, 192, 3)
         for number, modules in enumerate(self.stages):
             x = nn.max_pool(x, (3, 3), (2, 2), "SAME") if number else x

@@ -35,28 +35,40 @@ class NNXNetwork(Network):
     """An NNX module, or a function of `rngs` that creates one."""
 
     def __init__(self, module: nnx.Module | Callable[..., Any], example: PyTree):
-        self.module, self.example = module, example
+        self.module = module
+        self.example = example
         self.fixed = isinstance(module, nnx.Module)
         new = nnx.eval_shape(self._new, jax.random.key(0))
         self.definitions = {}  # training or not -> the module without its arrays
         for training in (True, False):
             new.train() if training else new.eval()
             self.definitions[training], random, rest = nnx.split(new, nnx.RngState, ...)
-        self.random, variables = nnx.to_flat_state(random), nnx.to_flat_state(rest)
+        self.random = nnx.to_flat_state(random)
+        variables = nnx.to_flat_state(rest)
         self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
         self.shapes = nested({names: v.get_value() for names, (_, v) in self.variables.items()})
-        self.statistics = frozenset(p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param))
+        self.statistics = frozenset(
+            p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param)
+        )
 
     def init(self, key: Key) -> Params:
         return self._tree(self._new(key))
 
-    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Array, Params]:
+    def forward(
+        self, params: Params, x: PyTree, mode: Mode, around: Around | None = None
+    ) -> tuple[Array, Params]:
         key, mask = key_and_mask(mode)
         module = self._merged(params, key)
-        run = functools.partial(replacing, module, around, mask) if around or mask is not None else module
+        run = (
+            functools.partial(replacing, module, around, mask)
+            if around or mask is not None
+            else module
+        )
         options = flags(module, key is not None)
         if "rngs" in inspect.signature(type(module).__call__).parameters:  # as in bonsai's ViT
-            options["rngs"] = None if key is None else nnx.Rngs(jax.random.fold_in(key, len(self.random)))
+            options["rngs"] = (
+                None if key is None else nnx.Rngs(jax.random.fold_in(key, len(self.random)))
+            )
         outputs = run(x, **options)
         return outputs, params if key is None else self._tree(module)
 
@@ -71,17 +83,28 @@ class NNXNetwork(Network):
         return module, nnx.state(module, nnx.Not(nnx.RngState))
 
     def _new(self, key: Key) -> nnx.Module:
-        new = nnx.clone(self.module) if isinstance(self.module, nnx.Module) else self.module(rngs=nnx.Rngs(key))
+        new = (
+            nnx.clone(self.module)
+            if isinstance(self.module, nnx.Module)
+            else self.module(rngs=nnx.Rngs(key))
+        )
         if not isinstance(new, nnx.Module):
-            text = f"accepted: a function of rngs that returns an nnx.Module, not {type(new).__name__}"
+            text = (
+                f"accepted: a function of rngs that returns an nnx.Module, not {type(new).__name__}"
+            )
             raise ArgumentError("model", text)
         return new
 
     def _merged(self, params: Params, key: Key | None) -> nnx.Module:
         leaves = by_name(params)
         flat = [(path, v.replace(leaves[names])) for names, (path, v) in self.variables.items()]
-        drawn = [(path, v.replace(self._stream(number, v, key))) for number, (path, v) in enumerate(self.random)]
-        return nnx.merge(self.definitions[key is not None], nnx.from_flat_state(drawn), nnx.from_flat_state(flat))
+        drawn = [
+            (path, v.replace(self._stream(number, v, key)))
+            for number, (path, v) in enumerate(self.random)
+        ]
+        return nnx.merge(
+            self.definitions[key is not None], nnx.from_flat_state(drawn), nnx.from_flat_state(flat)
+        )
 
     def _stream(self, number: int, variable: Any, key: Key | None) -> Array:
         shape = variable.get_value().shape
@@ -92,11 +115,15 @@ class NNXNetwork(Network):
 
     def _tree(self, module: nnx.Module) -> Params:
         state = dict(nnx.to_flat_state(nnx.state(module)))
-        leaves = {names: jnp.array(state[path].get_value()) for names, (path, _) in self.variables.items()}
+        leaves = {
+            names: jnp.array(state[path].get_value()) for names, (path, _) in self.variables.items()
+        }
         return nested(leaves)
 
 
-def replacing(module: nnx.Module, around: Around | None, mask: Array | None, *args: Any, **kwargs: Any) -> Any:
+def replacing(
+    module: nnx.Module, around: Around | None, mask: Array | None, *args: Any, **kwargs: Any
+) -> Any:
     """Calls a module with `around` in place of the modules in it, and batch statistics of the real examples alone."""
     replaced: dict[int, Callable[..., Any]] = {}
     for path, inner in nnx.iter_modules(module):
@@ -148,16 +175,24 @@ def with_standardizing(cls: type) -> type:
     """A subclass of `cls` whose calls standardize x first."""
 
     def call(self, x, *args, **options):
-        values = {kind: {name: each.get_value() for name, each in of.items()} for kind, of in self.scaling.items()}
+        values = {
+            kind: {name: each.get_value() for name, each in of.items()}
+            for kind, of in self.scaling.items()
+        }
         return cls.__call__(self, standardize(x, values), *args, **options)
 
-    return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call), "inside": cls})
+    return type(cls)(
+        cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call), "inside": cls}
+    )
 
 
 def inside(module: Any) -> tuple[nnx.Module, dict[str, dict[str, Array]]]:
     """A copy of the module as it was before `standardizing`, and its statistics."""
     module = nnx.clone(module)
-    values = {kind: {name: each.get_value() for name, each in of.items()} for kind, of in module.scaling.items()}
+    values = {
+        kind: {name: each.get_value() for name, each in of.items()}
+        for kind, of in module.scaling.items()
+    }
     delattr(module, SCALING)
     object.__setattr__(module, "__class__", type(module).inside)
     return module, values

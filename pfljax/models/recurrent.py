@@ -16,7 +16,8 @@ from pfljax.models.structure import UNSET
 def _gates(z: Array) -> Array:
     """Input, forget, cell and output gates (B, 4 H) from pre-activations; one tanh, since sigmoid uses tanh too."""
     width = z.shape[-1] // 4
-    slope = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), width)  # sigmoid(z) = (1 + tanh(z / 2)) / 2
+    # sigmoid(z) = (1 + tanh(z / 2)) / 2
+    slope = jnp.repeat(jnp.array([0.5, 0.5, 1.0, 0.5], z.dtype), width)
     return jnp.tanh(z * slope) * slope + (1 - slope)
 
 
@@ -58,21 +59,32 @@ def _forward(x, wx, wh, b):
 
 def _backward(saved, dy):
     x, wx, wh, h, c, gates = saved
-    before = lambda states: jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
+
+    def before(states):
+        return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
 
     def step(carry, inputs):
         dh, dc = carry
         dy, c, c_before, gates = inputs
         i, f, g, o = jnp.split(gates, 4, axis=-1)
-        dh, tanh_c = dh + dy, jnp.tanh(c)
+        dh = dh + dy
+        tanh_c = jnp.tanh(c)
         dc = dc + dh * o * (1 - tanh_c * tanh_c)
-        dz = [dc * g * i * (1 - i), dc * c_before * f * (1 - f), dc * i * (1 - g * g), dh * tanh_c * o * (1 - o)]
+        dz = [
+            dc * g * i * (1 - i),
+            dc * c_before * f * (1 - f),
+            dc * i * (1 - g * g),
+            dh * tanh_c * o * (1 - o),
+        ]
         dz = jnp.concatenate(dz, axis=-1)
         return (dz @ wh.T, dc * f), dz
 
     zeros = jnp.zeros_like(h[0])
     _, dz = jax.lax.scan(step, (zeros, zeros), (dy, c, before(c), gates), reverse=True)
-    flat = lambda a: a.reshape(-1, a.shape[-1])
+
+    def flat(a):
+        return a.reshape(-1, a.shape[-1])
+
     return dz @ wx.T, flat(x).T @ flat(dz), flat(before(h)).T @ flat(dz), flat(dz).sum(axis=0)
 
 
@@ -86,7 +98,8 @@ class LSTMLayer(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel, width = nn.initializers.lecun_normal(), 4 * self.features
+        kernel = nn.initializers.lecun_normal()
+        width = 4 * self.features
         wx = self.param("wx", kernel, (x.shape[-1], width))
         wh = self.param("wh", kernel, (self.features, width))
         x = x.astype(wx.dtype)  # one-hot rows are float32, whatever the weights are cast to
@@ -103,9 +116,13 @@ class CharacterLSTM(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         if x.ndim != 2:
-            raise ArgumentError("model", f"needs sequences of tokens; this data's examples have shape {x.shape[1:]}")
+            raise ArgumentError(
+                "model", f"needs sequences of tokens; this data's examples have shape {x.shape[1:]}"
+            )
         # A product with one-hot rows: on a CPU, the gradient of a gather is a slow scatter.
-        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(jax.nn.one_hot(x.T, self.outputs))
+        x = nn.Dense(self.embedding, use_bias=False, name="embedding")(
+            jax.nn.one_hot(x.T, self.outputs)
+        )
         for width in self.hidden:
             x = LSTMLayer(width)(x)
         return jnp.swapaxes(nn.Dense(self.outputs)(x), 0, 1)

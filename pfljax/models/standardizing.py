@@ -18,7 +18,8 @@ from pfljax.contract.types import Array, PyTree
 from pfljax.models.structure import Path, is_flax
 
 SCALING = "scaling"
-Statistics = Mapping[str, Mapping[str, Any]]  # "mean" and "std" -> an array by the name of each scaled array in x
+# "mean" and "std" -> an array by the name of each scaled array in x
+Statistics = Mapping[str, Mapping[str, Any]]
 
 
 class Standardizing(nn.Module):

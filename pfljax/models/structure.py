@@ -24,7 +24,13 @@ from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree, Tra
 Path = tuple[str, ...]
 Around = Callable[[Path, type, Callable[..., Any], Any, Any], Any]
 UNSET: Any = None  # number of outputs until the network is built for data
-TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
+TRAINING = {
+    "train": True,
+    "training": True,
+    "is_training": True,
+    "deterministic": False,
+    "use_running_average": False,
+}
 
 
 # Names of Flax's classes, in Linen and NNX.
@@ -72,7 +78,9 @@ class Network:
         """Initial parameters, with the statistics in them."""
         raise NotImplementedError
 
-    def forward(self, params: Params, x: PyTree, mode: Mode, around: Around | None = None) -> tuple[Array, Params]:
+    def forward(
+        self, params: Params, x: PyTree, mode: Mode, around: Around | None = None
+    ) -> tuple[Array, Params]:
         """The outputs, and the parameters with the new statistics of the real examples.
 
         `around` is called in place of each module inside, with its path, its class, its function and the arguments.
@@ -114,39 +122,53 @@ class Network:
 
     def head(self, params: Params, features: Array) -> Array:
         """The outputs in inference mode if the last dense layer receives these features (B, F)."""
-        number, last = itertools.count(1), self.num_dense
+        number = itertools.count(1)
+        last = self.num_dense
 
         def around(path, kind, fn, args, kwargs):
             replaced = is_flax(kind, DENSE) and next(number) == last
             return fn(features, *args[1:], **kwargs) if replaced else fn(*args, **kwargs)
 
-        x = jax.tree.map(lambda leaf: jnp.zeros((len(features), *leaf.shape[1:]), leaf.dtype), self.example)
+        x = jax.tree.map(
+            lambda leaf: jnp.zeros((len(features), *leaf.shape[1:]), leaf.dtype), self.example
+        )
         return self.forward(params, x, None, around)[0]
 
     @functools.cached_property
     def num_dense(self) -> int:
         """Number of calls of dense layers in a forward pass."""
-        return len(jax.eval_shape(lambda params, x: self.dense(params, x, None), self.shapes, self.example))
+        return len(
+            jax.eval_shape(lambda params, x: self.dense(params, x, None), self.shapes, self.example)
+        )
 
     @functools.cached_property
     def stochastic(self) -> bool:
         """Whether training draws random numbers (dropout)."""
         traced = jax.make_jaxpr(self.forward)(self.shapes, self.example, jax.random.key(0))
-        return partial_eval.dce_jaxpr(traced.jaxpr, True)[1][-1]  # whether any output depends on the key
+        # whether any output depends on the key
+        return partial_eval.dce_jaxpr(traced.jaxpr, True)[1][-1]
 
     @functools.cached_property
     def above(self) -> dict[Path, list[Path]]:
         """Path of each leaf -> paths of the modules that it is in, from its own module to the root."""
         paths: list[Path] = []
         by_path(paths.append, self.shapes)
-        start = lambda path: int(path[0] in self.collections)
-        return {path: [path[start(path) : end] for end in range(len(path) - 1, start(path) - 1, -1)] for path in paths}
+
+        def start(path):
+            return int(path[0] in self.collections)
+
+        return {
+            path: [path[start(path) : end] for end in range(len(path) - 1, start(path) - 1, -1)]
+            for path in paths
+        }
 
     @functools.cached_property
     def called(self) -> dict[Path, bool]:
         """Paths of the modules in the order of their first calls, and whether they normalize."""
         calls: list[Call] = []
-        jax.eval_shape(lambda params, x: calls.extend(self.calls(params, x, None)), self.shapes, self.example)
+        jax.eval_shape(
+            lambda params, x: calls.extend(self.calls(params, x, None)), self.shapes, self.example
+        )
         return {call.path: is_flax(call.kind, NORMS) for call in calls}
 
     @functools.cached_property
@@ -155,12 +177,22 @@ class Network:
 
         A list of modules is not a layer, but each module in it is. A normalization belongs to the layer before it.
         """
-        depth, own = 0, {above[0] for above in self.above.values()}
-        branch = lambda above: next((p for p in above[::-1] if len(p) > depth and p in self.called), above[0])
-        while len(found := dict.fromkeys(map(branch, self.above.values()))) == 1 and not own & found.keys():
+        depth = 0
+        own = {above[0] for above in self.above.values()}
+
+        def branch(above):
+            return next((p for p in above[::-1] if len(p) > depth and p in self.called), above[0])
+
+        while (
+            len(found := dict.fromkeys(map(branch, self.above.values()))) == 1
+            and not own & found.keys()
+        ):
             depth = len(*found)
         layers: list[list[Path]] = []
-        for path in [*filter(found.__contains__, self.called), *(path for path in found if path not in self.called)]:
+        for path in [
+            *filter(found.__contains__, self.called),
+            *(path for path in found if path not in self.called),
+        ]:
             if not layers or not self.called.get(path):
                 layers.append([])
             layers[-1].append(path)
@@ -169,7 +201,9 @@ class Network:
 
 def is_flax(kind: type, names: Collection[str]) -> bool:
     """Whether a class is one of Flax's of these names, or a subclass; NNX, which is slow to import, is not needed."""
-    return any(base.__name__ in names and base.__module__.startswith("flax.") for base in kind.__mro__)
+    return any(
+        base.__name__ in names and base.__module__.startswith("flax.") for base in kind.__mro__
+    )
 
 
 def flags(module: Any, training: bool) -> dict[str, Any]:
@@ -183,7 +217,9 @@ def key_and_mask(mode: Mode) -> tuple[Key | None, Array | None]:
     return (mode.key, mode.mask) if isinstance(mode, Training) else (mode, None)
 
 
-def without_padding(mask: Array, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def without_padding(
+    mask: Array, call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments by name of a batch normalization, with a mask that leaves padding out of its statistics.
 
     Its input has the examples along its first axis, or several positions of each in turn, as after
@@ -217,4 +253,6 @@ def nested(leaves: Mapping[Path, Any]) -> Params:
 
 def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:
     """Replaces every leaf with fn(path)."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: fn(tuple(str(entry.key) for entry in path)), params)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: fn(tuple(str(entry.key) for entry in path)), params
+    )

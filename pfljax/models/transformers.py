@@ -30,21 +30,28 @@ class Style:
     """In which published Transformers' blocks differ."""
 
     norm: Norm = "layer"  # layer norm or RMS norm
-    after: bool = False  # whether norms follow the sums, as in BERT, instead of preceding attention and MLP
+    # whether norms follow the sums, as in BERT, instead of preceding attention and MLP
+    after: bool = False
     activation: str = "gelu"  # of the MLP
     gated: bool = False  # whether the MLP multiplies two branches
     bias: bool = True  # whether products add a bias
     eps: float = 1e-6  # of the norms
     layer_scale: bool = False  # whether trained factors scale what attention and MLP add
-    rotary: float = 0.0  # base of rotary position embeddings; 0: learned positions are added to the inputs
+    # base of rotary position embeddings; 0: learned positions are added to the inputs
+    rotary: float = 0.0
     kv_heads: int = 0  # number of heads of keys and values; 0: as many as of queries
     head_width: int = 0  # width of a head; 0: the model's width over the number of heads
     qk_norm: bool = False  # whether queries and keys are normalized
-    registers: int = 0  # number of trained tokens of a ViT beside the class token and the patches (Darcet et al., 2024)
+    # number of trained tokens of a ViT beside the class token and the patches (Darcet et al., 2024)
+    registers: int = 0
     key_bias: bool = True  # whether keys add a bias, where products do
 
     def normalize(self, name: str) -> nn.Module:
-        return nn.RMSNorm(epsilon=self.eps, name=name) if self.norm == "rms" else nn.LayerNorm(self.eps, name=name)
+        return (
+            nn.RMSNorm(epsilon=self.eps, name=name)
+            if self.norm == "rms"
+            else nn.LayerNorm(self.eps, name=name)
+        )
 
     def head(self, width: int, heads: int) -> int:
         return self.head_width or width // heads
@@ -73,17 +80,24 @@ class Attention(nn.Module):
 
         Pairs of coordinates of queries and keys are rotated by angles (T, head width / 2).
         """
-        style, width = self.style, x.shape[-1]
-        project = lambda name, num, bias: nn.DenseGeneral(
-            (num, style.head(width, self.heads)), use_bias=bias and style.bias, name=name
-        )(x)
+        style = self.style
+        width = x.shape[-1]
+
+        def project(name, num, bias):
+            return nn.DenseGeneral(
+                (num, style.head(width, self.heads)), use_bias=bias and style.bias, name=name
+            )(x)
+
         keys = style.kv_heads or self.heads
-        q, k = project("query", self.heads, True), project("key", keys, style.key_bias)
+        q = project("query", self.heads, True)
+        k = project("key", keys, style.key_bias)
         v = project("value", keys, True)
         if style.qk_norm:
-            q, k = style.normalize("query_norm")(q), style.normalize("key_norm")(k)
+            q = style.normalize("query_norm")(q)
+            k = style.normalize("key_norm")(k)
         if angles is not None:
-            q, k = rotated(q, angles), rotated(k, angles)
+            q = rotated(q, angles)
+            k = rotated(k, angles)
         wide = None if mask is None else mask[:, None, None, :]
         y = jax.nn.dot_product_attention(q, k, v, mask=wide, is_causal=self.causal)
         return nn.DenseGeneral(width, (-2, -1), use_bias=style.bias, name="out")(y)
@@ -98,7 +112,8 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """x (..., width) -> (..., width)."""
-        style, act = self.style, ACTIVATIONS[self.style.activation]
+        style = self.style
+        act = ACTIVATIONS[self.style.activation]
         dense = functools.partial(nn.Dense, use_bias=style.bias)
         y = dense(self.hidden, name="up")(x)
         y = act(dense(self.hidden, name="gate")(x)) * y if style.gated else act(y)
@@ -144,7 +159,8 @@ def angles_of_patches(rows: int, columns: int, head: int, base: float) -> Array:
 
 def rotated(x: Array, angles: Array) -> Array:
     """Queries or keys (B, T, heads, width), rotated by angles (T, width / 2), with halves as pairs."""
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    cos = jnp.cos(angles)[:, None]
+    sin = jnp.sin(angles)[:, None]
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
@@ -183,24 +199,37 @@ class ViT(nn.Module):
         check_sizes(self, "patch")
         check_images(x, self.patch)
         if any(side % self.patch for side in x.shape[1:3]):
-            raise ArgumentError("model", f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}")
+            raise ArgumentError(
+                "model",
+                f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}",
+            )
         style = style_of(self.style)
         x = nn.Conv(self.width, (self.patch,) * 2, (self.patch,) * 2, "VALID", name="patches")(x)
         _, rows, columns, _ = x.shape
         x = x.reshape(x.shape[0], -1, self.width)
-        init, own = nn.initializers.normal(0.02), {"class_token": self.pool == "class", "registers": style.registers}
-        tokens = [self.param(name, init, (1, int(num), self.width)) for name, num in own.items() if num]
+        init = nn.initializers.normal(0.02)
+        own = {"class_token": self.pool == "class", "registers": style.registers}
+        tokens = [
+            self.param(name, init, (1, int(num), self.width)) for name, num in own.items() if num
+        ]
         before = sum(own.values())
-        every = [jnp.broadcast_to(each, (x.shape[0], *each.shape[1:])).astype(x.dtype) for each in tokens]
-        x, angles = jnp.concatenate([*every, x], axis=1), None
+        every = [
+            jnp.broadcast_to(each, (x.shape[0], *each.shape[1:])).astype(x.dtype) for each in tokens
+        ]
+        x = jnp.concatenate([*every, x], axis=1)
+        angles = None
         if style.rotary:
-            angles = angles_of_patches(rows, columns, style.head(self.width, self.heads), style.rotary)
+            angles = angles_of_patches(
+                rows, columns, style.head(self.width, self.heads), style.rotary
+            )
             angles = jnp.pad(angles, ((before, 0), (0, 0)))  # only patches have positions
         else:
             x = x + positions(self, x.shape[1], self.width)
         x = blocks(self, x, style, angles=angles)
         x = style.normalize("norm")(x)
-        return nn.Dense(self.outputs, name="head")(x[:, 0] if self.pool == "class" else x[:, before:].mean(1))
+        return nn.Dense(self.outputs, name="head")(
+            x[:, 0] if self.pool == "class" else x[:, before:].mean(1)
+        )
 
 
 class Transformer(nn.Module):
@@ -237,8 +266,12 @@ class Transformer(nn.Module):
         if self.kind not in ("decoder", "encoder"):
             raise ArgumentError("kind", "accepted: decoder or encoder", self.kind)
         if x.ndim != 2:
-            raise ArgumentError("model", f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}")
-        style, x = style_of(self.style), x.astype(jnp.int32)
+            raise ArgumentError(
+                "model",
+                f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}",
+            )
+        style = style_of(self.style)
+        x = x.astype(jnp.int32)
         mask = None if self.padding is None else x != self.padding
         embed = nn.Embed(self.tokens or self.outputs, self.width, name="embedding")
         y: Any = embed(x)
@@ -257,8 +290,14 @@ class Transformer(nn.Module):
                 y = jnp.tanh(nn.Dense(self.width, name="pooler")(y[:, 0]))
             else:
                 weights = jnp.ones(x.shape) if mask is None else mask
-                y = jnp.einsum("bt,btd->bd", weights / jnp.maximum(weights.sum(1, keepdims=True), 1), y)
-        return embed.attend(y) if self.tied else nn.Dense(self.outputs, use_bias=style.bias, name="head")(y)
+                y = jnp.einsum(
+                    "bt,btd->bd", weights / jnp.maximum(weights.sum(1, keepdims=True), 1), y
+                )
+        return (
+            embed.attend(y)
+            if self.tied
+            else nn.Dense(self.outputs, use_bias=style.bias, name="head")(y)
+        )
 
 
 def blocks(
@@ -272,7 +311,9 @@ def blocks(
 ) -> Array:
     """A Transformer's blocks, one after the other; mask and angles as in `Attention`."""
     for number in range(module.depth):
-        block = Block(module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}")
+        block = Block(
+            module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}"
+        )
         x = block(x, mask, angles)
     return x
 
@@ -286,7 +327,9 @@ def check_sizes(module: ViT | Transformer, *further: str) -> None:
     if module.depth > DEEPEST:
         raise ArgumentError("depth", f"accepted: 1 to {DEEPEST}", module.depth)
     if module.width % module.heads:
-        raise ArgumentError("width", f"accepted: multiples of the number of heads, {module.heads}", module.width)
+        raise ArgumentError(
+            "width", f"accepted: multiples of the number of heads, {module.heads}", module.width
+        )
 
 
 def style_of(style: str | Style) -> Style:

@@ -43,7 +43,11 @@ def norm(name: str, path: str) -> dict[str, str]:
 def attention(name: str, parts: str) -> dict[str, str]:
     """A block's attention layer, whose queries, keys, values and outputs are the dense layers `parts`."""
     pairs = zip(parts.split(), ("query", "key", "value", "out"), strict=True)
-    return {k: v for part, to in pairs for k, v in layer(rf"{name}\.{part}", f"{BLOCK}/attention/{to}").items()}
+    return {
+        k: v
+        for part, to in pairs
+        for k, v in layer(rf"{name}\.{part}", f"{BLOCK}/attention/{to}").items()
+    }
 
 
 def thirds(leaf: str) -> list[str]:
@@ -59,7 +63,8 @@ IMAGES = {
     r".*embeddings\.position_embeddings": "positions",
     **layer(r".*embeddings\.patch_embeddings\.projection", "patches"),
     **attention(
-        r".*encoder\.layer\.(\d+)\.attention", r"attention\.query attention\.key attention\.value output\.dense"
+        r".*encoder\.layer\.(\d+)\.attention",
+        r"attention\.query attention\.key attention\.value output\.dense",
     ),
 }
 LAYOUTS: dict[str, Layout] = {
@@ -105,7 +110,10 @@ LAYOUTS: dict[str, Layout] = {
         r".*embeddings\.token_type_embeddings\.weight": "type [0/2]",
         r".*embeddings\.position_ids": "",
         **norm(r".*embeddings\.LayerNorm", "embedding_norm"),
-        **attention(r".*encoder\.layer\.(\d+)\.attention", r"self\.query self\.key self\.value output\.dense"),
+        **attention(
+            r".*encoder\.layer\.(\d+)\.attention",
+            r"self\.query self\.key self\.value output\.dense",
+        ),
         **norm(r".*encoder\.layer\.(\d+)\.attention\.output\.LayerNorm", f"{BLOCK}/attention_norm"),
         **layer(r".*encoder\.layer\.(\d+)\.intermediate\.dense", f"{BLOCK}/mlp/up"),
         **layer(r".*encoder\.layer\.(\d+)\.output\.dense", f"{BLOCK}/mlp/down"),
@@ -158,14 +166,20 @@ class Saved(Frozen):
             ArgumentError: for an unknown layout, or a file that is not there. Nothing is downloaded.
         """
         if not isinstance(path, str | os.PathLike):
-            raise ArgumentError("frozen", f"is {type(path).__name__}; accepted: the path of a safetensors file")
+            raise ArgumentError(
+                "frozen", f"is {type(path).__name__}; accepted: the path of a safetensors file"
+            )
         file = File(expanded(path, "frozen"))
         if not file.is_file():
             text = f"no file {file.absolute()}; weights are not downloaded: save them there as safetensors"
             raise ArgumentError("frozen", text, str(path))
         if isinstance(layout, str) and layout and layout not in LAYOUTS:
-            raise ArgumentError("layout", f"accepted: {', '.join(LAYOUTS)}, or a dict of names and paths", layout)
-        self.file, self.source, self._kept = file, file.name, {}
+            raise ArgumentError(
+                "layout", f"accepted: {', '.join(LAYOUTS)}, or a dict of names and paths", layout
+            )
+        self.file = file
+        self.source = file.name
+        self._kept = {}
         self.layout = LAYOUTS[layout] if isinstance(layout, str) and layout else layout or None
 
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
@@ -179,20 +193,25 @@ class Saved(Frozen):
 
     def _read_statistics(self) -> Statistics:
         arrays = self._arrays(lambda name: name.startswith(f"{SCALING}/"))
-        return standardizing.split({tuple(name.split("/")): array for name, array in arrays.items()})[1]
+        return standardizing.split(
+            {tuple(name.split("/")): array for name, array in arrays.items()}
+        )[1]
 
     def _arrays(self, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
         """The file's arrays by name, as far as their names are wanted."""
         safetensors = optional.load("safetensors", "frozen")
         try:
             with safetensors.safe_open(self.file, framework="numpy") as file:
-                return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}
+                names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118
+                return {name: file.get_tensor(name) for name in names}
         except Exception as error:
             text = f"{self.source} is no safetensors file: {error}"
             raise ArgumentError("frozen", text, str(self.file)) from error
 
     def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        arrays = self._arrays(lambda name: self.layout is not None or not name.startswith(f"{SCALING}/"))
+        arrays = self._arrays(
+            lambda name: self.layout is not None or not name.startswith(f"{SCALING}/")
+        )
         found: dict[Path, np.ndarray] = {}
         for name, array in arrays.items():
             for target in self._targets(name):
@@ -210,22 +229,30 @@ class Saved(Frozen):
             return [name if "/" in name else name.replace(".", "/")]
         for pattern, target in self.layout.items():
             if match := re.fullmatch(pattern, name):
-                return [match.expand(each) for each in ([target] if isinstance(target, str) else target) if each]
+                return [
+                    match.expand(each)
+                    for each in ([target] if isinstance(target, str) else target)
+                    if each
+                ]
         raise ArgumentError("frozen", f"{self.source}: the layout knows no {name}")
 
 
 def as_bytes(variables: Any) -> bytes:
     """The content of a safetensors file with a module's variables, named by their paths; `Saved` reads it."""
     save = optional.load("safetensors.numpy", "frozen").save
-    return save({"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves_of(variables).items()})
+    return save(
+        {"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves_of(variables).items()}
+    )
 
 
 def placed(target: str, array: np.ndarray) -> tuple[Path, np.ndarray]:
     """The path and the array that a target of a layout describes."""
     if target.endswith(T):
         target = target.removesuffix(T)
-        array = array.T if array.ndim == 2 else np.moveaxis(array, (0, 1), (-1, -2))  # (O, C, *W) -> (*W, C, O)
+        # (O, C, *W) -> (*W, C, O)
+        array = array.T if array.ndim == 2 else np.moveaxis(array, (0, 1), (-1, -2))
     if parts := PARTS.fullmatch(target):
         axis = -1 if parts[2] else 0
-        target, array = parts[1], np.split(array, int(parts[4]), axis)[int(parts[3])]
+        target = parts[1]
+        array = np.split(array, int(parts[4]), axis)[int(parts[3])]
     return tuple(target.split("/")), array

@@ -1,1 +1,1 @@
-"""Devices that are absent, and profiles: targets, compiled programs read as text, planning; for the API and the command line."""
+"""Devices that are absent, and profiles: targets, compiled programs read as text, planning."""

@@ -14,8 +14,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "collective-broadcast")
-NO_WORK = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call")
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "collective-permute",
+    "all-to-all",
+    "collective-broadcast",
+)
+NO_WORK = (
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+)
 SLICES = ("dynamic-slice", "slice", "gather")  # read only the part that they return
 CALLING = ("call", "conditional", "fusion", "async-start")
 Lengths = Callable[[str], float | None]
@@ -23,8 +39,11 @@ UNKNOWN = 1 << 60  # cycles from here on mean that the compiler has no estimate
 HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$")
 LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 ARRAY = re.compile(r"\b([a-z]\w*?)\[([\d,]*)\]")
-CALLED = re.compile(r"(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=")
-CHAIN = re.compile(r"(channel_id=\d+),.*chain_id=")  # one collective in pieces, each beside another fusion's work
+CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation)="
+)
+# one collective in pieces, each beside another fusion's work
+CHAIN = re.compile(r"(channel_id=\d+),.*chain_id=")
 NAMES = re.compile(r"%([\w.\-]+)")
 
 
@@ -119,16 +138,22 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
     """
     computations, entry = parse(text)
     times, fused = _times(computations, entry, lengths)
-    cycles, unknown, kernels = 0.0, 0, []
+    cycles = 0.0
+    unknown = 0
+    kernels = []
     found: dict[tuple[str, str, int], float] = collections.defaultdict(float)
     chains: dict[str, tuple[tuple[str, str, int], float]] = {}
     for name in {*times, *fused}:
-        number, shapes = times.get(name, 0.0), _shapes(computations[name])
+        number = times.get(name, 0.0)
+        shapes = _shapes(computations[name])
         for each in computations[name]:
             kind = each.kind.removesuffix("-start")
             if kind in COLLECTIVES:
-                given = " ".join(_without_layout(shapes.get(operand, "")) for operand in each.operands)
-                which, runs = (kind, given, group_of(each.rest, devices)), number + fused.get(name, 0.0)
+                given = " ".join(
+                    _without_layout(shapes.get(operand, "")) for operand in each.operands
+                )
+                which = (kind, given, group_of(each.rest, devices))
+                runs = number + fused.get(name, 0.0)
                 if chain := CHAIN.search(each.rest):
                     chains[chain[1]] = which, min(runs, chains.get(chain[1], (which, runs))[1])
                 else:
@@ -138,7 +163,8 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
                 cycles += number * (estimated or 0)
                 unknown += estimated is None
                 products = list(_products(computations, each, shapes))
-                flops, precision = sum(size for size, _ in products), max(products, default=(0.0, ""))[1]
+                flops = sum(size for size, _ in products)
+                precision = max(products, default=(0.0, ""))[1]
                 kernels.append(Kernel(number, _moved(computations, each, shapes), flops, precision))
     for which, runs in chains.values():
         found[which] += runs
@@ -151,7 +177,8 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
 def parse(text: str) -> tuple[dict[str, list[Operation]], str]:
     """Returns the operations of each computation by its name, and the name of the entry."""
     computations: dict[str, list[Operation]] = {}
-    entry, current = "", None
+    entry = ""
+    current = None
     for line in text.splitlines():
         if head := HEAD.match(line):
             current = computations.setdefault(head[2], [])
@@ -183,7 +210,13 @@ def _shapes(operations: Sequence[Operation]) -> dict[str, str]:
 def _width(kind: str) -> int:
     """Bytes of an element of a type, at least 1 ("pred", and types of fewer bits)."""
     digits = re.search(r"\d+", kind)
-    return max(int(digits[0]) // 8, 1) if digits and kind[0] in "sufbc" else 0 if kind == "token" else 1
+    return (
+        max(int(digits[0]) // 8, 1)
+        if digits and kind[0] in "sufbc"
+        else 0
+        if kind == "token"
+        else 1
+    )
 
 
 def _without_layout(shape: str) -> str:
@@ -216,9 +249,14 @@ def _cycles(rest: str) -> int | None:
     return cycles if cycles < UNKNOWN else None
 
 
-def _moved(computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]) -> int:
+def _moved(
+    computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]
+) -> int:
     """Bytes that an operation reads and writes. Of what is sliced or replaced in part, only this part counts."""
-    size_of = lambda name: num_bytes(shapes.get(name, ""))
+
+    def size_of(name):
+        return num_bytes(shapes.get(name, ""))
+
     if kernel.kind in SLICES:
         return 2 * num_bytes(kernel.shape)
     if kernel.kind == "dynamic-update-slice":
@@ -226,8 +264,10 @@ def _moved(computations: Mapping[str, list[Operation]], kernel: Operation, shape
     if kernel.kind != "fusion":
         return num_bytes(kernel.shape) + sum(map(size_of, kernel.operands))
     inner = computations[next(_called(kernel.rest))]
-    own, by_name = _shapes(inner), {each.name: each for each in inner}
-    read, replaced = 0, set()
+    own = _shapes(inner)
+    by_name = {each.name: each for each in inner}
+    read = 0
+    replaced = set()
     for each in inner:
         if each.kind == "dynamic-update-slice":
             replaced.add(each.operands[0])
@@ -238,7 +278,11 @@ def _moved(computations: Mapping[str, list[Operation]], kernel: Operation, shape
             whole = 0 if each.name in replaced else num_bytes(each.shape)
             read += sum(num_bytes(user.shape) for user in users) if partly else whole
     root = next((each for each in inner if each.root), None)
-    parts = [root] if root is None or root.kind != "tuple" else [by_name.get(name) for name in root.operands]
+    parts = (
+        [root]
+        if root is None or root.kind != "tuple"
+        else [by_name.get(name) for name in root.operands]
+    )
     written = 0
     for part in parts:
         if part is not None and part.kind == "dynamic-update-slice":
@@ -260,7 +304,8 @@ def _products(
     sizes = [_arrays(shapes.get(name, "")) for name in kernel.operands[:2]]
     if len(sizes) < 2 or not all(sizes) or not (made := _arrays(kernel.shape)):
         return
-    (kind, left), (_, right) = sizes[0][0], sizes[1][0]
+    (kind, left) = sizes[0][0]
+    (_, right) = sizes[1][0]
     labels = re.search(r"dim_labels=\w+_(\w+)->", kernel.rest)
     over = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', kernel.rest)
     if labels:
@@ -277,7 +322,11 @@ def _precision(kind: str, rest: str) -> str:
     algorithm = re.search(r"algorithm=dot_([a-z0-9]+)_", rest)
     if kind != "f32" or algorithm:
         return algorithm[1] if algorithm else kind
-    return "f32" if re.search(r'operand_precision(=\{|":\[)[^}\]]*highest', rest, re.IGNORECASE) else "tf32"
+    return (
+        "f32"
+        if re.search(r'operand_precision(=\{|":\[)[^}\]]*highest', rest, re.IGNORECASE)
+        else "tf32"
+    )
 
 
 def group_of(rest: str, devices: int) -> int:
@@ -299,7 +348,9 @@ def group_of(rest: str, devices: int) -> int:
 
 def _collective(kind: str, shapes: str, devices: int, times: float) -> Collective:
     size = num_bytes(shapes) * (devices if kind == "all-gather" else 1)
-    return Collective(kind, shapes, size, times, all(not sizes for _, sizes in _arrays(shapes)), devices)
+    return Collective(
+        kind, shapes, size, times, all(not sizes for _, sizes in _arrays(shapes)), devices
+    )
 
 
 def _times(
@@ -331,7 +382,9 @@ def _called(rest: str) -> Iterator[str]:
     """Names of the computations that an operation calls."""
     for place in CALLED.finditer(rest):
         after = rest[place.end() :]
-        yield from NAMES.findall(after[: after.index("}")] if after.startswith("{") else re.split(r"[,\s]", after)[0])
+        yield from NAMES.findall(
+            after[: after.index("}")] if after.startswith("{") else re.split(r"[,\s]", after)[0]
+        )
 
 
 def _scope(loop: Operation) -> str:
@@ -340,7 +393,9 @@ def _scope(loop: Operation) -> str:
     return found[1] if found else ""
 
 
-def _length(computations: Mapping[str, list[Operation]], loop: Operation, around: Sequence[Operation]) -> float | None:
+def _length(
+    computations: Mapping[str, list[Operation]], loop: Operation, around: Sequence[Operation]
+) -> float | None:
     """How often a loop runs; None if the program does not say."""
     noted = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
     if noted:

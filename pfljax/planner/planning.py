@@ -115,27 +115,50 @@ class Estimate:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Returns heads and lines of a table."""
-        heads = ["plan", "fits", "arguments", "outputs", "temporaries", "collectives", "ms a round", "hours"]
+        heads = [
+            "plan",
+            "fits",
+            "arguments",
+            "outputs",
+            "temporaries",
+            "collectives",
+            "ms a round",
+            "hours",
+        ]
         return heads, [_line(row) for row in self.rows]
 
     def __str__(self) -> str:
         heads, body = self.table()
         widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
         lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [heads, *body]
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            for line in [heads, *body]
         ]
         return "\n".join([*lines, *self.notes])
 
 
 def _line(row: Row) -> list[str]:
-    size = lambda value: "" if value is None else readable(value)
-    number = lambda value: "" if value is None else f"{value:,.3g}"
+    def size(value):
+        return "" if value is None else readable(value)
+
+    def number(value):
+        return "" if value is None else f"{value:,.3g}"
+
     sizes = row.arguments_bytes, row.outputs_bytes, row.temporaries_bytes, row.collectives_bytes
-    return [row.name, "yes" if row.fits else "no", *map(size, sizes), number(row.milliseconds), number(row.hours)]
+    return [
+        row.name,
+        "yes" if row.fits else "no",
+        *map(size, sizes),
+        number(row.milliseconds),
+        number(row.hours),
+    ]
 
 
 def estimate_for(
-    experiment: Experiment, target: Target, seconds: float = math.inf, say: Callable[[str], None] | None = None
+    experiment: Experiment,
+    target: Target,
+    seconds: float = math.inf,
+    say: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Compiles a run's rounds for a target with every plan and exchange.
 
@@ -149,7 +172,9 @@ def estimate_for(
     plan = target.plan(0, "auto", experiment.problem.plan.model_devices)
     wanted = choosing.choices(experiment, plan)
     rows, notes = compiled_rows(experiment, target, wanted, seconds, say)
-    best = min((row for row in rows if row.fits), key=lambda row: row.milliseconds or 0.0, default=None)
+    best = min(
+        (row for row in rows if row.fits), key=lambda row: row.milliseconds or 0.0, default=None
+    )
     return Estimate(
         target.name,
         len(target.devices),
@@ -174,13 +199,19 @@ def estimate_for(
 def held_once(rows: Sequence[Row]) -> list[str]:
     """What each device holds of frozen parameters."""
     frozen = max((row.frozen_bytes for row in rows), default=0)
-    return [f"each device holds the frozen parameters once: {readable(frozen)} of the arguments"] if frozen else []
+    return (
+        [f"each device holds the frozen parameters once: {readable(frozen)} of the arguments"]
+        if frozen
+        else []
+    )
 
 
 def rests_on(target: Target, rows: Sequence[Row]) -> str:
     """What the rows' times rest on, in words."""
     unknown = max((row.unknown_operations for row in rows), default=0)
-    return target.rests_on + (f"; up to {unknown} operations without an estimate count as 0" if unknown else "")
+    return target.rests_on + (
+        f"; up to {unknown} operations without an estimate count as 0" if unknown else ""
+    )
 
 
 def compiled_rows(
@@ -191,7 +222,9 @@ def compiled_rows(
     say: Callable[[str], None] | None = None,
 ) -> tuple[list[Row], list[str]]:
     """Compiles two programs at a time. Returns the rows of the wanted chunks and exchanges, and what was left out."""
-    begin, notes, longest = time.perf_counter(), [], 0.0
+    begin = time.perf_counter()
+    notes = []
+    longest = 0.0
     found: list[Row | Future[Row]] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for chunk, exchange in wanted:
@@ -200,7 +233,8 @@ def compiled_rows(
                 wait(running, return_when=FIRST_COMPLETED)
             done = [each.result() for each in found if isinstance(each, Future) and each.done()]
             longest = max((row.compile_seconds for row in done), default=0.0)
-            passed, name = time.perf_counter() - begin, Row(NAMES.get(chunk, "chunk"), chunk, exchange, False).name
+            passed = time.perf_counter() - begin
+            name = Row(NAMES.get(chunk, "chunk"), chunk, exchange, False).name
             if found and passed + longest > seconds:
                 notes.append(f"{name}: left out, since {passed:.0f} of {seconds:g} s have passed")
                 continue
@@ -224,8 +258,10 @@ def recommended(best: Row | None) -> dict[str, Any]:
 
 def advice(experiment: Experiment, target: Target, best: Row | None) -> list[str]:
     """What may help: a number of clients that divides, another store."""
-    found, num = [], experiment.problem.num_clients
-    devices = len(target.devices) // experiment.problem.plan.model_devices  # that clients are divided over
+    found = []
+    num = experiment.problem.num_clients
+    # that clients are divided over
+    devices = len(target.devices) // experiment.problem.plan.model_devices
     if num % devices and experiment.client_store == "device":
         near = [n for n in (num // devices * devices, -(-num // devices) * devices) if n]
         found.append(
@@ -233,11 +269,15 @@ def advice(experiment: Experiment, target: Target, best: Row | None) -> list[str
             f"{' or '.join(map(str, near))} clients can"
         )
     if best is None:
-        found.append("nothing fits; fewer clients, more devices, a smaller model or client_store = host may")
+        found.append(
+            "nothing fits; fewer clients, more devices, a smaller model or client_store = host may"
+        )
     return found
 
 
-def prepare(experiment: Experiment, target: Target, chunk: int, exchange: str) -> tuple[Row, Callable[[], Row] | None]:
+def prepare(
+    experiment: Experiment, target: Target, chunk: int, exchange: str
+) -> tuple[Row, Callable[[], Row] | None]:
     """Returns the row of one plan without a compiler's figures, and what compiles it if it may fit."""
     model_devices = experiment.problem.plan.model_devices
     plan: Any = target.plan(chunk, exchange or "auto", model_devices)  # type: ignore[arg-type]
@@ -246,12 +286,16 @@ def prepare(experiment: Experiment, target: Target, chunk: int, exchange: str) -
     room = SHARE * target.chip.memory
     frozen = on_a_device(lowered.frozen)
     held = on_a_device((lowered.state, data)) + frozen + lowered.ahead
-    row = Row(NAMES.get(chunk, "chunk"), chunk, exchange, False, arguments_bytes=held, frozen_bytes=frozen)
+    row = Row(
+        NAMES.get(chunk, "chunk"), chunk, exchange, False, arguments_bytes=held, frozen_bytes=frozen
+    )
     if held > room:
         return dataclasses.replace(row, why=HELD), None
     everyone = tree.num_bytes(lowered.state.models)
     if exchange == "gather" and everyone > room * model_devices:
-        return dataclasses.replace(row, why=f"a copy of all models takes {readable(everyone)}"), None
+        return dataclasses.replace(
+            row, why=f"a copy of all models takes {readable(everyone)}"
+        ), None
     of_loops = lengths(experiment, plan)
 
     def compiling() -> Row:
@@ -286,8 +330,12 @@ def _row_of(row: Row, found: ProgramEstimate, lowered: Lowered, room: float, rou
 
 def lower(experiment: Experiment, plan: PlanElsewhere) -> tuple[Lowered, Any]:
     """Lowers a run's rounds for devices that are not here. Returns the program and the shapes of the clients' data."""
-    store, federation = store_of(experiment), experiment.federation
-    put = lambda part: store.put(plan, ONE, [part], federation.num_clients)
+    store = store_of(experiment)
+    federation = experiment.federation
+
+    def put(part):
+        return store.put(plan, ONE, [part], federation.num_clients)
+
     data = ClientData(put(federation.train), put(federation.validation))
     if federation.attacker is not None:
         data = data._replace(attacker=put(federation.attacker))
@@ -297,14 +345,17 @@ def lower(experiment: Experiment, plan: PlanElsewhere) -> tuple[Lowered, Any]:
 
 def on_a_device(shapes: Any) -> int:
     """Bytes of arrays on one device, from their shapes with shardings."""
-    leaves = [leaf for leaf in jax.tree.leaves(shapes) if getattr(leaf, "sharding", None) is not None]
+    leaves = [
+        leaf for leaf in jax.tree.leaves(shapes) if getattr(leaf, "sharding", None) is not None
+    ]
     local = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves]
     return sum(size * leaf.dtype.itemsize for size, leaf in zip(local, leaves, strict=True))
 
 
 def lengths(experiment: Experiment, plan: ExecutionPlan) -> Callable[[str], float | None]:
     """How often a loop whose length depends on clients' data runs, by the scope that names it; None: not known."""
-    federation, cohort = experiment.federation, experiment.problem.cohort_size
+    federation = experiment.federation
+    cohort = experiment.problem.cohort_size
     sizes = np.asarray(federation.train.size)
 
     @functools.cache

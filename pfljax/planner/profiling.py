@@ -82,7 +82,8 @@ def profile(directory: Path, dispatch: Callable[[], Any]) -> Shares:
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing Python calls is slow and useless for compiled rounds
-    options.session_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"  # JAX's names have a resolution of seconds
+    # JAX's names have a resolution of seconds
+    options.session_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
     untraced = _play(dispatch) / ROUNDS
     with jax.profiler.trace(directory, profiler_options=options):
         seconds = _play(dispatch)
@@ -105,11 +106,17 @@ def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportI
     """Returns the operations in a trace. GPUs and TPUs have their own planes; CPU devices are host threads."""
     with warnings.catch_warnings():
         # Python 3.13 warns about jaxlib's iterators on first use; turned into an error, that ends the process.
-        warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
+        warnings.filterwarnings(
+            "ignore", "builtin type .* has no __module__ attribute", DeprecationWarning
+        )
         planes = list(data.planes)
-        devices = [(found.group(), plane) for plane in planes if (found := DEVICE.match(plane.name))]
+        devices = [
+            (found.group(), plane) for plane in planes if (found := DEVICE.match(plane.name))
+        ]
         ops = [op for name, plane in devices for op in _of_device(name, plane)]
-        return ops or [op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)]
+        return ops or [
+            op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)
+        ]
 
 
 def _of_device(device: str, plane: Any) -> Iterable[Op]:
@@ -130,15 +137,19 @@ def _of_device(device: str, plane: Any) -> Iterable[Op]:
 
 def _of_host(plane: Any) -> Iterable[Op]:
     """Returns the operations of CPU devices. One that continues in other threads ends with an event "end: NAME"."""
-    begun, ended = [], {}
+    begun = []
+    ended = {}
     for line in plane.lines:
         for event in line.events:
-            name, stats = event.name, dict(event.stats)
+            name = event.name
+            stats = dict(event.stats)
             if name.startswith("end: "):
                 ended[name, stats.get("_c")] = event.start_ns
             elif "hlo_op" in stats and "device_ordinal" in stats:
                 stop = event.start_ns + event.duration_ns
-                begun.append((name, stats.get("_p"), f"CPU:{stats['device_ordinal']}", event.start_ns, stop))
+                begun.append(
+                    (name, stats.get("_p"), f"CPU:{stats['device_ordinal']}", event.start_ns, stop)
+                )
     for name, number, device, start, stop in begun:
         stop = max(stop, ended.get((f"end: {name}", number), stop))
         yield Op(device, start, stop, bool(COLLECTIVE.match(name)))
@@ -155,7 +166,9 @@ def shares(ops: list[Op], seconds: float) -> tuple[float, float, float]:
     if not devices:
         return math.nan, math.nan, math.nan
     busy = np.mean([covered((op.start, op.stop) for op in own) for own in devices.values()])
-    exchange = np.mean([covered((op.start, op.stop) for op in own if op.collective) for own in devices.values()])
+    exchange = np.mean(
+        [covered((op.start, op.stop) for op in own if op.collective) for own in devices.values()]
+    )
     # A device's clock may differ slightly from the host's.
     busy, exchange = (min(float(part) / 1e9, seconds) for part in (busy, exchange))
     return busy - exchange, exchange, seconds - busy
@@ -163,7 +176,8 @@ def shares(ops: list[Op], seconds: float) -> tuple[float, float, float]:
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
     """Returns the length of the union of (start, stop) intervals."""
-    total, reached = 0.0, -math.inf
+    total = 0.0
+    reached = -math.inf
     for start, stop in sorted(intervals):
         total += max(stop - max(start, reached), 0.0)
         reached = max(reached, stop)
@@ -172,7 +186,9 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 def describe(shares: Shares) -> str:
     """Returns the line for the user."""
-    line = f"profile: {1e3 * shares.wall:.2f} ms per round ({1e3 * shares.untraced:.2f} ms untraced)"
+    line = (
+        f"profile: {1e3 * shares.wall:.2f} ms per round ({1e3 * shares.untraced:.2f} ms untraced)"
+    )
     if math.isnan(shares.host):
         return f"{line}; the trace has no device events; trace in {shares.directory}"
     names = ("compute", "exchange", "host")

@@ -24,10 +24,14 @@ from pfljax.exchange.plan import ExecutionPlan, Peers, make_mesh
 from pfljax.planner import compiled_text
 from pfljax.planner.compiled_text import Collective, Lengths, Reading
 
-GIB, TERA, GIGA = 1 << 30, 1e12, 1e9
+GIB = 1 << 30
+TERA = 1e12
+GIGA = 1e9
 LATENCY = 1e-6  # seconds of a collective besides its bytes
 LAUNCH = 2e-6  # seconds of a GPU's kernel besides its bytes and FLOPs
-ACCEPTED = "tpu:NAME:SHAPE with {}, such as tpu:v5e:4x4, or cuda:NAME:NUMBER with {}, such as cuda:h100:8"
+ACCEPTED = (
+    "tpu:NAME:SHAPE with {}, such as tpu:v5e:4x4, or cuda:NAME:NUMBER with {}, such as cuda:h100:8"
+)
 
 
 class Chip(NamedTuple):
@@ -63,11 +67,36 @@ TPUS = {
 A100 = {"f32": 19.5 * TERA, "bf16": 312 * TERA, "f16": 312 * TERA, "f64": 19.5 * TERA}
 HOPPER = {"f32": 67 * TERA, "bf16": 989 * TERA, "f16": 989 * TERA, "f64": 67 * TERA}
 GPUS = {
-    "a100": Chip(int(79.2 * GIB), 156 * TERA, 2039 * GIGA, 300 * GIGA, cores=108, capability="major: 8", peaks=A100),
-    "h100": Chip(int(79.1 * GIB), 495 * TERA, 3352 * GIGA, 450 * GIGA, cores=132, capability="major: 9", peaks=HOPPER),
-    "h200": Chip(int(139.8 * GIB), 495 * TERA, 4800 * GIGA, 450 * GIGA, cores=132, capability="major: 9", peaks=HOPPER),
+    "a100": Chip(
+        int(79.2 * GIB),
+        156 * TERA,
+        2039 * GIGA,
+        300 * GIGA,
+        cores=108,
+        capability="major: 8",
+        peaks=A100,
+    ),
+    "h100": Chip(
+        int(79.1 * GIB),
+        495 * TERA,
+        3352 * GIGA,
+        450 * GIGA,
+        cores=132,
+        capability="major: 9",
+        peaks=HOPPER,
+    ),
+    "h200": Chip(
+        int(139.8 * GIB),
+        495 * TERA,
+        4800 * GIGA,
+        450 * GIGA,
+        cores=132,
+        capability="major: 9",
+        peaks=HOPPER,
+    ),
 }
-KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}  # as JAX calls them
+# as JAX calls them
+KINDS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
 KINDS |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e"}
 # What XLA's compiler asks of a GPU; shared memory and clock are those of an H100, an A100's are slightly smaller.
 GPU = """
@@ -86,8 +115,10 @@ device_description_str: "NVIDIA {name}"
 """
 OF_A100 = {"shared": 167936, "optin": 166912, "units": 64, "ghz": 1.41, "cache": 41943040}
 OF_HOPPER = {"shared": 233472, "optin": 232448, "units": 128, "ghz": 1.98, "cache": 52428800}
-UNTUNED = {"xla_gpu_autotune_level": 0}  # kernels are not timed on a GPU, which takes long, or there is none
-HERE = {  # libtpu looks for a TPU's machine unless it is told that it is on one, and for other users of its TPU
+# kernels are not timed on a GPU, which takes long, or there is none
+UNTUNED = {"xla_gpu_autotune_level": 0}
+# libtpu looks for a TPU's machine unless it is told that it is on one, and for other users of its TPU
+HERE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -107,7 +138,9 @@ class PlanElsewhere(ExecutionPlan):
     def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Any:
         """The shape of a host array on the devices."""
         shape = jax.ShapeDtypeStruct((*leaf.shape[:axis], num, *leaf.shape[axis + 1 :]), leaf.dtype)
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=self.sharding(shape, by_rows=by_rows, axis=axis))
+        return jax.ShapeDtypeStruct(
+            shape.shape, shape.dtype, sharding=self.sharding(shape, by_rows=by_rows, axis=axis)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,8 +220,12 @@ def find(name: str) -> Target:
     platform, _, rest = name.partition(":")
     kind, _, shape = rest.partition(":")
     known: dict[str, Chip] = {"tpu": TPUS, "cuda": GPUS}.get(platform, {})
-    if kind not in known or not re.fullmatch(r"\d+(x\d+){1,2}" if platform == "tpu" else r"[1-9]\d{0,3}", shape):
-        raise ArgumentError("target", f"accepted: {ACCEPTED.format(', '.join(TPUS), ', '.join(GPUS))}", name)
+    if kind not in known or not re.fullmatch(
+        r"\d+(x\d+){1,2}" if platform == "tpu" else r"[1-9]\d{0,3}", shape
+    ):
+        raise ArgumentError(
+            "target", f"accepted: {ACCEPTED.format(', '.join(TPUS), ', '.join(GPUS))}", name
+        )
     return _tpu(name, kind, shape) if platform == "tpu" else _gpu(name, kind, int(shape))
 
 
@@ -220,7 +257,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 def _gpu(name: str, kind: str, number: int) -> Target:
     optional.load("jax_cuda12_plugin", "target", name)
     jax.devices()  # finds the compilers of all platforms
-    chip, own = GPUS[kind], OF_A100 if kind == "a100" else OF_HOPPER
+    chip = GPUS[kind]
+    own = OF_A100 if kind == "a100" else OF_HOPPER
     numbers = {
         "cores": chip.cores,
         "capability": chip.capability,
@@ -233,7 +271,9 @@ def _gpu(name: str, kind: str, number: int) -> Target:
     return Target(name, topology.devices, chip, UNTUNED)
 
 
-def compile_for(target: Target, program: jax.stages.Lowered, lengths: Lengths) -> ProgramEstimate | TooLarge:
+def compile_for(
+    target: Target, program: jax.stages.Lowered, lengths: Lengths
+) -> ProgramEstimate | TooLarge:
     """Compiles a program of a round for a target and estimates what it needs.
 
     Args:
@@ -271,7 +311,12 @@ def _compute_seconds(chip: Chip, reading: Reading) -> float:
         return reading.cycles / chip.clock
     return sum(
         each.times
-        * (LAUNCH + max(each.bytes / chip.bandwidth, each.flops / chip.peaks.get(each.precision, chip.flops)))
+        * (
+            LAUNCH
+            + max(
+                each.bytes / chip.bandwidth, each.flops / chip.peaks.get(each.precision, chip.flops)
+            )
+        )
         for each in reading.kernels
     )
 
@@ -285,5 +330,7 @@ def seconds_of(collective: Collective, target: Target) -> float:
     if devices == 1:
         return 0.0
     sides = 2 if target.chip.clock else 1
-    passes = {"all-reduce": 2.0, "collective-permute": sides * devices / (devices - 1)}.get(collective.kind, 1.0)
+    passes = {"all-reduce": 2.0, "collective-permute": sides * devices / (devices - 1)}.get(
+        collective.kind, 1.0
+    )
     return LATENCY + passes * (devices - 1) / devices * collective.bytes / target.chip.link

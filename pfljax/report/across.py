@@ -46,7 +46,11 @@ MAX_ROUNDS = 300  # per curve
 
 SCORES = ("score", "decile")  # measures of clients' scores
 COSTS = {"megabytes": terms.MEGABYTES, "seconds": "seconds per round", "gradients": terms.GRADIENTS}
-AGAINST = {"rounds": "rounds", "megabytes": "MB received and sent per client", "seconds": "seconds of training"}
+AGAINST = {
+    "rounds": "rounds",
+    "megabytes": "MB received and sent per client",
+    "seconds": "seconds of training",
+}
 AGAINST |= {"simulated": "simulated seconds"}
 POINTS = "One point per run, a line at the mean. Click a point for its page."
 BAND = (
@@ -134,7 +138,9 @@ def runs_below(folder: Path) -> list[Path]:
 
 def folders_with(name: str, folder: Path) -> list[Path]:
     """Returns the folders one to `DEPTH` levels below a folder that have a file of this name, without tuning runs."""
-    found = [path.parent for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + name)]
+    found = [
+        path.parent for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + name)
+    ]
     return [path for path in found if "tuning" not in path.relative_to(folder).parts]
 
 
@@ -145,7 +151,9 @@ def title_of(path: Path, root: Path) -> tuple[str, str]:
     return "/".join(parts[:-1] if trial else parts), parts[-1] if trial else ""
 
 
-def write_comparison(page: Path, folders: Sequence[Path], title: str = "", reference: str | None = None) -> Path | None:
+def write_comparison(
+    page: Path, folders: Sequence[Path], title: str = "", reference: str | None = None
+) -> Path | None:
     """Writes the page of a comparison, and the pages of its runs if they are missing or older than the runs.
 
     Args:
@@ -164,26 +172,44 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
     found = list(_read(folders))
     if not found or not processes.is_first():
         return page if found else None
-    failed = {name: reason for folder in folders for name, reason in _failures(Path(folder)).items()}
+    failed = {
+        name: reason for folder in folders for name, reason in _failures(Path(folder)).items()
+    }
     reference = None if reference in failed else reference
-    statistics.check_reference(reference, dict.fromkeys(title.rpartition("/")[2] for _, title, *_ in found))
+    statistics.check_reference(
+        reference, dict.fromkeys(title.rpartition("/")[2] for _, title, *_ in found)
+    )
     for folder, *_ in found:
         own = folder / NAME
         if not own.exists() or own.stat().st_mtime < (folder / "summary.json").stat().st_mtime:
             write_page(folder)
-    methods, runs = _methods(found, page.parent.resolve()), [run for *_, run in found]
-    score, dataset = runs[0].score, runs[0].summary["dataset"]
+    methods = _methods(found, page.parent.resolve())
+    runs = [run for *_, run in found]
+    score = runs[0].score
+    dataset = runs[0].summary["dataset"]
     own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
-    names = {"score": score.label} | ({"decile": "bottom decile"} if score.percent else {}) | own | COSTS
-    texts = {link: f"{m.title}, {name}" for m in methods for link, name in zip(m.links, m.names, strict=True)}
+    names = (
+        {"score": score.label}
+        | ({"decile": "bottom decile"} if score.percent else {})
+        | own
+        | COSTS
+    )
+    texts = {
+        link: f"{m.title}, {name}"
+        for m in methods
+        for link, name in zip(m.links, m.names, strict=True)
+    }
     alone = [method.name for method in methods if not method.measures["megabytes"].any()]
     reference = reference or next(iter(alone), methods[0].name)
-    standing, panels = _standings(methods, score, reference), _panels(methods, names, score, reference)
+    standing = _standings(methods, score, reference)
+    panels = _panels(methods, names, score, reference)
     data = {"panels": panels, "texts": texts, "csv": _csv(methods, names, score)}
     points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
     curves = plot("over", "Each method over rounds", BAND)
     parts = {
-        "Methods": _table(methods, names, score, standing) + _warnings(runs) + _told_failures(failed),
+        "Methods": _table(methods, names, score, standing)
+        + _warnings(runs)
+        + _told_failures(failed),
         "Differences": _differences(panels["differences"], standing, score),
         "Clients": _clients(methods, panels, score, reference),
         "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
@@ -191,17 +217,29 @@ def write_comparison(page: Path, folders: Sequence[Path], title: str = "", refer
         "Download": downloads(DOWNLOADS),
     }
     lead = f"{len(methods)} methods, {len(found)} runs"
-    files.write_text(page, document(title or f"Comparison on {dataset}", lead, parts, files.plain(data)))
+    files.write_text(
+        page, document(title or f"Comparison on {dataset}", lead, parts, files.plain(data))
+    )
     return page
 
 
 def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
     """Reads the runs: folder, title, name, content. Titles are the parts of their paths that differ."""
-    paths = list(dict.fromkeys(path.resolve() for folder in folders for path in _runs_of(Path(folder))))
-    root = Path(os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"]))
+    paths = list(
+        dict.fromkeys(path.resolve() for folder in folders for path in _runs_of(Path(folder)))
+    )
+    root = Path(
+        os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"])
+    )
     for path in paths:
-        (title, name), run = title_of(path, root), RunData.read(path)
-        yield path, title or str(run.summary["method"]), name or f"seed-{run.summary.get('seed', 0)}", run
+        (title, name) = title_of(path, root)
+        run = RunData.read(path)
+        yield (
+            path,
+            title or str(run.summary["method"]),
+            name or f"seed-{run.summary.get('seed', 0)}",
+            run,
+        )
 
 
 def _runs_of(folder: Path) -> list[Path]:
@@ -230,21 +268,33 @@ def _told_failures(failed: Mapping[str, str]) -> str:
 
 def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:
     """Groups the runs by title, the best mean score first. Links lead from the folder `start`."""
-    link = lambda folder: quote(os.path.relpath(folder / NAME, start).replace(os.sep, "/"))
+
+    def link(folder):
+        return quote(os.path.relpath(folder / NAME, start).replace(os.sep, "/"))
+
     methods = []
     for title in dict.fromkeys(title for _, title, *_ in found):
         paths, _, names, runs = zip(*(entry for entry in found if entry[1] == title), strict=True)
-        last, trials = measures([run.summary for run in runs]), list(map(_trial, names))
+        last = measures([run.summary for run in runs])
+        trials = list(map(_trial, names))
         listed = _listed(paths[0].parent)
-        methods.append(Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs), *listed))
-    return sorted(methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"])))
+        methods.append(
+            Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs), *listed)
+        )
+    return sorted(
+        methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"]))
+    )
 
 
 def _listed(folder: Path) -> tuple[int, str]:
     """Returns the place of a folder's method in its comparison's table.json, and what tuning chose; 0, "" if absent."""
     try:
         rows = enumerate(former.read_table(folder.parent / "table.json"))
-        found = ((place, str(row.get("tuned") or "")) for place, row in rows if row["method"] == folder.name)
+        found = (
+            (place, str(row.get("tuned") or ""))
+            for place, row in rows
+            if row["method"] == folder.name
+        )
         return next(found, (0, ""))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return 0, ""
@@ -256,24 +306,38 @@ def _trial(name: str) -> statistics.Trial:
     return statistics.Trial(int(seed), None if split is None else int(split))
 
 
-def _standings(methods: Sequence[Method], score: Score, reference: str) -> dict[str, dict[str, Any]]:
+def _standings(
+    methods: Sequence[Method], score: Score, reference: str
+) -> dict[str, dict[str, Any]]:
     """Returns intervals, ranks and differences by title, within each group."""
     found = {}
     for group in dict.fromkeys(method.group for method in methods):
         own = {method.title: method.scores for method in methods if method.group == group}
-        found |= statistics.standings(own, score.sign, f"{group}/{reference}" if group else reference)
+        found |= statistics.standings(
+            own, score.sign, f"{group}/{reference}" if group else reference
+        )
     return found
 
 
 def against(methods: Sequence[Method]) -> dict[str, str]:
     """Returns what all methods' curves can be drawn against, by name; simulated time takes a clock."""
-    return {name: label for name, label in AGAINST.items() if all(name in method.curves for method in methods)}
+    return {
+        name: label
+        for name, label in AGAINST.items()
+        if all(name in method.curves for method in methods)
+    }
 
 
 def _curves(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
-    entry = lambda name: over_rounds([run.rows for run in runs], name)
+    def entry(name):
+        return over_rounds([run.rows for run in runs], name)
+
     rounds, score = entry(runs[0].score.name)
-    curves = {"rounds": np.tile(rounds, (len(runs), 1)), "score": score, "seconds": np.nan_to_num(entry("seconds")[1])}
+    curves = {
+        "rounds": np.tile(rounds, (len(runs), 1)),
+        "score": score,
+        "seconds": np.nan_to_num(entry("seconds")[1]),
+    }
     if np.isfinite(clock := entry("simulated_seconds")[1]).all():
         curves["simulated"] = clock
     curves["megabytes"] = np.sum([np.nan_to_num(entry(name)[1]) for name in BYTES], axis=0) / 1e6
@@ -284,17 +348,33 @@ def _panels(
     methods: Sequence[Method], names: Mapping[str, str], score: Score, reference: str
 ) -> dict[str, dict[str, Any]]:
     """Returns the panels of points by measure, of differences by reference, and of curves by horizontal axis."""
-    links, dots, over = {method.title: method.links for method in methods}, {}, {}
-    listed = sorted(methods, key=lambda method: method.place)  # so that colors are those of the figures for papers
+    links = {method.title: method.links for method in methods}
+    dots = {}
+    over = {}
+    # so that colors are those of the figures for papers
+    listed = sorted(methods, key=lambda method: method.place)
     for name, label in names.items():
         axis = Axis(label, percent=score.percent and name in SCORES)
-        dots[name] = plain(method_points({method.title: method.measures[name] for method in listed}, axis, links))
+        dots[name] = plain(
+            method_points({method.title: method.measures[name] for method in listed}, axis, links)
+        )
     for name, label in against(methods).items():
         mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in listed}
-        curves = {title: (x, values.mean(axis=0), statistics.deviation(values)) for title, (x, values) in mean.items()}
-        axis = Axis(label) if name == "rounds" else spent_axis(label, [at for at, *_ in curves.values()])
+        curves = {
+            title: (x, values.mean(axis=0), statistics.deviation(values))
+            for title, (x, values) in mean.items()
+        }
+        axis = (
+            Axis(label)
+            if name == "rounds"
+            else spent_axis(label, [at for at, *_ in curves.values()])
+        )
         over[name] = plain(method_curves(curves, axis, axis_of(score)))
-    return {"dots": dots, "over": over} | _of_pairs(methods, score, reference) | _of_clients(methods, score, reference)
+    return (
+        {"dots": dots, "over": over}
+        | _of_pairs(methods, score, reference)
+        | _of_clients(methods, score, reference)
+    )
 
 
 def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
@@ -302,11 +382,18 @@ def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[s
 
     `reference` comes first. Panels without intervals are left out.
     """
-    found, scale = {}, 100 if score.percent else 1
+    found = {}
+    scale = 100 if score.percent else 1
     for to in sorted(methods, key=lambda method: method.name != reference):
         others = [method for method in methods if method.group == to.group and method is not to]
-        gains = {method.title: scale * statistics.paired(method.scores, to.scores) for method in others}
-        known = {title: (each.mean(), *statistics.interval(each)) for title, each in gains.items() if len(each) > 1}
+        gains = {
+            method.title: scale * statistics.paired(method.scores, to.scores) for method in others
+        }
+        known = {
+            title: (each.mean(), *statistics.interval(each))
+            for title, each in gains.items()
+            if len(each) > 1
+        }
         label = f"{score.label} minus {to.title}'s" + ", percentage points" * score.percent
         if known:
             found[to.title] = plain(difference_points(known, Axis(label)))
@@ -315,19 +402,27 @@ def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[s
 
 def _of_clients(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
     """Returns the panels of single clients' "gains" over their group's reference, and of "pairs" of both scores."""
-    bars, points = {}, {}
+    bars = {}
+    points = {}
     for method, to, pairs in _compared(methods, reference):
         shown = pairs[np.argsort(score.sign * (pairs[:, 0] - pairs[:, 1]), kind="stable")]
         shown = shown[evenly(len(shown), MAX_POINTS)]
-        axis = lambda label: Axis(label, percent=score.percent)
+
+        def axis(label):
+            return Axis(label, percent=score.percent)
+
         gained = score.sign * (shown[:, 1] - shown[:, 0])
-        bars[method.title] = plain(client_gains(gained, axis(f"{method.title}'s gain, {score.label}")))
+        bars[method.title] = plain(
+            client_gains(gained, axis(f"{method.title}'s gain, {score.label}"))
+        )
         names = (f"{score.label}, {title}" for title in (to.title, method.title))
         points[method.title] = plain(client_pairs(shown, *map(axis, names)))
     return {"gains": bars, "pairs": points}
 
 
-def _compared(methods: Sequence[Method], reference: str) -> Iterable[tuple[Method, Method, np.ndarray]]:
+def _compared(
+    methods: Sequence[Method], reference: str
+) -> Iterable[tuple[Method, Method, np.ndarray]]:
     """Yields each method that has clients in common with the reference of its group, that, and both scores (n, 2)."""
     of_group = {method.group: method for method in methods if method.name == reference}
     for method in methods:
@@ -339,24 +434,33 @@ def _compared(methods: Sequence[Method], reference: str) -> Iterable[tuple[Metho
 
 def _csv(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, list]:
     """Returns the tables for downloading."""
-    runs, curves = [], []
+    runs = []
+    curves = []
     for method in methods:
         for number, name in enumerate(method.names):
             run = {"method": method.title, "run": name}
             runs.append(run | {label: method.measures[key][number] for key, label in names.items()})
-            points = zip(method.curves["rounds"][number].astype(int), method.curves["score"][number], strict=True)
+            points = zip(
+                method.curves["rounds"][number].astype(int),
+                method.curves["score"][number],
+                strict=True,
+            )
             curves += [run | {"round": at, score.name: value} for at, value in points]
     return {"runs": cells(runs), "curves": cells(curves)}
 
 
 def _table(
-    methods: Sequence[Method], names: Mapping[str, str], score: Score, standing: Mapping[str, Mapping[str, Any]]
+    methods: Sequence[Method],
+    names: Mapping[str, str],
+    score: Score,
+    standing: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """Returns a table with one row per method, and what its deviations, intervals and ranks rest on."""
     head, *heads = names.values()
     rows = [standing[method.title] for method in methods]
     more, ranked = statistics.interval_columns(rows, number_of(score.percent))
-    body, tuned = [], any(method.tuned for method in methods)
+    body = []
+    tuned = any(method.tuned for method in methods)
     for method, own in zip(methods, ranked, strict=True):
         links = zip(method.links, method.names, strict=True)
         addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
@@ -364,9 +468,12 @@ def _table(
         first, *rest = (_mean(name, method.measures[name], score) for name in names)
         late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
         knows = method.runs[0].summary.get("knows") or "-"
-        values = text(method.tuned or "-").replace(" ", "&nbsp;").replace(",&nbsp;", ", ")  # lines break at commas
+        # lines break at commas
+        values = text(method.tuned or "-").replace(" ", "&nbsp;").replace(",&nbsp;", ", ")
         chosen = [Raw(f'<span class="wrap">{values}</span>')] * tuned
-        body.append([method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, runs])
+        body.append(
+            [method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, runs]
+        )
     heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
     caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
     edge = any(terms.EDGE in method.tuned for method in methods)
@@ -375,23 +482,33 @@ def _table(
     return table(heads, body, "sortable", caption) + paragraph(said.strip())
 
 
-def _differences(panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, Any]], score: Score) -> str:
+def _differences(
+    panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, Any]], score: Score
+) -> str:
     """Returns the plot of paired differences, and the table of those to the reference; "" without intervals."""
     if not panels:
         return ""
     rows = {title: row for title, row in standing.items() if row.get("difference") is not None}
     heads, body = statistics.difference_columns([*rows.values()], number_of(score.percent))
     lines = [[title, *cells] for title, cells in zip(rows, body, strict=True)]
-    options = controls(choice("reference", "Compare with", {title: title for title in panels}, "differences"))
+    options = controls(
+        choice("reference", "Compare with", {title: title for title in panels}, "differences")
+    )
     height = f"{max(12, 6 + 2 * len(standing))}rem"
     drawn = options + plot("differences", "Paired differences of the methods", PAIRED, height)
     return drawn + (table(["method", *heads], lines, "sortable", TESTED) if lines else "")
 
 
-def _clients(methods: Sequence[Method], panels: Mapping[str, Any], score: Score, reference: str) -> str:
+def _clients(
+    methods: Sequence[Method], panels: Mapping[str, Any], score: Score, reference: str
+) -> str:
     """Returns the table of who is helped and who is hurt, and the plots of single clients; "" without a comparison."""
-    number, body = number_of(score.percent), []
-    share = lambda value: f"{100 * value:.0f} %"
+    number = number_of(score.percent)
+    body = []
+
+    def share(value):
+        return f"{100 * value:.0f} %"
+
     for method, to, pairs in _compared(methods, reference):
         gained = statistics.signed_interval(*_mean_gain(method, to, score.sign), number)
         effect = gains.Effect.of(score.sign * (pairs[:, 1] - pairs[:, 0]))
@@ -403,15 +520,24 @@ def _clients(methods: Sequence[Method], panels: Mapping[str, Any], score: Score,
         return ""
     heads = ["method", "mean gain", "helped", "hurt", *["lose over 5 points"] * score.percent]
     heads += ["median gain", "worst client", "cosine within groups", "across"]
-    options = controls(choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs"))
+    options = controls(
+        choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs")
+    )
     bars = plot("gains", "Gains of single clients", GAINS.format(reference=reference))
-    points = plot("pairs", "Scores of single clients with two methods", PAIRS.format(reference=reference))
-    return table(heads, body, "sortable", HELPED.format(reference=reference)) + options + bars + points
+    points = plot(
+        "pairs", "Scores of single clients with two methods", PAIRS.format(reference=reference)
+    )
+    return (
+        table(heads, body, "sortable", HELPED.format(reference=reference)) + options + bars + points
+    )
 
 
 def _mean_gain(method: Method, to: Method, sign: int) -> tuple[float, float, float]:
     """Returns the mean gain of clients over another method, and its interval; runs without a digest stand alone."""
-    data = {t: run.config.get("data", {}).get("digest", t) for t, run in zip(method.trials, method.runs, strict=True)}
+    data = {
+        t: run.config.get("data", {}).get("digest", t)
+        for t, run in zip(method.trials, method.runs, strict=True)
+    }
     return gains.mean_gain(method.of_clients, to.of_clients, data, sign)
 
 
@@ -421,12 +547,20 @@ def _cosines(method: Method) -> list[str]:
     if len(told) < len(method.runs):
         return ["-", "-"]
     used = [(run.used["index"][-1], run.used["weights"][-1], run.group) for run in told]
-    return [f"{value:.2f}" for value in np.mean([collaboration.sharing(*each) for each in used], axis=0)]
+    return [
+        f"{value:.2f}" for value in np.mean([collaboration.sharing(*each) for each in used], axis=0)
+    ]
 
 
 def _mean(name: str, values: np.ndarray, score: Score) -> str:
     of_runs = statistics.OfRuns.of(values)
-    return of_runs.text(number_of(score.percent)) if name in SCORES else f"{of_runs.mean:.3g}" if of_runs.runs else "-"
+    return (
+        of_runs.text(number_of(score.percent))
+        if name in SCORES
+        else f"{of_runs.mean:.3g}"
+        if of_runs.runs
+        else "-"
+    )
 
 
 def _warnings(runs: Sequence[RunData]) -> str:

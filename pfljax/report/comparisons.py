@@ -33,7 +33,9 @@ PAPER: dict[Any, Any] = {
 PAPER |= {"pdf.fonttype": 42, "lines.markersize": 3}  # fonts that journals accept
 
 
-def method_points(values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None) -> Panel:
+def method_points(
+    values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None
+) -> Panel:
     """Describes each run of each method as a point, and the mean over a method's runs as a line.
 
     Args:
@@ -42,10 +44,16 @@ def method_points(values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequ
         keys: For each run, what a click on its point leads to.
     """
     series = []
-    for place, (method, shade) in enumerate(zip(values, colors(np.arange(len(values))), strict=True)):
-        own, symbol, keys_of = np.array(values[method], float), SYMBOLS[place % len(SYMBOLS)], keys and keys[method]
+    for place, (method, shade) in enumerate(
+        zip(values, colors(np.arange(len(values))), strict=True)
+    ):
+        own = np.array(values[method], float)
+        symbol = SYMBOLS[place % len(SYMBOLS)]
+        keys_of = keys and keys[method]
         heights = np.full(len(own), float(place))
-        series.append(Series(own, heights, "", "points", color=shade, symbol=symbol, size=8, keys=keys_of))
+        series.append(
+            Series(own, heights, "", "points", color=shade, symbol=symbol, size=8, keys=keys_of)
+        )
         if np.isfinite(own).sum() > 1:
             mean = float(np.nanmean(own))
             series.append(Series((mean, mean), (place - 0.32, place + 0.32), color=shade, width=3))
@@ -65,7 +73,11 @@ def difference_points(values: Mapping[str, tuple[float, float, float]], axis: Ax
     series = [Series((0.0, 0.0), (-0.6, len(values) - 0.4), color=GRAY, dash="dash")]
     for place, (mean, low, high) in enumerate(values.values()):
         series.append(Series(np.array([low, high]), np.full(2, float(place)), width=2))
-        series.append(Series(np.array([mean]), np.array([float(place)]), "", "points", symbol="square", size=7))
+        series.append(
+            Series(
+                np.array([mean]), np.array([float(place)]), "", "points", symbol="square", size=7
+            )
+        )
     return Panel(axis, _listed(values), series)
 
 
@@ -77,19 +89,26 @@ def client_gains(gains: Float[np.ndarray, " n"], axis: Axis) -> Panel:
         axis: The axis of the gains.
     """
     n = max(len(gains), 1)
-    edges, heights = np.repeat(np.arange(len(gains) + 1) / n, 2)[1:-1], np.repeat(gains, 2)
+    edges = np.repeat(np.arange(len(gains) + 1) / n, 2)[1:-1]
+    heights = np.repeat(gains, 2)
     zero = np.zeros(len(heights))
     series = [
         Series(edges, np.maximum(heights, 0), "helped", "band", zero, HELPED),
         Series(edges, np.minimum(heights, 0), "hurt", "band", zero, HURT),
         Series(edges, heights, color=GRAY, width=1),
     ]
-    return Panel(Axis("share of the clients of all runs", percent=True, limits=(0, 1)), axis, series)
+    return Panel(
+        Axis("share of the clients of all runs", percent=True, limits=(0, 1)), axis, series
+    )
 
 
 def client_pairs(pairs: Float[np.ndarray, "n 2"], x: Axis, y: Axis) -> Panel:
     """Describes single clients' scores with two methods as points, and equal scores as a dashed line."""
-    ends = np.array([np.min(pairs, initial=np.inf), np.max(pairs, initial=-np.inf)]) if len(pairs) else np.zeros(2)
+    ends = (
+        np.array([np.min(pairs, initial=np.inf), np.max(pairs, initial=-np.inf)])
+        if len(pairs)
+        else np.zeros(2)
+    )
     series = [
         Series(ends, ends, color=GRAY, dash="dash"),
         Series(pairs[:, 0], pairs[:, 1], "", "points", color=HELPED, symbol="circle", size=4),
@@ -99,7 +118,10 @@ def client_pairs(pairs: Float[np.ndarray, "n 2"], x: Axis, y: Axis) -> Panel:
 
 def _listed(names: Iterable[str]) -> Axis:
     """Returns the axis of methods from top to bottom."""
-    ticks = [(float(place), name if len(name) <= 24 else f"…{name[-23:]}") for place, name in enumerate(names)]
+    ticks = [
+        (float(place), name if len(name) <= 24 else f"…{name[-23:]}")
+        for place, name in enumerate(names)
+    ]
     return Axis(ticks=ticks, limits=(len(ticks) - 0.4, -0.6))
 
 
@@ -118,8 +140,11 @@ def method_curves(
         symbols: Whether each method has a symbol of its own.
     """
     series = []
-    for place, (method, shade) in enumerate(zip(curves, colors(np.arange(len(curves))), strict=True)):
-        at, (mean, spread) = np.asarray(curves[method][0]), np.asarray(curves[method][1:], float)
+    for place, (method, shade) in enumerate(
+        zip(curves, colors(np.arange(len(curves))), strict=True)
+    ):
+        at = np.asarray(curves[method][0])
+        (mean, spread) = np.asarray(curves[method][1:], float)
         if x.log and x.ticks:
             at = np.maximum(at, x.ticks[0][0])
         if np.nanmax(spread, initial=0) > 0:
@@ -136,12 +161,18 @@ def spent_axis(label: str, spent: Iterable[Any]) -> Axis:
     then zero, at a third of the smallest positive value; the others are powers of ten.
     """
     spent = [np.asarray(each, float) for each in spent]
-    totals, every = np.array([each[-1] for each in spent]), np.concatenate(spent)
+    totals = np.array([each[-1] for each in spent])
+    every = np.concatenate(spent)
     if not totals.any() or totals.max() <= 10 * totals[totals > 0].min():
         return Axis(label)
-    low, high = every[every > 0].min(), every.max()
+    low = every[every > 0].min()
+    high = every.max()
     powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-    return Axis(label, [(float(low / 3), "0"), *((10.0**power, f"{10.0**power:g}") for power in powers)], log=True)
+    return Axis(
+        label,
+        [(float(low / 3), "0"), *((10.0**power, f"{10.0**power:g}") for power in powers)],
+        log=True,
+    )
 
 
 def comparison_figure(table: Sequence[Mapping]) -> Figure:
@@ -150,7 +181,11 @@ def comparison_figure(table: Sequence[Mapping]) -> Figure:
     With a clock, also scores over simulated seconds; with a reference, also the differences to it.
     """
     shown = comparison_panels(table)
-    panels = [shown[name] for name in ("scores", "rounds", "simulated_seconds", "differences") if name in shown]
+    panels = [
+        shown[name]
+        for name in ("scores", "rounds", "simulated_seconds", "differences")
+        if name in shown
+    ]
     return draw(panels, (6 * len(panels), max(4.2, 0.6 + 0.26 * len(table))))
 
 
@@ -162,7 +197,10 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
     table = [row for row in table if not row.get("failed")]
     score = "accuracy" if "accuracy" in table[0]["seeds"][0] else "loss"
     scale, unit = (100, ", percentage points") if score == "accuracy" else (1, "")
-    of = lambda label: Axis(label, percent=score == "accuracy")
+
+    def of(label):
+        return Axis(label, percent=score == "accuracy")
+
     last = {row["method"]: [seed.get(score) for seed in row["seeds"]] for row in table}
     panels = {"scores": method_points(last, of(f"test {score}, last round"))}
     for name, (key, label) in OVER.items():
@@ -171,7 +209,9 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
             over = {row["method"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
             axis = Axis(label) if name == "rounds" else spent_axis(label, spent)
             panels[name] = method_curves(over, axis, of(f"test {score}"))
-    differs = [row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))]
+    differs = [
+        row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))
+    ]
     if differs:
         names = ("difference", "difference_low", "difference_high")
         values = {row["method"]: tuple(scale * row[name] for name in names) for row in differs}
@@ -179,7 +219,9 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
         panels["differences"] = difference_points(values, Axis(label))
     for row in [row for row in table if row.get("client_gains")]:
         label = f"gain over {row['reference']}{unit or ', test loss'}"
-        panels[f"clients-{row['method']}"] = client_gains(scale * np.array(row["client_gains"]), Axis(label))
+        panels[f"clients-{row['method']}"] = client_gains(
+            scale * np.array(row["client_gains"]), Axis(label)
+        )
     return panels
 
 
@@ -223,16 +265,32 @@ def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a 
         memory: Label of the memory axis.
     """
     panels = []
-    for key, unit, label in (("seconds_per_round", 1, "seconds per round"), ("memory_bytes", 2**20, memory)):
-        series, every = [], np.array([cell[key] / unit for cells in lines.values() for cell in cells])
+    for key, unit, label in (
+        ("seconds_per_round", 1, "seconds per round"),
+        ("memory_bytes", 2**20, memory),
+    ):
+        series = []
+        every = np.array([cell[key] / unit for cells in lines.values() for cell in cells])
         styles = zip(colors(np.arange(len(lines))), itertools.cycle(SYMBOLS), strict=False)
         for (name, cells), (shade, symbol) in zip(lines.items(), styles, strict=False):
             cells = sorted(cells, key=lambda cell: cell["num_clients"])
             clients, values = ([cell[what] for cell in cells] for what in ("num_clients", key))
             fitted = slope(clients, values)
-            text = name if fitted is None else f"{name}, slope {round(fitted, 2) + 0.0:.2f}"  # not -0.00
-            series.append(Series(clients, np.array(values) / unit, text, color=shade, symbol=symbol))
-        low, high = np.floor(np.log10(every.min())), np.ceil(np.log10(every.max()))
-        limits = 10.0**low, 10.0 ** max(high, low + 1)  # whole decades, so that slow growth looks slow
-        panels.append(Panel(Axis("clients K", log=True), Axis(label, log=True, limits=limits), series, legend="below"))
+            # not -0.00
+            text = name if fitted is None else f"{name}, slope {round(fitted, 2) + 0.0:.2f}"
+            series.append(
+                Series(clients, np.array(values) / unit, text, color=shade, symbol=symbol)
+            )
+        low = np.floor(np.log10(every.min()))
+        high = np.ceil(np.log10(every.max()))
+        # whole decades, so that slow growth looks slow
+        limits = 10.0**low, 10.0 ** max(high, low + 1)
+        panels.append(
+            Panel(
+                Axis("clients K", log=True),
+                Axis(label, log=True, limits=limits),
+                series,
+                legend="below",
+            )
+        )
     return draw(panels, (11, 4.2 + 0.12 * max(len(lines) - 6, 0)))

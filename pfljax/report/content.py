@@ -28,15 +28,20 @@ class Content(NamedTuple):
 
 def collect(run: RunData) -> Content:
     """Returns the data of a run's page."""
-    notes, num, score = [], run.test.shape[1], run.score
+    notes = []
+    num = run.test.shape[1]
+    score = run.score
     shown = _shown_clients(run)
     if len(shown) < num:
-        notes.append(f"The page shows {len(shown):,} of {num:,} clients, evenly spaced from the worst to the best.")
+        notes.append(
+            f"The page shows {len(shown):,} of {num:,} clients, evenly spaced from the worst to the best."
+        )
     times = _times(len(run.test), MAX_POINTS // max(len(shown), 1), "of clients' curves", notes)
     sharing = _sharing(run, shown, notes) if run.chooses else None
     of_split = {split: run.results.get(f"{score.name}_{split}") for split in ("test", "train")}
     data = {
-        name: None if values is None else rounded(values[times][:, shown].T, 4) for name, values in of_split.items()
+        name: None if values is None else rounded(values[times][:, shown].T, 4)
+        for name, values in of_split.items()
     }
     labels = run.used.get("labels")
     data |= {
@@ -54,7 +59,8 @@ def collect(run: RunData) -> Content:
 
 def _shown_clients(run: RunData) -> Int[np.ndarray, " n"]:
     """Returns the clients to show on the page: all, or evenly spaced from the worst to the best."""
-    num, limit = run.test.shape[1], MAX_CLIENTS
+    num = run.test.shape[1]
+    limit = MAX_CLIENTS
     if run.chooses:  # leaves room for at least two rounds of models and weights
         limit = min(limit, max(2, MAX_NUMBERS // (4 * run.used["index"].shape[2])))
     return np.sort(pictures.worst_first(run, np.arange(num))[evenly(num, limit)])
@@ -68,44 +74,80 @@ def _times(num: int, most: int, what: str, notes: list[str]) -> Int[np.ndarray, 
     return times
 
 
-def _orders(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, np.ndarray]:
-    orders = {"group": np.argsort(run.target[shown], kind="stable"), "score": pictures.worst_first(run, shown)}
+def _orders(
+    run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None
+) -> dict[str, np.ndarray]:
+    orders = {
+        "group": np.argsort(run.target[shown], kind="stable"),
+        "score": pictures.worst_first(run, shown),
+    }
     return orders if sharing is None else orders | {"found": sharing["order"]}
 
 
-def _panels(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+def _panels(
+    run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None
+) -> dict[str, dict[str, Any]]:
     """Returns the descriptions of the panels by plot and by choice, those of the matrix without its values."""
     panels = {"spread": {name: pictures.scores(run, score) for name, score in run.scores.items()}}
     panels["ranking"] = {"": pictures.ranking(run, shown)}
-    panels |= {f"measure-{number}": {"": panel} for number, panel in enumerate(pictures.measures(run))}
-    for name, panel in {"traffic": pictures.traffic(run), "duration": pictures.duration(run)}.items():
+    panels |= {
+        f"measure-{number}": {"": panel} for number, panel in enumerate(pictures.measures(run))
+    }
+    for name, panel in {
+        "traffic": pictures.traffic(run),
+        "duration": pictures.duration(run),
+    }.items():
         if panel is not None:
             panels[name] = {"": panel}
     if sharing is not None:
         of = np.array(colors(run.target))[shown].tolist(), run.ids[shown], run.num_models
         blocks = {"group": run.target[shown], "found": sharing["found"]}
         panels["matrix"] = {
-            f"{kind} {by}": pictures.matrix(kind, order, *of, largest=sharing["largest"], blocks=blocks.get(by))
+            f"{kind} {by}": pictures.matrix(
+                kind, order, *of, largest=sharing["largest"], blocks=blocks.get(by)
+            )
             for kind in pictures.RELATIONS
             for by, order in _orders(run, shown, sharing).items()
         }
-    return {name: {choice: plain(panel) for choice, panel in choices.items()} for name, choices in panels.items()}
+    return {
+        name: {choice: plain(panel) for choice, panel in choices.items()}
+        for name, choices in panels.items()
+    }
 
 
-def _of_clients(run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None) -> dict[str, Any]:
+def _of_clients(
+    run: RunData, shown: Int[np.ndarray, " n"], sharing: dict[str, Any] | None
+) -> dict[str, Any]:
     """Returns what the page says about each client, and its tables for downloading."""
-    told, texts, named, table = [], [], [], []
-    entries = zip(run.ids[shown].tolist(), run.target[shown].tolist(), run.test[-1][shown].tolist(), strict=True)
+    told = []
+    texts = []
+    named = []
+    table = []
+    entries = zip(
+        run.ids[shown].tolist(),
+        run.target[shown].tolist(),
+        run.test[-1][shown].tolist(),
+        strict=True,
+    )
     for place, (k, group, value) in enumerate(entries):
-        row, of_group = run.client_rows.get(k, {}), [f"group {group}"] * run.has_groups
+        row = run.client_rows.get(k, {})
+        of_group = [f"group {group}"] * run.has_groups
         found = [] if sharing is None else [int(sharing["found"][place])]
         sizes = [f"{row['n_train']} training and {row['n_test']} test examples"] if row else []
         score = "not scored" if np.isnan(value) else markup.score(run.score.name, value)
         named.append(f"{k} ({row['name']})" if row.get("name") is not None else str(k))
         texts.append(", ".join([f"client {k}", *of_group, score]))
-        parts = [f"Client {named[-1]}", *of_group, *(f"found group {number}" for number in found), *sizes]
+        parts = [
+            f"Client {named[-1]}",
+            *of_group,
+            *(f"found group {number}" for number in found),
+            *sizes,
+        ]
         told.append(f"{', '.join(parts)}, {run.score.label} {score} in the last round.")
-        groups = {"group": group if run.has_groups else "", "found_group": found[0] if found else ""}
+        groups = {
+            "group": group if run.has_groups else "",
+            "found_group": found[0] if found else "",
+        }
         table.append({"client": k} | groups | dict(row))
     return {
         "clients": run.ids[shown],
@@ -128,8 +170,11 @@ def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> di
     per_round = max(1, 2 * kept * len(shown) // all_weights.shape[1])
     times = _times(num, min(MAX_NUMBERS // per_round, MAX_ROUNDS), "of the matrix", notes)
     digits = 3 if per_round * len(times) <= MAX_NUMBERS // 3 else 2
-    notes.append(f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits.")
-    rounds, used = np.asarray(run.used["round"])[times], [(all_index[t][shown], all_weights[t][shown]) for t in times]
+    notes.append(
+        f"The matrix leaves out weights below {LEAST:g} and rounds the others to {digits} digits."
+    )
+    rounds = np.asarray(run.used["round"])[times]
+    used = [(all_index[t][shown], all_weights[t][shown]) for t in times]
     rows = [collaboration.rows_of(*each, LEAST) for each in used]
     rows = [each._replace(weight=rounded(each.weight, digits)) for each in rows]
     order, found = found_groups(all_index[-1][shown], all_weights[-1][shown])
@@ -148,7 +193,9 @@ def _sharing(run: RunData, shown: Int[np.ndarray, " n"], notes: list[str]) -> di
         "colors": colors(np.arange(run.num_models or 0)),
         "order": order,
         "found": found,
-        "agreement": collaboration.adjusted_rand_index(groups, found) if len(np.unique(groups)) > 1 else None,
+        "agreement": collaboration.adjusted_rand_index(groups, found)
+        if len(np.unique(groups)) > 1
+        else None,
     }
 
 
@@ -185,7 +232,8 @@ def found_groups(
     distances = np.clip(1 - collaboration.cosines(index, weights), 0, 2)
     np.fill_diagonal(distances, 0)
     tree = hierarchy.linkage(squareform(distances, checks=False), "average")
-    order, merges = hierarchy.leaves_list(tree), tree[-MAX_MERGES:, 2]
+    order = hierarchy.leaves_list(tree)
+    merges = tree[-MAX_MERGES:, 2]
     levels = np.append(merges, max(1.0, merges[-1]))
     widest = int(np.argmax(np.diff(levels)))
     height = (levels[widest] + levels[widest + 1]) / 2 if levels[0] < 1 - LEAST else 0.0

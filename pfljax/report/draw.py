@@ -29,11 +29,13 @@ class Shown(Figure):
 
 
 def to_png(figure: Figure) -> bytes:
-    layout, buffer = figure.get_layout_engine(), io.BytesIO()
+    layout = figure.get_layout_engine()
+    buffer = io.BytesIO()
     if layout:  # savefig would compute the layout twice and draw twice
         layout.execute(figure)
         figure.set_layout_engine("none")
-    figure.savefig(buffer, format="png", dpi=130, pil_kwargs={"compress_level": 1})  # half the time, a fifth larger
+    # half the time, a fifth larger
+    figure.savefig(buffer, format="png", dpi=130, pil_kwargs={"compress_level": 1})
     if layout:
         figure.set_layout_engine(layout)
     return buffer.getvalue()
@@ -42,29 +44,44 @@ def to_png(figure: Figure) -> bytes:
 def save(figure: Figure, path: Path) -> None:
     """Writes the figure to a temporary file and renames it. It is a PDF if the name ends in .pdf, else a PNG."""
     if path.suffix == ".pdf":
-        files.write_atomically(path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None}))
+        files.write_atomically(
+            path, lambda file: figure.savefig(file, format="pdf", metadata={"CreationDate": None})
+        )
     else:
         files.write_atomically(path, lambda file: file.write(to_png(figure)))
 
 
 def draw(
-    panels: Sequence[Panel], size: tuple[float, float] = (6.4, 4.0), columns: int = 0, alike: bool = False
+    panels: Sequence[Panel],
+    size: tuple[float, float] = (6.4, 4.0),
+    columns: int = 0,
+    alike: bool = False,
 ) -> Figure:
     """Draws panels side by side in a figure of `size` inches; in `columns`, or all in one row.
 
     If they are `alike`, all panels have the same axes, which are labeled at the figure's left and lower edge only.
     """
-    (width, height), columns = size, columns or len(panels)
+    (width, height) = size
+    columns = columns or len(panels)
     rows = -(-len(panels) // columns)
     figure = Shown(figsize=size, layout=None if alike else "constrained")
     for place, panel in enumerate(panels, 1):
         axes = figure.add_subplot(rows, columns, place)
         draw_panel(axes, panel, width / columns)
         if alike:
-            axes.tick_params(labelsize=8, labelbottom=place + columns > len(panels), labelleft=place % columns == 1)
+            axes.tick_params(
+                labelsize=8,
+                labelbottom=place + columns > len(panels),
+                labelleft=place % columns == 1,
+            )
             axes.set(xlabel="", ylabel="")
     if alike:  # labels need not be measured
-        margins = {"left": 0.6 / width, "right": 1 - 0.15 / width, "bottom": 0.6 / height, "top": 1 - 0.35 / height}
+        margins = {
+            "left": 0.6 / width,
+            "right": 1 - 0.15 / width,
+            "bottom": 0.6 / height,
+            "top": 1 - 0.35 / height,
+        }
         figure.subplots_adjust(**margins, wspace=0.12, hspace=0.25)
         figure.supxlabel(panels[0].x.label, fontsize=10)
         figure.supylabel(panels[0].y.label, fontsize=10, x=0.1 / width)
@@ -100,7 +117,9 @@ def draw_panel(axes: Axes, panel: Panel, width: float) -> None:
 def _series(axes: Axes, series: Series) -> None:
     label = series.name or None
     if series.kind == "band":
-        axes.fill_between(series.x, series.low, series.y, color=series.color, alpha=0.18, linewidth=0, label=label)
+        axes.fill_between(
+            series.x, series.low, series.y, color=series.color, alpha=0.18, linewidth=0, label=label
+        )
         return
     style = DASHES[series.dash] if series.kind == "line" else ""
     axes.plot(
@@ -143,9 +162,20 @@ def _heat(axes: Axes, heat: Heat, width: float) -> None:
             axes.axvline(edge, color="0.35", linewidth=0.8)
     for axis, names in ((axes.xaxis, heat.columns or heat.rows), (axes.yaxis, heat.rows)):
         size = min(9.0, 45 * width / len(names))  # in points, so that they stand side by side
-        axis.set_ticks(np.arange(len(names)), names, fontsize=size) if size > 5 else axis.set_ticks([])
+        axis.set_ticks(np.arange(len(names)), names, fontsize=size) if size > 5 else axis.set_ticks(
+            []
+        )
     axes.tick_params("x", labelrotation=90 if len(heat.columns or heat.rows) > 20 else 0)
     axes.tick_params("y", pad=12 if heat.strip else 3, length=0 if heat.strip else 3)
     for start, stop, color in heat.strip:
         place = axes.get_yaxis_transform()
-        axes.add_patch(Rectangle((-0.03, start - 0.5), 0.02, stop - start, color=color, transform=place, clip_on=False))
+        axes.add_patch(
+            Rectangle(
+                (-0.03, start - 0.5),
+                0.02,
+                stop - start,
+                color=color,
+                transform=place,
+                clip_on=False,
+            )
+        )

@@ -22,7 +22,9 @@ MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|"}
 
 def one_line(text: str) -> str:
     """Text in one line: every run of white space and unprintable characters is one space."""
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return " ".join(
+        "".join(character if character.isprintable() else " " for character in text).split()
+    )
 
 
 def latex(text: str) -> str:

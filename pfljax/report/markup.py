@@ -17,7 +17,9 @@ from pfljax.folder import files
 ASSETS = Path(__file__).parent / "assets"
 
 # A page loads no scripts or images from elsewhere, whatever a run's files contain.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
+)
 
 
 class Raw(str):
@@ -44,14 +46,21 @@ def score(name: str, value: Any) -> str:
     return f"{100 * value:.1f} %" if name.startswith("accuracy") else f"{value:.4f}"
 
 
-def table(heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", title: str = "") -> Raw:
+def table(
+    heads: Sequence[str], body: Iterable[Sequence[Any]], kind: str = "", title: str = ""
+) -> Raw:
     """Returns a table; without headings, of names and values. `kind` has CSS classes, and `title` is the caption.
 
     Tables of the kind "sortable" are sorted by clicking a heading.
     """
     sortable = "sortable" in kind.split()
-    wrap = lambda head: f'<button type="button">{text(head)}</button>' if sortable and head else text(head)
-    line = lambda cells: "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + "</tr>"
+
+    def wrap(head):
+        return f'<button type="button">{text(head)}</button>' if sortable and head else text(head)
+
+    def line(cells):
+        return "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in cells) + "</tr>"
+
     head = "".join(f'<th scope="col">{wrap(head)}</th>' for head in heads)
     caption = f"<caption>{text(title)}</caption>" if title else ""
     return Raw(
@@ -78,9 +87,13 @@ def plot(name: str, label: str, caption: str = "", height: str = "22rem") -> Raw
 
 def choice(name: str, label: str, options: Mapping[str, str], *plots: str) -> Raw:
     """Returns a labeled drop-down list; `options` are labels by value. It chooses the panels of plots, if named."""
-    entries = "".join(f'<option value="{text(value)}">{text(word)}</option>' for value, word in options.items())
+    entries = "".join(
+        f'<option value="{text(value)}">{text(word)}</option>' for value, word in options.items()
+    )
     of = f' data-plot="{" ".join(plots)}"' if plots else ""
-    return Raw(f'<label for="{name}">{text(label)} <select id="{name}"{of}>{entries}</select></label>')
+    return Raw(
+        f'<label for="{name}">{text(label)} <select id="{name}"{of}>{entries}</select></label>'
+    )
 
 
 def cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
@@ -95,10 +108,17 @@ def controls(*content: str) -> Raw:
 
 def downloads(names: Mapping[str, str]) -> Raw:
     """Returns buttons that download the tables of these names in a page's data; their texts by name."""
-    return controls(*(f'<button type="button" id="csv-{name}">{text(label)}</button>' for name, label in names.items()))
+    return controls(
+        *(
+            f'<button type="button" id="csv-{name}">{text(label)}</button>'
+            for name, label in names.items()
+        )
+    )
 
 
-def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str] = ()) -> str:
+def document(
+    title: str, lead: str, sections: Mapping[str, str], data: Any, scripts: Sequence[str] = ()
+) -> str:
     """Returns a page with a heading, a line below it, and sections of HTML by heading; empty ones are left out.
 
     `data` for the scripts are converted to JSON; NaN in arrays becomes null. "panels" are those of each plot by choice,
@@ -108,7 +128,8 @@ def document(title: str, lead: str, sections: Mapping[str, str], data: Any, scri
     ids = {name: f"section-{number}" for number, name in enumerate(kept)}
     links = "".join(f'<a href="#{ids[name]}">{text(name)}</a>' for name in kept)
     body = "\n".join(
-        f'<section id="{ids[name]}">\n<h2>{text(name)}</h2>\n{content}\n</section>' for name, content in kept.items()
+        f'<section id="{ids[name]}">\n<h2>{text(name)}</h2>\n{content}\n</section>'
+        for name, content in kept.items()
     )
     packed = _packed(json.dumps(data, allow_nan=False, default=files.plain))
     code = "\n".join((ASSETS / name).read_text() for name in ("page.js", *scripts))

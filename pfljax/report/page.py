@@ -44,7 +44,8 @@ def write_page(directory: Path) -> Path:
     if not processes.is_first():
         return page
     run = Plots.read(page.parent)
-    summary, (data, notes) = run.summary, content.collect(run)
+    summary = run.summary
+    (data, notes) = content.collect(run)
     title = f"{summary['method']} on {summary['dataset']}"
     facts = {"num_clients": "{:,} clients", "rounds": "{:,} rounds", "seed": "seed {}"}
     lead = ", ".join(text.format(summary[key]) for key, text in facts.items() if key in summary)
@@ -57,7 +58,8 @@ def write_page(directory: Path) -> Path:
         "More figures": "".join(_picture(run, *extra) for extra in run.extras().items()),
         "Clients held out of training": sections.unseen(summary.get("unseen") or {}),
         "Traffic": sections.traffic(run.rows) + (TRAFFIC if "traffic" in data["panels"] else ""),
-        "Simulated time": sections.duration(run.rows) + (DURATION if "duration" in data["panels"] else ""),
+        "Simulated time": sections.duration(run.rows)
+        + (DURATION if "duration" in data["panels"] else ""),
         "Privacy": sections.privacy(summary.get("privacy")),
         "Memory and execution": sections.plan(summary),
         "Configuration": sections.config(run.config, summary["method"]),
@@ -97,15 +99,23 @@ def _sharing(run: Plots, sharing: Mapping[str, Any] | None) -> str:
         + plot("matrix", "Matrix of the clients", row, SQUARE)
         + plot("graph", "Graph of the clients", ring, SQUARE)
         + "</div>"
-        + paragraph(f"{said}. It uses average linkage on the last round's cosines, cut in the widest gap.")
+        + paragraph(
+            f"{said}. It uses average linkage on the last round's cosines, cut in the widest gap."
+        )
     )
 
 
 def _client(data: Mapping[str, Any]) -> str:
     out = controls(PICKER) + '<p id="client-told" aria-live="polite"></p><div class="pair">'
-    out += plot("curves", "Scores of the client over rounds", "The client's scores and the median client's.")
+    out += plot(
+        "curves", "Scores of the client over rounds", "The client's scores and the median client's."
+    )
     if data["labels"] is not None:
-        out += plot("labels", "Classes of the client's training examples", "Classes of the client's training examples.")
+        out += plot(
+            "labels",
+            "Classes of the client's training examples",
+            "Classes of the client's training examples.",
+        )
     if data["sharing"] is not None:
         about = "Whom it shares models with, or whose models it uses."
         out += plot("neighbors", "Neighbors of the client over rounds", about)
@@ -115,30 +125,47 @@ def _client(data: Mapping[str, Any]) -> str:
 def _clients(run: Plots, data: Mapping[str, Any]) -> str:
     more: dict[str, dict[int, Any]] = {}
     if data["sharing"] is not None:
-        more["found group"] = dict(zip(data["clients"].tolist(), data["sharing"]["found"].tolist(), strict=True))
+        more["found group"] = dict(
+            zip(data["clients"].tolist(), data["sharing"]["found"].tolist(), strict=True)
+        )
     ledger = run.summary.get("privacy") or {}
     for name, part in (("epsilon", ledger), ("client epsilon", ledger.get("of_clients", {}))):
         if own := part.get("epsilon_per_client"):
-            more[name] = {k: sections.bound(own[k]) for k in data["clients"].tolist() if k < len(own)}
+            more[name] = {
+                k: sections.bound(own[k]) for k in data["clients"].tolist() if k < len(own)
+            }
     rows = [run.client_rows[k] for k in data["clients"].tolist() if k in run.client_rows]
     table = sections.clients(rows, more, pickable=True)
-    ask = "Are the worst clients in the same group?" if run.has_groups else "Which clients are the worst?"
+    ask = (
+        "Are the worst clients in the same group?"
+        if run.has_groups
+        else "Which clients are the worst?"
+    )
     ranking = plot("ranking", "Every client's score in the last round", ask)
     return ranking + (f'<div id="clients-table">{table}</div>' if table else "")
 
 
 def _scores(run: Plots) -> str:
-    out = controls(choice("score", "Show", {score.name: score.label for score in run.scores.values()}, "spread"))
+    out = controls(
+        choice(
+            "score", "Show", {score.name: score.label for score in run.scores.values()}, "spread"
+        )
+    )
     about = "Does the worst tenth keep up with the mean?"
     out += plot("spread", "Distribution of the clients' scores over rounds", about)
     for number, name in enumerate(run.measured):
-        out += plot(f"measure-{number}", f"{name} over rounds", f"{name.replace('_', ' ')}, measured by the method.")
+        out += plot(
+            f"measure-{number}",
+            f"{name} over rounds",
+            f"{name.replace('_', ' ')}, measured by the method.",
+        )
     return out
 
 
 def _picture(run: Plots, name: str, figure: Figure) -> str:
     """Returns a figure with its caption; the image is embedded in the page."""
-    image, width = base64.b64encode(draw.to_png(figure)).decode(), round(figure.get_figwidth() * 96)
+    image = base64.b64encode(draw.to_png(figure)).decode()
+    width = round(figure.get_figwidth() * 96)
     caption = CURVE if name == "curve" else _affinity(run)
     return Raw(
         f'<figure><img src="data:image/png;base64,{image}" width="{width}" alt="{text(name.replace("_", " "))}">'
@@ -175,5 +202,11 @@ CURVE = (
     "Noisy training points, and each client's personal model on its own interval. Personal models should follow the "
     "curve where a single model cannot."
 )
-DOWNLOADS = {"rounds": "Rounds (CSV)", "clients": "Clients (CSV)", "scores": "Scores by client and round (CSV)"}
-LEFT_OUT = Raw('<p class="note">Only clients on this page; scores have four digits. results.npz has everything.</p>')
+DOWNLOADS = {
+    "rounds": "Rounds (CSV)",
+    "clients": "Clients (CSV)",
+    "scores": "Scores by client and round (CSV)",
+}
+LEFT_OUT = Raw(
+    '<p class="note">Only clients on this page; scores have four digits. results.npz has everything.</p>'
+)

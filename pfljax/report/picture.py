@@ -20,10 +20,12 @@ GRAY = PALETTE[-1]
 @dataclasses.dataclass(frozen=True)
 class Axis:
     label: str = ""  # title
-    ticks: Sequence[tuple[float, str]] | None = None  # positions and texts of the ticks; None: chosen by the renderer
+    # positions and texts of the ticks; None: chosen by the renderer
+    ticks: Sequence[tuple[float, str]] | None = None
     percent: bool = False  # whether fractions are shown in percent
     log: bool = False  # whether the axis is logarithmic
-    limits: tuple[float, float] | None = None  # first and last value; the axis is reversed if the first is larger
+    # first and last value; the axis is reversed if the first is larger
+    limits: tuple[float, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +53,15 @@ class Heat:
 
     values: Any  # the matrix. Shape (n, m). None: the page fills it in. NaN is not drawn.
     rows: Sequence[str]  # names of the rows
-    columns: Sequence[str] = ()  # names of the columns; (): the matrix is square, and columns are ordered like rows
+    # names of the columns; (): the matrix is square, and columns are ordered like rows
+    columns: Sequence[str] = ()
     label: str = ""  # title of the color bar
     limits: tuple[float, float] = (0.0, 1.0)  # lowest and highest value
     diverging: bool = False  # whether the colors have a middle
     # Positions of lines between groups of rows, and of columns if these are ordered like rows
     edges: Sequence[float] = ()
-    strip: Sequence[tuple[int, int, str]] = ()  # group colors left of the rows, by runs of rows: (start, stop, color)
+    # group colors left of the rows, by runs of rows: (start, stop, color)
+    strip: Sequence[tuple[int, int, str]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +82,20 @@ def colors(groups: Int[np.ndarray, " n"]) -> list[str]:
     values, place = np.unique(groups, return_inverse=True)
     shades = PALETTE
     if len(values) > len(PALETTE):
-        shades = [to_hex(shade) for shade in matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(values)))]
+        shades = [
+            to_hex(shade)
+            for shade in matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(values)))
+        ]
     return [shades[k] for k in place]
 
 
 def plain(description: Any) -> Any:
     """Returns a description for JSON: fields by name, and numbers with five significant digits."""
     if dataclasses.is_dataclass(description) and not isinstance(description, type):
-        return {field.name: plain(getattr(description, field.name)) for field in dataclasses.fields(description)}
+        return {
+            field.name: plain(getattr(description, field.name))
+            for field in dataclasses.fields(description)
+        }
     if isinstance(description, list | tuple):
         return [plain(item) for item in description]
     if isinstance(description, np.ndarray) and description.dtype.kind == "f":

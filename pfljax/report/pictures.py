@@ -15,7 +15,11 @@ from pfljax.report.run_data import RunData, Score, evenly, over_clients
 MAX_PANELS = 16
 MAX_ROWS = 500  # rows of a figure's matrix; with more clients, several share a row
 MAX_RUNS = 300  # runs of clients of one group for which a matrix has colors at its side
-BANDS = {"all clients": (0, 100, "#A9D8F4"), "10 to 90 %": (10, 90, "#56B4E9"), "25 to 75 %": (25, 75, "#0072B2")}
+BANDS = {
+    "all clients": (0, 100, "#A9D8F4"),
+    "10 to 90 %": (10, 90, "#56B4E9"),
+    "25 to 75 %": (25, 75, "#0072B2"),
+}
 RELATIONS = {"sharing": "cosine of weights", "weights": "weight"}
 
 
@@ -25,14 +29,25 @@ def axis_of(score: Score) -> Axis:
 
 def scores(run: RunData, score: Score) -> Panel:
     """Describes a score over rounds: bands of clients, the mean, and the edge of the worst tenth."""
-    test, train = run.results[f"{score.name}_test"], run.results.get(f"{score.name}_train")
-    level = lambda percent: over_clients(np.nanpercentile, test, percent)
+    test = run.results[f"{score.name}_test"]
+    train = run.results.get(f"{score.name}_train")
+
+    def level(percent):
+        return over_clients(np.nanpercentile, test, percent)
+
     bands = [(name, level(low), level(high), color) for name, (low, high, color) in BANDS.items()]
-    series = [Series(run.rounds, high, name, "band", low, color) for name, low, high, color in bands]
+    series = [
+        Series(run.rounds, high, name, "band", low, color) for name, low, high, color in bands
+    ]
     if train is not None:
         mean = over_clients(np.nanmean, train)
         series.append(Series(run.rounds, mean, "training examples, mean", color=GRAY, dash="dot"))
-    return Panel(Axis("round"), axis_of(score), [*series, *_mean_and_tail(run, score, run.rounds)], legend="below")
+    return Panel(
+        Axis("round"),
+        axis_of(score),
+        [*series, *_mean_and_tail(run, score, run.rounds)],
+        legend="below",
+    )
 
 
 def traffic(run: RunData) -> Panel | None:
@@ -40,7 +55,9 @@ def traffic(run: RunData) -> Panel | None:
     if run.megabytes is None:
         return None
     return Panel(
-        Axis("MB received and sent per client"), axis_of(run.score), _mean_and_tail(run, run.score, run.megabytes)
+        Axis("MB received and sent per client"),
+        axis_of(run.score),
+        _mean_and_tail(run, run.score, run.megabytes),
     )
 
 
@@ -48,7 +65,9 @@ def duration(run: RunData) -> Panel | None:
     """Describes the score against the simulated seconds so far; None without a clock."""
     if run.simulated is None:
         return None
-    return Panel(Axis("simulated seconds"), axis_of(run.score), _mean_and_tail(run, run.score, run.simulated))
+    return Panel(
+        Axis("simulated seconds"), axis_of(run.score), _mean_and_tail(run, run.score, run.simulated)
+    )
 
 
 def _mean_and_tail(run: RunData, score: Score, x: np.ndarray) -> list[Series]:
@@ -62,7 +81,8 @@ def _mean_and_tail(run: RunData, score: Score, x: np.ndarray) -> list[Series]:
 def measures(run: RunData) -> list[Panel]:
     """Describes the method's own metrics over rounds."""
     drawn = {
-        name.replace("_", " "): Series(run.rounds, values, symbol="circle") for name, values in run.measured.items()
+        name.replace("_", " "): Series(run.rounds, values, symbol="circle")
+        for name, values in run.measured.items()
     }
     return [Panel(Axis("round"), Axis(label), [series]) for label, series in drawn.items()]
 
@@ -78,14 +98,19 @@ def ranking(run: RunData, shown: Int[np.ndarray, " n"]) -> Panel:
     last = run.test[-1][shown]
     groups = run.target[shown]
     ranked = worst_first(run, shown)[: np.isfinite(last).sum()]
-    values, size, series = np.unique(run.target), 4.0 if len(shown) > 150 else 7.0, []
+    values = np.unique(run.target)
+    size = 4.0 if len(shown) > 150 else 7.0
+    series = []
     for number, (group, color) in enumerate(zip(values, colors(values), strict=True)):
         at = np.nonzero(groups[ranked] == group)[0]
-        members, name = ranked[at], f"group {group}" if 1 < len(values) <= len(PALETTE) else ""
+        members = ranked[at]
+        name = f"group {group}" if 1 < len(values) <= len(PALETTE) else ""
         style = {"color": color, "symbol": SYMBOLS[number % len(SYMBOLS)], "size": size}
         series.append(Series(at + 1, last[members], name, "points", keys=members, **style))
     ticks = [(place, str(k)) for place, k in enumerate(run.ids[shown][ranked].tolist(), 1)]
-    return Panel(Axis("client, worst first", ticks if len(ticks) <= 40 else None), axis_of(run.score), series)
+    return Panel(
+        Axis("client, worst first", ticks if len(ticks) <= 40 else None), axis_of(run.score), series
+    )
 
 
 def matrix(
@@ -106,7 +131,8 @@ def matrix(
     has a column; None: models are the clients' own, whose columns are ordered like rows. Without `values`, the page
     fills the matrix in. Lines separate clients who differ in `blocks`. `each` is what a row is.
     """
-    of_clients, rows = kind == "sharing" or num_models is None, names[order].astype(str).tolist()
+    of_clients = kind == "sharing" or num_models is None
+    rows = names[order].astype(str).tolist()
     edges = [] if blocks is None else (np.nonzero(np.diff(blocks[order]))[0] + 0.5).tolist()
     strip = _runs(np.array(shades)[order])
     heat = Heat(
@@ -134,7 +160,9 @@ def sharing_matrix(run: RunData, evaluation: int) -> Panel:
     weights = run.used["weights"][evaluation]
     rows = spread(run.target, MAX_ROWS)
     cosines = collaboration.cosines(index[rows], weights[rows])
-    return matrix("sharing", rows, colors(run.target), run.ids, None, values=cosines, blocks=run.target)
+    return matrix(
+        "sharing", rows, colors(run.target), run.ids, None, values=cosines, blocks=run.target
+    )
 
 
 def weight_matrix(run: RunData, evaluation: int) -> Panel:
@@ -169,38 +197,53 @@ def weights(run: RunData) -> list[Panel]:
     A line has the color of the owner's true group; shared models have colors of their own.
     """
     rounds, index, used = (run.used[name] for name in ("round", "index", "weights"))
-    num_clients, own_models = len(run.group), run.num_models is None
+    num_clients = len(run.group)
+    own_models = run.num_models is None
     shades = colors(np.concatenate([run.group, run.target]))
-    several, of_target = len(set(shades)) > 1, shades[num_clients:]
+    several = len(set(shades)) > 1
+    of_target = shades[num_clients:]
     of_model = shades if own_models else colors(np.arange(run.num_models or 0))
-    limits, panels = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5), []
+    limits = (float(rounds[0]) - 0.5, float(rounds[-1]) + 0.5)
+    panels = []
     for client in spread(run.group, MAX_PANELS).tolist():
-        dense = collaboration.dense(index[:, client], used[:, client], run.num_models or num_clients)  # (T, N)
+        # (T, N)
+        dense = collaboration.dense(
+            index[:, client], used[:, client], run.num_models or num_clients
+        )
         # A bar has the color of the target group; text in a light color would be hard to read.
         series = [Series(limits, (1.03, 1.03), color=of_target[client], width=5)]
         for model in np.nonzero(dense.max(axis=0) > 0.01)[0]:
             width, dash = (2.6, "solid") if own_models and model == client else (1.3, "dash")
-            series.append(Series(rounds, dense[:, model], color=of_model[model], width=width, dash=dash))
+            series.append(
+                Series(rounds, dense[:, model], color=of_model[model], width=width, dash=dash)
+            )
         has = run.group[client]
         wants = run.target[client]
         of = f" (group {wants})" if wants == has else f" (has {has}, wants {wants})"
         y = Axis("weight", [(0.0, "0"), (0.5, "0.5"), (1.0, "1")], limits=(-0.03, 1.05))
-        panels.append(Panel(Axis("round", limits=limits), y, series, title=f"client {client}{of * several}"))
+        panels.append(
+            Panel(Axis("round", limits=limits), y, series, title=f"client {client}{of * several}")
+        )
     return panels
 
 
 def affinities(run: RunData) -> list[Panel]:
     """Describes how much each client has gained from others' models, at up to four rounds."""
-    values, rounds = run.used["affinity"], run.used["round"]
-    return [affinity(values[t], run.group, f"after round {rounds[t]}") for t in evenly(len(rounds), 4)]
+    values = run.used["affinity"]
+    rounds = run.used["round"]
+    return [
+        affinity(values[t], run.group, f"after round {rounds[t]}") for t in evenly(len(rounds), 4)
+    ]
 
 
 def affinity(values: Float[np.ndarray, "K K"], groups: Int[np.ndarray, " K"], title: str) -> Panel:
     """Describes an affinity matrix, clients ordered by group."""
     order = np.argsort(groups, kind="stable")
-    own = np.eye(len(order), dtype=bool)  # a client's affinity to itself starts at 1 and would dominate
+    # a client's affinity to itself starts at 1 and would dominate
+    own = np.eye(len(order), dtype=bool)
     limit = max(float(np.abs(values[~own]).max(initial=0)), 1e-9)
-    names, edges = order.astype(str).tolist(), (np.nonzero(np.diff(groups[order]))[0] + 0.5).tolist()
+    names = order.astype(str).tolist()
+    edges = (np.nonzero(np.diff(groups[order]))[0] + 0.5).tolist()
     shown = np.where(own, np.nan, values[np.ix_(order, order)])
     heat = Heat(shown, names, limits=(-limit, limit), diverging=True, edges=edges)
     return Panel(Axis("model of client"), Axis("client"), heat=heat, title=title)
@@ -212,12 +255,23 @@ def curve(run: RunData) -> Panel:
         run.curve[name] for name in ("x", "y", "client", "grid", "truth", "prediction")
     )
     shades = list(enumerate(colors(np.arange(len(models)))))
-    of = lambda k: (x[client == k], y[client == k])
-    series = [Series(*of(k), kind="points", color=shade, symbol="circle", size=3) for k, shade in shades]
+
+    def of(k):
+        return (x[client == k], y[client == k])
+
+    series = [
+        Series(*of(k), kind="points", color=shade, symbol="circle", size=3) for k, shade in shades
+    ]
     series.append(Series(grid, truth, "true curve", color=GRAY))
     for k, shade in shades:
-        series.append(Series(grid, models[k], "" if k else "personal models", color=shade, dash="dash", width=2.2))
+        series.append(
+            Series(
+                grid, models[k], "" if k else "personal models", color=shade, dash="dash", width=2.2
+            )
+        )
     if "reference" in run.curve:
         name = str(run.curve.get("reference_name", ""))
-        series.append(Series(grid, run.curve["reference"], name, color="#000000", dash="dot", width=2))
+        series.append(
+            Series(grid, run.curve["reference"], name, color="#000000", dash="dot", width=2)
+        )
     return Panel(Axis("x"), Axis("y"), series)

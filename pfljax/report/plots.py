@@ -78,17 +78,26 @@ class Plots(RunData):
         if name not in self.used:
             raise ValueError(f"collaboration.npz has no {name}")
         if not self.all_scored:
-            raise ValueError("this figure needs all clients, but only a sample was scored (eval_clients)")
+            raise ValueError(
+                "this figure needs all clients, but only a sample was scored (eval_clients)"
+            )
 
     def extras(self) -> dict[str, Figure]:
         """Draws the figures that only some runs have, by file name. The page shows them as images."""
         out = {"curve": draw([pictures.curve(self)], (7.2, 4.2))} if self.curve else {}
-        return out | ({"affinity_over_rounds": self.affinity()} if "affinity" in self.used and self.all_scored else {})
+        return out | (
+            {"affinity_over_rounds": self.affinity()}
+            if "affinity" in self.used and self.all_scored
+            else {}
+        )
 
     def figures(self) -> dict[str, Figure]:
         """Draws all figures that the run has data for, by file name."""
-        name, others = self.score.name, [score for score in self.scores if score not in (self.score.name, "loss")]
-        out = {f"{score}_over_rounds": self.accuracy(score) for score in (name, *others)} | self.extras()
+        name = self.score.name
+        others = [score for score in self.scores if score not in (self.score.name, "loss")]
+        out = {
+            f"{score}_over_rounds": self.accuracy(score) for score in (name, *others)
+        } | self.extras()
         out[f"per_client_{name}"] = self.per_client()
         if self.chooses and self.all_scored:
             out |= {"sharing_matrix": self.sharing(), "collaboration_matrix": self.collaboration()}

@@ -34,7 +34,9 @@ class Score(NamedTuple):
     sign: int
 
 
-def over_clients(reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T K"], *args: Any) -> np.ndarray:
+def over_clients(
+    reduce: Callable[..., np.ndarray], values: Float[np.ndarray, "T K"], *args: Any
+) -> np.ndarray:
     """Reduces scores over the clients that have any, such as by `np.nanmean`. Shape (T,); NaN for rounds without."""
     some = ~np.isnan(values).all(axis=1)  # a metric may be newer than the first rounds
     scored = values[some][:, ~np.isnan(values[some]).all(axis=0)]
@@ -72,23 +74,33 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
     "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and further metrics by
     name.
     """
-    score, rounds = score_of(summaries[0]), lambda summary: max(summary["last"]["round"], 1)
+    score = score_of(summaries[0])
+
+    def rounds(summary):
+        return max(summary["last"]["round"], 1)
+
     read: dict[str, Callable[[Mapping], Any]] = {
         "score": lambda summary: summary["last"].get(score),
         "decile": lambda summary: summary["last"].get("accuracy_bottom_decile"),
         "best": lambda summary: summary["best"].get(score) if validated(summary) else None,
         "unseen": lambda summary: (summary.get("unseen") or {}).get(score),
         "gradients": lambda summary: summary.get("gradients_per_round"),
-        "megabytes": lambda summary: sum(summary["last"][name] for name in BYTES) / rounds(summary) / 1e6,
+        "megabytes": lambda summary: (
+            sum(summary["last"][name] for name in BYTES) / rounds(summary) / 1e6
+        ),
         "seconds": lambda summary: summary.get("seconds_per_round"),
         "simulated": lambda summary: summary["last"].get("simulated_seconds"),
     }
     own = [name for summary in summaries for name in summary.get("metrics", ())]
     read |= {name: lambda summary, name=name: summary["last"].get(name) for name in own}
-    return {name: np.array([of(summary) for summary in summaries], float) for name, of in read.items()}
+    return {
+        name: np.array([of(summary) for summary in summaries], float) for name, of in read.items()
+    }
 
 
-def over_rounds(rows: Sequence[Sequence[Mapping]], name: str) -> tuple[list[int], Float[np.ndarray, "n T"]]:
+def over_rounds(
+    rows: Sequence[Sequence[Mapping]], name: str
+) -> tuple[list[int], Float[np.ndarray, "n T"]]:
     """Returns the rounds (T,) in which all runs were evaluated, and an entry of their metrics.jsonl `rows` in them.
 
     The entry is NaN where it is missing.
@@ -109,14 +121,17 @@ class RunData:
     # Content of collaboration.npz: "round" (T,), "index" and "weights" (T, K, J), "topology" and, if available,
     # "group" (K,), "target" (K,), "labels" (K, C) and "affinity" (T, K, K)
     used: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of curve.npz, if the data are a curve
+    # content of curve.npz, if the data are a curve
+    curve: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # content of config.json
 
     @classmethod
     def read(cls, directory: Path):  # returns the class's own type
         """Reads the run in a folder. Raises `RunError` if the files are damaged or do not belong to a run."""
 
-        def arrays(name: str, read: Callable[[Path], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        def arrays(
+            name: str, read: Callable[[Path], dict[str, np.ndarray]]
+        ) -> dict[str, np.ndarray]:
             return read(directory / name) if (directory / name).exists() else {}
 
         try:
@@ -129,8 +144,17 @@ class RunData:
                 config=former.read_config(directory / "config.json"),
             )
             _ = run.summary["method"], run.summary["last"]["round"], run.test
-        except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-            message = f"{directory}: the run's files are damaged, or this is not a run's folder: {error}"
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            zipfile.BadZipFile,
+        ) as error:
+            message = (
+                f"{directory}: the run's files are damaged, or this is not a run's folder: {error}"
+            )
             raise RunError(message) from error
         return run
 
@@ -142,7 +166,9 @@ class RunData:
     @functools.cached_property
     def scores(self) -> dict[str, Score]:
         """All scores that clients have, by name, `score` first."""
-        names = sorted(name.removesuffix("_test") for name in self.results if name.endswith("_test"))
+        names = sorted(
+            name.removesuffix("_test") for name in self.results if name.endswith("_test")
+        )
         return {name: self._score(name) for name in dict.fromkeys([self.score.name, *names])}
 
     def _score(self, name: str) -> Score:
@@ -200,7 +226,9 @@ class RunData:
     @property
     def chooses(self) -> bool:
         """Whether clients choose among models. With only own models, or one model for all, there is nothing to plot."""
-        return "weights" in self.used and self._topology.moves and int(np.max(self.used["index"])) > 0
+        return (
+            "weights" in self.used and self._topology.moves and int(np.max(self.used["index"])) > 0
+        )
 
     @property
     def _topology(self) -> Topology:
@@ -214,12 +242,19 @@ class RunData:
     @property
     def ids(self) -> Int[np.ndarray, " K"]:
         """The scored clients: all, or a sample."""
-        return np.asarray(self.used.get("clients", self.results.get("clients", np.arange(self.test.shape[1]))))
+        return np.asarray(
+            self.used.get("clients", self.results.get("clients", np.arange(self.test.shape[1])))
+        )
 
     @property
     def megabytes(self) -> Float[np.ndarray, " T"] | None:
         """Megabytes received and sent per client up to each evaluated round; None if nothing was sent or counted."""
-        sent = np.array([row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in self.rows], float) / 1e6
+        sent = (
+            np.array(
+                [row.get("bytes_down", 0) + row.get("bytes_up", 0) for row in self.rows], float
+            )
+            / 1e6
+        )
         return sent if len(sent) == len(self.test) and sent.any() else None
 
     @property

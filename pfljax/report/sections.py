@@ -36,18 +36,23 @@ CLIENT_HEADS = {
 
 def result(summary: Mapping[str, Any]) -> str:
     """Returns the scores of the last and best round, and what was scored."""
-    last, best = summary["last"], summary.get("best")
+    last = summary["last"]
+    best = summary.get("best")
     heads = SCORES | {name: name.replace("_", " ") for name in summary.get("metrics", ())}
     names = [name for name in heads if name in last]
-    line = lambda label, row: [label, row.get("round"), *(score(name, row.get(name)) for name in names)]
+
+    def line(label, row):
+        return [label, row.get("round"), *(score(name, row.get(name)) for name in names)]
+
     body = [line("last", last)]
     if best:
-        body.append(line(f"best by {str(best.get('selected_by', 'train_loss')).replace('_', ' ')}", best))
+        body.append(
+            line(f"best by {str(best.get('selected_by', 'train_loss')).replace('_', ' ')}", best)
+        )
     said = f"Scored: {summary['scored']}. " if "scored" in summary else ""
     if summary.get("scored_clients"):
-        said += (
-            f"A uniform sample of {summary['scored_clients']:,} of the {summary['num_clients']:,} clients was scored. "
-        )
+        share = f"{summary['scored_clients']:,} of the {summary['num_clients']:,} clients"
+        said += f"A uniform sample of {share} was scored. "
     if "accuracy" in last:
         said += "Accuracy and loss are computed on clients' test examples; means are weighted by number of examples."
     else:
@@ -60,7 +65,8 @@ def unseen(scores: Mapping[str, Any]) -> str:
     named = [name for name in scores if name.removeprefix("train_") in SCORES]
     body = [
         (
-            ("train " if name.startswith("train_") else "test ") + SCORES[name.removeprefix("train_")],
+            ("train " if name.startswith("train_") else "test ")
+            + SCORES[name.removeprefix("train_")],
             score(name.removeprefix("train_"), scores[name]),
         )
         for name in named
@@ -69,7 +75,9 @@ def unseen(scores: Mapping[str, Any]) -> str:
 
 
 def clients(
-    rows: Sequence[Mapping[str, Any]], more: Mapping[str, Mapping[int, Any]] | None = None, pickable: bool = False
+    rows: Sequence[Mapping[str, Any]],
+    more: Mapping[str, Mapping[int, Any]] | None = None,
+    pickable: bool = False,
 ) -> str:
     """Returns the table of the per-client rows of summary.json, worst first.
 
@@ -78,12 +86,25 @@ def clients(
     if not rows:
         return ""
     more = more or {}
-    own = {name: name.replace("_", " ") for name in rows[0] if name not in ("client", *CLIENT_HEADS)}
-    heads = {
-        name: head for name, head in {**CLIENT_HEADS, **own}.items() if any(row.get(name) is not None for row in rows)
+    own = {
+        name: name.replace("_", " ") for name in rows[0] if name not in ("client", *CLIENT_HEADS)
     }
-    number = lambda k: Raw(f'<button type="button" data-client="{int(k)}">{int(k)}</button>') if pickable else int(k)
-    cell = lambda name, value: score(name, value) if name in ("accuracy", "loss", *own) else value
+    heads = {
+        name: head
+        for name, head in {**CLIENT_HEADS, **own}.items()
+        if any(row.get(name) is not None for row in rows)
+    }
+
+    def number(k):
+        return (
+            Raw(f'<button type="button" data-client="{int(k)}">{int(k)}</button>')
+            if pickable
+            else int(k)
+        )
+
+    def cell(name, value):
+        return score(name, value) if name in ("accuracy", "loss", *own) else value
+
     body = [
         [
             number(row["client"]),
@@ -92,11 +113,17 @@ def clients(
         ]
         for row in sorted(rows, key=_badness)
     ]
-    return table(["client", *heads.values(), *more], body, "sortable", "Worst clients first. Click a heading to sort.")
+    return table(
+        ["client", *heads.values(), *more],
+        body,
+        "sortable",
+        "Worst clients first. Click a heading to sort.",
+    )
 
 
 def _badness(row: Mapping[str, Any]) -> tuple[float, float]:
-    accuracy, loss = row.get("accuracy"), row.get("loss")
+    accuracy = row.get("accuracy")
+    loss = row.get("loss")
     return (np.inf if accuracy is None else accuracy, np.inf if loss is None else -loss)
 
 
@@ -104,11 +131,16 @@ def traffic(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the bytes that a client has received and sent."""
     if not rows or "bytes_down" not in rows[-1]:
         return ""
-    down, up, rounds = rows[-1]["bytes_down"], rows[-1]["bytes_up"], max(rows[-1]["round"], 1)
+    down = rows[-1]["bytes_down"]
+    up = rows[-1]["bytes_up"]
+    rounds = max(rows[-1]["round"], 1)
     if not down + up:
         return paragraph("No model was sent or received.")
     each = (("down", down), ("up", up), ("both", down + up))
-    return table(["per client", "total", "per round"], [(name, readable(n), readable(n / rounds)) for name, n in each])
+    return table(
+        ["per client", "total", "per round"],
+        [(name, readable(n), readable(n / rounds)) for name, n in each],
+    )
 
 
 def duration(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -116,7 +148,10 @@ def duration(rows: Sequence[Mapping[str, Any]]) -> str:
     total = rows[-1].get("simulated_seconds") if rows else None
     if total is None:
         return ""
-    lines = [("simulated seconds", f"{total:,.4g}"), ("per round", f"{total / max(rows[-1]['round'], 1):,.4g}")]
+    lines = [
+        ("simulated seconds", f"{total:,.4g}"),
+        ("per round", f"{total / max(rows[-1]['round'], 1):,.4g}"),
+    ]
     return table([], lines)
 
 
@@ -158,7 +193,9 @@ def bound(epsilon: float | None) -> str:
 
 def plan(summary: Mapping[str, Any]) -> str:
     """Returns the table of memory and execution."""
-    lines = [(name, readable(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []]
+    lines = [
+        (name, readable(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []
+    ]
     if summary.get("peak_memory_bytes") is not None:
         lines.append(("peak memory, measured", readable(summary["peak_memory_bytes"])))
     for name, key in (("compile time", "compile_seconds"), ("time per round", "seconds_per_round")):
@@ -171,10 +208,18 @@ def config(content: Mapping[str, Any], method: str) -> str:
     """Returns the command that repeats the run, and the settings that it used."""
     command = content.get("command")
     out = f"<p>Command of this run:</p><pre>{text(command)}</pre>" if command else ""
-    rest = {name: value for name, value in content.items() if name not in ("flags", "settings", "command") and value}
+    rest = {
+        name: value
+        for name, value in content.items()
+        if name not in ("flags", "settings", "command") and value
+    }
     if rest:
         out += table([], rest.items(), "text")
     given = content.get("flags") or content.get("settings") or {}
     others = METHODS.keys() - {method} if content.get("flags") else set()
-    own = {name: v for name, v in given.items() if v is not None and not ("." in name and name.split(".")[0] in others)}
+    own = {
+        name: v
+        for name, v in given.items()
+        if v is not None and not ("." in name and name.split(".")[0] in others)
+    }
     return out + (f"<h3>Settings</h3>{table([], sorted(own.items()), 'text')}" if own else "")

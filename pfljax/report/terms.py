@@ -7,14 +7,24 @@ from typing import Any
 
 from pfljax.evaluation import gains, statistics
 
-KNOWS, GRADIENTS, MEGABYTES = "knows", "budget: gradients", "budget: MB"
+KNOWS = "knows"
+GRADIENTS = "budget: gradients"
+MEGABYTES = "budget: MB"
 HEADS = (KNOWS, GRADIENTS, MEGABYTES)
 BUDGET = (
     "Budget: gradients of mini-batches that a client computes in a round of training, and megabytes that it receives "
     "and sends; means over all clients and rounds."
 )
 # Headings of the columns that a paper's table leaves out, without units.
-ASIDE = ("rank", "p", "win/tie/loss", "worst client", "best round by validation", "bottom decile", "simulated s")
+ASIDE = (
+    "rank",
+    "p",
+    "win/tie/loss",
+    "worst client",
+    "best round by validation",
+    "bottom decile",
+    "simulated s",
+)
 ASIDE += ("tuned", *HEADS, "s per round")
 EFFECTS = ("clients helped / hurt, %", "worst client")
 HELPED = (
@@ -25,7 +35,8 @@ RISING = (
     "Still improving in the last quarter of the rounds: {names} (lines are fitted to each run's scores, and the 95 % "
     "interval of their mean change excludes 0). More rounds may change the order."
 )
-EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}  # a row's entries, and what they omit
+# a row's entries, and what they omit
+EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}
 EDGE = " (edge)"
 RETURNED = "Tuned on validation examples, which training then had back."
 KEPT = "Tuned on validation examples, which training did not have."
@@ -46,7 +57,11 @@ def for_paper(heads: Sequence[str]) -> list[str]:
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """Returns the cells under `HEADS`."""
-    return [row["knows"] or "-", f"{row['gradients_per_round']:,.4g}", f"{row['megabytes_per_round']:.3g}"]
+    return [
+        row["knows"] or "-",
+        f"{row['gradients_per_round']:,.4g}",
+        f"{row['megabytes_per_round']:.3g}",
+    ]
 
 
 def effects(row: Mapping[str, Any], number: Callable[[float], str]) -> list[str]:
@@ -59,9 +74,16 @@ def effects(row: Mapping[str, Any], number: Callable[[float], str]) -> list[str]
 
 def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     """Describes chosen values, by name, and marks those at the edge of the values tried."""
-    number = lambda value: f"{value:g}" if isinstance(value, float) else str(value)
-    short = lambda name: "rate" if name == "learning_rate" else name
-    return ", ".join(f"{short(name)} {number(value)}{EDGE * (name in at_edge)}" for name, value in chosen.items())
+
+    def number(value):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def short(name):
+        return "rate" if name == "learning_rate" else name
+
+    return ", ".join(
+        f"{short(name)} {number(value)}{EDGE * (name in at_edge)}" for name, value in chosen.items()
+    )
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -79,6 +101,8 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         for name, omitted in EPSILONS.items():
             if row.get(omitted):
-                found.append(f"* {row['method']}: {name.replace('_', ' ')} does not include {row[omitted]}.")
+                found.append(
+                    f"* {row['method']}: {name.replace('_', ' ')} does not include {row[omitted]}."
+                )
     found += [f"{row['method']} failed: {row['failed']}." for row in rows if row.get("failed")]
     return [note for note in found if note]

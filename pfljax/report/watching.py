@@ -60,7 +60,8 @@ class Watched(NamedTuple):
 def watched(folders: Sequence[Path]) -> list[Watched]:
     """Returns the runs in some folders or up to three levels below them, by state: those that have begun or will."""
     folders = [folder.resolve() for folder in folders]
-    root, found = Path(os.path.commonpath(folders)), {}
+    root = Path(os.path.commonpath(folders))
+    found = {}
     for folder in folders:
         lists = [folder, *folders_with(planned.NAME, folder)]
         found |= {path: rounds for each in lists for path, rounds in planned.read(each).items()}
@@ -81,7 +82,9 @@ def read(folder: Path, root: Path, rounds: int | None = None) -> Watched:
     try:
         return _read(folder, about._replace(rounds=None if rounds is None else _count(rounds)))
     except Exception as error:  # a damaged file can make its reader raise anything
-        return about._replace(note=str(error) if isinstance(error, Damaged) else f"cannot be read: {error!r}"[:200])
+        return about._replace(
+            note=str(error) if isinstance(error, Damaged) else f"cannot be read: {error!r}"[:200]
+        )
 
 
 def _read(folder: Path, about: Watched) -> Watched:
@@ -89,17 +92,25 @@ def _read(folder: Path, about: Watched) -> Watched:
     total = about.rounds if rounds is None else _count(rounds)
     last, stopped = _parsed(folder / "summary.json", _ending, (-1, ""))
     score, curve, pace = _parsed(folder / "metrics.jsonl", _curve, ("", {}, math.nan))
-    saved = _parsed(folder / manifest.NAME, lambda _: getattr(manifest.read(folder), "rounds", 0), 0)
+    saved = _parsed(
+        folder / manifest.NAME, lambda _: getattr(manifest.read(folder), "rounds", 0), 0
+    )
     total = last if total is None and last >= 0 else total
-    done, holder = max([*curve, last, saved, 0]), locks.holder(folder)
-    if stopped or (total is not None and last >= total):  # its process may hold it until its others are finished
-        state, note = "finished", stopped and f"stopped {stopped}"
+    done = max([*curve, last, saved, 0])
+    holder = locks.holder(folder)
+    # its process may hold it until its others are finished
+    if stopped or (total is not None and last >= total):
+        state = "finished"
+        note = stopped and f"stopped {stopped}"
     elif holder and not holder.has_ended:
-        state, note = "running", f"process {holder}"
+        state = "running"
+        note = f"process {holder}"
     elif holder or (folder / "config.json").exists():
-        state, note = "stopped", f"process {holder} has ended" if holder else "no process trains it"
+        state = "stopped"
+        note = f"process {holder} has ended" if holder else "no process trains it"
     else:
-        state, note = "waiting", ""
+        state = "waiting"
+        note = ""
     total = total if total is None else max(total, done)
     return Watched(about.title, about.name, state, note, done, total, pace, score, curve)
 
@@ -128,7 +139,10 @@ def _curve(path: Path) -> tuple[str, dict[int, float], float]:
     """Returns the score's name, the scores by round, and seconds per round, from metrics.jsonl."""
     rows = files.read_jsonl(path)
     score = next((name for name in SCORES if rows and name in rows[-1]), "")
-    number = lambda value: math.nan if value is None else float(value)
+
+    def number(value):
+        return math.nan if value is None else float(value)
+
     curve = {_count(row["round"]): number(row.get(score)) for row in rows}
     last = max(curve, default=0)
     return score, curve, number(rows[-1]["seconds"]) / last if last else math.nan
@@ -143,8 +157,15 @@ def seconds_left(runs: Sequence[Watched]) -> float:
     workers = {run.note for run in runs if run.state == "running"}
     if not workers or not every:
         return math.nan
-    pace_of = lambda run: run.pace if run.pace == run.pace else float(np.mean(paces[run.title] or every))
-    left = [run._replace(pace=pace_of(run)).seconds_left for run in runs if run.state not in ("finished", "damaged")]
+
+    def pace_of(run):
+        return run.pace if run.pace == run.pace else float(np.mean(paces[run.title] or every))
+
+    left = [
+        run._replace(pace=pace_of(run)).seconds_left
+        for run in runs
+        if run.state not in ("finished", "damaged")
+    ]
     return sum(left) / len(workers)
 
 
@@ -160,7 +181,9 @@ def duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for unit, count in shown[:2] if count or len(shown) == 1)
 
 
-def curves(runs: Sequence[Watched], score: str) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def curves(
+    runs: Sequence[Watched], score: str
+) -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Returns rounds (T,), and means and sample deviations (T,) of a score over the runs that have reached them."""
     scores: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
@@ -171,14 +194,19 @@ def curves(runs: Sequence[Watched], score: str) -> dict[str, tuple[np.ndarray, n
         rounds = np.array(sorted(by_round))
         rounds = rounds[evenly(len(rounds), MAX_ROUNDS)]
         spread = [float(statistics.deviation(by_round[number])) for number in rounds]
-        found[title] = rounds, np.array([np.mean(by_round[number]) for number in rounds]), np.array(spread)
+        found[title] = (
+            rounds,
+            np.array([np.mean(by_round[number]) for number in rounds]),
+            np.array(spread),
+        )
     return found
 
 
 def page(folders: Sequence[Path], refresh: int) -> str:
     """Returns the page of runs in or below folders, which states that it is loaded again every `refresh` seconds."""
     runs = watched(folders)
-    counts, left = Counter(run.state for run in runs), seconds_left(runs)
+    counts = Counter(run.state for run in runs)
+    left = seconds_left(runs)
     body = []
     for run in runs:
         last = markup.score(run.score, run.curve[max(run.curve)]) if run.curve else None
@@ -187,16 +215,22 @@ def page(folders: Sequence[Path], refresh: int) -> str:
         wait = None if run.state == "finished" else duration(run.seconds_left)
         name = "/".join(filter(None, (run.title, run.name)))
         body.append([name, run.state, of_all, last and f"{run.score} {last}", pace, wait, run.note])
-    said = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no runs yet"
+    said = (
+        ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no runs yet"
+    )
     said += "" if math.isnan(left) else f"; about {duration(left)} left"
     now = datetime.datetime.now().strftime("%H:%M:%S")
-    panels, plots = {}, []
+    panels = {}
+    plots = []
     for score in SCORES:
         if found := curves(runs, score):
             axis = Axis(f"test {score}", percent=score == "accuracy")
             panels[score] = {"": plain(method_curves(found, Axis("round"), axis))}
             plots.append(plot(score, f"Test {score} over rounds", BAND))
-    parts = {"Curves": "".join(plots), "Runs": table(HEADS, body, "sortable") + paragraph(TIMES) if body else ""}
+    parts = {
+        "Curves": "".join(plots),
+        "Runs": table(HEADS, body, "sortable") + paragraph(TIMES) if body else "",
+    }
     title = f"Watching {', '.join(map(str, folders))}"
     lead = f"{said}. Seen at {now}; loaded again every {refresh} s."
     return document(title, lead, parts, {"panels": files.plain(panels), "texts": {}, "csv": {}})

@@ -107,7 +107,9 @@ def state_shardings(plan: ExecutionPlan, state: State, axis: int = 0) -> State:
 
     def shardings_of(part: Any, by_rows: bool = False, stacked: bool = True) -> Any:
         leading = axis + 1 if stacked else axis
-        return jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=by_rows, axis=axis, leading=leading), part)
+        return jax.tree.map(
+            lambda leaf: plan.sharding(leaf, by_rows=by_rows, axis=axis, leading=leading), part
+        )
 
     server = Start(
         state=shardings_of(state.server.state, stacked=False),
@@ -120,5 +122,8 @@ def state_shardings(plan: ExecutionPlan, state: State, axis: int = 0) -> State:
 
 def shaped(stack: Any, shardings: Any) -> Any:
     """Returns the shapes and dtypes of a tree of arrays, with shardings."""
-    make = lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    def make(leaf, sharding):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
     return jax.tree.map(make, stack, shardings)

@@ -323,7 +323,8 @@ class Experiment:
     def mixed(self, problem: Problem, method: Any, learning_rate: Any = None) -> Mixed:
         """The method without stages, for several networks."""
         assert problem.groups is not None and self.local is not None
-        local, epochs = self.local, self.fine_tune_epochs
+        local = self.local
+        epochs = self.fine_tune_epochs
         if learning_rate is not None:
             local = dataclasses.replace(local, learning_rate=learning_rate)
         alone = problem._replace(groups=None)
@@ -360,7 +361,8 @@ class Experiment:
     @property
     def steps(self) -> np.ndarray:
         """Number of steps of each client in a round. Shape (K,). All equal if only the data's shapes are known."""
-        size, n_max = self.federation.train.size, self.federation.train.y.shape[1]
+        size = self.federation.train.size
+        n_max = self.federation.train.y.shape[1]
         size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
         return np.asarray(self.problem.solver.num_steps(size, n_max))
 
@@ -369,7 +371,8 @@ class Experiment:
 
         The mean is over all clients; those outside of a round's cohort compute none.
         """
-        problem, ledger = self.problem, algorithm.ledger
+        problem = self.problem
+        ledger = algorithm.ledger
         per_client = float(self.steps.mean()) * ledger.passes * max(ledger.gradients, 1)
         turns = problem.clock.turns if problem.clock else 0
         return per_client * (turns or problem.expected_clients) / problem.num_clients
@@ -391,7 +394,8 @@ def entries(name: str, value: Any) -> dict[str, Any]:
 
 def differences(a: Experiment, b: Experiment) -> list[str]:
     """Names what two runs differ in, though it must agree for them to share a kernel; see `Experiment.fixed`."""
-    one, other = a.fixed, b.fixed
+    one = a.fixed
+    other = b.fixed
     found: list[str] = []
     for name in one:
         within = any(name.startswith(f"{known}.") for known in found)

@@ -76,7 +76,11 @@ def next_smaller(plan: ExecutionPlan, num_clients: int, topology: Topology) -> E
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
-    return dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2) if at_once > 1 else None
+    return (
+        dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2)
+        if at_once > 1
+        else None
+    )
 
 
 def check_host(need: int) -> None:

@@ -65,7 +65,10 @@ class Replicates:
             return cls(directories=directories)
         check_alike(experiments)
         found = [each.numbers for each in experiments]
-        knobs = {name: np.asarray([each.knobs[name] for each in found], np.float32) for name in found[0].knobs}
+        knobs = {
+            name: np.asarray([each.knobs[name] for each in found], np.float32)
+            for name in found[0].knobs
+        }
         knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
         rates = [each.learning_rate for each in found]
         numbers = Numbers(np.asarray(rates, np.float32) if len(set(rates)) > 1 else None, knobs)
@@ -124,7 +127,9 @@ def check_alike(experiments: Sequence[Experiment]) -> None:
     for number, each in enumerate(experiments):
         if found := differences(first, each):
             text = f"number {number} differs from number 0 in {shown(found, first, each)}"
-            raise ArgumentError("runs", f"{text}; accepted in one kernel: runs that differ in {SHARED} only")
+            raise ArgumentError(
+                "runs", f"{text}; accepted in one kernel: runs that differ in {SHARED} only"
+            )
 
 
 def shown(names: Sequence[str], *experiments: Experiment) -> str:

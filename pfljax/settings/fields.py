@@ -43,11 +43,13 @@ MOST_NAMES = 200  # in a message
 MOST_LETTERS = 100  # of a name that is compared with others
 REQUIRED: Any = dataclasses.MISSING
 NOTHING: Mapping[str, Any] = types.MappingProxyType({})
-SIMPLE = (numbers.Number, str, bytes, Path, type, list, tuple, dict)  # types whose values are shown in messages
+# types whose values are shown in messages
+SIMPLE = (numbers.Number, str, bytes, Path, type, list, tuple, dict)
 SEQUENCES = (collections.abc.Sequence, tuple, list)
 WORDS = {int: "whole numbers", float: "numbers", bool: "True or False", str: "text", Path: "a path"}
 WORDS |= {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
-Conditions = Mapping[str, Sequence[Any]]  # other field -> its values; (): any but 0, None and False; GIVEN: any text
+# other field -> its values; (): any but 0, None and False; GIVEN: any text
+Conditions = Mapping[str, Sequence[Any]]
 GIVEN = ("...",)
 
 
@@ -91,8 +93,18 @@ def knob(
         accepted: What is accepted, in words; by default, derived from the annotation and the bounds.
     """
     found = {"help": help, "at_least": at_least, "above": above, "at_most": at_most, "below": below}
-    found |= {"infinite": infinite, "choices": tuple(choices), "distinct": distinct, "empty": empty, "static": static}
-    conditions = {read_with[0]: (read_with[1],)} if isinstance(read_with, tuple) and read_with else dict(read_with)
+    found |= {
+        "infinite": infinite,
+        "choices": tuple(choices),
+        "distinct": distinct,
+        "empty": empty,
+        "static": static,
+    }
+    conditions = (
+        {read_with[0]: (read_with[1],)}
+        if isinstance(read_with, tuple) and read_with
+        else dict(read_with)
+    )
     found |= {"grid": tuple(grid), "groups": groups, "read_with": conditions, "accepted": accepted}
     return dataclasses.field(default=default, metadata=found)
 
@@ -131,24 +143,40 @@ class Field(NamedTuple):
             value = value if is_key else value.item()
         if isinstance(value, np.generic):
             value = value.item()
-        if "float32" in self.limits.get("choices", ()) and not isinstance(value, str | None):  # such as jnp.float32
+        # such as jnp.float32
+        if "float32" in self.limits.get("choices", ()) and not isinstance(value, str | None):
             with contextlib.suppress(TypeError):
                 value = np.dtype(value).name
-        if type(value) in (np.ndarray, list, tuple) and typing.get_origin(value_type(self.hint)) in SEQUENCES:
+        if (
+            type(value) in (np.ndarray, list, tuple)
+            and typing.get_origin(value_type(self.hint)) in SEQUENCES
+        ):
             value = value.tolist() if isinstance(value, np.ndarray) and value.ndim == 1 else value
             items = (each.item() if isinstance(each, np.generic) else each for each in value)
-            value = list(items) if isinstance(value, list) else tuple(items) if isinstance(value, tuple) else value
+            value = (
+                list(items)
+                if isinstance(value, list)
+                else tuple(items)
+                if isinstance(value, tuple)
+                else value
+            )
         text = "" if isinstance(value, Tracer) else refusal(value, self.hint, self.limits)
         if text:
             told = isinstance(value, SIMPLE) or value is None
-            raise ArgumentError(self.name, f"accepted: {text}", value if told else type(value).__name__, owner=owner)
+            raise ArgumentError(
+                self.name, f"accepted: {text}", value if told else type(value).__name__, owner=owner
+            )
         if callable(value) and not isinstance(value, Tracer):
             self._check_call(value, owner)
         return self._expanded(value)
 
     def _check_call(self, function: Callable, owner: str) -> None:
         """Raises `ArgumentError` for a function that does not take as many arguments as it will be given."""
-        kinds = [kind for kind in types_in(self.hint) if typing.get_origin(kind) is collections.abc.Callable]
+        kinds = [
+            kind
+            for kind in types_in(self.hint)
+            if typing.get_origin(kind) is collections.abc.Callable
+        ]
         given = typing.get_args(kinds[0])[0] if kinds else ...
         if given is ...:
             return
@@ -177,15 +205,20 @@ class Field(NamedTuple):
 @functools.cache
 def fields_of(declaring: Any) -> dict[str, Field]:
     """The fields of a dataclass or named tuple, or the arguments of a function, by name."""
-    metadata, called = {}, declaring
+    metadata = {}
+    called = declaring
     if dataclasses.is_dataclass(declaring):
         metadata = {field.name: field.metadata for field in dataclasses.fields(declaring)}
     elif isinstance(declaring, type) and not hasattr(declaring, "_fields"):
         called = declaring.__init__
-    hints, texts = typing.get_type_hints(called, include_extras=True), documented(called)
+    hints = typing.get_type_hints(called, include_extras=True)
+    texts = documented(called)
     found = {}
     for name, parameter in inspect.signature(called).parameters.items():
-        if name in ("self", "cls") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if name in ("self", "cls") or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             continue
         hint, limits = plain(hints.get(name, Any))
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
@@ -197,10 +230,18 @@ def fields_of(declaring: Any) -> dict[str, Field]:
 def documented(declaring: Any) -> dict[str, str]:
     """The entries of a docstring's list of arguments or attributes, by name."""
     doc = inspect.getdoc(declaring) or ""
-    section = doc.partition("Attributes:\n" if "Attributes:\n" in doc else "Args:\n")[2].split("\n\n")[0]
+    section = doc.partition("Attributes:\n" if "Attributes:\n" in doc else "Args:\n")[2].split(
+        "\n\n"
+    )[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    lowered = lambda text: text[0].lower() + text[1:] if text[1:2].islower() else text
-    return {name: lowered(" ".join(text.split()).removesuffix(".").replace("`", "")) for name, text in entries}
+
+    def lowered(text):
+        return text[0].lower() + text[1:] if text[1:2].islower() else text
+
+    return {
+        name: lowered(" ".join(text.split()).removesuffix(".").replace("`", ""))
+        for name, text in entries
+    }
 
 
 def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -208,13 +249,18 @@ def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
     kind = value_type(hint)
     if typing.get_origin(kind) is not Annotated:
         return hint, {}
-    own, inner = kind.__metadata__[0], kind.__origin__
+    own = kind.__metadata__[0]
+    inner = kind.__origin__
     limits = own.metadata if isinstance(own, dataclasses.Field) else {}
     return (inner if kind is hint else inner | None), limits
 
 
 def checked(
-    *, options: Sequence[Callable] = (), without: Sequence[str] = (), owner: str = "", of: Any = None
+    *,
+    options: Sequence[Callable] = (),
+    without: Sequence[str] = (),
+    owner: str = "",
+    of: Any = None,
 ) -> Callable[[C], C]:
     """Checks a function's arguments against their annotations before it is called; raises `ArgumentError`.
 
@@ -227,27 +273,40 @@ def checked(
 
     def wrap(function: Any) -> Any:
         signature = inspect.signature(function)
-        rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+        rest = next(
+            (p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None
+        )
 
         @functools.wraps(function)
         def call(*args, **kwargs):
             known = fields_of(of or function)
-            further = {n: field for each in options for n, field in fields_of(each).items() if n not in without}
+            further = {
+                n: field
+                for each in options
+                for n, field in fields_of(each).items()
+                if n not in without
+            }
             for name in kwargs:
                 if name not in known and name not in further:
                     accepted = nearest(name, {**known, **further})
-                    raise ArgumentError(name, f"unknown argument; {accepted}", kwargs[name], owner=owner)
+                    raise ArgumentError(
+                        name, f"unknown argument; {accepted}", kwargs[name], owner=owner
+                    )
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
                 missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
                 text = "required" if missing else f"{error}; accepted: {', '.join(known) or 'none'}"
-                raise ArgumentError(missing[1] if missing else "arguments", text, owner=owner) from error
+                raise ArgumentError(
+                    missing[1] if missing else "arguments", text, owner=owner
+                ) from error
             given = bound.arguments
             for name in given.keys() & known.keys():
                 given[name] = known[name].check(given[name], owner)
             if rest and further:
-                given[rest] = {n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()}
+                given[rest] = {
+                    n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()
+                }
             check_read(known, given, owner)
             return function(*bound.args, **bound.kwargs)
 
@@ -260,26 +319,50 @@ def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str 
     """Raises `ArgumentError` for a value that is not read with the other values."""
     for name in given.keys() & known.keys():
         conditions = known[name].conditions
-        if conditions and not isinstance(given[name], Tracer) and given[name] != known[name].default:
-            values = {other: given.get(other, known[other].default) for other in conditions if other in known}
-            if values and not any(holds(value, conditions[other]) for other, value in values.items()):
-                raise ArgumentError(name, f"applies only {with_words(conditions)}", given[name], owner=owner)
+        if (
+            conditions
+            and not isinstance(given[name], Tracer)
+            and given[name] != known[name].default
+        ):
+            values = {
+                other: given.get(other, known[other].default)
+                for other in conditions
+                if other in known
+            }
+            if values and not any(
+                holds(value, conditions[other]) for other, value in values.items()
+            ):
+                raise ArgumentError(
+                    name, f"applies only {with_words(conditions)}", given[name], owner=owner
+                )
 
 
 def holds(value: Any, needed: Sequence[Any]) -> bool:
     """Whether a value, or one of a list (of values, or of names with commas), is `needed`; see `Conditions`."""
-    listed = value if isinstance(value, list | tuple) else value.split(",") if isinstance(value, str) else [value]
+    listed = (
+        value
+        if isinstance(value, list | tuple)
+        else value.split(",")
+        if isinstance(value, str)
+        else [value]
+    )
     named = needed and needed != GIVEN
-    return any(str(each).partition(":")[0] in map(str, needed) if named else bool(each) for each in listed)
+    return any(
+        str(each).partition(":")[0] in map(str, needed) if named else bool(each) for each in listed
+    )
 
 
 def with_words(conditions: Conditions, prefix: str = "") -> str:
     """Conditions in words, such as "with plan=chunk"."""
 
     def told(values):
-        return "" if values == GIVEN else f"={' or '.join(map(str, values))}" if values else " above 0"
+        return (
+            "" if values == GIVEN else f"={' or '.join(map(str, values))}" if values else " above 0"
+        )
 
-    return ", or ".join(f"with {prefix}{other}{told(values)}" for other, values in conditions.items())
+    return ", or ".join(
+        f"with {prefix}{other}{told(values)}" for other, values in conditions.items()
+    )
 
 
 def check(made: Any) -> None:
@@ -301,7 +384,9 @@ def nearest(name: Any, accepted: Iterable[str]) -> str:
     """A hint for a name that is none of the accepted ones: similar ones, or all, if these are not too many."""
     accepted = list(accepted)
     near = difflib.get_close_matches(str(name)[:MOST_LETTERS], accepted)
-    return f"did you mean {' or '.join(near)}?" if near else f"accepted: {few(accepted, MOST_NAMES)}"
+    return (
+        f"did you mean {' or '.join(near)}?" if near else f"accepted: {few(accepted, MOST_NAMES)}"
+    )
 
 
 def value_type(hint: Any) -> Any:
@@ -332,7 +417,9 @@ def choices_of(hint: Any, limits: Mapping[str, Any]) -> tuple[Any, ...]:
     kind = value_type(hint)
     if item_type(kind) is not None:
         return ()
-    return typing.get_args(kind) if typing.get_origin(kind) is Literal else limits.get("choices", ())
+    return (
+        typing.get_args(kind) if typing.get_origin(kind) is Literal else limits.get("choices", ())
+    )
 
 
 def refusal(value: Any, hint: Any, limits: Mapping[str, Any]) -> str:
@@ -341,8 +428,14 @@ def refusal(value: Any, hint: Any, limits: Mapping[str, Any]) -> str:
     if fits(value, hint, limits):
         return ""
     if kind in (int, float) and fits(value, kind, {}):
-        return str(out_of_range(value, bounds(limits) if kind is int and abs(value) > MOST else limits))
-    near = difflib.get_close_matches(value, choices_of(hint, limits), n=1, cutoff=0.7) if isinstance(value, str) else []
+        return str(
+            out_of_range(value, bounds(limits) if kind is int and abs(value) > MOST else limits)
+        )
+    near = (
+        difflib.get_close_matches(value, choices_of(hint, limits), n=1, cutoff=0.7)
+        if isinstance(value, str)
+        else []
+    )
     return accepted(hint, limits) + (f"; did you mean {near[0]}?" if near else "")
 
 
@@ -354,7 +447,8 @@ def bounds(limits: Mapping[str, Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
     """Whether a value has a type and is within the limits."""
     hint, own = plain(hint)
-    limits, kinds = own or limits, typing.get_args(hint)
+    limits = own or limits
+    kinds = typing.get_args(hint)
     if value is None and hint is not Any:
         return type(None) in (hint, *kinds)
     if is_union(hint):
@@ -392,7 +486,8 @@ def fits_all(values: Any, hint: Any, limits: Mapping[str, Any]) -> bool:
 def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
     """What a field accepts, in words."""
     hint, own = plain(hint)
-    limits, kinds = own or limits, [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    limits = own or limits
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     if limits.get("accepted"):
         return limits["accepted"]
     if choices := choices_of(hint, limits):
@@ -400,7 +495,9 @@ def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
     if is_union(hint):
         return " or ".join(dict.fromkeys(accepted(kind, limits) for kind in kinds))
     if (each := item_type(hint)) is not None:
-        count = "one or more " * (not limits.get("empty", True)) + "different " * bool(limits.get("distinct"))
+        count = "one or more " * (not limits.get("empty", True)) + "different " * bool(
+            limits.get("distinct")
+        )
         return f"a list of {count}{accepted(each)}"
     kind = typing.get_origin(hint) or hint
     return WORDS.get(kind, f"a {getattr(kind, '__name__', 'value')}")
@@ -408,7 +505,9 @@ def accepted(hint: Any, limits: Mapping[str, Any] = NOTHING) -> str:
 
 def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
     """What is accepted, in words, if `value` is out of range; otherwise None."""
-    low, above, high, below = (limits.get(name) for name in ("at_least", "above", "at_most", "below"))
+    low, above, high, below = (
+        limits.get(name) for name in ("at_least", "above", "at_most", "below")
+    )
     endless = value in (math.inf, -math.inf) and not limits.get("infinite")
     inside = (
         (low is None or value >= low)
@@ -426,7 +525,13 @@ def out_of_range(value: Any, limits: Mapping[str, Any]) -> str | None:
         upper = f"{low:g} to below {below:g}" if below is not None else f"{low:g} or more"
         return upper if high is None else f"{low:g} to {high:.10g}"
     if above is not None:
-        upper = f", at most {high:g}" if high is not None else f", below {below:g}" if below is not None else ""
+        upper = (
+            f", at most {high:g}"
+            if high is not None
+            else f", below {below:g}"
+            if below is not None
+            else ""
+        )
         return f"above {above:g}{upper}"
     if high is not None or below is not None:
         return f"at most {high:.10g}" if high is not None else f"below {below:g}"

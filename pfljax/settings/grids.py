@@ -21,7 +21,10 @@ def is_geometric(values: Sequence[float]) -> bool:
     """Whether the ratios of ascending values vary less than their differences, relative to their means."""
     if min(values) <= 0:
         return False
-    spread = lambda steps: np.ptp(steps) / np.mean(steps)
+
+    def spread(steps):
+        return np.ptp(steps) / np.mean(steps)
+
     return bool(spread(np.diff(np.log(values))) <= spread(np.diff(values)))
 
 
@@ -40,14 +43,21 @@ def beyond(values: Sequence[float], edge: float, field: Field) -> float | int | 
     Returns:
         The value, or None if there is none that the field accepts.
     """
-    ascending, limits = sorted({*values}), field.limits
+    ascending = sorted({*values})
+    limits = field.limits
     up = edge == ascending[-1]
     inner = ascending[-2 if up else 1]
     found = edge * edge / inner if is_geometric(ascending) else 2 * edge - inner
-    inclusive, exclusive = (limits.get(name) for name in (("at_most", "below") if up else ("at_least", "above")))
+    inclusive, exclusive = (
+        limits.get(name) for name in (("at_most", "below") if up else ("at_least", "above"))
+    )
     if not up and ascending[0] > 0 >= max(inclusive or 0, exclusive or 0):
-        inclusive, exclusive = None, 0
-    past = lambda bound: found >= bound if up else found <= bound
+        inclusive = None
+        exclusive = 0
+
+    def past(bound):
+        return found >= bound if up else found <= bound
+
     if inclusive is not None and past(inclusive):
         found = inclusive
     elif exclusive is not None and past(exclusive):

@@ -55,7 +55,12 @@ class MethodInfo:
 def method(cls: T, /) -> T: ...
 @overload
 def method(
-    *, keeps: str = "", travels: str = "", name: str | None = None, validates: bool = False, knows: str = ""
+    *,
+    keeps: str = "",
+    travels: str = "",
+    name: str | None = None,
+    validates: bool = False,
+    knows: str = "",
 ) -> Callable[[T], T]: ...
 def method(
     cls: Any = None,
@@ -87,9 +92,13 @@ def method(
 
     def register(cls: Any) -> Any:
         if not isinstance(cls, type):
-            raise ArgumentError("method", f"stands above {type(cls).__name__}; accepted: a class, which is a dataclass")
+            raise ArgumentError(
+                "method",
+                f"stands above {type(cls).__name__}; accepted: a class, which is a dataclass",
+            )
         registered = name or cls.__name__.lower()
-        other, doc = METHODS.get(registered), inspect.getdoc(cls)
+        other = METHODS.get(registered)
+        doc = inspect.getdoc(cls)
         if other is not None and _origin(other) != _origin(cls):
             taken = f"is the name of {other.__module__}.{other.__qualname__}"
             text = f'{taken}; accepted: another name, by renaming the class or by @pfl.method(name="...")'
@@ -107,10 +116,13 @@ def method(
             try:
                 return built(self, problem)
             except ArgumentError as error:
-                raise error.of(registered) if error.argument in knobs else error from error.__cause__
+                raise (
+                    error.of(registered) if error.argument in knobs else error
+                ) from error.__cause__
 
         knobs = {field.name for field in dataclasses.fields(cls)}
-        cls.__init__, cls.build = fields.checked(of=cls, owner=registered)(cls.__init__), build
+        cls.__init__ = fields.checked(of=cls, owner=registered)(cls.__init__)
+        cls.build = build
         METHODS[registered] = cls
         return cls
 
@@ -119,7 +131,9 @@ def method(
 
 def _origin(cls: type) -> tuple[str, str]:
     """Where a class is defined: file (or module, in a notebook) and name. Running that again may replace the class."""
-    return getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__, cls.__qualname__
+    return getattr(
+        sys.modules.get(cls.__module__), "__file__", None
+    ) or cls.__module__, cls.__qualname__
 
 
 def told(method: Any) -> list[str]:
@@ -150,7 +164,9 @@ def tell(method: Any, tell_groups: bool, group: ArrayLike | None) -> tuple[Any, 
         text = "accepted for clients in known groups of two or more; otherwise False"
         raise ArgumentError("tell_groups", text, True)
     names = [name for name in told(method) if getattr(method, name) == getattr(type(method), name)]
-    known = [method.info.knows] * bool(method.info.knows) + [f"the number of groups ({num})"] * bool(names)
+    known = [method.info.knows] * bool(method.info.knows) + [
+        f"the number of groups ({num})"
+    ] * bool(names)
     return dataclasses.replace(method, **dict.fromkeys(names, num)), "; ".join(known)
 
 
@@ -162,6 +178,8 @@ def get(name: str) -> Any:
     """
     if name not in METHODS:
         if name.endswith(".py"):
-            raise ArgumentError("method", f"names only a file; accepted: {name}:NAME, a class in it", name)
+            raise ArgumentError(
+                "method", f"names only a file; accepted: {name}:NAME, a class in it", name
+            )
         raise ArgumentError("method", f"unknown method; {fields.nearest(name, METHODS)}", name)
     return METHODS[name]

@@ -27,7 +27,9 @@ def _reach_neighbors(folder: Path) -> None:
     """Lets a file import modules from its own folder, not those of the same name from another loaded file's folder."""
     for file in folder.glob("*.py"):
         module = sys.modules.get(file.stem)
-        if module and os.path.dirname(getattr(module, "__file__", None) or "") in FOLDERS - {str(folder)}:
+        if module and os.path.dirname(getattr(module, "__file__", None) or "") in FOLDERS - {
+            str(folder)
+        }:
             del sys.modules[file.stem]
     sys.path[:] = [entry for entry in sys.path if entry not in FOLDERS]
     if str(folder) not in sys.path:
@@ -50,7 +52,8 @@ def load(argument: str, text: str) -> Any:
     if not os.path.isfile(file):
         raise ArgumentError(argument, "no such file; accepted: FILE.py:NAME", text)
     path = Path(file).resolve()
-    folder = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:8]  # files of one name may be in several folders
+    # files of one name may be in several folders
+    folder = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}_{folder}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +65,9 @@ def load(argument: str, text: str) -> Any:
         raise ArgumentError(argument, raised(error, str(path)), text) from error
     if not hasattr(module, name):
         near = difflib.get_close_matches(name, vars(module), n=1, cutoff=0.6)
-        raise ArgumentError(argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text)
+        raise ArgumentError(
+            argument, f"{file} has no {name}" + (f"; did you mean {near[0]}?" if near else ""), text
+        )
     return getattr(module, name)
 
 
@@ -75,5 +80,7 @@ def load_method(text: str) -> str:
     found = load("method", text)
     info = getattr(found, "info", None)
     if info is None or METHODS.get(info.name) is not found:
-        raise ArgumentError("method", "not a method; accepted: a class decorated with @pfl.method(...)", text)
+        raise ArgumentError(
+            "method", "not a method; accepted: a class decorated with @pfl.method(...)", text
+        )
     return info.name

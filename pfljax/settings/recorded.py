@@ -39,15 +39,23 @@ def recorded(value: Any) -> Any:
         return {"float": str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if not isinstance(value, type) and (dataclasses.is_dataclass(value) or hasattr(value, "_fields")):
+    if not isinstance(value, type) and (
+        dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+    ):
         return {"class": recorded(type(value)), "fields": recorded_fields(value)}
     if isinstance(value, list | tuple):
         items = [recorded(item) for item in value]
         return items if isinstance(value, tuple) else {"list": items}
-    name, parts = getattr(value, "__qualname__", ""), str(getattr(value, "__module__", "")).split(".")
-    for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):  # the most public name
+    name = getattr(value, "__qualname__", "")
+    parts = str(getattr(value, "__module__", "")).split(".")
+    # the most public name
+    for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
         if getattr(sys.modules.get(module), name, None) is value:
-            return {"module": module, "name": name, "file": file_of(module) if parts == [module] else None}
+            return {
+                "module": module,
+                "name": name,
+                "file": file_of(module) if parts == [module] else None,
+            }
     raise CannotRecord(value)
 
 
@@ -55,7 +63,9 @@ def recorded_fields(value: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass or named tuple as JSON. Defaults that cannot be recorded are left out."""
     given = fields(value)
     kept = recordable(given)
-    if any(given[name] is not getattr(type(value), name, None) for name in given.keys() - kept.keys()):
+    if any(
+        given[name] is not getattr(type(value), name, None) for name in given.keys() - kept.keys()
+    ):
         raise CannotRecord(value)
     return kept
 
@@ -73,7 +83,11 @@ def fields(value: Any) -> dict[str, Any]:
     """Returns the arguments that recreate a dataclass or named tuple, by name."""
     if hasattr(value, "_asdict"):
         return value._asdict()
-    names = [field.name for field in dataclasses.fields(value) if field.init and field.name not in NOT_FIELDS]
+    names = [
+        field.name
+        for field in dataclasses.fields(value)
+        if field.init and field.name not in NOT_FIELDS
+    ]
     return {name: getattr(value, name) for name in names}
 
 
@@ -99,12 +113,16 @@ def found(record: Any, argument: str) -> Any:
         return _named(record["module"], record["name"], record["file"], argument)
     cls = found(record["class"], argument)
     if not isinstance(cls, type) or not (dataclasses.is_dataclass(cls) or hasattr(cls, "_fields")):
-        raise ArgumentError(argument, f"{record['class']['name']} is no dataclass; {hand_over(argument)}")
+        raise ArgumentError(
+            argument, f"{record['class']['name']} is no dataclass; {hand_over(argument)}"
+        )
     fields = {name: found(value, argument) for name, value in record["fields"].items()}
     try:
         return cls(**fields)
     except (TypeError, ArgumentError) as error:
-        raise ArgumentError(argument, f"{cls.__name__} has changed ({error}); {hand_over(argument)}") from error
+        raise ArgumentError(
+            argument, f"{cls.__name__} has changed ({error}); {hand_over(argument)}"
+        ) from error
 
 
 def hand_over(argument: str) -> str:
@@ -124,10 +142,15 @@ def _named(module: str, name: str, file: str | None, argument: str) -> Any:
     if module != "__main__" and module not in sys.modules:
         with contextlib.suppress(Exception):  # `own_files.load` tells what is wrong
             importlib.import_module(module)
-    is_it = module in sys.modules and (file_of(module) == file or (module != "__main__" and not there))
+    is_it = module in sys.modules and (
+        file_of(module) == file or (module != "__main__" and not there)
+    )
     if is_it and hasattr(sys.modules[module], name):
         return getattr(sys.modules[module], name)
     if not there or module == "__main__":  # a script is not run again
         where = "a script or notebook" if module == "__main__" else file or module
-        raise ArgumentError(argument, f"{name} is defined in {where}, which cannot be imported; {hand_over(argument)}")
+        raise ArgumentError(
+            argument,
+            f"{name} is defined in {where}, which cannot be imported; {hand_over(argument)}",
+        )
     return own_files.load(argument, f"{file}:{name}")

@@ -1,4 +1,4 @@
-"""Clients that do not wait for each other: the order of their work follows from a simulated clock; see `stages.devices`.
+"""Clients that do not wait for each other: the order of their work follows from `stages.devices`.
 
 Under a server whose models may be stale (`Algorithm.stale`), a fixed number of clients are always at work. Whoever is
 done sends its update and another client begins, with the newest model. After S updates, the server takes a step: a

@@ -396,7 +396,9 @@ def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) ->
     Returns:
         (K,) epsilon: 0 for a client that was in no round; infinite without noise.
     """
-    num, chance, noise = problem.num_clients, problem.chance, privacy.noise_multiplier
+    num = problem.num_clients
+    chance = problem.chance
+    noise = privacy.noise_multiplier
     if not noise or not rounds:
         return np.full(num, np.inf if rounds else 0.0)
     if privacy.mechanism == "tree":

@@ -82,5 +82,6 @@ def farthest(
             jnp.sqrt(jnp.square(stacked) + square * jnp.maximum(bound - norms, 0)) - stacked
         ) / square
         return jnp.min(jnp.where(honest, root, jnp.inf))
-    bound, total = between.sum(axis=1).max(), jnp.where(honest, norms, 0).sum()
+    bound = between.sum(axis=1).max()
+    total = jnp.where(honest, norms, 0).sum()
     return jnp.sqrt(jnp.maximum(bound - total, 0) / (square * jnp.maximum(honest.sum(), 1)))

@@ -59,7 +59,9 @@ if TYPE_CHECKING:
 
 COMPRESS = 0xC0DEC  # folded into a client's key for a round to draw its roundings and places
 BLOCK = 512  # entries that share a scale
-FLOAT, PLACE = 4, 4  # bytes
+# bytes
+FLOAT = 4
+PLACE = 4
 BIASED = ("topk", "randomk", "sign", "lowrank")  # what error feedback corrects
 FORMS = "topk:SHARE or randomk:SHARE (above 0, at most 1), quantize:BITS (1 to 8), sign, lowrank:RANK (1 or more)"
 
@@ -164,7 +166,8 @@ class Compressor(NamedTuple):
         """
         leaves, form = jax.tree.flatten(values)
         keys = jax.random.split(key, max(len(leaves), 1))
-        found, factors = [], []
+        found = []
+        factors = []
         for key, leaf in zip(keys, leaves, strict=False):
             if leaf.ndim > 2 and leaf.size:
                 leaf, factor = self._power_iteration(
@@ -224,7 +227,8 @@ class Compressor(NamedTuple):
     def _low_rank_bytes(self, shape: tuple[int, ...]) -> int:
         if len(shape) < 2:
             return FLOAT * math.prod(shape)
-        inputs, outputs = math.prod(shape[:-1]), shape[-1]
+        inputs = math.prod(shape[:-1])
+        outputs = shape[-1]
         return FLOAT * min(int(self.amount), inputs, outputs) * (inputs + outputs)
 
 

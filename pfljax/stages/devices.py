@@ -85,7 +85,9 @@ class Clock:
         parts += [f"{self.over_selection:.0%} over-selected"] * (self.over_selection > 0)
         parts += [f"until {self.deadline:g} s"] * math.isfinite(self.deadline)
         parts += [f"at most {self.turns} turns a round"] * (self.turns > 0)
-        return ", ".join([*parts, *[f"{self.concurrency} clients at work"] * (self.concurrency > 0)])
+        return ", ".join(
+            [*parts, *[f"{self.concurrency} clients at work"] * (self.concurrency > 0)]
+        )
 
     @property
     def chooses(self) -> bool:
@@ -95,7 +97,8 @@ class Clock:
     def check_unset(self, where: str, *names: str) -> None:
         """Raises `ArgumentError` if one of these settings has another value than its default."""
         for name in names:
-            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            value = getattr(self, name)
+            default = type(self).__dataclass_fields__[name].default
             if value != default:
                 raise ArgumentError(name, f"accepted with {where}: {default}", value)
 
@@ -110,7 +113,11 @@ class Clock:
 
     @property
     def _from_file(self) -> Times | None:
-        return times(self.availability) if Path(expanded(self.availability, "availability")).is_file() else None
+        return (
+            times(self.availability)
+            if Path(expanded(self.availability, "availability")).is_file()
+            else None
+        )
 
     def seconds(self, client: Array, gradients: Array, examples: Array, num_bytes: Array) -> Array:
         """() seconds of a client's work.
@@ -124,7 +131,8 @@ class Clock:
         if self.devices:
             found = jnp.asarray(capacities(self.devices))
             computation, communication = found[client % len(found)]
-            each, megabits = INFERENCES * examples * computation / 1000, communication / 1000
+            each = INFERENCES * examples * computation / 1000
+            megabits = communication / 1000
         else:
             key = functools.partial(jax.random.fold_in, self._key(client))
             each = Drawn.parsed("compute", self.compute)(key(COMPUTE), slower=1)
@@ -160,7 +168,9 @@ class Drawn(NamedTuple):
         fits = known and all(map(math.isfinite, found)) and found[0] > 0 and min(found) >= 0
         if not fits or (kind == "two_class" and not (found[1] <= 1 <= found[2])):
             text_of_shares = "; a SHARE is at most 1, a FACTOR at least 1"
-            raise ArgumentError(field, f"accepted: {DRAWN}{text_of_shares if kind == 'two_class' else ''}", text)
+            raise ArgumentError(
+                field, f"accepted: {DRAWN}{text_of_shares if kind == 'two_class' else ''}", text
+            )
         return cls(kind, found)
 
     def __call__(self, key: Key, slower: int) -> Array:
@@ -191,7 +201,9 @@ class _Plain(pickle.Unpickler):
     """Reads numbers, texts, lists and dicts; a file with anything else could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it has {module}.{name}, and not only numbers, lists and dicts")
+        raise pickle.UnpicklingError(
+            f"it has {module}.{name}, and not only numbers, lists and dicts"
+        )
 
 
 def _number(text: str) -> float:
@@ -206,7 +218,11 @@ def _read(field: str, path: str) -> list[dict]:
     try:
         with Path(expanded(path, field)).open("rb") as file:
             found = json.load(file) if path.endswith(".json") else _Plain(file).load()
-        entries = [found[key] for key in sorted(found, key=int)] if isinstance(found, dict) else list(found)
+        entries = (
+            [found[key] for key in sorted(found, key=int)]
+            if isinstance(found, dict)
+            else list(found)
+        )
         if not entries:
             raise ValueError("it has no devices")
         return entries
@@ -225,7 +241,9 @@ def capacities(path: str) -> np.ndarray:
     """
     entries = _read("devices", path)
     try:
-        found = np.array([(each["computation"], each["communication"]) for each in entries], np.float32)
+        found = np.array(
+            [(each["computation"], each["communication"]) for each in entries], np.float32
+        )
         if not (np.isfinite(found).all() and (found > 0).all()):
             raise ValueError("a value is not above 0")
     except (KeyError, TypeError, ValueError) as error:
@@ -245,7 +263,12 @@ def times(path: str) -> Times:
     try:
         pairs = [(list(each["active"]), list(each["inactive"])) for each in entries]
         most = max(len(begins) for begins, _ in pairs)
-        fill = lambda values: np.pad(np.array(values, np.float32), (0, most - len(values)), constant_values=np.inf)
+
+        def fill(values):
+            return np.pad(
+                np.array(values, np.float32), (0, most - len(values)), constant_values=np.inf
+            )
+
         if any(len(begins) != len(ends) for begins, ends in pairs):
             raise ValueError("a device has not as many times in active as in inactive")
         begins, ends = (np.stack([fill(pair[part]) for pair in pairs]) for part in (0, 1))

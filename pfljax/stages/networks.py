@@ -56,7 +56,8 @@ class Packing(NamedTuple):
     @classmethod
     def of(cls, shapes: Iterable[PyTree]) -> Packing:
         """A packing for trees with these shapes."""
-        shapes, sizes = tuple(shapes), Counter[str]()
+        shapes = tuple(shapes)
+        sizes = Counter[str]()
         for each in shapes:
             total = Counter[str]()
             for leaf in jax.tree.leaves(each):
@@ -84,7 +85,8 @@ class Packing(NamedTuple):
         taken = Counter[str]()
 
         def take(leaf):
-            name, size = str(leaf.dtype), math.prod(leaf.shape)
+            name = str(leaf.dtype)
+            size = math.prod(leaf.shape)
             taken[name] += size
             return packed[name][taken[name] - size : taken[name]].reshape(leaf.shape)
 
@@ -208,7 +210,8 @@ class Mixed:
         """The packing of models, weights and inputs of predictions."""
 
         def one(number, algorithm, key, row, server, received, clients):
-            data, zero = view(clients, jnp.zeros((), jnp.int32)), jnp.zeros((), jnp.int32)
+            data = view(clients, jnp.zeros((), jnp.int32))
+            zero = jnp.zeros((), jnp.int32)
             index = (
                 jnp.zeros((tree.num_rows(received),), jnp.int32)
                 if jax.tree.leaves(received)
@@ -342,14 +345,16 @@ class Mixed:
 
     def predicted(self, context, models, row, data):
         def branch(number):
-            kept, received = self.rows.unpack(number, row.kept), self.received(number, models)
+            kept = self.rows.unpack(number, row.kept)
+            received = self.received(number, models)
             return self.resolved(number, self.within(number, context), received, kept, data)
 
         return self.packed(row.group, branch)
 
     def adapt(self, context, models, data):
         def branch(number):
-            algorithm, own = self.algorithms[number], self.within(number, context)
+            algorithm = self.algorithms[number]
+            own = self.within(number, context)
             models_of = formed(self.starts[number].models, models)
             if algorithm.adapt is None:
                 return self.resolved(number, own, models_of, (), data)
@@ -359,7 +364,8 @@ class Mixed:
 
     def tune(self, context, prediction, data):
         def branch(number):
-            algorithm, before = self.algorithms[number], self.unpacked(number, prediction.models)
+            algorithm = self.algorithms[number]
+            before = self.unpacked(number, prediction.models)
             assert algorithm.tune is not None
             return parts_of(algorithm.tune(self.within(number, context), before, data))
 

@@ -65,10 +65,9 @@ TRIMMING = (
     "bulyan",
     "dnc",
 )  # rules that read the share of attackers
-WEISZFELD_STEPS, TOLERANCE = (
-    1000,
-    1e-5,
-)  # most steps; the last one's length, by the distance that is left
+# most steps; the last one's length, by the distance that is left
+WEISZFELD_STEPS = 1000
+TOLERANCE = 1e-5
 NEAREST = 1e-6  # smallest distance that a Weiszfeld step divides by
 CLIPPING_STEPS = 5
 POWER_STEPS = 50
@@ -193,7 +192,8 @@ def nearest(scores: Array, counts: Array, num: Array | int) -> Array:
 
 def bulyan(updates: Params, counts: Array, assumed: Array) -> Params:
     """Coordinates' means of the n - 4 f values nearest to the median of n - 2 f updates that Krum chooses."""
-    between, num = distances(updates, counts), counts.sum()
+    between = distances(updates, counts)
+    num = counts.sum()
 
     def choose(step, chosen):
         left = counts & ~chosen
@@ -201,7 +201,8 @@ def bulyan(updates: Params, counts: Array, assumed: Array) -> Params:
         return jnp.where(step < num - 2 * assumed, chosen | best, chosen)
 
     chosen = jax.lax.fori_loop(0, len(counts), choose, jnp.zeros_like(counts))
-    center, kept = median(updates, chosen), jnp.maximum(num - 4 * assumed, 1)
+    center = median(updates, chosen)
+    kept = jnp.maximum(num - 4 * assumed, 1)
 
     def coordinate(leaf, middle):
         far = jnp.where(tree.per_row(chosen, leaf), jnp.abs(leaf - middle), jnp.inf)
@@ -294,7 +295,8 @@ def trusted(updates: Params, counts: Array, root: Params) -> Params:
     updates = tree.scale(
         updates, 1 / jnp.maximum(jnp.stack(largest).max(axis=0), tiny)
     )  # whose squares are finite
-    length, norms = jnp.sqrt(tree.inner(root, root)), jnp.maximum(lengths(updates), tiny)
+    length = jnp.sqrt(tree.inner(root, root))
+    norms = jnp.maximum(lengths(updates), tiny)
     along = tree.inner_products(updates, tree.stack_one(root))[:, 0]
     trust = jnp.where(counts, jnp.maximum(along, 0) / norms, 0)
     return tree.mix(shares_of(trust) * length / norms, updates)

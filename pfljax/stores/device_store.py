@@ -33,7 +33,8 @@ LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one roun
 
 def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) -> Compiled:
     """Compiles nothing: rounds run in Python, on concrete arrays."""
-    algorithm, problem = experiment.algorithm(plan), experiment.problem
+    algorithm = experiment.algorithm(plan)
+    problem = experiment.problem
     one_round = calling(make_round(algorithm, plan, problem.cohort_size))
     init = functools.partial(init_state, algorithm, plan)
     shape = jax.eval_shape(init, jax.random.key(0), clients)
@@ -95,7 +96,9 @@ def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callabl
         records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
         records = records._replace(diverged=jnp.full_like(records.diverged, -1))
         state = _together(rest, models)
-        done, state, records = jax.lax.while_loop(proceeds, body, (jnp.zeros((), jnp.int32), state, records))
+        done, state, records = jax.lax.while_loop(
+            proceeds, body, (jnp.zeros((), jnp.int32), state, records)
+        )
         return _apart(state), records, done
 
     return segment
@@ -107,25 +110,40 @@ class DeviceStore(Store):
     home = "on the devices"
     on_devices = True
 
-    def put(self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+    def put(
+        self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
+    ) -> Any:
         """Puts the data of each run on the devices."""
         return place(plan, replicates.join(parts, np.stack), num, replicates.axis)
 
-    def join_states(self, compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+    def join_states(
+        self, compiled: Compiled, replicates: Replicates, states: Sequence[State]
+    ) -> State:
         """Joins the restored states of all runs."""
         if replicates.num == 1:
             return states[0]
-        return jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), replicates.join(states), compiled.state)
+        return jax.tree.map(
+            lambda leaf, to: jax.device_put(leaf, to.sharding),
+            replicates.join(states),
+            compiled.state,
+        )
 
     def restorable(self, compiled: Compiled, replicates: Replicates) -> State:
         """Returns the shapes, dtypes and locations of one run's state."""
         if replicates.num == 1:
             return compiled.state
-        shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state)
+        shape = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state
+        )
         return shaped(shape, state_shardings(compiled.plan, shape))
 
     def lower_segment(
-        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+        self,
+        experiment: Experiment,
+        clients: ClientData,
+        plan: ExecutionPlan,
+        length: int,
+        replicates: Replicates,
     ) -> Lowered:
         """Lowers up to `length` rounds for one dispatch; only one round for peers with a large model stack.
 
@@ -133,7 +151,8 @@ class DeviceStore(Store):
         rounds this is a temporary in addition to the models. In a single round it is the output, and the old models are
         freed.
         """
-        algorithm, problem = experiment.algorithm(plan), experiment.problem
+        algorithm = experiment.algorithm(plan)
+        problem = experiment.problem
 
         def play(algorithm, *args):
             return make_round(algorithm, plan, problem.cohort_size)(*args)
@@ -142,19 +161,29 @@ class DeviceStore(Store):
         network = problem.model.network
         lifted = taking(network, replicates.lift(experiment, plan, play, (0, None, 0, 0)))
         traced = jax.jit(lifted, inline=True)
-        one_round = lambda *args: traced(*args, frozen=network.held)
+
+        def one_round(*args):
+            return traced(*args, frozen=network.held)
+
         init, key = self._init(experiment, plan, replicates)
-        keys = replicates.join([experiment.keys(*[jax.random.key(experiment.seed)] * 2)] * replicates.num)
+        keys = replicates.join(
+            [experiment.keys(*[jax.random.key(experiment.seed)] * 2)] * replicates.num
+        )
         shape = jax.eval_shape(init, key, clients)
         shardings = state_shardings(plan, shape, replicates.axis)
         state = shaped(shape, shardings)
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        everyone = problem.cohort_size == problem.num_clients  # otherwise the models that clients read are copies
-        single = algorithm.topology.between_clients and everyone and tree.num_bytes(shape.models) > LARGE
+        # otherwise the models that clients read are copies
+        everyone = problem.cohort_size == problem.num_clients
+        single = (
+            algorithm.topology.between_clients and everyone and tree.num_bytes(shape.models) > LARGE
+        )
         if single:
             segment = _one_round(one_round)
         else:
-            segment = _several_rounds(one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length)
+            segment = _several_rounds(
+                one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length
+            )
         everywhere = plan.everywhere
         jitted = Jitted(
             network,
@@ -166,19 +195,30 @@ class DeviceStore(Store):
         program = jitted.lower(keys, number, number, *_apart(state), clients)
         return Lowered(algorithm, state, program, jitted.frozen)
 
-    def _init(self, experiment: Experiment, plan: ExecutionPlan, replicates: Replicates) -> tuple[Callable, Key]:
+    def _init(
+        self, experiment: Experiment, plan: ExecutionPlan, replicates: Replicates
+    ) -> tuple[Callable, Key]:
         """Returns (key, clients) -> initial state, and a key of its shape."""
-        init = replicates.lift(experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0))
+        init = replicates.lift(
+            experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0)
+        )
         return init, replicates.join([jax.random.key(experiment.seed)] * replicates.num)
 
     def compile_segment(
-        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+        self,
+        experiment: Experiment,
+        clients: ClientData,
+        plan: ExecutionPlan,
+        length: int,
+        replicates: Replicates,
     ) -> Compiled:
         """Compiles the rounds of `lower_segment`, and the initialization of the state."""
         if isinstance(plan, PythonPlan):
             return _in_python(experiment, clients, plan)
         begin = time.perf_counter()
-        algorithm, state, program, frozen, _ = self.lower_segment(experiment, clients, plan, length, replicates)
+        algorithm, state, program, frozen, _ = self.lower_segment(
+            experiment, clients, plan, length, replicates
+        )
         compiled = program.compile()
 
         def dispatch(key, start, stop, state, clients):
@@ -189,7 +229,9 @@ class DeviceStore(Store):
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         init, key = self._init(experiment, plan, replicates)
         init = (
-            Jitted(experiment.problem.model.network, plan, init, out_shardings=shardings).lower(key, clients).compile()
+            Jitted(experiment.problem.model.network, plan, init, out_shardings=shardings)
+            .lower(key, clients)
+            .compile()
         )
         seconds = time.perf_counter() - begin
         needs = memory.of_compiled(compiled), memory.of_compiled(init)
@@ -201,41 +243,70 @@ class DeviceStore(Store):
     ) -> Callable:
         """Evaluates all clients at once, or some in blocks if only some are scored, or by metrics on the host."""
         experiment = experiments[0]
-        plan, problem = compiled.plan, experiment.problem._replace(plan=compiled.plan)
-        metrics, num = experiment.metrics, experiment.problem.num_clients
+        plan = compiled.plan
+        problem = experiment.problem._replace(plan=compiled.plan)
+        metrics = experiment.metrics
+        num = experiment.problem.num_clients
         parts = experiment.scored is not None or bool(metrics)  # otherwise all clients at once
 
-        def score(algorithm: Algorithm, ids: Array | None, key: Key, state: State, clients: ClientData, splits: Any):
+        def score(
+            algorithm: Algorithm,
+            ids: Array | None,
+            key: Key,
+            state: State,
+            clients: ClientData,
+            splits: Any,
+        ):
             use = scores(problem, algorithm, bool(metrics))
             if ids is not None:
                 return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
-            return serve(algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits)
+            return serve(
+                algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits
+            )
 
         of_all = replicates.lift(experiment, plan, score, (0 if parts else None, 0, 0, 0, 0))
-        compiles = functools.partial(Jitted, problem.model.network, plan, out_shardings=plan.everywhere)
+        compiles = functools.partial(
+            Jitted, problem.model.network, plan, out_shardings=plan.everywhere
+        )
         run = calling(of_all) if isinstance(plan, PythonPlan) else compiles(of_all)
         if not parts:
             return functools.partial(run, None)
         everyone = np.arange(num, dtype=np.int32)
-        ids = replicates.join([everyone if each.scored is None else each.scored for each in experiments], np.stack)
+        ids = replicates.join(
+            [everyone if each.scored is None else each.scored for each in experiments], np.stack
+        )
         if not metrics:
             return functools.partial(run, ids)
-        examples = max(getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+        examples = max(
+            getattr(experiment.federation, part).y.shape[1]
+            for part in ("train", "validation", "test")
+        )
         task = problem.model.task
-        scored, size = ids.shape[-1], BLOCK_BYTES // max(measures.row_bytes(problem, examples), 1)
+        scored = ids.shape[-1]
+        size = BLOCK_BYTES // max(measures.row_bytes(problem, examples), 1)
 
         def in_blocks(*args):
             found = []
             for places in blocks(scored, size):
                 of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
-                found.append([served._replace(found=measured(metrics, served.found, task)) for served in of_runs])
-            return replicates.join([joined(of_run, scored) for of_run in zip(*found, strict=True)], np.stack)
+                found.append(
+                    [
+                        served._replace(found=measured(metrics, served.found, task))
+                        for served in of_runs
+                    ]
+                )
+            return replicates.join(
+                [joined(of_run, scored) for of_run in zip(*found, strict=True)], np.stack
+            )
 
         return in_blocks
 
-    def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
+    def serve(
+        self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any
+    ) -> PyTree:
         """Serves these clients at once."""
-        algorithm, (ids, key, state, clients) = build(OWN), args
+        algorithm = build(OWN)
+        (ids, key, state, clients) = args
         some = functools.partial(serve_some, algorithm, plan, use(algorithm))
         run = Jitted(experiment.problem.model.network, plan, some, out_shardings=plan.everywhere)
         return jax.device_get(run(key, state, ids, clients).found)

@@ -46,16 +46,33 @@ class Ahead(NamedTuple):
 
 
 def _segment_of_all(
-    replicates: Replicates, segments: Sequence[Segment], key: Key, start: int, stop: int, state: State, clients: Any
+    replicates: Replicates,
+    segments: Sequence[Segment],
+    key: Key,
+    start: int,
+    stop: int,
+    state: State,
+    clients: Any,
 ):
     """Runs the rounds of one run after the other with the same compiled code. Diverged runs repeat the last record."""
     if replicates.num == 1:
         return segments[0](key, start, stop, state, clients)
-    parts = zip(segments, replicates.split(key), replicates.split(state), replicates.split(clients), strict=True)
+    parts = zip(
+        segments,
+        replicates.split(key),
+        replicates.split(state),
+        replicates.split(clients),
+        strict=True,
+    )
     found = [one(key, start, stop, state, clients) for one, key, state, clients in parts]
     count = max(played for _, _, played in found)
-    last = lambda leaf: leaf[np.minimum(np.arange(count), len(leaf) - 1)]
-    records = jax.tree.map(lambda *leaves: np.stack([last(leaf) for leaf in leaves], 1), *[each[1] for each in found])
+
+    def last(leaf):
+        return leaf[np.minimum(np.arange(count), len(leaf) - 1)]
+
+    records = jax.tree.map(
+        lambda *leaves: np.stack([last(leaf) for leaf in leaves], 1), *[each[1] for each in found]
+    )
     return replicates.side_by_side([state for state, _, _ in found]), records, count
 
 
@@ -63,7 +80,9 @@ def _in_memory(experiment: Experiment, replicates: Replicates, like: State) -> C
     """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
     jitted = functools.partial(Jitted, experiment.problem.model.network, host)
-    make = jitted(lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args))
+    make = jitted(
+        lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args)
+    )
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.device):
@@ -80,7 +99,9 @@ def _whole(like: State) -> Saving:
 
     def thaw(run: int, key: Key, saved: State) -> State:
         del run, key
-        return jax.tree.map(lambda leaf: stacks.Shared(leaf) if isinstance(leaf, np.ndarray) else leaf, saved)
+        return jax.tree.map(
+            lambda leaf: stacks.Shared(leaf) if isinstance(leaf, np.ndarray) else leaf, saved
+        )
 
     return Saving(like, stacks.in_memory, thaw, lambda state: None, lambda rounds: 0)
 
@@ -104,19 +125,27 @@ def _on_disk(
     problem = experiment.problem
     shapes = like.clients
     rest = without_clients(like)
-    host, directories = make_host_plan(), replicates.directories or (experiment.directory,)
+    host = make_host_plan()
+    directories = replicates.directories or (experiment.directory,)
     if jax.process_count() > 1 and None in directories:
-        raise ArgumentError("client_store", "needs a run folder that all processes can access", "disk")
-    build, device = functools.partial(experiment.algorithm, host), host.device
+        raise ArgumentError(
+            "client_store", "needs a run folder that all processes can access", "disk"
+        )
+    build = functools.partial(experiment.algorithm, host)
+    device = host.device
     jitted = functools.partial(Jitted, problem.model.network, host)
     begin = jitted(lambda numbers, *args: lifting.begin(build(numbers), *args))
-    rows_of = jitted(lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args)))
+    rows_of = jitted(
+        lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args))
+    )
 
     def started(run: int, key: Key, clients: ClientData) -> Start:
         with jax.default_device(device):
             return jax.device_get(begin(replicates.numbers_of(run), key, clients))
 
-    def with_files(run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State) -> State:
+    def with_files(
+        run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State
+    ) -> State:
         of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
         first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
         directory = directories[run]
@@ -124,7 +153,8 @@ def _on_disk(
         if directory is not None:
             files = stacks.open_files(directory, shapes, table, writable)
         else:
-            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:  # open files outlive their folder
+            # open files outlive their folder
+            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:
                 files = stacks.open_files(Path(folder), shapes, table)
         return rest._replace(clients=files)
 
@@ -145,7 +175,9 @@ def _on_disk(
         stacks.keep(state.clients)
 
     def check(rounds: int) -> int:
-        return stacks.check_disk(directories, shapes, min(rounds * problem.cohort_size, problem.num_clients))
+        return stacks.check_disk(
+            directories, shapes, min(rounds * problem.cohort_size, problem.num_clients)
+        )
 
     no_rows: Any = stacks.no_rows(problem.num_clients)
     return init, Saving(rest._replace(clients=no_rows), freeze, thaw, saved, check)
@@ -166,29 +198,50 @@ def _in_blocks(
 class Segment:
     """Runs rounds on the cohort's rows. With a single process, a thread prefetches the next cohort."""
 
-    def __init__(self, algorithm: Algorithm, plan: ExecutionPlan, compiled: Callable, num_clients: int, size: int):
-        self.plan, self.compiled, self.size = plan, compiled, size
-        self.draw = jax.jit(lambda key, number: known_cohort(algorithm, key, number, num_clients, size).ids)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        plan: ExecutionPlan,
+        compiled: Callable,
+        num_clients: int,
+        size: int,
+    ):
+        self.plan = plan
+        self.compiled = compiled
+        self.size = size
+        self.draw = jax.jit(
+            lambda key, number: known_cohort(algorithm, key, number, num_clients, size).ids
+        )
 
     def fetch(self, key: Key, number: int, rows: First, clients: ClientData) -> Ahead:
         """Fetches a round's cohort."""
         ids = np.asarray(self.draw(key, number))
-        return Ahead(ids, stacks.read(rows, ids), place(self.plan, stacks.read(clients, ids), self.size))
+        return Ahead(
+            ids, stacks.read(rows, ids), place(self.plan, stacks.read(clients, ids), self.size)
+        )
 
     def __call__(self, key: Key, start: int, stop: int, state: State, clients: ClientData):
         """Returns (state, stacked records, number of rounds done). Changes the clients' rows of the state in place."""
         rows = state.clients
         records = []
         ahead = self.fetch(key, start, rows, clients)
-        alone = jax.process_count() == 1  # otherwise other processes may have to send or write rows first
+        # otherwise other processes may have to send or write rows first
+        alone = jax.process_count() == 1
         with ThreadPoolExecutor(1) as fetcher:
             for number in range(start, stop):
                 more = number + 1 < stop
-                future = fetcher.submit(self.fetch, key, number + 1, rows, clients) if alone and more else None
+                future = (
+                    fetcher.submit(self.fetch, key, number + 1, rows, clients)
+                    if alone and more
+                    else None
+                )
                 state = state._replace(clients=place(self.plan, ahead.rows, self.size))
-                state, record = self.compiled(key, np.int32(number), ahead.ids, state, ahead.clients)
+                state, record = self.compiled(
+                    key, np.int32(number), ahead.ids, state, ahead.clients
+                )
                 records.append(jax.device_get(record))
-                following = future.result() if future else None  # it may read rows that are written next
+                # it may read rows that are written next
+                following = future.result() if future else None
                 stacks.write(rows, ahead.ids, state.clients)
                 processes.wait()
                 if more and not alone:
@@ -238,15 +291,22 @@ def _placeholder(leaf: Any) -> np.ndarray:
 
 def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     """Number of clients to evaluate at a time: they need no more memory than a cohort, or than `BLOCK_BYTES`."""
-    problem, clients = experiment.problem, experiment.federation.client_data
-    algorithm, key = experiment.algorithm(plan), jax.random.key(0)
+    problem = experiment.problem
+    clients = experiment.federation.client_data
+    algorithm = experiment.algorithm(plan)
+    key = jax.random.key(0)
     state = shapes_of(experiment, clients)
     of_cohort = each = tree.row_bytes((state.clients, clients))
     if experiment.metrics:
-        sizes = (getattr(experiment.federation, part).y.shape[1] for part in ("train", "validation", "test"))
+        sizes = (
+            getattr(experiment.federation, part).y.shape[1]
+            for part in ("train", "validation", "test")
+        )
         each += sum(measures.row_bytes(problem, size) for size in sizes)
     if algorithm.topology.reads_others:  # other clients' models are stored next to each client's
-        each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(state.models)
+        each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(
+            state.models
+        )
     size = max(BLOCK_BYTES // each, problem.cohort_size * of_cohort // each, 1)
     num_scored = problem.num_clients if experiment.scored is None else len(experiment.scored)
     return min(-(-size // plan.num_devices) * plan.num_devices, num_scored)
@@ -263,14 +323,20 @@ class HostStore(Store):
             text = "does not support cohorts that are not drawn uniformly; accepted here: device"
             raise ArgumentError("client_store", text, experiment.client_store)
         if (found := experiment.problem.plan.model_devices) > 1:
-            raise ArgumentError("model_devices", f"accepted with client_store={experiment.client_store}: 1", found)
+            raise ArgumentError(
+                "model_devices", f"accepted with client_store={experiment.client_store}: 1", found
+            )
 
-    def put(self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+    def put(
+        self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
+    ) -> Any:
         """Returns the data of each run, which stay on the host."""
         del plan, num
         return replicates.side_by_side(parts)
 
-    def join_states(self, compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+    def join_states(
+        self, compiled: Compiled, replicates: Replicates, states: Sequence[State]
+    ) -> State:
         """Joins the restored states of all runs."""
         del compiled
         return replicates.side_by_side(states)
@@ -281,24 +347,36 @@ class HostStore(Store):
         return compiled.state
 
     def lower_segment(
-        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+        self,
+        experiment: Experiment,
+        clients: ClientData,
+        plan: ExecutionPlan,
+        length: int,
+        replicates: Replicates,
     ) -> Lowered:
         """Lowers a round of the cohort's rows; `ahead` is the next cohort."""
         del length
-        algorithm, problem = experiment.algorithm(plan), experiment.problem
+        algorithm = experiment.algorithm(plan)
+        problem = experiment.problem
         self.check(experiment, algorithm)
-        num_clients, size, clients = problem.num_clients, problem.cohort_size, replicates.split(clients)[0]
+        num_clients = problem.num_clients
+        size = problem.cohort_size
+        clients = replicates.split(clients)[0]
         state = shapes_of(experiment, clients)
         state = state._replace(clients=tree.shapes_of_rows(state.clients, size))
         shardings = state_shardings(plan, state)
-        state, cohort = shaped(state, shardings), tree.shapes_of_rows(clients, size)
-        cohort = shaped(cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort))
+        state = shaped(state, shardings)
+        cohort = tree.shapes_of_rows(clients, size)
+        cohort = shaped(
+            cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort)
+        )
 
         def step(numbers, key, number, ids, state, clients):
             one_round = make_cohort_round(experiment.algorithm(plan, numbers), plan)
             return one_round(key, number, Cohort(ids, everyone=size == num_clients), state, clients)
 
-        number, ids = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
+        number = jax.ShapeDtypeStruct((), jnp.int32)
+        ids = jax.ShapeDtypeStruct((size,), jnp.int32)
         options = {"donate_argnums": 4, "out_shardings": (shardings, plan.everywhere)}
         jitted = Jitted(problem.model.network, plan, step, **options)
         keys = experiment.keys(*[jax.random.key(experiment.seed)] * 2)
@@ -307,18 +385,34 @@ class HostStore(Store):
         return Lowered(algorithm, state, program, jitted.frozen, ahead)
 
     def compile_segment(
-        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+        self,
+        experiment: Experiment,
+        clients: ClientData,
+        plan: ExecutionPlan,
+        length: int,
+        replicates: Replicates,
     ) -> Compiled:
         """Compiles a round of the cohort's rows; a segment plays round by round."""
         begin = time.perf_counter()
-        algorithm, state, program, frozen, ahead = self.lower_segment(experiment, clients, plan, length, replicates)
-        num_clients, size = experiment.problem.num_clients, experiment.problem.cohort_size
-        data, compiled = replicates.split(clients), program.compile()
+        algorithm, state, program, frozen, ahead = self.lower_segment(
+            experiment, clients, plan, length, replicates
+        )
+        num_clients = experiment.problem.num_clients
+        size = experiment.problem.cohort_size
+        data = replicates.split(clients)
+        compiled = program.compile()
         needs = memory.of_compiled(compiled)
-        others = (replicates.num - 1) * tree.num_bytes(without_clients(state))  # a run's server and models
+        # a run's server and models
+        others = (replicates.num - 1) * tree.num_bytes(without_clients(state))
         needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
-        of_run = lambda run: functools.partial(compiled, replicates.numbers_of(run), frozen=frozen)
-        segments = [Segment(algorithm, plan, of_run(run), num_clients, size) for run in range(replicates.num)]
+
+        def of_run(run):
+            return functools.partial(compiled, replicates.numbers_of(run), frozen=frozen)
+
+        segments = [
+            Segment(algorithm, plan, of_run(run), num_clients, size)
+            for run in range(replicates.num)
+        ]
         rows = shapes_of(experiment, data[0]).clients
         like = state._replace(clients=jax.tree.map(_placeholder, rows))
         init, saving = self.begin(experiment, replicates, like, data)
@@ -332,7 +426,11 @@ class HostStore(Store):
         return Compiled(algorithm, plan, like, init_all, segment, needs, seconds, saving=saving)
 
     def begin(
-        self, experiment: Experiment, replicates: Replicates, like: State, data: Sequence[ClientData]
+        self,
+        experiment: Experiment,
+        replicates: Replicates,
+        like: State,
+        data: Sequence[ClientData],
     ) -> tuple[Callable[..., State], Saving | None]:
         """Returns (run, key, clients) -> initial state, and how to save the state.
 
@@ -345,17 +443,24 @@ class HostStore(Store):
         del data
         held = like.server.models, like.server.opt_state, like.clients
         leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves(held)]
-        memory.check_host(replicates.num * sum(leaves) + max(leaves, default=0))  # one more leaf, while it is copied
-        return _in_memory(experiment, replicates, like), _whole(like) if jax.process_count() > 1 else None
+        # one more leaf, while it is copied
+        memory.check_host(replicates.num * sum(leaves) + max(leaves, default=0))
+        return _in_memory(experiment, replicates, like), _whole(
+            like
+        ) if jax.process_count() > 1 else None
 
     def make_evaluation(
         self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
     ) -> Callable:
         """Evaluates in blocks, one run after the other."""
-        first, plan = experiments[0], compiled.plan
-        use = functools.partial(scores, first.problem._replace(plan=plan), outputs=bool(first.metrics))
+        first = experiments[0]
+        plan = compiled.plan
+        use = functools.partial(
+            scores, first.problem._replace(plan=plan), outputs=bool(first.metrics)
+        )
         finish = functools.partial(measured, first.metrics, task=first.problem.model.task)
-        build, network = functools.partial(first.algorithm, plan), first.problem.model.network
+        build = functools.partial(first.algorithm, plan)
+        network = first.problem.model.network
         evaluate = in_blocks(network, build, plan, use, block_size(first, plan), finish)
         everyone = np.arange(first.problem.num_clients, dtype=np.int32)
         ids = [everyone if each.scored is None else each.scored for each in experiments]
@@ -367,10 +472,14 @@ class HostStore(Store):
 
         return of_all
 
-    def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
+    def serve(
+        self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any
+    ) -> PyTree:
         """Serves these clients in blocks of the size of a cohort."""
         problem = experiment.problem
-        return in_blocks(problem.model.network, build, plan, use, problem.cohort_size)(OWN, *args).found
+        return in_blocks(problem.model.network, build, plan, use, problem.cohort_size)(
+            OWN, *args
+        ).found
 
 
 class DiskStore(HostStore):
@@ -380,15 +489,24 @@ class DiskStore(HostStore):
     on_disk = True
 
     def begin(
-        self, experiment: Experiment, replicates: Replicates, like: State, data: Sequence[ClientData]
+        self,
+        experiment: Experiment,
+        replicates: Replicates,
+        like: State,
+        data: Sequence[ClientData],
     ) -> tuple[Callable[..., State], Saving]:
         """Begins with no client's row."""
         init, saving = _on_disk(experiment, replicates, like, data)
         saving.check(experiment.problem.rounds)
         return init, saving
 
-    def read_saved(self, experiment: Experiment, read: Callable[[Any], Any], clients: ClientData) -> State:
+    def read_saved(
+        self, experiment: Experiment, read: Callable[[Any], Any], clients: ClientData
+    ) -> State:
         """Reads the state; the clients' rows stay in their files."""
-        key, like = jax.random.fold_in(jax.random.key(experiment.seed), 0), shapes_of(experiment, clients)
-        saving = _on_disk(experiment, Replicates.of([experiment]), like, [clients], writable=False)[1]
+        key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
+        like = shapes_of(experiment, clients)
+        saving = _on_disk(experiment, Replicates.of([experiment]), like, [clients], writable=False)[
+            1
+        ]
         return saving.thaw(0, key, read(saving.like))

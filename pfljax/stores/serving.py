@@ -31,7 +31,8 @@ from pfljax.run.compiled import Jitted
 from pfljax.run.experiment import OWN, Numbers
 from pfljax.stores import stacks
 
-BLOCK_BYTES = 64 << 20  # of clients that are served at once, if they take part in a round with fewer bytes
+# of clients that are served at once, if they take part in a round with fewer bytes
+BLOCK_BYTES = 64 << 20
 
 
 def scores(problem: Problem, algorithm: Algorithm, outputs: bool = False) -> Use:
@@ -42,9 +43,13 @@ def scores(problem: Problem, algorithm: Algorithm, outputs: bool = False) -> Use
 
     def of_split(prediction: Prediction, split: Split) -> dict[str, Array]:
         found = metrics.evaluate(problem, algorithm, prediction, split)
-        return found | measures.outputs_of(problem, algorithm, prediction, split) if outputs else found
+        return (
+            found | measures.outputs_of(problem, algorithm, prediction, split) if outputs else found
+        )
 
-    return lambda prediction, splits: {name: of_split(prediction, part) for name, part in splits.items()}
+    return lambda prediction, splits: {
+        name: of_split(prediction, part) for name, part in splits.items()
+    }
 
 
 def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
@@ -52,12 +57,17 @@ def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
     return lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
 
 
-def measured(own: Mapping[str, measures.Metric], found: dict[str, dict], task: Task) -> dict[str, dict]:
+def measured(
+    own: Mapping[str, measures.Metric], found: dict[str, dict], task: Task
+) -> dict[str, dict]:
     """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's own metrics."""
     if not own:
         return found
     names = measures.OUTPUTS
-    kept = {part: {name: values for name, values in of.items() if name not in names} for part, of in found.items()}
+    kept = {
+        part: {name: values for name, values in of.items() if name not in names}
+        for part, of in found.items()
+    }
     return {part: kept[part] | measures.measured(own, of, task) for part, of in found.items()}
 
 
@@ -104,12 +114,21 @@ def in_blocks(
         method = build(numbers)
         return serve(method, plan, use(method), key, state, ids, *args)
 
-    chosen, served = (Jitted(network, plan, fn, out_shardings=plan.everywhere) for fn in (choose, serve_block))
+    chosen, served = (
+        Jitted(network, plan, fn, out_shardings=plan.everywhere) for fn in (choose, serve_block)
+    )
 
     def read(stack: PyTree, ids: np.ndarray) -> PyTree:
         return place(plan, stacks.read(stack, ids), len(ids))
 
-    def of_block(numbers: Numbers, ids: np.ndarray, key: Key, state: State, clients: ClientData, inputs: PyTree):
+    def of_block(
+        numbers: Numbers,
+        ids: np.ndarray,
+        key: Key,
+        state: State,
+        clients: ClientData,
+        inputs: PyTree,
+    ):
         stack: First = state.clients
         clients = read(clients, ids)
         inputs = read(inputs, ids)
@@ -127,8 +146,18 @@ def in_blocks(
         found = jax.device_get(served(numbers, ids, key, state, clients, inputs, mixture))
         return found._replace(found=finish(found.found))
 
-    def of_all(numbers: Numbers, ids: np.ndarray, key: Key, state: State, clients: ClientData, inputs: PyTree = ()):
-        parts = [of_block(numbers, ids[block], key, state, clients, inputs) for block in blocks(len(ids), size)]
+    def of_all(
+        numbers: Numbers,
+        ids: np.ndarray,
+        key: Key,
+        state: State,
+        clients: ClientData,
+        inputs: PyTree = (),
+    ):
+        parts = [
+            of_block(numbers, ids[block], key, state, clients, inputs)
+            for block in blocks(len(ids), size)
+        ]
         return joined(parts, len(ids))
 
     return of_all

@@ -44,14 +44,21 @@ class SlotTable:
         initial: ids (n,) -> initial rows of these clients, a list of arrays (n, ...), one per file.
     """
 
-    def __init__(self, slots: np.ndarray, sums: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]):
-        self.slots, self.saved, self.initial = slots, slots.copy(), initial
-        self.sums, self.unread = sums, slots > 0
+    def __init__(
+        self, slots: np.ndarray, sums: np.ndarray, initial: Callable[[np.ndarray], list[np.ndarray]]
+    ):
+        self.slots = slots
+        self.saved = slots.copy()
+        self.initial = initial
+        self.sums = sums
+        self.unread = slots > 0
 
     def move(self, ids: np.ndarray) -> np.ndarray:
         """Moves these clients to the slots (n,) that their rows must be written to. Returns the slots."""
         kept = self.saved[ids]
-        self.slots[ids] = np.where(self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1))
+        self.slots[ids] = np.where(
+            self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1)
+        )
         self.sums[ids], self.unread[ids] = 0, False
         return self.slots[ids]
 
@@ -63,10 +70,8 @@ class SlotTable:
         """
         wrong = ids[self.unread[ids] & (self.sums[ids] != sums)]
         if len(wrong):
-            text = (
-                f"the rows of client {wrong[0]} on disk are not what the run wrote; resume from scratch to start over"
-            )
-            raise RunError(text)
+            text = f"the rows of client {wrong[0]} on disk are not what the run wrote"
+            raise RunError(f"{text}; resume from scratch to start over")
         self.unread[ids] = False
 
     def everyones(self) -> np.ndarray:
@@ -89,21 +94,36 @@ class RowFile:
         dtype: The rows' dtype.
     """
 
-    def __init__(self, path: Path, table: SlotTable, number: int, like: jax.ShapeDtypeStruct, writable: bool = True):
-        self.table, self.number, self.shape, self.dtype = table, number, like.shape, np.dtype(like.dtype)
+    def __init__(
+        self,
+        path: Path,
+        table: SlotTable,
+        number: int,
+        like: jax.ShapeDtypeStruct,
+        writable: bool = True,
+    ):
+        self.table = table
+        self.number = number
+        self.shape = like.shape
+        self.dtype = np.dtype(like.dtype)
         self._row = math.prod(like.shape[1:]) * self.dtype.itemsize
-        self._path, self._file = path, os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY)
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY)
         weakref.finalize(self, os.close, self._file)
         size = 2 * like.shape[0] * self._row
         if writable:
             os.truncate(self._file, size)
         elif os.path.getsize(path) != size:
-            raise ArgumentError("model", f"is not the run's: its clients' rows need {size} bytes in {path}")
+            raise ArgumentError(
+                "model", f"is not the run's: its clients' rows need {size} bytes in {path}"
+            )
 
     def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Reads copies of rows in slots 1 and 2."""
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
-        for row, at in zip(rows.reshape(len(ids), -1).view(np.uint8), self._places(ids, slots), strict=True):
+        for row, at in zip(
+            rows.reshape(len(ids), -1).view(np.uint8), self._places(ids, slots), strict=True
+        ):
             os.preadv(self._file, [row.data], at)
         return rows
 
@@ -116,7 +136,10 @@ class RowFile:
         rows = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
         self.table.sums[ids] ^= self.sums_of(rows)
         try:
-            written = [os.pwrite(self._file, row, at) for row, at in zip(rows, self._places(ids, slots), strict=True)]
+            written = [
+                os.pwrite(self._file, row, at)
+                for row, at in zip(rows, self._places(ids, slots), strict=True)
+            ]
         except OSError as error:
             raise RunError(f"{self._path}: {error.strerror}") from error
         if any(size < self._row for size in written):
@@ -124,7 +147,9 @@ class RowFile:
 
     def sums_of(self, rows: np.ndarray) -> np.ndarray:
         """Returns this file's part (n,) of the checksums of rows (n, ...). The parts are combined by XOR."""
-        found = [zlib.crc32(row.data, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)]
+        found = [
+            zlib.crc32(row.data, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)
+        ]
         return np.array(found, np.uint32)
 
     def flush(self) -> None:
@@ -146,7 +171,8 @@ class Shared:
 
     def __init__(self, rows: np.ndarray):
         """Copies this process's share of all clients' rows (K, ...)."""
-        self.shape, self.dtype = rows.shape, rows.dtype
+        self.shape = rows.shape
+        self.dtype = rows.dtype
         self._each = -(-len(rows) // jax.process_count())
         self._first = jax.process_index() * self._each
         self._own = rows[self._first : self._first + self._each].copy()
@@ -158,7 +184,9 @@ class Shared:
 
     def _fetch(self, ids: np.ndarray) -> np.ndarray:
         owner = ids // self._each
-        return processes.fetch_rows(self._own[ids[owner == jax.process_index()] - self._first], owner)
+        return processes.fetch_rows(
+            self._own[ids[owner == jax.process_index()] - self._first], owner
+        )
 
     def write(self, ids: np.ndarray, rows: jax.Array) -> None:
         """Replaces rows by arrays that are spread over all processes' devices."""
@@ -183,7 +211,9 @@ def open_files(directory: Path, shapes: PyTree, table: SlotTable, writable: bool
     if writable:
         directory.mkdir(parents=True, exist_ok=True)
     elif sorted(paths) != sorted(directory.glob("*.bin")):
-        raise ArgumentError("model", f"is not the run's: its clients' rows need {len(paths)} files in {directory}")
+        raise ArgumentError(
+            "model", f"is not the run's: its clients' rows need {len(paths)} files in {directory}"
+        )
     files = [
         RowFile(path, table, number, leaf, writable)
         for number, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
@@ -212,7 +242,8 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
             return np.take(leaf, ids, axis=0)
         if fresh.all():
             return initial[leaf.number]
-        rows, kept = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype), leaf.read(ids[~fresh], slots[~fresh])
+        rows = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype)
+        kept = leaf.read(ids[~fresh], slots[~fresh])
         if unread:
             np.bitwise_xor(sums, leaf.sums_of(kept), out=sums)
         rows[~fresh] = kept
@@ -289,7 +320,10 @@ def in_memory(stack: PyTree) -> PyTree:
     """
     files = _files(stack)
     if not files:
-        whole = lambda leaf: leaf.read(np.arange(leaf.shape[0])) if isinstance(leaf, Shared) else leaf
+
+        def whole(leaf):
+            return leaf.read(np.arange(leaf.shape[0])) if isinstance(leaf, Shared) else leaf
+
         return jax.tree.map(whole, stack)
     memory.check_host(sum(math.prod(file.shape) * file.dtype.itemsize for file in files))
     rows = iter(read(files, np.arange(files[0].shape[0])))
@@ -302,7 +336,10 @@ def copied(state: PyTree) -> PyTree:
     Raises:
         OutOfMemory: if it does not fit.
     """
-    here = lambda leaf: not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
+    def here(leaf):
+        return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+
     memory.check_host(sum(leaf.nbytes for leaf in jax.tree.leaves(state) if here(leaf)))
     return jax.tree.map(lambda leaf: np.array(leaf) if here(leaf) else leaf.copy(), state)
 
@@ -323,7 +360,8 @@ def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) 
         row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
         pages = row + (0 if row % PAGE == 0 else PAGE)  # counts pages shared with other rows, too
         need += 2 * min(played * pages, -(-leaf.shape[0] * row // PAGE) * PAGE)
-    need, place = need * len(directories), directories[0] or Path(tempfile.gettempdir())
+    need = need * len(directories)
+    place = directories[0] or Path(tempfile.gettempdir())
     there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
     files = [path for directory in directories if directory for path in directory.glob("*.bin")]
     taken = sum(path.stat().st_blocks * 512 for path in files)

@@ -36,10 +36,14 @@ class Store(Protocol):
     def check(self, experiment: Experiment, algorithm: Algorithm) -> None:
         """Raises `ArgumentError` if the store does not support the run."""
 
-    def put(self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int) -> Any:
+    def put(
+        self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
+    ) -> Any:
         """Puts the data of each run, of `num` clients, where the store keeps them."""
 
-    def join_states(self, compiled: Compiled, replicates: Replicates, states: Sequence[State]) -> State:
+    def join_states(
+        self, compiled: Compiled, replicates: Replicates, states: Sequence[State]
+    ) -> State:
         """Joins the restored states of all runs."""
         ...
 
@@ -48,13 +52,23 @@ class Store(Protocol):
         ...
 
     def lower_segment(
-        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+        self,
+        experiment: Experiment,
+        clients: ClientData,
+        plan: ExecutionPlan,
+        length: int,
+        replicates: Replicates,
     ) -> Lowered:
         """Lowers the rounds that `compile_segment` compiles; of the data, only shapes and locations are read."""
         ...
 
     def compile_segment(
-        self, experiment: Experiment, clients: ClientData, plan: ExecutionPlan, length: int, replicates: Replicates
+        self,
+        experiment: Experiment,
+        clients: ClientData,
+        plan: ExecutionPlan,
+        length: int,
+        replicates: Replicates,
     ) -> Compiled:
         """Compiles rounds, of which one dispatch plays up to `length`.
 
@@ -73,7 +87,9 @@ class Store(Protocol):
         """Returns a function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
         ...
 
-    def serve(self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any) -> PyTree:
+    def serve(
+        self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any
+    ) -> PyTree:
         """What clients `ids` (n,) do with their predictions, as NumPy arrays (n, ...).
 
         Args:
@@ -85,7 +101,9 @@ class Store(Protocol):
                 keeps them.
         """
 
-    def read_saved(self, experiment: Experiment, read: Callable[[Any], Any], clients: ClientData) -> State:
+    def read_saved(
+        self, experiment: Experiment, read: Callable[[Any], Any], clients: ClientData
+    ) -> State:
         """Reads a run's saved state, for predictions: arrays are on the host.
 
         Args:

@@ -64,7 +64,10 @@ def compile_to_fit(
 
 
 def dispatcher(
-    compiled: Compiled, key_for: Callable[[int], Key], clients: ClientData, period: int | None = None
+    compiled: Compiled,
+    key_for: Callable[[int], Key],
+    clients: ClientData,
+    period: int | None = None,
 ) -> Dispatch:
     """Initializes a state. Returns a function that plays its next round to the end.
 

@@ -62,7 +62,13 @@ RESERVED = {
     "accuracy",
     "accuracy_mean",
 }
-RESERVED |= {"accuracy_std", "accuracy_bottom_decile", "accuracy_min", "validation_loss", "validation_accuracy"}
+RESERVED |= {
+    "accuracy_std",
+    "accuracy_bottom_decile",
+    "accuracy_min",
+    "validation_loss",
+    "validation_accuracy",
+}
 RESERVED |= {"method", "seed", "selected_by"}
 ARRAYS = {"round", "topology", "group", "labels", "target", "clients"}  # of collaboration.npz
 ARRAYS |= {"distribution"}  # the former name of "group" in files
@@ -82,10 +88,18 @@ def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
 
     Raises `ArgumentError` if one has, or if a stage finds what it does not support in what clients send.
     """
-    problem, plan, key = experiment.problem, experiment.problem.plan, jax.random.key(0)
+    problem = experiment.problem
+    plan = experiment.problem.plan
+    key = jax.random.key(0)
     for name in experiment.metrics.keys() & {*experiment.attack.measures}:
-        raise ArgumentError("metrics", f"is the attack's own; accepted: another name, such as own_{name}", name)
-    checked = experiment.measures or experiment.client_privacy.active or experiment.server.secure_aggregation
+        raise ArgumentError(
+            "metrics", f"is the attack's own; accepted: another name, such as own_{name}", name
+        )
+    checked = (
+        experiment.measures
+        or experiment.client_privacy.active
+        or experiment.server.secure_aggregation
+    )
     if not checked or isinstance(plan, PythonPlan):
         return
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
@@ -97,16 +111,21 @@ def check_metrics(experiment: Experiment, algorithm: Algorithm) -> None:
         raise ArgumentError("metrics", text, name)
 
 
-def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: State, clients: ClientData) -> None:
+def check_start(
+    experiment: Experiment, plan: ExecutionPlan, key: Key, state: State, clients: ClientData
+) -> None:
     """Raises `ArgumentError` if values of the initial state, or what a user's method makes of it, are not accepted.
 
     State and clients' data are those that the client store keeps.
     """
-    if is_built_in(experiment.method) or isinstance(plan, PythonPlan):  # which shows what is wrong by itself
+    # which shows what is wrong by itself
+    if is_built_in(experiment.method) or isinstance(plan, PythonPlan):
         return
-    contract, num = Contract(experiment, plan), experiment.problem.cohort_size
+    contract = Contract(experiment, plan)
+    num = experiment.problem.cohort_size
     contract.algorithm = experiment.algorithm(plan)  # the state is its
-    ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)  # the first and the last one, too
+    # the first and the last one, too
+    ids = np.linspace(0, experiment.problem.num_clients - 1, num).astype(np.int32)
     contract.check_places(key, state, clients, ids)
     if store_of(experiment).on_devices:
         return contract.check_values(key, state, clients)
@@ -114,18 +133,23 @@ def check_start(experiment: Experiment, plan: ExecutionPlan, key: Key, state: St
     contract.check_values(key, state._replace(clients=held), data, ids)
 
 
-def check_weights(experiment: Experiment, field: str, weights: np.ndarray, ids: np.ndarray | None = None) -> None:
+def check_weights(
+    experiment: Experiment, field: str, weights: np.ndarray, ids: np.ndarray | None = None
+) -> None:
     """Raises `ArgumentError` unless weights (n, J) of a user's method are on the simplex.
 
     `field` is where they come from, and `ids` (n,) are the clients' numbers; None: all clients.
     """
-    total, least = weights.sum(axis=1), weights.min(axis=1)
+    total = weights.sum(axis=1)
+    least = weights.min(axis=1)
     wrong = ~((least >= 0) & (np.abs(total - 1) <= TOLERANCE))
     if not is_built_in(experiment.method) and wrong.any():
         first = int(np.argmax(wrong))
         client = first if ids is None else ids[first]
         text = f"the weights of client {client} sum to {total[first]:.4g}, and the smallest is {least[first]:.4g}"
-        raise ArgumentError(field, f"{text}; accepted: 0 or more, with sum 1", owner=experiment.name)
+        raise ArgumentError(
+            field, f"{text}; accepted: 0 or more, with sum 1", owner=experiment.name
+        )
 
 
 def is_built_in(method: Any) -> bool:
@@ -137,43 +161,59 @@ class Contract:
     """The functions of a method, built for a problem, which are called with checks of what they return."""
 
     def __init__(self, experiment: Experiment, plan: ExecutionPlan):
-        self.experiment, self.problem = experiment, experiment.problem._replace(plan=plan)
+        self.experiment = experiment
+        self.problem = experiment.problem._replace(plan=plan)
         self.algorithm: Algorithm = self._call("build", experiment.method.build, self.problem)
         self._instance("build", self.algorithm, Algorithm)
 
     def check_shapes(self) -> None:
         """Traces all functions with the shapes of the federation."""
-        algorithm, problem, key = self.algorithm, self.problem, jax.random.key(0)
+        algorithm = self.algorithm
+        problem = self.problem
+        key = jax.random.key(0)
         if not isinstance(algorithm.exchanges, int) or algorithm.exchanges < 1:
-            raise self._error("exchanges", f"is {algorithm.exchanges}; accepted: whole numbers, 1 or more")
+            raise self._error(
+                "exchanges", f"is {algorithm.exchanges}; accepted: whole numbers, 1 or more"
+            )
         clients = self.experiment.federation.client_data
         start = self._traced("start", key, clients)
         self._instance("start", start, Start)
         first = self._traced("first_row", key, jax.ShapeDtypeStruct((), jnp.int32), start)
         self._instance("first_row", first, First)
         shared = algorithm.topology.on_server
-        self._check_owner("start", "Start.models", start.models, shared, "the models that clients can download")
+        self._check_owner(
+            "start", "Start.models", start.models, shared, "the models that clients can download"
+        )
         self._check_owner("start", "Start.opt_state", start.opt_state, shared)
-        self._check_owner("first_row", "First.model", first.model, not shared, "the client's own model")
+        self._check_owner(
+            "first_row", "First.model", first.model, not shared, "the client's own model"
+        )
         self._check_owner("first_row", "First.opt_state", first.opt_state, not shared)
-        state = jax.eval_shape(lambda *args: lifting.init(algorithm, problem.plan, *args), key, clients)
+        state = jax.eval_shape(
+            lambda *args: lifting.init(algorithm, problem.plan, *args), key, clients
+        )
         if algorithm.sample:
             found = self._traced("sample", key, state, clients)
             self._shape("sample", "the array", found, (problem.cohort_size,), "integer")
         self._check_round(key, state, clients)
         self._check_predictions(key, state, clients)
 
-    def _check_owner(self, field: str, what: str, found: PyTree, accepted: bool, required: str = "") -> None:
+    def _check_owner(
+        self, field: str, what: str, found: PyTree, accepted: bool, required: str = ""
+    ) -> None:
         """Checks that a part is given only where it is accepted, and always there if it is `required`."""
         topology = str(self.algorithm.topology)
         is_given = bool(jax.tree.leaves(found))
         if is_given and not accepted:
             raise self._error(field, f"{what} is given; accepted with topology={topology!r}: ()")
         if required and not is_given and accepted:
-            raise self._error(field, f"{what} is empty; accepted with topology={topology!r}: {required}")
+            raise self._error(
+                field, f"{what} is empty; accepted with topology={topology!r}: {required}"
+            )
 
     def _check_round(self, key: Key, state: State, clients: ClientData) -> None:
-        algorithm, size = self.algorithm, self.problem.cohort_size
+        algorithm = self.algorithm
+        size = self.problem.cohort_size
         of_cohort, data = tree.shapes_of_rows((state.clients, clients), size)
         state = state._replace(clients=of_cohort)
         held = tree.num_rows(state.models) if algorithm.topology.on_server else 1
@@ -185,9 +225,13 @@ class Contract:
             self._shape("download", "the index", index, (held,), "integer")
         output = self._check_client(key, state, data, held)
         index = jax.ShapeDtypeStruct((size, held), jnp.int32)
-        found = self._traced("server_update", key, state, self._aggregate(state, index, data, output))
+        found = self._traced(
+            "server_update", key, state, self._aggregate(state, index, data, output)
+        )
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], State):
-            raise self._error("server_update", f"returned {_kind(found)}; accepted: (State, dict of metrics)")
+            raise self._error(
+                "server_update", f"returned {_kind(found)}; accepted: (State, dict of metrics)"
+            )
         self._same("server_update", "State", found[0], state)
         self._instance("server_update", found[1], Mapping)
         for name, value in found[1].items():
@@ -198,11 +242,14 @@ class Contract:
 
     def _of_client(self, field: str, key: Key, state: State, *args: Any, held: int = 0) -> Any:
         """Shapes of what a function of (context, *args) returns for one client, which reads its part of the data."""
-        fn, zero = operator.attrgetter(field)(self.algorithm), jnp.zeros((), jnp.int32)
+        fn = operator.attrgetter(field)(self.algorithm)
+        zero = jnp.zeros((), jnp.int32)
 
         def one(key, state, args):
             context = lifting.context_of(key, zero, state, jnp.zeros((held,), jnp.int32))
-            return fn(context, *(view(arg, zero) if isinstance(arg, ClientData) else arg for arg in args))
+            return fn(
+                context, *(view(arg, zero) if isinstance(arg, ClientData) else arg for arg in args)
+            )
 
         return self._evaluate(field, one, key, state, args)
 
@@ -228,14 +275,18 @@ class Contract:
             sent = min((uploads[0].shape or (0,))[0], held) or held
             self._rows("client_update", "upload", output.upload, sent)
         if push and output.upload.weight is not None:
-            raise self._error("client_update", "upload.weight is given; accepted with topology='push': None")
+            raise self._error(
+                "client_update", "upload.weight is given; accepted with topology='push': None"
+            )
         if output.upload.weight is not None:
             self._shape("client_update", "upload.weight", output.upload.weight, (sent,), "float")
         if output.sent is not None:
             self._shape("client_update", "sent", output.sent, (sent,), "bool")
         return output
 
-    def _aggregate(self, state: State, index: Any, data: ClientData, output: ClientOutput) -> Aggregate:
+    def _aggregate(
+        self, state: State, index: Any, data: ClientData, output: ClientOutput
+    ) -> Aggregate:
         """Shapes of what the server gets back if all clients return outputs of these shapes."""
         topology = self.algorithm.topology
 
@@ -259,7 +310,8 @@ class Contract:
             held = _width(mixture.index)
             self._shape("whom", "index", mixture.index, (held,), "integer")
             self._shape("whom", "weights", mixture.weights, (held,), "float")
-        received, prediction = tree.shapes_of_rows(state.models, held), Prediction()
+        received = tree.shapes_of_rows(state.models, held)
+        prediction = Prediction()
         if algorithm.predict:
             prediction = self._of_client("predict", key, state, received, row, clients, held=held)
         prediction = self._check_prediction("predict", prediction, received, clients)
@@ -273,7 +325,9 @@ class Contract:
             used = self._of_client(field, key, state, row)
             self._instance(field, used, Mapping)
             if taken := ARRAYS & used.keys():
-                raise self._error(field, f"returned {', '.join(sorted(taken))}; accepted: other names of arrays")
+                raise self._error(
+                    field, f"returned {', '.join(sorted(taken))}; accepted: other names of arrays"
+                )
             held = _width(used.get("weights"))
             self._shape(field, "weights", used.get("weights"), (held,), "float")
             self._shape(field, "index", used.get("index"), (held,), "integer")
@@ -289,8 +343,13 @@ class Contract:
             text = f"required for unseen clients with topology={str(topology)!r}; it says what they predict with"
             raise self._error("adapt", text)
         else:  # `whom` and `predict`, with an empty row
-            as_it_is = lambda prediction, _: prediction
-            serve = functools.partial(lifting.serve_newcomers, algorithm, self.problem.plan, as_it_is)
+
+            def as_it_is(prediction, _):
+                return prediction
+
+            serve = functools.partial(
+                lifting.serve_newcomers, algorithm, self.problem.plan, as_it_is
+            )
             found = tree.shapes_of_rows(self._evaluate("adapt", serve, key, state, clients, ()))
         self._check_prediction("adapt", found, models, clients)
 
@@ -298,7 +357,8 @@ class Contract:
         self, field: str, prediction: Prediction, received: PyTree, clients: ClientData
     ) -> Prediction:
         """Checks the shapes of what a client predicts with. Returns them with models and weights."""
-        model, apply = self.problem.model, self.algorithm.apply
+        model = self.problem.model
+        apply = self.algorithm.apply
         self._instance(field, prediction, Prediction)
         if prediction.index is not None:
             self._shape(field, "index", prediction.index, (_width(prediction.index),), "integer")
@@ -307,7 +367,9 @@ class Contract:
         self._shape(field, "weights", full.weights, (held,), "float")
         params = jax.eval_shape(model.init, jax.random.key(0))
         if apply is None:
-            expected = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape), leaf.dtype), params)
+            expected = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct((held, *leaf.shape), leaf.dtype), params
+            )
             self._same(field, "models", full.models, expected)
             return full
         x = tree.shapes_of_rows(clients.train.x)
@@ -320,7 +382,9 @@ class Contract:
 
     def _check_logits(self, apply: Callable, prediction: Prediction, x: PyTree) -> None:
         """Raises `ArgumentError` if `Algorithm.apply` returns probabilities, for random models and two examples."""
-        few = jax.tree.map(lambda leaf: leaf.update(shape=(min(leaf.shape[0], 2), *leaf.shape[1:])), x)
+        few = jax.tree.map(
+            lambda leaf: leaf.update(shape=(min(leaf.shape[0], 2), *leaf.shape[1:])), x
+        )
         args = prediction.models, prediction.inputs, few
         network = self.problem.model.network
         with given(network, network.on(self.problem.plan)):
@@ -330,28 +394,40 @@ class Contract:
             if building.sum_to_1(jax.jit(apply)(*building.random_like(args))):
                 raise self._error("apply", building.OF_SOFTMAX)
 
-    def check_values(self, key: Key, state: State, clients: ClientData, ids: Array | None = None) -> None:
+    def check_values(
+        self, key: Key, state: State, clients: ClientData, ids: Array | None = None
+    ) -> None:
         """Checks cohort, index, weights and models of the initial state, whose rows are those of `ids`, or all."""
         plan = self.problem.plan
         run = Jitted(self.problem.model.network, plan, self._values, out_shardings=plan.everywhere)
         found = run(key, state, clients, ids)
         cohort, index, mixture, num_models, finite = jax.device_get(found)
         if not finite:
-            raise self._error("start and first_row", "returned models with values that are not finite")
+            raise self._error(
+                "start and first_row", "returned models with values that are not finite"
+            )
         num = self.problem.num_clients
         topology = self.algorithm.topology
         found, counts = np.unique(cohort, return_counts=True)
         self._check_range("sample", found, num)
         if counts.max() > 1:
-            raise self._error("sample", f"returned {found[counts.argmax()]} more than once; accepted: distinct ids")
+            raise self._error(
+                "sample",
+                f"returned {found[counts.argmax()]} more than once; accepted: distinct ids",
+            )
         if topology.on_server:
             self._check_range("download", index, num_models)
         elif topology.moves:
             others = np.setdiff1d(index, cohort)
             if others.size:
-                raise self._error("download", f"returned index {others[0]}; accepted: the ids of the cohort")
+                raise self._error(
+                    "download", f"returned index {others[0]}; accepted: the ids of the cohort"
+                )
             if topology.reads_others and (index[:, 0] != cohort).any():
-                raise self._error("download", "column 0 of the index is not the client itself; accepted: its own id")
+                raise self._error(
+                    "download",
+                    "column 0 of the index is not the client itself; accepted: its own id",
+                )
         self._check_range("whom", mixture.index, num_models if topology.on_server else num)
         check_weights(self.experiment, "whom", mixture.weights, cohort)
 
@@ -360,7 +436,9 @@ class Contract:
 
         State and clients' data are those that the client store keeps.
         """
-        algorithm, plan, data = self.algorithm, self.problem.plan, self.experiment.federation.client_data
+        algorithm = self.algorithm
+        plan = self.problem.plan
+        data = self.experiment.federation.client_data
         if (predict := algorithm.predict) is None:
             return
         shape = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, data)
@@ -373,14 +451,19 @@ class Contract:
             return made._replace(inputs=made.index)
 
         told_of = dataclasses.replace(algorithm, predict=told, tune=None)
-        use = lambda algorithm: lambda prediction, _: prediction.inputs
+
+        def use(algorithm):
+            return lambda prediction, _: prediction.inputs
+
         args = (lambda numbers: told_of), plan, use, ids, key, state, clients
         index = store_of(self.experiment).serve(self.experiment, *args)
         self._check_range("predict", index, len(mixture.index))
 
     def _values(self, key: Key, state: State, clients: ClientData, ids: Array | None):
         """What `check_values` checks."""
-        algorithm, problem, plan = self.algorithm, self.problem, self.problem.plan
+        algorithm = self.algorithm
+        problem = self.problem
+        plan = self.problem.plan
         if ids is not None:
             cohort = Cohort(ids, everyone=len(ids) == problem.num_clients)
         elif algorithm.sample:
@@ -388,7 +471,8 @@ class Contract:
         else:
             cohort = draw_cohort(key, problem.num_clients, problem.cohort_size)
         if ids is None and not cohort.everyone:
-            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))  # as in a round
+            # as in a round
+            cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
             of_cohort, clients = plan.take_rows((state.clients, clients), cohort.ids)
             part = state._replace(clients=of_cohort)
         else:
@@ -396,7 +480,11 @@ class Contract:
         index = lifting.download(algorithm, plan, key, part, cohort)
         mixture = lifting.whom(algorithm, plan, key, part, cohort.ids, clients.train.size)
         num_models = tree.num_rows(state.models) if jax.tree.leaves(state.models) else 1
-        floats = [leaf for leaf in jax.tree.leaves(state.models) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        floats = [
+            leaf
+            for leaf in jax.tree.leaves(state.models)
+            if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        ]
         finite = jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
         return cohort.ids, index, mixture, num_models, finite
 
@@ -437,7 +525,12 @@ class Contract:
         return inspect.unwrap(type(self.experiment.method).build).__code__.co_filename
 
     def _shape(self, field: str, what: str, found: Any, shape: tuple[int, ...], kind: str) -> None:
-        kinds = {"integer": jnp.integer, "float": jnp.floating, "bool": jnp.bool_, "number": jnp.generic}
+        kinds = {
+            "integer": jnp.integer,
+            "float": jnp.floating,
+            "bool": jnp.bool_,
+            "number": jnp.generic,
+        }
         if getattr(found, "shape", None) != shape or not jnp.issubdtype(found.dtype, kinds[kind]):
             text = f"{what} is {_kind(found, 'missing')}; accepted: {kind}[{', '.join(map(str, shape))}]"
             raise self._error(field, text)
@@ -451,8 +544,14 @@ class Contract:
 
     def _same(self, field: str, what: str, found: PyTree, like: PyTree) -> None:
         """Raises `ArgumentError` if a tree has other leaves, shapes or types."""
-        named = lambda tree: {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-        one, other = named(found), named(like)
+
+        def named(tree):
+            return {
+                jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)
+            }
+
+        one = named(found)
+        other = named(like)
         for name in [*other, *one]:
             came, expected = (_kind(each.get(name), "missing") for each in (one, other))
             if came != expected:

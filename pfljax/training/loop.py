@@ -51,13 +51,16 @@ class Diverged(RunError):
 
 Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
 EvalEvery = Annotated[int, knob(at_least=1, help="number of rounds between evaluations")]
-CheckpointEvery = Annotated[int, knob(at_least=1, help="minimum number of rounds between checkpoints")]
+CheckpointEvery = Annotated[
+    int, knob(at_least=1, help="minimum number of rounds between checkpoints")
+]
 
 
 class Schedule(NamedTuple):
     """When to evaluate and save a run."""
 
-    eval_every: EvalEvery = 10  # number of rounds between evaluations. The first evaluation is at round 0.
+    # number of rounds between evaluations. The first evaluation is at round 0.
+    eval_every: EvalEvery = 10
     # Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     checkpoint_every: CheckpointEvery = 50
 
@@ -87,30 +90,46 @@ class Trainer:
         """Checks the directories `outs`, if anything is written. Compiles and writes nothing yet.
 
         Federations are padded to the same sizes. `resume` is as in `folders.Resume`, `say` gets lines for the user, and
-        `profile` plays a few rounds and says where their time goes. With `keep_going`, the other runs continue if the loss of one
+        `profile` plays a few rounds and says where their time goes. With `keep_going`, the other runs continue if the loss of
+        one
         is not finite. `trackers` has one for each run, called with its evaluations, or none. Raises `ArgumentError` if
         a directory contains another run.
         """
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
-            experiments = [dataclasses.replace(e, **place) for e, place in zip(experiments, places, strict=True)]
-        if resume in (True, "if_possible") and processes.from_first(np.int32(any(map(is_checked, outs or ())))):
+            experiments = [
+                dataclasses.replace(e, **place)
+                for e, place in zip(experiments, places, strict=True)
+            ]
+        if resume in (True, "if_possible") and processes.from_first(
+            np.int32(any(map(is_checked, outs or ())))
+        ):
             experiments = [dataclasses.replace(each, checked=True) for each in experiments]
         self.store = store_of(experiments[0])
         if profile and self.store.on_disk:
-            raise ArgumentError("profile", "needs a state to discard; accepted with client_store=device or host")
-        self.experiments, self.replicates = list(experiments), Replicates.of(experiments)
+            raise ArgumentError(
+                "profile", "needs a state to discard; accepted with client_store=device or host"
+            )
+        self.experiments = list(experiments)
+        self.replicates = Replicates.of(experiments)
         self.folders = Folders(experiments, outs or (), resume)
         self.planned_rounds = experiments[0].planned_rounds
-        self.say, self.bar, self.profile = say, bar, profile
+        self.say = say
+        self.bar = bar
+        self.profile = profile
         self.keep_going = keep_going
         self.trackers = trackers or [None] * len(experiments)
         self.resumed = 0
         self.diverged: dict[int, str] = {}  # number of the run -> reason
-        self.lost: set[int] = set()  # numbers of runs whose initial models have losses that are not finite
+        # numbers of runs whose initial models have losses that are not finite
+        self.lost: set[int] = set()
         self.keys = [jax.random.key(each.seed) for each in experiments]
-        self.secrets = [secret_key(each.noise_seeds, key) for each, key in zip(experiments, self.keys, strict=True)]
-        self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()  # they share the state until further rounds
+        self.secrets = [
+            secret_key(each.noise_seeds, key)
+            for each, key in zip(experiments, self.keys, strict=True)
+        ]
+        # they share the state until further rounds
+        self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()
         self.done = self.saved = 0
         self.stopped = ""  # why the run stopped before its last round
         self.seconds = 0.0
@@ -165,14 +184,17 @@ class Trainer:
         Raises:
             ArgumentError: if runs that have begun would go on for more than the planned rounds, on which they depend.
         """
-        first, planned = self.experiments[0], self.planned_rounds or rounds
+        first = self.experiments[0]
+        planned = self.planned_rounds or rounds
         if self.state is not None:
             planned = max(first.planned, rounds)
             if planned > first.planned and first.depends_on_rounds:
                 text = f"{first.name} depends on the planned number of rounds, here {first.planned}"
                 accepted = f"accepted: up to round {first.planned}, or a new run with planned_rounds={rounds}"
                 raise ArgumentError("rounds", f"{text}; {accepted}")
-        planned_alike = [dataclasses.replace(each, planned_rounds=planned) for each in self.experiments]
+        planned_alike = [
+            dataclasses.replace(each, planned_rounds=planned) for each in self.experiments
+        ]
         self.experiments = [each.with_rounds(rounds) for each in planned_alike]
         self.folders.experiments = self.experiments
 
@@ -184,7 +206,11 @@ class Trainer:
         first = self.experiments[0]
         if not self.done:  # the initial models' predictions, which stay as they are
             return False
-        if first.checked or first.noise_seeds or not first.faults.droppable(self.compiled.algorithm):
+        if (
+            first.checked
+            or first.noise_seeds
+            or not first.faults.droppable(self.compiled.algorithm)
+        ):
             return False
         why = next(iter(self.diverged.values()))
         self._tell(f"  {why}; the run starts over and drops clients whose results are not finite")
@@ -192,7 +218,12 @@ class Trainer:
             processes.first(functools.partial(clear, out))
         self.experiments = [dataclasses.replace(each, checked=True) for each in self.experiments]
         self.folders = Folders(self.experiments, self.folders.outs, False)
-        self.state, self.diverged, self.length, self.done, self.saved, self.resumed = None, {}, 0, 0, 0, 0
+        self.state = None
+        self.diverged = {}
+        self.length = 0
+        self.done = 0
+        self.saved = 0
+        self.resumed = 0
         return True
 
     def _tell(self, line: str) -> None:
@@ -206,17 +237,27 @@ class Trainer:
 
     def _compile(self, length: int) -> None:
         """Places the data and compiles rounds and evaluation."""
-        first, replicates, store = self.experiments[0], self.replicates, self.store
+        first = self.experiments[0]
+        replicates = self.replicates
+        store = self.store
         parts: dict[str, Split] = {}
         for part in ("train", "validation", "test"):
             of_runs = [getattr(each.federation, part) for each in self.experiments]
-            parts[part] = store.put(first.problem.plan, replicates, of_runs, first.federation.num_clients)
+            parts[part] = store.put(
+                first.problem.plan, replicates, of_runs, first.federation.num_clients
+            )
         self.clients = ClientData(parts["train"], parts["validation"])
         attackers = [each.federation.attacker for each in self.experiments]
         if attackers[0] is not None:
-            placed = store.put(first.problem.plan, replicates, attackers, first.federation.num_clients)
+            placed = store.put(
+                first.problem.plan, replicates, attackers, first.federation.num_clients
+            )
             self.clients = self.clients._replace(attacker=placed)
-        scored = [name for name in ("train", "test", "validation") if getattr(first.federation, name).y.size]
+        scored = [
+            name
+            for name in ("train", "test", "validation")
+            if getattr(first.federation, name).y.size
+        ]
         self.splits = {name: parts[name] for name in scored}
         self.compiled = compile_to_fit(first, self.clients, length, replicates)
         self.evaluate = store.make_evaluation(self.experiments, self.compiled, replicates)
@@ -224,7 +265,8 @@ class Trainer:
 
     def _begin(self) -> None:
         """Prints the plan, and initializes or restores the state."""
-        first, compiled = self.experiments[0], self.compiled
+        first = self.experiments[0]
+        compiled = self.compiled
         algorithm = compiled.algorithm
         apart = not self.store.on_devices
         splits = self.replicates.split(self.splits)[0] if apart else self.splits
@@ -238,7 +280,11 @@ class Trainer:
         if self.profile:
             dispatch = dispatcher(compiled, self._key, self.clients)
             self._tell(f"  {self.profile(dispatch)}")
-        like = compiled.saving.like if compiled.saving else self.store.restorable(compiled, self.replicates)
+        like = (
+            compiled.saving.like
+            if compiled.saving
+            else self.store.restorable(compiled, self.replicates)
+        )
         restored = self.folders.restore(like, self._tell, self._joined)
         if restored:
             self.done, self.state = restored
@@ -251,7 +297,8 @@ class Trainer:
             parts = [self.keys, *map(self.replicates.split, (self.state, self.clients))]
             for each, *arrays in zip(self.experiments, *parts, strict=True):
                 conformance.check_start(each, compiled.plan, *arrays)
-        outs, topology = self.folders.outs or [None] * self.replicates.num, self._topology()
+        outs = self.folders.outs or [None] * self.replicates.num
+        topology = self._topology()
         self.histories = [
             History(each, out, self.done, topology, algorithm.report.scored)
             for out, each in zip(outs, self.experiments, strict=True)
@@ -275,10 +322,14 @@ class Trainer:
         algorithm = self.compiled.algorithm
         if algorithm.report.topology:
             return Topology(algorithm.report.topology)
-        of_first = lambda clients: self.replicates.split(clients)[0]
+
+        def of_first(clients):
+            return self.replicates.split(clients)[0]
+
         on_devices = self.store.on_devices
         clients = jax.eval_shape(of_first, self.clients) if on_devices else of_first(self.clients)
-        plan, key = self.compiled.plan, self.keys[0]
+        plan = self.compiled.plan
+        key = self.keys[0]
         state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
         mixture, made = lifting.shapes(algorithm, plan, key, state, clients)
         return lifting.recorded_topology(algorithm.topology, made, len(mixture.index))
@@ -288,15 +339,23 @@ class Trainer:
         saving = self.compiled.saving
         if saving:
             keys = self.replicates.split(self._key(0))
-            states = [saving.thaw(number, *saved) for number, saved in enumerate(zip(keys, states, strict=True))]
+            states = [
+                saving.thaw(number, *saved)
+                for number, saved in enumerate(zip(keys, states, strict=True))
+            ]
         return self.store.join_states(self.compiled, self.replicates, states)
 
     def _play(self, rounds: int, schedule: Schedule) -> None:
         """Dispatches all rounds; evaluates and saves in between."""
-        pace, rounds_key, self.resumed = 1, self._key(1), self.done
+        pace = 1
+        rounds_key = self._key(1)
+        self.resumed = self.done
         while self.outcomes:
             self.outcomes.pop().detach()
-        with progress(rounds, self.done, self.say, self.bar) as advance, endings.noted() as signaled:
+        with (
+            progress(rounds, self.done, self.say, self.bar) as advance,
+            endings.noted() as signaled,
+        ):
             while self.done < rounds and not self._stops():
                 stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
                 begin = time.perf_counter()
@@ -304,9 +363,12 @@ class Trainer:
                     rounds_key, self.done, stop, self.state, self.clients
                 )
                 records, count = jax.device_get((records, count))
-                count, elapsed = int(count), time.perf_counter() - begin
+                count = int(count)
+                elapsed = time.perf_counter() - begin
                 self.seconds += elapsed / self.replicates.num
-                pace = int(processes.from_first(np.int32(max(1, DISPATCH_SECONDS * count / elapsed))))
+                pace = int(
+                    processes.from_first(np.int32(max(1, DISPATCH_SECONDS * count / elapsed)))
+                )
                 self.done += count
                 advance(self.done)
                 newest = self._note(records, count)
@@ -323,7 +385,8 @@ class Trainer:
 
     def _stops(self) -> bool:
         """Whether a run, which is trained alone, stops after the newest evaluation. A stopped run stays so."""
-        rule, rows = self.experiments[0].stop, self.histories[0].rows
+        rule = self.experiments[0].stop
+        rows = self.histories[0].rows
         if rule is None or self.replicates.num > 1 or rows[-1]["round"] != self.done:
             return False
         try:
@@ -331,7 +394,10 @@ class Trainer:
         except Exception as error:  # a user's function
             line = f"raised {type(error).__name__}: {error}".split("\n")[0]
             raise ArgumentError("stop", f"{line}, for the rows of the history") from error
-        if not isinstance(why, bool | int | str | np.generic | None) and getattr(why, "ndim", 1) > 0:
+        if (
+            not isinstance(why, bool | int | str | np.generic | None)
+            and getattr(why, "ndim", 1) > 0
+        ):
             text = f"returned {type(why).__name__}, for the rows of the history"
             raise ArgumentError("stop", f"{text}; accepted: whether to stop, or why")
         if processes.from_first(np.int32(bool(why))):
@@ -344,14 +410,20 @@ class Trainer:
         if self.saved != self.done:
             self._save()
         outs = self.folders.outs
-        where = f"which is saved in {outs[0]}" if outs else "and nothing was saved, since the run has no folder"
+        where = (
+            f"which is saved in {outs[0]}"
+            if outs
+            else "and nothing was saved, since the run has no folder"
+        )
         raise endings.Interrupted(number, f"interrupted after round {self.done}, {where}")
 
     def _note(self, records: Record, count: int) -> list[Record]:
         """Counts the traffic of `count` rounds. Returns each run's records."""
         if self.replicates.num > 1:  # the first axis is rounds
             records = jax.tree.map(lambda leaf: np.moveaxis(leaf, 1, 0), records)
-        parts = [jax.tree.map(lambda leaf: leaf[:count], part) for part in self.replicates.split(records)]
+        parts = [
+            jax.tree.map(lambda leaf: leaf[:count], part) for part in self.replicates.split(records)
+        ]
         for each, history, record in zip(self.experiments, self.histories, parts, strict=True):
             history.down += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
             history.up += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
@@ -363,18 +435,27 @@ class Trainer:
             if number not in self.diverged and (record.diverged >= 0).any():
                 first = int(np.argmax(record.diverged >= 0))
                 at = self.done - count + first + 1
-                self.diverged[number] = f"round {at}: the loss of client {record.diverged[first]} is not finite"
+                self.diverged[number] = (
+                    f"round {at}: the loss of client {record.diverged[first]} is not finite"
+                )
         if self.diverged and not self.keep_going:
             self._stop(*next(iter(self.diverged.items())))
         return parts
 
     def _count_dropped(self, number: int, dropped: np.ndarray, done: int) -> None:
         """Counts the clients (rounds, S) that were dropped after `done` rounds, and names each once."""
-        times, run = self.histories[number].dropped, f"run {number}, " if self.replicates.num > 1 else ""
-        for at, client in ((at, int(client)) for at, ids in enumerate(dropped, done + 1) for client in ids[ids >= 0]):
+        times = self.histories[number].dropped
+        run = f"run {number}, " if self.replicates.num > 1 else ""
+        for at, client in (
+            (at, int(client))
+            for at, ids in enumerate(dropped, done + 1)
+            for client in ids[ids >= 0]
+        ):
             times[client] = times.get(client, 0) + 1
             if times[client] == 1 and len(times) <= NAMED:
-                self._tell(f"  {run}round {at}: the results of client {client} are not finite and are dropped")
+                self._tell(
+                    f"  {run}round {at}: the results of client {client} are not finite and are dropped"
+                )
 
     def _stop(self, number: int, why: str):
         """Saves the earlier evaluations and raises `Diverged`."""
@@ -395,12 +476,17 @@ class Trainer:
         """
         found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
         records = newest or [None] * self.replicates.num
-        parts = zip(self.experiments, self.histories, records, self.replicates.split(found), strict=True)
+        parts = zip(
+            self.experiments, self.histories, records, self.replicates.split(found), strict=True
+        )
         for number, (each, history, record, (scores, collaboration)) in enumerate(parts):
             scored = slice(None) if each.scored is None else each.scored
-            sizes = {part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores}
+            sizes = {
+                part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores
+            }
             means = {
-                part: evaluation.summarize(values, sizes[part], each.lower_is_better) for part, values in scores.items()
+                part: evaluation.summarize(values, sizes[part], each.lower_is_better)
+                for part, values in scores.items()
             }
             earlier = history.take_back(self.done)  # of a run that goes on with other metrics
             row = earlier or {
@@ -411,10 +497,15 @@ class Trainer:
                 "bytes_down": history.down,
                 "bytes_up": history.up,
                 **({"simulated_seconds": history.simulated} if each.problem.clock else {}),
-                **{name: float(values[-1]) for name, values in (record.metrics.items() if record else ())},
+                **{
+                    name: float(values[-1])
+                    for name, values in (record.metrics.items() if record else ())
+                },
             }
             row |= {
-                name: means["test"][name] for metric in each.measures for name in (metric, f"{metric}_bottom_decile")
+                name: means["test"][name]
+                for metric in each.measures
+                for name in (metric, f"{metric}_bottom_decile")
             }
             if why := self._not_finite(number, scores, sizes):
                 self.diverged.setdefault(number, why)
@@ -452,7 +543,11 @@ class Trainer:
                 found[part] = lost[0] if scored is None else scored[lost[0]]
         if self.done:
             client = found.get("test")
-            return "" if client is None else f"round {self.done}: the loss of client {client} is not finite after it"
+            return (
+                ""
+                if client is None
+                else f"round {self.done}: the loss of client {client} is not finite after it"
+            )
         told = number in self.lost  # before the run started over
         for part, client in found.items():
             self.lost.add(number)
@@ -467,22 +562,34 @@ class Trainer:
         assert self.state is not None
         for history in self.histories:
             history.seconds = self.seconds
-        self.folders.save(self.done, self.compiled, self.histories, self.replicates.split(self.state))
+        self.folders.save(
+            self.done, self.compiled, self.histories, self.replicates.split(self.state)
+        )
         self.saved = self.done
 
     def _outcome(self, number: int) -> Outcome:
         """Returns one run's outcome and writes its summary."""
-        of_run = lambda joined: self.replicates.split(joined)[number]
-        experiment, compiled, history = self.experiments[number], self.compiled, self.histories[number]
+
+        def of_run(joined):
+            return self.replicates.split(joined)[number]
+
+        experiment = self.experiments[number]
+        compiled = self.compiled
+        history = self.histories[number]
         state = of_run(self.state)
         summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
         summary["stopped"] = self.stopped or None
-        summary["dropped"] = {str(client): history.dropped[client] for client in sorted(history.dropped)}
+        summary["dropped"] = {
+            str(client): history.dropped[client] for client in sorted(history.dropped)
+        }
         if history.dropped:
-            self._tell(f"  dropped, since their results were not finite: {most_dropped(history.dropped)}")
+            self._tell(
+                f"  dropped, since their results were not finite: {most_dropped(history.dropped)}"
+            )
         summary["unseen"] = scoring.score_unseen(experiment, compiled, of_run(self._key(3)), state)
         self.folders.finish(number, summary, self.done)
-        key, clients = of_run(self._key(2)), of_run(self.clients)
+        key = of_run(self._key(2))
+        clients = of_run(self.clients)
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
         self.outcomes.add(outcome)
         return outcome
@@ -491,7 +598,9 @@ class Trainer:
 def most_dropped(times: dict[int, int]) -> str:
     """Names those that were dropped most often: "client 3 (12 times), client 7 (1 time)"."""
     ordered = sorted(times, key=lambda client: (-times[client], client))
-    named = [f"client {each} ({times[each]} time{'s' * (times[each] > 1)})" for each in ordered[:NAMED]]
+    named = [
+        f"client {each} ({times[each]} time{'s' * (times[each] > 1)})" for each in ordered[:NAMED]
+    ]
     others = [f"{len(ordered) - NAMED} others"] * (len(ordered) > NAMED)
     return ", ".join(named + others)
 
@@ -522,6 +631,6 @@ def _check_optimizer(experiment: Experiment, algorithm: Algorithm) -> None:
     names = lasting.long_lived(problem.solver.optimizer, problem.model.network.shapes)
     if names:
         text = (
-            f"{', '.join(names)} starts anew in each round, with what earlier steps have taught it; keep_optimizer=True"
+            f"{', '.join(names)} starts anew in each round, with what earlier steps have taught it"
         )
-        warn("optimizer", f"{text} keeps a client's state over its rounds")
+        warn("optimizer", f"{text}; keep_optimizer=True keeps a client's state over its rounds")

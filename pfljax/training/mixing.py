@@ -42,14 +42,16 @@ def check(experiment: Experiment) -> None:
         x = None if form in CHECKED else examples(experiment, model)
         if x is None:
             continue
-        params, network = parameters(model), model.network
+        params = parameters(model)
+        network = model.network
         with given(network, network.on(experiment.problem.plan)):
             if mixes(model, params, x):
                 raise ArgumentError("model", f"{MIXES}{_hint(model)}", type(model.module).__name__)
             padded = experiment.problem.solver.keyed and depends_on_padding(model, params, x)
         if padded:
             _warn_of_padding(experiment, model)
-        elif form is not None:  # for another run of a network that sees padding, the clients may have other sizes
+        # for another run of a network that sees padding, the clients may have other sizes
+        elif form is not None:
             if len(CHECKED) == MOST:
                 CHECKED.clear()
             CHECKED[form] = None
@@ -59,7 +61,10 @@ def _warn_of_padding(experiment: Experiment, model: Model) -> None:
     sizes = np.asarray(experiment.federation.train.size)
     num = unevenly_filled(experiment.problem.solver, sizes, experiment.problem.n_max)
     if num:
-        warn("model", f"{type(model.module).__name__}: {PADDED}, as for {num} of {len(sizes)} clients here")
+        warn(
+            "model",
+            f"{type(model.module).__name__}: {PADDED}, as for {num} of {len(sizes)} clients here",
+        )
 
 
 MIXES = (
@@ -94,7 +99,9 @@ def depends_on_padding(model: Model, params: Params, x: PyTree) -> bool:
     mode = Training(jax.random.key(0), np.array([True, True, False]))
 
     def run(padding):
-        batch = each(lambda leaf: np.concatenate([leaf[:2], _other(leaf[padding : padding + 1])]), x)
+        batch = each(
+            lambda leaf: np.concatenate([leaf[:2], _other(leaf[padding : padding + 1])]), x
+        )
         outputs, written = model.forward(params, batch, mode)
         return [np.asarray(outputs)[:2], *map(np.asarray, jax.tree.leaves(written))]
 
@@ -104,7 +111,8 @@ def depends_on_padding(model: Model, params: Params, x: PyTree) -> bool:
 def differ(a: np.ndarray, b: np.ndarray) -> bool:
     """Whether finite entries of two arrays differ by more than rounding."""
     finite = np.isfinite(a) & np.isfinite(b)
-    a, b = a[finite], b[finite]
+    a = a[finite]
+    b = b[finite]
     return bool((np.abs(a - b) > TOLERANCE * np.abs(a).max(initial=0)).any())
 
 
@@ -146,7 +154,9 @@ def examples(experiment: Experiment, model: Model) -> PyTree | None:
         def draw(leaf):
             shape = (NUM, *leaf.shape[1:])
             integer = jnp.issubdtype(leaf.dtype, jnp.integer)
-            return (rng.integers(2, size=shape) if integer else rng.normal(size=shape)).astype(leaf.dtype)
+            return (rng.integers(2, size=shape) if integer else rng.normal(size=shape)).astype(
+                leaf.dtype
+            )
 
         return jax.tree.map(draw, model.network.example)
     split = experiment.federation.train
@@ -166,13 +176,21 @@ def _other(leaf: np.ndarray) -> np.ndarray:
 def _hint(model: Model) -> str:
     shapes = [leaf.shape for leaf in jax.tree.leaves(model.example_input)]
     images = any(len(shape) == 3 for shape in shapes)
-    return "; if x has images (n, height, width), add an axis for their channels, as x[..., None] does" * images
+    return (
+        "; if x has images (n, height, width), add an axis for their channels, as x[..., None] does"
+        * images
+    )
 
 
 def _form(model: Model) -> Any:
     """What tells networks apart; None if that is unknown."""
     leaves, structure = jax.tree.flatten(model.example_input)
-    form = model.module, model.dtype, structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+    form = (
+        model.module,
+        model.dtype,
+        structure,
+        tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves),
+    )
     try:
         hash(form)
     except TypeError:

@@ -35,7 +35,8 @@ class Outcome:
     plan: ExecutionPlan  # how clients are mapped to devices
     key: Key  # the key of the last evaluation
     clients: ClientData  # the clients' data, where the run stores them
-    state: State | RunError  # the final state; an error if further rounds overwrote it, or it cannot be read
+    # the final state; an error if further rounds overwrote it, or it cannot be read
+    state: State | RunError
 
     def whole_state(self) -> State:
         """Returns the final state with all clients' rows. Raises `OutOfMemory` if these are on disk and do not fit."""
@@ -47,7 +48,8 @@ class Outcome:
         """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
         if isinstance(self.state, RunError):
             raise self.state
-        build, ids = functools.partial(self.experiment.algorithm, self.plan), np.asarray(clients, np.int32)
+        build = functools.partial(self.experiment.algorithm, self.plan)
+        ids = np.asarray(clients, np.int32)
         args = build, self.plan, use, ids, self.key, self.state, self.clients
         return store_of(self.experiment).serve(self.experiment, *args)
 
@@ -56,7 +58,9 @@ class Outcome:
         try:
             self.state = stacks.copied(self.whole_state())
         except OutOfMemory as error:
-            self.state = OutOfMemory(f"the run was trained further, and its earlier state was not kept: {error}")
+            self.state = OutOfMemory(
+                f"the run was trained further, and its earlier state was not kept: {error}"
+            )
 
 
 def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
@@ -66,9 +70,11 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     """
     from pfljax.folder import checkpoints  # orbax is slow to import
 
-    done, key = summary["last"]["round"], jax.random.key(experiment.seed)
+    done = summary["last"]["round"]
+    key = jax.random.key(experiment.seed)
     experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
-    federation, plan = experiment.federation, experiment.problem.plan
+    federation = experiment.federation
+    plan = experiment.problem.plan
     clients = store_of(experiment).put(plan, ONE, [federation.client_data], federation.num_clients)
     read = functools.partial(checkpoints.read, out / "checkpoints", done)
     try:

@@ -16,12 +16,15 @@ Advance = Callable[[int], None]  # takes the number of rounds done
 
 
 @contextlib.contextmanager
-def progress(total: int, done: int, say: Callable[[str], None] | None, bar: bool) -> Iterator[Advance]:
+def progress(
+    total: int, done: int, say: Callable[[str], None] | None, bar: bool
+) -> Iterator[Advance]:
     """Shows the number of rounds done, rounds per second and the remaining time.
 
     With `bar`, and in a terminal or a notebook with ipywidgets, as a bar; otherwise as log lines for `say`, if given.
     """
-    notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets")  # without which rich warns
+    # without which rich warns
+    notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets")
     if bar and (sys.stdout.isatty() or notebook):
         with _bar(total, done) as advance:
             yield advance
@@ -65,7 +68,9 @@ def _bar(total: int, start: int) -> Iterator[Advance]:
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     ]
-    with Progress(*columns, console=Console(width=min(shutil.get_terminal_size().columns, 120))) as shown:
+    with Progress(
+        *columns, console=Console(width=min(shutil.get_terminal_size().columns, 120))
+    ) as shown:
         task = shown.add_task("", total=total, completed=start, speed="")
         begin = time.monotonic()
 
@@ -84,7 +89,9 @@ def _lines(total: int, start: int, say: Callable[[str], None]) -> Advance:
         now = time.monotonic()
         if now - spoken > LINE_SECONDS:
             rate = (done - start) / (now - begin)
-            say(f"  round {done} of {total}, {rate:.2f} rounds/s, {(total - done) / max(rate, 1e-9):.0f} s left")
+            say(
+                f"  round {done} of {total}, {rate:.2f} rounds/s, {(total - done) / max(rate, 1e-9):.0f} s left"
+            )
             spoken = now
 
     return advance

@@ -22,7 +22,8 @@ from pfljax.run.compiled import Compiled, Jitted
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving, stacks
 
-SELECTED_BY = ("validation_accuracy", "validation_loss")  # the first that is known; otherwise, the training loss
+# the first that is known; otherwise, the training loss
+SELECTED_BY = ("validation_accuracy", "validation_loss")
 
 
 def per_client(
@@ -35,7 +36,8 @@ def per_client(
 
     `networks` has the name of each client's network, if they differ.
     """
-    test, names = metrics["test"], federation.client_names
+    test = metrics["test"]
+    names = federation.client_names
     groups = {"group": federation.group, "target": federation.target}
     return [
         {
@@ -48,18 +50,26 @@ def per_client(
             "accuracy": float(test["accuracy"][number]) if "accuracy" in test else None,
             **{name: float(values[number]) for name, values in test.items() if name != "accuracy"},
         }
-        for number, k in enumerate((np.arange(federation.num_clients) if scored is None else scored).tolist())
+        for number, k in enumerate(
+            (np.arange(federation.num_clients) if scored is None else scored).tolist()
+        )
     ]
 
 
 def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: State) -> dict | None:
     """Adapts the trained state to the held-out clients and scores them; None if there are none."""
-    unseen, plan = experiment.unseen, compiled.plan
+    unseen = experiment.unseen
+    plan = compiled.plan
     if unseen is None:
         return None
     algorithm = experiment.algorithm(plan)  # for the run's current number of rounds
-    there = lambda part: place(plan, part, unseen.num_clients)
-    use = serving.scores(experiment.problem._replace(plan=plan), algorithm, outputs=bool(experiment.metrics))
+
+    def there(part):
+        return place(plan, part, unseen.num_clients)
+
+    use = serving.scores(
+        experiment.problem._replace(plan=plan), algorithm, outputs=bool(experiment.metrics)
+    )
     serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
     needed = First()
     if algorithm.topology.between_clients:
@@ -68,7 +78,8 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
     splits = {"train": there(unseen.train), "test": there(unseen.test)}
     run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
     found = run(key, state._replace(clients=needed), there(unseen.client_data), splits)
-    task, groups = experiment.problem.model.task, experiment.problem.groups
+    task = experiment.problem.model.task
+    groups = experiment.problem.groups
     scores = serving.measured(experiment.metrics, jax.device_get(found), task)
     networks = groups and groups.of_clients(unseen.num_clients, unseen=True)
     out = evaluation.summarize(scores["test"], unseen.test.size, experiment.lower_is_better)
@@ -82,7 +93,8 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
 
     Entries at the top are those of clients' examples; "of_clients" are those of whole clients.
     """
-    found, client_privacy = of_examples(experiment, algorithm, key, rounds), experiment.client_privacy
+    found = of_examples(experiment, algorithm, key, rounds)
+    client_privacy = experiment.client_privacy
     if client_privacy.active:
         omitted = (privacy.BY_SCALING,) if experiment.federation.scaling else ()
         found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
@@ -94,8 +106,11 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
 
     If the method or clients' chances determine the cohorts, every client is counted in every cohort, an upper bound.
     """
-    problem, train = experiment.problem, experiment.federation.train
-    solver, ledger, finite = problem.solver, algorithm.ledger, privacy.finite
+    problem = experiment.problem
+    train = experiment.federation.train
+    solver = problem.solver
+    ledger = algorithm.ledger
+    finite = privacy.finite
     if experiment.federation.scaling:
         ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
@@ -105,12 +120,19 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
         taken = participations(key, problem.num_clients, problem.cohort_size, rounds)
     else:
         taken = np.full(problem.num_clients, rounds)
-    steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(int)
-    epsilon = privacy.epsilons(solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients)
+    steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(
+        int
+    )
+    epsilon = privacy.epsilons(
+        solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients
+    )
     if solver.privacy.noise_seed is not None:
         ledger = ledger.beside(privacy.BY_SEED)
     return {
-        **{name: finite(getattr(solver.privacy, name)) for name in ("noise_multiplier", "clip_norm", "delta")},
+        **{
+            name: finite(getattr(solver.privacy, name))
+            for name in ("noise_multiplier", "clip_norm", "delta")
+        },
         "epsilon": finite(epsilon.max()),
         "unaccounted": ledger.unaccounted or None,
         "epsilon_per_client": [finite(value) for value in epsilon],
@@ -123,16 +145,27 @@ def best_row(rows: list[dict]) -> dict:
     The initial models take no part if there are others.
     """
     name = next((name for name in SELECTED_BY if name in rows[-1]), "train_loss")
-    known = [row for row in rows if row["round"] and row[name] is not None and np.isfinite(row[name])]
+    known = [
+        row for row in rows if row["round"] and row[name] is not None and np.isfinite(row[name])
+    ]
     sign = evaluation.sign_of(name.rpartition("_")[2])
     return max(known or rows[-1:], key=lambda row: sign * row[name]) | {"selected_by": name}
 
 
-def summarize(experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key) -> dict:
+def summarize(
+    experiment: Experiment, compiled: Compiled, history: History, lines: list, key: Key
+) -> dict:
     """Returns the content of summary.json. `key` is the key of the rounds."""
-    rows, federation, algorithm = history.rows, experiment.federation, experiment.algorithm(compiled.plan)
-    last_test = {"test": {k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")}}
-    rounds, groups = rows[-1]["round"], experiment.problem.groups
+    rows = history.rows
+    federation = experiment.federation
+    algorithm = experiment.algorithm(compiled.plan)
+    last_test = {
+        "test": {
+            k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")
+        }
+    }
+    rounds = rows[-1]["round"]
+    groups = experiment.problem.groups
     networks = groups and groups.of_clients(federation.num_clients)
     score = evaluation.score_of_task(federation.task)
     return {

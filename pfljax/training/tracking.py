@@ -72,7 +72,9 @@ def make_evaluation(
     `scores` has one value for each scored client; NaN without examples. `used` has "index" and "weights" (K, J) of the
     models that clients use, which may be `shared`; it is empty if not all clients are scored.
     """
-    scalars = {f"{name}/{split}": value for split, found in means.items() for name, value in found.items()}
+    scalars = {
+        f"{name}/{split}": value for split, found in means.items() for name, value in found.items()
+    }
     told = {"round", *means["test"], *(f"validation_{name}" for name in means["test"])}
     scalars |= {name: value for name, value in row.items() if name not in told}
     per_client = {
@@ -106,7 +108,9 @@ class _Tracker:
     def _run(self, evaluation: Evaluation) -> Any:
         """Returns the library's run, which `_open` opens at the first evaluation, and which is closed at last."""
         if evaluation.run not in self._runs:
-            self._runs[evaluation.run], close = self._open(evaluation, self._folder / evaluation.run)
+            self._runs[evaluation.run], close = self._open(
+                evaluation, self._folder / evaluation.run
+            )
             weakref.finalize(self, close)
         return self._runs[evaluation.run]
 
@@ -116,12 +120,17 @@ class _Tracker:
 
     def _title(self, evaluation: Evaluation) -> str:
         """Returns a run's name: that in the comparison, or the last two folders without the board's own."""
-        return evaluation.run or "/".join([part for part in self._folder.parts if part != self.board][-2:])
+        return evaluation.run or "/".join(
+            [part for part in self._folder.parts if part != self.board][-2:]
+        )
 
 
 def _finite(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """Returns the finite scores over clients by the name of their histogram; without those that have none."""
-    found = {f"clients/{name}": values[np.isfinite(values)] for name, values in evaluation.per_client.items()}
+    found = {
+        f"clients/{name}": values[np.isfinite(values)]
+        for name, values in evaluation.per_client.items()
+    }
     return {name: values for name, values in found.items() if values.size}
 
 
@@ -138,7 +147,8 @@ class TensorBoard(_Tracker):
     curve has one value per round.
     """
 
-    package, board = "tensorboardX", "tensorboard"
+    package = "tensorboardX"
+    board = "tensorboard"
 
     @checked()
     def __init__(self, folder: Folder):
@@ -154,13 +164,16 @@ class TensorBoard(_Tracker):
 
     def __call__(self, evaluation: Evaluation) -> None:
         """Writes one evaluation."""
-        writer, step = self._run(evaluation), evaluation.round
+        writer = self._run(evaluation)
+        step = evaluation.round
         for name, value in evaluation.scalars.items():
             writer.add_scalar(name, value, step)
         for name, values in _finite(evaluation).items():
             writer.add_histogram(name, values, step)
         if evaluation.collaboration is not None:
-            writer.add_image("collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW")
+            writer.add_image(
+                "collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW"
+            )
 
     def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
         purge = evaluation.resumed + 1 if evaluation.resumed else 0
@@ -194,7 +207,9 @@ class WandB(_Tracker):
 
     def __call__(self, evaluation: Evaluation) -> None:
         """Logs one evaluation."""
-        clients = {name: self._library.Histogram(values) for name, values in _finite(evaluation).items()}
+        clients = {
+            name: self._library.Histogram(values) for name, values in _finite(evaluation).items()
+        }
         self._run(evaluation).log(evaluation.scalars | clients, step=evaluation.round)
 
     def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
@@ -231,16 +246,24 @@ class MLflow(_Tracker):
 
     def __call__(self, evaluation: Evaluation) -> None:
         """Logs one evaluation."""
-        (client, run, last), metric = self._run(evaluation), self._library.entities.Metric
+        (client, run, last) = self._run(evaluation)
+        metric = self._library.entities.Metric
         if evaluation.round > last:
-            now, step = int(1000 * time.time()), evaluation.round
-            client.log_batch(run, [metric(name, value, now, step) for name, value in evaluation.scalars.items()])
+            now = int(1000 * time.time())
+            step = evaluation.round
+            client.log_batch(
+                run, [metric(name, value, now, step) for name, value in evaluation.scalars.items()]
+            )
 
     def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
-        client, run, last = self._library.MlflowClient(), _begun(evaluation, folder), -1
+        client = self._library.MlflowClient()
+        run = _begun(evaluation, folder)
+        last = -1
         if run is not None:
             client.update_run(run, status="RUNNING")
-            last = max((each.step for each in client.get_metric_history(run, "train_loss")), default=-1)
+            last = max(
+                (each.step for each in client.get_metric_history(run, "train_loss")), default=-1
+            )
         else:
             experiment = self._library.set_experiment(self._experiment).experiment_id
             run = client.create_run(experiment, run_name=self._title(evaluation)).info.run_id

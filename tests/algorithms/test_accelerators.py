@@ -26,8 +26,11 @@ from pfljax.planner import targets
 from pfljax.planner.planning import prepare
 
 FILE = Path(__file__).with_name("accelerators.json")
-EXACT, ROUGH = 1.02, 1.5  # how much more than its budget a program may need, with the libtpu of the budgets or another
-SETTINGS = {"q_ffl": {"lipschitz": 100.0}}  # optax hides the learning rate from which it would follow
+# how much more than its budget a program may need, with the libtpu of the budgets or another
+EXACT = 1.02
+ROUGH = 1.5
+# optax hides the learning rate from which it would follow
+SETTINGS = {"q_ffl": {"lipschitz": 100.0}}
 REPORTS = 128  # bytes of up to two numbers for each of 16 clients, which the server may read
 MOVES = {  # what may move in larger pieces
     "own": set(),
@@ -37,7 +40,8 @@ MOVES = {  # what may move in larger pieces
 }
 # Their servers compare all clients' models, heads or bases; the chips share that work and its results.
 COMPARE = {"clustered", "fedamp", "fedcac", "fedpac", "floco", "hilora", "mocha", "pfedgraph"}
-IN_CI = (*toys.KINDS, "fedpac")  # of each topology, and one that compares; the others are compiled at night
+# of each topology, and one that compares; the others are compiled at night
+IN_CI = (*toys.KINDS, "fedpac")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +57,9 @@ def no_compilation_cache():
 @pytest.fixture(scope="module")
 def target():
     if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu cannot be imported, so nothing is compiled for TPUs: pip install 'pfljax[tpu-target]'")
+        pytest.skip(
+            "libtpu cannot be imported, so nothing is compiled for TPUs: pip install 'pfljax[tpu-target]'"
+        )
     return targets.find("tpu:v5e:2x2")
 
 
@@ -66,11 +72,14 @@ def clients():
 def test_a_model_on_four_chips_compiles_for_a_tpu(target, clients):
     """Of 16 chips four share a model; no chip holds or moves a whole kernel of 64 x 1024."""
     del target  # skips without libtpu
-    sixteen, rows = targets.find("tpu:v5e:4x4"), []
+    sixteen = targets.find("tpu:v5e:4x4")
+    rows = []
     for model_devices in (1, 4):
         execution = pfl.Execution("map", devices=4, model_devices=model_devices)
         model = pfl.models.MLP(hidden=(1024,))
-        run = pfl.Run(pfl.FedAvg(), clients, model, pfl.LocalTraining(optax.sgd(0.1)), execution=execution)
+        run = pfl.Run(
+            pfl.FedAvg(), clients, model, pfl.LocalTraining(optax.sgd(0.1)), execution=execution
+        )
         compiling = prepare(run.experiment, sixteen, 1, "")[1]
         assert compiling is not None
         rows.append(compiling())
@@ -85,12 +94,19 @@ def make_run(name, clients):
     """A run with a network of one hidden layer that the method can train."""
     network = (toys.required(name, 64, 64) or toys.network(name)).get("model")
     local = pfl.LocalTraining(optax.adam(0.01), batch_size=5)
-    return pfl.Run(pfl.METHODS[name](**SETTINGS.get(name, {})), clients, network or pfl.models.MLP((64,)), local)
+    return pfl.Run(
+        pfl.METHODS[name](**SETTINGS.get(name, {})),
+        clients,
+        network or pfl.models.MLP((64,)),
+        local,
+    )
 
 
 def moved_in(row):
     """Kinds of collectives that move more than scalars and reports."""
-    return {each["kind"] for each in row.collectives if not each["scalars"] and each["bytes"] > REPORTS}
+    return {
+        each["kind"] for each in row.collectives if not each["scalars"] and each["bytes"] > REPORTS
+    }
 
 
 def libtpu():
@@ -101,29 +117,43 @@ def libtpu():
 def write(name, found):
     """Replaces a method's line of the file."""
     known = (json.loads(FILE.read_text())["bytes"] if FILE.exists() else {}) | {name: found}
-    lines = [f"    {json.dumps(each)}: {json.dumps(known[each])}" for each in sorted(known) if each in pfl.METHODS]
-    FILE.write_text(f'{{\n  "libtpu": "{libtpu()}",\n  "bytes": {{\n' + ",\n".join(lines) + "\n  }\n}\n")
+    lines = [
+        f"    {json.dumps(each)}: {json.dumps(known[each])}"
+        for each in sorted(known)
+        if each in pfl.METHODS
+    ]
+    FILE.write_text(
+        f'{{\n  "libtpu": "{libtpu()}",\n  "bytes": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+    )
 
 
 @toys.each_method(sorted(pfl.METHODS), fast=(), slow=IN_CI)
 def test_a_method_moves_what_its_topology_says_within_its_bytes(name, target, clients):
-    run, found = make_run(name, clients).experiment, {}
+    run = make_run(name, clients).experiment
+    found = {}
     topology = run.algorithm(run.problem.plan).topology
     for chunk, plan in ((0, "vmap"), (1, "map")):
-        row, compiling = prepare(run, target, chunk, "gather" if topology in ("peers", "push") else "")
+        row, compiling = prepare(
+            run, target, chunk, "gather" if topology in ("peers", "push") else ""
+        )
         assert compiling is not None, row.why
         row = compiling()
         assert row.fits and not row.why and not row.doubles
         more = moved_in(row) - MOVES[topology]
         assert bool(more) == (name in COMPARE), f"{plan}: {more}"
-        found[plan] = {"temporaries": row.temporaries_bytes, "collectives": round(row.collectives_bytes)}
+        found[plan] = {
+            "temporaries": row.temporaries_bytes,
+            "collectives": round(row.collectives_bytes),
+        }
     if os.environ.get("WRITE_BUDGETS"):
         write(name, found)
     recorded = json.loads(FILE.read_text())
     slack = EXACT if recorded["libtpu"] == libtpu() else ROUGH
     for plan, sizes in recorded["bytes"][name].items():
         for kind, budget in sizes.items():
-            assert found[plan][kind] <= slack * budget, f"{plan}: {kind} take {found[plan][kind]} bytes, not {budget}"
+            assert found[plan][kind] <= slack * budget, (
+                f"{plan}: {kind} take {found[plan][kind]} bytes, not {budget}"
+            )
 
 
 def test_every_method_has_budgets():

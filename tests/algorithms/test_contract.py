@@ -29,7 +29,9 @@ from pfljax.local.problem import Problem
 from pfljax.settings.fields import choices_of, out_of_range, value_type
 
 SIZES = (5, 1, 3, 4, 2, 4, 0, 3)  # uneven, and a client without examples
-K, COHORT, ROUNDS = 8, 4, 6
+K = 8
+COHORT = 4
+ROUNDS = 6
 # One worker plays all tests of a method, so that its rounds are compiled once. By default one method of each kind and
 # the ones that others build on; all others are slow.
 FAST = {*toys.KINDS, "clustered"}
@@ -42,7 +44,9 @@ FASTER |= {"hilora": {"root_rounds": 3, "cluster_rounds": 3}, "flexlora": {"rank
 
 def federation_of(sizes=SIZES, seed=0, shape=(3,)):
     """Clients whose examples' class is the largest of three features; test data has the shape of training data."""
-    federation = toys.make_federation(sizes, seed=seed, test_size=max(sizes), features=math.prod(shape))
+    federation = toys.make_federation(
+        sizes, seed=seed, test_size=max(sizes), features=math.prod(shape)
+    )
     parts = {}
     for name in ("train", "validation", "test"):
         x, y, size = getattr(federation, name)
@@ -69,26 +73,44 @@ class Run:
         traces: Number of times that the loss was traced, after each round.
     """
 
-    def __init__(self, name, *, plan: ExecutionPlan = ONE_BY_ONE, cohort=COHORT, knobs=None, shape=(3,), **options):
+    def __init__(
+        self,
+        name,
+        *,
+        plan: ExecutionPlan = ONE_BY_ONE,
+        cohort=COHORT,
+        knobs=None,
+        shape=(3,),
+        **options,
+    ):
         self.federation = federation_of(shape=shape)
         usual = {"optimizer": optax.adam(0.05), "batch_size": 2} | toys.network(name)
         problem = toys.make_problem(self.federation, plan=plan, cohort=cohort, **usual | options)
-        self.tracing, self.traces = 0, []
+        self.tracing = 0
+        self.traces = []
 
         def counted(params, x, y, key=None, **options):
             self.tracing += 1
             return problem.model.loss(params, x, y, key, **options)
 
         self.problem = problem.with_loss(counted)
-        self.algorithm: Algorithm = toys.make_algorithm(name, self.problem, **FASTER.get(name, {}) | (knobs or {}))
+        self.algorithm: Algorithm = toys.make_algorithm(
+            name, self.problem, **FASTER.get(name, {}) | (knobs or {})
+        )
         one_round = make_round(self.algorithm, plan, cohort)
         if isinstance(plan, PythonPlan):
-            compiled, placed = calling, [{}, {}]
+            compiled = calling
+            placed = [{}, {}]
         else:
             shardings = toys.shardings(self.algorithm, self.problem, self.federation.client_data)
-            placed = [{"out_shardings": shardings}, {"out_shardings": (shardings, None), "donate_argnums": 2}]
+            placed = [
+                {"out_shardings": shardings},
+                {"out_shardings": (shardings, None), "donate_argnums": 2},
+            ]
             compiled = jax.jit
-        self.init = compiled(functools.partial(toys.init, self.algorithm, self.problem), **placed[0])
+        self.init = compiled(
+            functools.partial(toys.init, self.algorithm, self.problem), **placed[0]
+        )
         self.one_round = compiled(one_round, **placed[1])
         self.serve = compiled(functools.partial(lifting.serve, self.algorithm, plan, self.use))
 
@@ -105,7 +127,8 @@ class Run:
         """All states on the host, the initial one first, and the rounds' records."""
         clients = self.place(clients)
         state = (init or self.init)(jax.random.key(0), clients)
-        states, records = [copy(state)], []
+        states = [copy(state)]
+        records = []
         for number in range(rounds):
             state, record = self.one_round(jax.random.key(0), np.int32(number), state, clients)
             self.traces.append(self.tracing)
@@ -172,16 +195,21 @@ def test_adapters_of_a_frozen_vit_are_trained(name):
         state.server.state.network.bias if name == "pefll" else (state.models, state.clients)
         for state in states
     ]
-    named = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept[-1])}
+    named = {
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(kept[-1])
+    }
     assert any("lora_b" in path for path in named)
-    assert not any("'kernel'" in path and "head" not in path for path in named)  # no frozen weight has a copy
+    # no frozen weight has a copy
+    assert not any("'kernel'" in path and "head" not in path for path in named)
     assert not toys.same_trees(kept[0], kept[-1])
 
 
 @every_method
 def test_the_initial_state_is_made_of_arrays_known_by_shape(name):
     run, clients, _, states, _ = reference(name)
-    shape = jax.eval_shape(functools.partial(toys.init, run.algorithm, run.problem), jax.random.key(0), clients)
+    shape = jax.eval_shape(
+        functools.partial(toys.init, run.algorithm, run.problem), jax.random.key(0), clients
+    )
     assert isinstance(shape, State)
     assert form(shape) == form(states[0])
     assert all(leaf.shape[0] == K for leaf in jax.tree.leaves(shape.clients))
@@ -199,7 +227,12 @@ def test_rounds_keep_the_state_s_form_and_change_models(name):
         assert np.isfinite(leaf).all()
     for record in records:
         assert np.isfinite(record.train_loss) and record.diverged == -1
-        assert np.isfinite(record.down) and np.isfinite(record.up) and record.down >= 0 and record.up >= 0
+        assert (
+            np.isfinite(record.down)
+            and np.isfinite(record.up)
+            and record.down >= 0
+            and record.up >= 0
+        )
 
 
 @every_method
@@ -224,7 +257,9 @@ def test_training_lowers_the_training_loss(name):
     run, clients, _, states, _ = reference(name)
     after, _ = run.play(clients, 60)
     real = np.array(SIZES) > 0
-    found = [run.losses(state, clients, clients.train)[real].mean() for state in (states[0], after[-1])]
+    found = [
+        run.losses(state, clients, clients.train)[real].mean() for state in (states[0], after[-1])
+    ]
     assert found[1] < 0.7 * found[0]
 
 
@@ -236,14 +271,18 @@ def test_predictions_mix_models_on_the_simplex(name):
         check_prediction(prediction)
         assert np.isfinite(losses).all()
         assert used["index"].shape == used["weights"].shape and used["index"].dtype == np.int32
-        assert (used["index"] >= 0).all() and (used["index"] < max(K, prediction.weights.shape[1])).all()
+        assert (used["index"] >= 0).all() and (
+            used["index"] < max(K, prediction.weights.shape[1])
+        ).all()
 
 
 @every_method
 def test_newcomers_get_a_prediction(name):
     run, _, _, states, _ = reference(name)
     newcomers = federation_of((3, 5, 1), seed=9)
-    serve = jax.jit(functools.partial(lifting.serve_newcomers, run.algorithm, run.problem.plan, run.use))
+    serve = jax.jit(
+        functools.partial(lifting.serve_newcomers, run.algorithm, run.problem.plan, run.use)
+    )
     prediction, losses = serve(jax.random.key(1), states[-1], newcomers.client_data, newcomers.test)
     check_prediction(prediction)
     assert prediction.weights.shape[0] == 3 and np.isfinite(losses).all()
@@ -271,7 +310,13 @@ FURTHER = {
     "peers": [(COHORT, ("map", 0, 4, "ring")), (K, ("chunk", 2, 4, "ring")), (K, ("vmap", 0, 1))],
     "push": [(K, ("chunk", 2, 4, "ring"))],
 }
-FURTHER_OF = {"local": "own", "scaffold": "shared", "federico": "peers", "fedfomo": "peers", "dfedem": "push"}
+FURTHER_OF = {
+    "local": "own",
+    "scaffold": "shared",
+    "federico": "peers",
+    "fedfomo": "peers",
+    "dfedem": "push",
+}
 
 
 def suite_of(name, number):
@@ -351,7 +396,8 @@ def test_renumbering_the_clients_renumbers_the_results(name):
     problem = Renumbered(*run.problem)
     renumbered = toys.make_algorithm(name, problem, **FASTER.get(name, {}) | knobs)
     begin = jax.jit(functools.partial(begin_renumbered, name, renumbered, problem))
-    federation, found = run.federation, []
+    federation = run.federation
+    found = []
     for order, init in ((np.arange(K), run.init), (ORDER, begin)):
         train, validation, test = (
             Split(*(leaf[order] for leaf in split))
@@ -372,10 +418,15 @@ def test_a_client_s_data_reach_others_only_where_there_is_a_path(name):
     after, _ = run.play(changed)
     differs = run.losses(after[-1], changed, test) != run.losses(states[-1], clients, test)
     # A client may predict only with others' models: then its own model, or its row, differs.
-    own = [jax.tree.map(lambda leaf: leaf[0], (state.models, state.clients)) for state in (after[-1], states[-1])]
+    own = [
+        jax.tree.map(lambda leaf: leaf[0], (state.models, state.clients))
+        for state in (after[-1], states[-1])
+    ]
     assert differs[0] or not toys.same_trees(*own)
     # A method may reject others' models after evaluating them: then its record of them differs.
-    others = [jax.tree.map(lambda leaf: leaf[1:], state.clients) for state in (after[-1], states[-1])]
+    others = [
+        jax.tree.map(lambda leaf: leaf[1:], state.clients) for state in (after[-1], states[-1])
+    ]
     assert (differs[1:].any() or not toys.same_trees(*others)) == (run.algorithm.topology != "own")
 
 
@@ -390,12 +441,17 @@ def test_padding_reaches_no_result(name):
     after, found = run.play(padded)
     toys.assert_trees_close(after[-1], states[-1])
     toys.assert_trees_close(found, records)
-    np.testing.assert_array_equal(run.losses(after[-1], padded, test), run.losses(states[-1], clients, test))
+    np.testing.assert_array_equal(
+        run.losses(after[-1], padded, test), run.losses(states[-1], clients, test)
+    )
 
 
 @functools.cache
 def cohorts():
-    return [set(np.asarray(cohort_of(jax.random.key(0), n, K, COHORT).ids).tolist()) for n in range(ROUNDS)]
+    return [
+        set(np.asarray(cohort_of(jax.random.key(0), n, K, COHORT).ids).tolist())
+        for n in range(ROUNDS)
+    ]
 
 
 @every_method
@@ -406,7 +462,10 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
     assert len(set(map(tuple, cohorts()))) > 1
     for before, after, cohort in zip(states, states[1:], cohorts(), strict=False):
         for k in range(K):
-            parts = [(s.models, s.optimizer, s.clients) if by_client else s.clients for s in (before, after)]
+            parts = [
+                (s.models, s.optimizer, s.clients) if by_client else s.clients
+                for s in (before, after)
+            ]
             rows = [jax.tree.map(lambda leaf, k=k: leaf[k], part) for part in parts]
             if k not in cohort:
                 toys.assert_trees_close(*rows)
@@ -418,13 +477,16 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
 def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
     method = METHODS[name]
     assert method.__dataclass_params__.frozen and getattr(algorithms, method.__name__) is method
-    assert method.info.name == name and method.info.title and method.info.keeps and method.info.travels
+    assert (
+        method.info.name == name and method.info.title and method.info.keeps and method.info.travels
+    )
     assert method() == method()
     hints = typing.get_type_hints(method)
     for field in dataclasses.fields(method):
         grid = field.metadata["grid"]
         assert all(method(**{field.name: value}) for value in grid)
-        assert not grid or field.default in grid or not field.default  # which leaves it to the method
+        # which leaves it to the method
+        assert not grid or field.default in grid or not field.default
         assert field.metadata["help"] and field.default is not dataclasses.MISSING
         for bound, step in (("at_least", -1), ("above", 0), ("at_most", 1), ("below", 0)):
             limit = field.metadata[bound]
@@ -433,5 +495,7 @@ def test_a_method_says_what_it_is_and_every_knob_what_it_does(name):
                 with pytest.raises(ArgumentError, match=rf"^{name}\.{field.name}=.*: accepted: "):
                     method(**{field.name: value_type(hints[field.name])(limit + step)})
         if words := choices_of(hints[field.name], field.metadata):
-            with pytest.raises(ArgumentError, match=rf"^{name}\.{field.name}=neither: accepted: {', '.join(words)}"):
+            with pytest.raises(
+                ArgumentError, match=rf"^{name}\.{field.name}=neither: accepted: {', '.join(words)}"
+            ):
                 method(**{field.name: "neither"})

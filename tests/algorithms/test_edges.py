@@ -14,13 +14,17 @@ from pfljax.contract.errors import ArgumentError
 NOBODY = [
     ("fedavg", {}, {}),
     # Batch statistics are no update.
-    pytest.param("fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}, marks=pytest.mark.slow),
+    pytest.param(
+        "fedbuff", {"max_staleness": 0}, {"model": toys.Normalized}, marks=pytest.mark.slow
+    ),
     ("scaffold", {"rate": 0.5}, {}),
     ("ifca", {"clusters": 2, "shared_layers": 1}, {"hidden": (3,)}),
 ]
 
 
-@pytest.mark.parametrize(("name", "knobs", "options"), NOBODY, ids=["fedavg", "fedbuff", "scaffold", "ifca"])
+@pytest.mark.parametrize(
+    ("name", "knobs", "options"), NOBODY, ids=["fedavg", "fedbuff", "scaffold", "ifca"]
+)
 def test_a_round_to_which_nobody_contributes_changes_no_model(name, knobs, options):
     """The cohort is one client, in some rounds the one without examples."""
     rounds = play(name, knobs=knobs, rounds=6, sizes=(4, 0), cohort=1, **options)
@@ -103,12 +107,18 @@ def test_flexlora_refuses_ranks_that_adapters_do_not_have(ranks):
 
 
 @pytest.mark.parametrize("name", ["fedsim", "fedalt"])
-@pytest.mark.parametrize(("personal", "shared"), [("", "Dense_0"), ("Dense_0", "Dense_1"), ("bias", "kernel")])
+@pytest.mark.parametrize(
+    ("personal", "shared"), [("", "Dense_0"), ("Dense_0", "Dense_1"), ("bias", "kernel")]
+)
 def test_personal_parameters_are_the_named_ones_or_those_of_the_last_layer(name, personal, shared):
     federation = toys.make_federation((2, 3))
     problem = toys.make_problem(federation, hidden=(3,))
     algorithm = toys.make_algorithm(name, problem, personal=personal)
-    state = jax.eval_shape(lambda key: algorithm.start(key, federation.client_data), jax.random.key(0))
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.models)]
+    state = jax.eval_shape(
+        lambda key: algorithm.start(key, federation.client_data), jax.random.key(0)
+    )
+    paths = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.models)
+    ]
     assert len(paths) == 2
     assert all(shared in path for path in paths)

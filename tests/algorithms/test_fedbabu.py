@@ -43,7 +43,8 @@ def test_rounds_by_hand():
 def test_a_part_is_tuned_or_nothing(part, layers, steps):
     rounds = play("fedbabu", knobs={"tune_epochs": 4}, **OPTIONS)
     algorithm = toys.make_algorithm("fedbabu", rounds.problem, tuned=part, tune_epochs=steps)
-    state, clients = rounds.states[-1], rounds.federation.client_data
+    state = rounds.states[-1]
+    clients = rounds.federation.client_data
     found = toys.predict(algorithm, rounds.problem, jax.random.key(4), state, clients).models
     start = {BODY: entry(state, f"models.{BODY}"), HEAD: entry(state, f"server.state.{HEAD}")}
     start = networks.row(start, 0)

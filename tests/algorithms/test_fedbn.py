@@ -12,7 +12,8 @@ from quadratics import SIZES
 
 from pfljax.contract import tree
 
-MOMENTUM, EPSILON = 0.7, 0.1
+MOMENTUM = 0.7
+EPSILON = 0.1
 
 
 class Scaled(nn.Module):
@@ -48,7 +49,8 @@ def train(rounds, kind, k, params, steps, layers=("dense", "norm")):
     x, y = rounds.examples(k)
     standard, center, spread = normalized(kind, x)
     for _ in range(steps):
-        dense, norm = params["dense"], params["norm"]
+        dense = params["dense"]
+        norm = params["norm"]
         received = standard * norm["scale"] + norm["bias"]
         slope = (softmax(received @ dense["kernel"] + dense["bias"]) - np.eye(3)[y]) / len(x)
         below = slope @ dense["kernel"].T

@@ -94,7 +94,8 @@ def test_uniform_delays_are_as_likely_by_each_number():
 
 
 def test_half_normal_delays_have_their_distribution():
-    late, mean = drawn(max_staleness=5, staleness=4.0, delays="half_normal"), 4.0
+    late = drawn(max_staleness=5, staleness=4.0, delays="half_normal")
+    mean = 4.0
 
     def below(x):
         """The share below x of a half-normal with that mean."""
@@ -122,10 +123,8 @@ def test_nobody_is_late_without_staleness():
 def test_batch_statistics_are_means_of_the_buffer():
     federation = toys.make_federation(SIZES, "regression")
     late = np.array([[0] * 4, [0] * 4, [2, 1, 0, 2]])
-    knobs, options = (
-        {"max_staleness": 2, "server_rate": 0.5},
-        {"model": toys.Normalized, "epochs": 2},
-    )
+    knobs = {"max_staleness": 2, "server_rate": 0.5}
+    options = {"model": toys.Normalized, "epochs": 2}
     states = toys.play(
         "fedbuff", federation, 3, OPTIMIZER, knobs, late[..., None], **options
     ).states

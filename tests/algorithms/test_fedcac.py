@@ -10,7 +10,9 @@ from quadratics import OPTIMIZER, SIZES
 
 from pfljax.algorithms.fedcac import largest, similar
 
-KERNEL, BIAS = slice(0, 3), slice(3, 4)  # the arrays of the model's vector
+# the arrays of the model's vector
+KERNEL = slice(0, 3)
+BIAS = slice(3, 4)
 
 
 def critical(moved, tau):
@@ -33,7 +35,9 @@ def next_starts(received, own, tau, progress):
     }
     mean = np.mean(list(overlap.values()))
     least = mean + progress * (max(overlap.values()) - mean)
-    everyone, starts, num = np.average(own, axis=0, weights=SIZES), [], 0
+    everyone = np.average(own, axis=0, weights=SIZES)
+    starts = []
+    num = 0
     for k in range(4):
         partners = [j for j in range(4) if j == k or overlap[k, j] >= least - 1e-6]
         starts.append(np.where(masks[k], own[partners].mean(axis=0), everyone))
@@ -133,7 +137,8 @@ def test_batch_statistics_are_averaged_over_all():
     states = toys.play(
         "fedcac", federation, 1, OPTIMIZER, {"tau": 1.0, "beta": 1e-3}, model=toys.Normalized
     ).states
-    found, own = states[-1].models["batch_stats"], states[-1].rows.params["batch_stats"]
+    found = states[-1].models["batch_stats"]
+    own = states[-1].rows.params["batch_stats"]
 
     def mean(leaf):
         return np.tile(np.average(leaf, axis=0, weights=SIZES), (4, 1))

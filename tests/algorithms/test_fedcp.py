@@ -123,7 +123,10 @@ def newcomer(rounds, newcomers, k):
     params = shared | {OWN: jax.tree.map(np.float64, initial[HEAD])}
     for _ in range(rounds.epochs * rounds.problem.rounds):
         v = direction(params[OWN])
-        loss = lambda params, v=v: entropy(logits(params, v, x), y)
+
+        def loss(params, v=v):
+            return entropy(logits(params, v, x), y)
+
         params = step_by_differences(loss, params, (OWN,), rounds.rate)
     return params[OWN]
 

@@ -17,7 +17,8 @@ def of_bias(params, own):
 
 def step_by_hand(params, own, running, consensus, x, y, kappa, mu):
     """(params, b_k, m, objective) after one full-batch step."""
-    z, n = features(params, x), len(y)
+    z = features(params, x)
+    n = len(y)
     running = (1 - mu) * running + mu * z.mean(axis=0)
     value = -np.log(softmax(logits(params, x) + of_bias(params, own))[range(n), y]).mean()
     value += kappa / 2 * np.square(running - consensus).mean()
@@ -63,7 +64,10 @@ def feddbe(kappa, mu):
                 objectives.append(np.mean(values))
 
             if consensus is None:
-                means = [features(trained[i], rounds.examples(k)[0]).mean(axis=0) for i, k in enumerate(active)]
+                means = [
+                    features(trained[i], rounds.examples(k)[0]).mean(axis=0)
+                    for i, k in enumerate(active)
+                ]
                 consensus = np.average(means, axis=0, weights=sizes)
             theta = rounds.mean(trained, sizes)
             x = np.float64(rounds.federation.test.x[0])
@@ -81,7 +85,9 @@ def feddbe(kappa, mu):
 @pytest.mark.parametrize(("kappa", "mu"), [(3.0, 0.6), (0.0, 1.0)])
 def test_rounds_by_hand(kappa, mu):
     knobs = {"kappa": kappa, "mu": mu}
-    rounds = by_hand("feddbe", feddbe(kappa, mu), rtol=1e-5, sizes=SIZES, hidden=(WIDTH,), epochs=3, knobs=knobs)
+    rounds = by_hand(
+        "feddbe", feddbe(kappa, mu), rtol=1e-5, sizes=SIZES, hidden=(WIDTH,), epochs=3, knobs=knobs
+    )
     assert np.ptp(rounds.states[-1].rows.params, axis=0).max() > 1e-2
 
 

@@ -21,7 +21,9 @@ def feddyn(alpha, mean):
             trained = np.tile(theta, (len(weights), 1))
             for k in np.flatnonzero(weights):
                 # The gradient of - g_k' own + alpha / 2 |own - theta|^2
-                further = lambda own, k=k, theta=theta: alpha * (own - theta) - gradients[k]
+                def further(own, k=k, theta=theta):
+                    return alpha * (own - theta) - gradients[k]
+
                 trained[k] = rounds.descend(k, theta, further)
                 gradients[k] = gradients[k] - alpha * (trained[k] - theta)
 

@@ -27,7 +27,9 @@ from pfljax.exchange.rounds import make_round
 from pfljax.local.privacy import Privacy
 
 SIZES = np.array([2, 4, 3, 1])
-K, RATE, BETA = 4, 0.05, 0.6
+K = 4
+RATE = 0.05
+BETA = 0.6
 
 
 def loss_and_gradient(theta, split, k):
@@ -190,7 +192,8 @@ def test_mini_batches_are_exchanges_with_one_e_step_a_round():
 
 def train_and_note(method, federation, rate, rounds):
     """All states, and the models (rounds, K, J) that clients drew."""
-    problem, held = toys.make_problem(federation, optax.sgd(rate)), {}
+    problem = toys.make_problem(federation, optax.sgd(rate))
+    held = {}
     noting = toys.watched(
         method.build(problem),
         lambda *found: held.update({(int(found[0]), int(found[1])): found[2]}),
@@ -211,14 +214,18 @@ def train_and_note(method, federation, rate, rounds):
 )
 def test_rounds_with_the_draws_given(epsilon, examples):
     """Six rounds of Algorithm 1 in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
-    num, sizes = 5, np.array([2, 4, 3, 6, 1])
+    num = 5
+    sizes = np.array([2, 4, 3, 6, 1])
     federation = toys.make_federation(sizes, "regression", features=2, seed=3)
     method = FedeRiCo(
         neighbors=2, epsilon=epsilon, beta=BETA, rule="posterior", effective_examples=examples
     )
     states, drawn = train_and_note(method, federation, RATE, 6)
-    theta, explored = vectors(states[0].models), 0
-    last, tracked, known = np.zeros((num, num)), np.zeros((num, num)), np.zeros((num, num), bool)
+    theta = vectors(states[0].models)
+    explored = 0
+    last = np.zeros((num, num))
+    tracked = np.zeros((num, num))
+    known = np.zeros((num, num), bool)
     for number, held in enumerate(drawn):
         gradient = np.zeros_like(theta)
         for i, n in enumerate(sizes):
@@ -272,7 +279,8 @@ def is_right_on_most(theta, x, y, num):
 
 def evidence(theta, x, y, bar, num):
     """The summed loss; that of the bar, if it is less, but neither by a fifth nor right on most examples."""
-    loss, code = loss_on_unseen(theta, x, y), bar * len(y)
+    loss = loss_on_unseen(theta, x, y)
+    code = bar * len(y)
     return loss if loss < 0.8 * code or is_right_on_most(theta, x, y, num) else max(loss, code)
 
 
@@ -299,13 +307,18 @@ def linear_models(state):
 @pytest.mark.slow
 def test_rounds_of_friends_with_the_draws_given():
     """Eight rounds in NumPy for five uneven clients, M = 2, with the neighbors that were drawn."""
-    num, rate, sizes = 5, 0.5, np.array([12, 20, 9, 15, 1])
+    num = 5
+    rate = 0.5
+    sizes = np.array([12, 20, 9, 15, 1])
     federation = labels_of_two_groups(sizes)
     states, drawn = train_and_note(FedeRiCo(neighbors=2, beta=BETA), federation, rate, 8)
     data_of = [(federation.train.x[k, :n], federation.train.y[k, :n]) for k, n in enumerate(sizes)]
-    theta, bars = linear_models(states[0]), np.zeros(num)
-    last, tracked = np.zeros((num, num)), np.full((num, num), np.inf)
-    friends, strangers = 0, 0
+    theta = linear_models(states[0])
+    bars = np.zeros(num)
+    last = np.zeros((num, num))
+    tracked = np.full((num, num), np.inf)
+    friends = 0
+    strangers = 0
     for number, held in enumerate(drawn):
         gradient = np.zeros_like(theta)
         for i, n in enumerate(sizes):
@@ -323,10 +336,8 @@ def test_rounds_of_friends_with_the_draws_given():
             for b, (_, slope) in evaluated.items():
                 weight = 1 if b == i else is_friend[b] / is_friend.sum()
                 gradient[b] += weight * slope / sizes[b]
-                friends, strangers = (
-                    friends + (b != i and is_friend[b]),
-                    strangers + (not is_friend[b]),
-                )
+                friends = friends + (b != i and is_friend[b])
+                strangers = strangers + (not is_friend[b])
         theta = theta - rate * gradient
         np.testing.assert_allclose(linear_models(states[number + 1]), theta, rtol=2e-3, atol=2e-5)
     assert friends > 0 and strangers > 0
@@ -345,7 +356,8 @@ def test_newcomers_mix_their_friends_or_else_weigh_by_loss():
     found = toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data)
     alone = 0
     for k, size in enumerate((12, 1, 14)):
-        x, y = newcomers.train.x[k, :size], newcomers.train.y[k, :size]
+        x = newcomers.train.x[k, :size]
+        y = newcomers.train.y[k, :size]
         losses = np.array(
             [evidence(model, x, y, code_of_labels(y, 2), 4) for model in linear_models(state)]
         )
@@ -369,7 +381,8 @@ def evaluator():
 )
 def test_a_model_explains_by_its_loss_or_by_being_right_on_most_examples(scale, flipped):
     train = labels_of_two_groups((24, 4)).train
-    x, y = train.x[0], train.y[0]
+    x = train.x[0]
+    y = train.y[0]
     y[:flipped] = 1 - y[:flipped]
     theta = scale * np.array([[-1, 1], [0, 0], [0, 0]], np.float32)
     model = {"Dense_0": {"kernel": theta[:2], "bias": theta[2]}}
@@ -381,7 +394,9 @@ def test_a_model_explains_by_its_loss_or_by_being_right_on_most_examples(scale, 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_friends_need_evidence(task):
     problem = toys.make_problem(toys.make_federation(SIZES, task))
-    totals, bar, size = np.array([4.0, 1.0, 9.0, np.inf, 5.9]), 1.0, 9
+    totals = np.array([4.0, 1.0, 9.0, np.inf, 5.9])
+    bar = 1.0
+    size = 9
     nats = (
         bar * size - totals
         if task == "classification"
@@ -460,7 +475,8 @@ def test_delta_returns_the_weighted_change_of_local_epochs():
 def test_delta_trains_each_held_model_with_noise_of_its_own():
     federation = toys.make_federation(SIZES, "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE), privacy=Privacy(1.0, 1.0))
-    solver, params = problem.solver, problem.init_model(jax.random.key(1), jnp.int32(0))
+    solver = problem.solver
+    params = problem.init_model(jax.random.key(1), jnp.int32(0))
     split = jax.tree.map(lambda leaf: leaf[1], federation.train)
     context = ClientContext(jax.random.key(2), jnp.int32(0), jnp.int32(0), jnp.arange(2))
     _, changes = local_changes(
@@ -545,7 +561,8 @@ def test_epsilon_decides_who_is_downloaded():
 
         return jax.vmap(download)(jax.random.split(jax.random.key(1), 200))
 
-    greedy, random = np.asarray(draw(0.0)), np.asarray(draw(1.0))
+    greedy = np.asarray(draw(0.0))
+    random = np.asarray(draw(1.0))
     for k in range(7):
         assert (greedy[:, k, 0] == k).all()
         assert (random[:, k, 0] == k).all()
@@ -595,7 +612,8 @@ def test_newcomers_weigh_all_models_in_blocks():
     newcomers = toys.make_federation((3, 2), seed=5)
     prediction = toys.adapt(algorithm, problem, jax.random.key(0), state, newcomers.client_data)
     for k, size in enumerate(newcomers.train.size):
-        x, y = newcomers.train.x[k, :size], newcomers.train.y[k, :size]
+        x = newcomers.train.x[k, :size]
+        y = newcomers.train.y[k, :size]
         losses = np.array([loss_and_slope(model, x, y)[0] for model in linear_models(state)])
         order = np.argsort(losses)  # the heaviest first
         weights = softmax(-losses * 2 / size)[order]  # a likelihood of two examples
@@ -611,7 +629,8 @@ def test_models_are_weighed_as_they_predict_not_as_they_train():
     knobs = {"neighbors": 0, "rule": "posterior"}
     *_, states, records = toys.play("federico", federation, 1, knobs=knobs, model=toys.Dropped)
     layer = states[0].models["Dense_0"]
-    last, split = by_id(states[1].rows.table, "last"), federation.train
+    last = by_id(states[1].rows.table, "last")
+    split = federation.train
     for k, size in enumerate(SIZES):
         logits = np.float64(split.x[k, :size]) @ np.float64(layer["kernel"][k]) + np.float64(
             layer["bias"][k]
@@ -632,7 +651,8 @@ def accuracies(method, seeds, rounds=120):
         hidden=(64,),
         rounds=rounds,
     )._replace(common_init=None)
-    algorithm, num = method.build(problem), problem.num_clients
+    algorithm = method.build(problem)
+    num = problem.num_clients
     one_round = make_round(algorithm, problem.plan, num)
 
     @jax.jit
@@ -689,7 +709,8 @@ def train_on_opposites(method, change=lambda state: state, rounds=60, **problem_
     algorithm = method.build(problem)
     state = change(toys.start(algorithm, problem, federation.client_data))
     states, _ = toys.train(algorithm, problem, federation.client_data, rounds, state=state)
-    key, clients = jax.random.key(0), federation.client_data
+    key = jax.random.key(0)
+    clients = federation.client_data
     scores = toys.evaluate(algorithm, problem, key, states[-1], clients, federation.test)
     weights = collaboration(algorithm, problem, federation)(states[-1])
     return states[-1], float(np.mean(scores["accuracy"])), weights

@@ -113,7 +113,8 @@ def fedfomo(name, norm="l2", scaled=False, clusters=0):
 
 def mixed_by(state):
     """The weights (K, K) by which clients mixed others' models."""
-    index, weights = np.asarray(state.rows.index), np.asarray(state.rows.weights)
+    index = np.asarray(state.rows.index)
+    weights = np.asarray(state.rows.weights)
     dense = np.zeros((len(index), len(index)))
     np.put_along_axis(dense, index, weights, axis=1)
     return dense
@@ -163,7 +164,8 @@ def test_spectral_clusters_are_those_of_scikit_learn(num, kinds, noise):
 
 def test_means_of_clusters_are_over_those_who_uploaded_last():
     kind = np.array([0, 0, 1, 1, 1])
-    last, size = np.array([3, 2, 1, 1, 0]), np.array([4, 9, 1, 3, 9])
+    last = np.array([3, 2, 1, 1, 0])
+    size = np.array([4, 9, 1, 3, 9])
     kept = first_order.Uploads(
         jnp.asarray(last), jnp.asarray(size), jnp.asarray(5.0 * (kind[:, None] == kind))
     )
@@ -257,7 +259,8 @@ def test_weights_are_cut_and_normalized():
 def test_where_nothing_helps_the_client_keeps_the_model_of_the_round_before():
     weights = first_order.first_order_weights(jnp.array([3.0, 2.5]), 2.0, jnp.array([1.0, 1.0]))
     np.testing.assert_array_equal(first_order.normalize(weights), [0, 0])
-    start, models = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[5.0, 5.0], [7.0, 7.0]])}
+    start = {"w": jnp.array([1.0, 2.0])}
+    models = {"w": jnp.array([[5.0, 5.0], [7.0, 7.0]])}
     np.testing.assert_array_equal(
         first_order.moved(start, models, first_order.normalize(weights))["w"], [1, 2]
     )

@@ -16,7 +16,11 @@ from quadratics import OPTIMIZER, SIZES
 from pfljax.algorithms import fedkd
 
 WIDTH = 4
-OPTIONS = {"hidden": (WIDTH,), "rounds": 2, "knobs": {"strength": 0.7, "energy": 0.6, "last_energy": 0.9}}
+OPTIONS = {
+    "hidden": (WIDTH,),
+    "rounds": 2,
+    "knobs": {"strength": 0.7, "energy": 0.6, "last_energy": 0.9},
+}
 
 
 def truncated(matrix, energy):
@@ -28,7 +32,8 @@ def truncated(matrix, energy):
 
 def compressed(update, energy):
     """An update with truncated kernels, and the share of its numbers that travel."""
-    found, sent = {}, 0
+    found = {}
+    sent = 0
     for layer, leaves in update.items():
         kernel, rank = truncated(leaves["kernel"], energy)
         found[layer] = {"kernel": kernel, "bias": leaves["bias"]}
@@ -38,7 +43,8 @@ def compressed(update, energy):
 
 def train(own, mentee, projection, x, y, strength, decay=0.0):
     """A step of the mentor, the mentee and the matrix, each with weight decay."""
-    n, labels = len(y), np.eye(3)[y]
+    n = len(y)
+    labels = np.eye(3)[y]
     p, q = (softmax(logits(params, x)) for params in (own, mentee))
     known = np.maximum(-np.log(p[range(n), y]) - np.log(q[range(n), y]), fedkd.LEAST)[:, None]
     far = features(own, x) - features(mentee, x) @ projection
@@ -48,7 +54,9 @@ def train(own, mentee, projection, x, y, strength, decay=0.0):
         """p - (labels + strength (other - p) / known) is the slope of both terms in the logits."""
         targets = labels + strength / known * (other - mine)
         slopes = gradient(params, x, targets, pull=pull)
-        return step(params, jax.tree.map(lambda slope, leaf: slope + decay * leaf, slopes, params), RATE)
+        return step(
+            params, jax.tree.map(lambda slope, leaf: slope + decay * leaf, slopes, params), RATE
+        )
 
     turned = projection + RATE * (features(mentee, x).T @ pull - decay * projection)
     return moved(own, p, q, pull), moved(mentee, q, p, -pull @ projection.T), turned
@@ -61,11 +69,14 @@ def reference(rounds, decay=0.0):
     projections = [np.eye(WIDTH) for _ in rounds.clients]
     for number in rounds:
         energy = (0.75, 0.9)[number]
-        updates, shares = [], []
+        updates = []
+        shares = []
         for k in rounds.clients:
             shared = mentee
             for _ in range(rounds.epochs):
-                own[k], shared, projections[k] = train(own[k], shared, projections[k], *rounds.examples(k), 0.7, decay)
+                own[k], shared, projections[k] = train(
+                    own[k], shared, projections[k], *rounds.examples(k), 0.7, decay
+                )
             update, share = compressed(jax.tree.map(np.subtract, shared, mentee), energy)
             updates.append(update)
             shares.append(share)
@@ -92,7 +103,9 @@ def test_an_optimizer_s_weight_decay_is_that_of_what_it_moves():
 def test_matrices_keep_the_fewest_singular_values():
     rng = np.random.default_rng(0)
     shapes = {"kernel": (2, 6, 4), "filters": (2, 3, 2, 4), "wide": (2, 3, 4)}
-    update = {name: rng.normal(size=shape) for name, shape in shapes.items()} | {"bias": np.ones((2, 4))}
+    update = {name: rng.normal(size=shape) for name, shape in shapes.items()} | {
+        "bias": np.ones((2, 4))
+    }
     leading = jax.jit(fedkd.leading)
     for energy in (0.1, 0.6, 0.97, 1.0):
         found, share = leading(jax.tree.map(jnp.float32, update), jnp.float32(energy))
@@ -100,7 +113,9 @@ def test_matrices_keep_the_fewest_singular_values():
         for name in shapes:
             for k in range(2):
                 kernel, rank = truncated(update[name][k].reshape(-1, 4), energy)
-                np.testing.assert_allclose(found[name][k].reshape(-1, 4), kernel, rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(
+                    found[name][k].reshape(-1, 4), kernel, rtol=1e-5, atol=1e-5
+                )
                 sent += rank * (len(kernel) + 5)
         np.testing.assert_array_equal(found["bias"], 1)
         np.testing.assert_allclose(share, sent / (48 + 48 + 24 + 8), rtol=1e-6)
@@ -110,11 +125,14 @@ def test_batch_statistics_are_the_clients_and_their_mean():
     """Those of the inputs, which do not depend on the models."""
     federation = toys.make_federation(SIZES)
     knobs = {"energy": 1.0, "last_energy": 1.0}
-    states = toys.play("fedkd", federation, 1, OPTIMIZER, knobs, model=toys.Normalized, epochs=2).states
+    states = toys.play(
+        "fedkd", federation, 1, OPTIMIZER, knobs, model=toys.Normalized, epochs=2
+    ).states
     expected = []
     for k, size in enumerate(SIZES):
         x = np.float64(federation.train.x[k, :size])
-        mean, var = np.zeros(3), np.ones(3)
+        mean = np.zeros(3)
+        var = np.ones(3)
         for _ in range(2):
             mean = 0.7 * mean + 0.3 * x.mean(axis=0)
             var = 0.7 * var + 0.3 * x.var(axis=0)
@@ -138,7 +156,8 @@ def test_batch_statistics_are_the_clients_and_their_mean():
 )
 def test_alone_and_uncompressed_it_is_local_training_beside_fedavg(name, model):
     """Local training draws other numbers at random, so that it has no dropout here."""
-    federation, options = toys.make_federation(SIZES), {"model": model, "batch_size": 2, "epochs": 2}
+    federation = toys.make_federation(SIZES)
+    options = {"model": model, "batch_size": 2, "epochs": 2}
     knobs = {"strength": 0.0, "energy": 1.0, "last_energy": 1.0}
     found = toys.play("fedkd", federation, 2, OPTIMIZER, knobs, **options).states[-1]
     wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models

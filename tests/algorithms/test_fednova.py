@@ -35,7 +35,9 @@ def server_step(federation, theta, steps, *, momentum=0.0, mu=0.0, rate=RATE):
         for _ in range(steps[k]):
             speed = momentum * speed + gradient(federation, k, own) + mu * (own - theta)
             own = own - rate * speed
-        lengths[k] = (steps[k] - momentum * (1 - momentum ** steps[k]) / (1 - momentum)) / (1 - momentum)
+        lengths[k] = (steps[k] - momentum * (1 - momentum ** steps[k]) / (1 - momentum)) / (
+            1 - momentum
+        )
         if mu:
             lengths[k] = (1 - (1 - rate * mu) ** steps[k]) / (rate * mu)
         directions[k] = (theta - own) / lengths[k]
@@ -66,7 +68,9 @@ def test_by_hand(momentum, mu):
 def test_of_equal_steps_it_is_fedprox():
     equal = {"batch_size": 2, "steps": 5, "rounds": 3, "knobs": {"mu": 1.5}}
     expected = vectors(play("fedprox", **equal)[2][-1].models)
-    np.testing.assert_allclose(vectors(play("fednova", **equal)[2][-1].models), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        vectors(play("fednova", **equal)[2][-1].models), expected, rtol=1e-6, atol=1e-6
+    )
 
 
 def test_clients_draw_their_epochs_anew_in_every_round():
@@ -90,13 +94,18 @@ def test_clients_draw_their_epochs_anew_in_every_round():
 
 @pytest.mark.long
 def test_epochs_that_are_all_alike_are_the_solver_s():
-    drawn = play("fednova", knobs={"least_epochs": 2, "most_epochs": 2}, **MINI | {"epochs": 1})[2][-1]
+    drawn = play("fednova", knobs={"least_epochs": 2, "most_epochs": 2}, **MINI | {"epochs": 1})[2][
+        -1
+    ]
     toys.assert_trees_close(drawn.models, play("fednova", **MINI)[2][-1].models)
 
 
 def test_more_epochs_are_more_mini_batches_for_the_ledger():
     problem = toys.make_problem(toys.make_federation(SIZES, "regression"), batch_size=2)
-    passes = lambda **knobs: toys.make_algorithm("fednova", problem, **knobs).ledger.passes
+
+    def passes(**knobs):
+        return toys.make_algorithm("fednova", problem, **knobs).ledger.passes
+
     assert (passes(), passes(most_epochs=5)) == (1, 5)
 
 
@@ -124,5 +133,8 @@ def test_the_way_follows_the_schedule():
 def test_of_one_client_it_is_fedavg_whatever_the_optimizer():
     federation = toys.make_federation((5,), "regression")
     options = {"optimizer": optax.adam(0.05), "batch_size": 2, "epochs": 3}
-    found, fedavg = (toys.play(name, federation, 3, **options).states[-1].models for name in ("fednova", "fedavg"))
+    found, fedavg = (
+        toys.play(name, federation, 3, **options).states[-1].models
+        for name in ("fednova", "fedavg")
+    )
     toys.assert_trees_close(found, fedavg, rtol=1e-5, atol=1e-6)

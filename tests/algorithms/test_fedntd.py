@@ -8,7 +8,8 @@ from by_hand import by_hand
 from networks import RATE, examples, gradient, logits, softmax, step
 from quadratics import OPTIMIZER
 
-SIZES, CLASSES = (2, 5, 0, 3, 4), 3
+SIZES = (2, 5, 0, 3, 4)
+CLASSES = 3
 
 
 def not_true(outputs, y):
@@ -67,7 +68,9 @@ def test_a_strong_distillation_keeps_the_other_classes_in_proportion():
     federation.train.y[...] = 0
     moved = []
     for beta in (0.0, 10.0):
-        played = toys.play("fedntd", federation, 1, OPTIMIZER, {"beta": beta}, hidden=(6,), epochs=20)
+        played = toys.play(
+            "fedntd", federation, 1, OPTIMIZER, {"beta": beta}, hidden=(6,), epochs=20
+        )
         x, _ = examples(federation, 0)
         before, after = (logits(networks.row(state.models, 0), x) for state in played.states)
         moved.append(np.abs((after - before)[:, 1] - (after - before)[:, 2]).max())

@@ -26,7 +26,8 @@ def adaptive(optimizer, beta1, beta2, rate, tau):
 
     def reference(rounds):
         w = rounds.start("models")[0]
-        m, v = 0.0, tau**2
+        m = 0.0
+        v = tau**2
         for _ in rounds:
             slope = w - rounds.mean([rounds.descend(k, w) for k in rounds.clients])
             m = beta1 * m + (1 - beta1) * slope
@@ -54,7 +55,8 @@ def adaptive(optimizer, beta1, beta2, rate, tau):
     ],
 )
 def test_adaptive_servers_by_hand(optimizer, given, betas):
-    rate, tau = 0.2, 0.3
+    rate = 0.2
+    tau = 0.3
     knobs = {"rate": rate, "tau": tau, "optimizer": optimizer, **given}
     by_hand("fedadam", adaptive(optimizer, *betas, rate, tau), knobs=knobs)
 

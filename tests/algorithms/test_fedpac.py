@@ -21,7 +21,8 @@ STRENGTH = 2.0
 
 def statistics(params, x, y):
     """Per-class feature sums and counts, h and V / (n - 1); V is the trace of the covariance of z (x) e_y."""
-    z, hot = features(params, x), np.eye(3)[y]
+    z = features(params, x)
+    hot = np.eye(3)[y]
     outer = np.stack([np.outer(e, f).ravel() for e, f in zip(hot, z, strict=True)])
     return (
         hot.T @ z,
@@ -124,8 +125,10 @@ def test_weights_solve_the_quadratic(num, noise):
     rng = np.random.default_rng(num)
     kinds = rng.normal(size=(2, 2, 3))
     means = kinds[np.arange(num) % 2] + 0.1 * rng.normal(size=(num, 2, 3))
-    variance, active = noise * rng.uniform(0.5, 2, size=num), np.arange(num) != 1
-    means[1], variance[1] = 0, 0
+    variance = noise * rng.uniform(0.5, 2, size=num)
+    active = np.arange(num) != 1
+    means[1] = 0
+    variance[1] = 0
     as_float32 = [jnp.asarray(each, jnp.float32) for each in (means, variance)]
     found = combine(*as_float32, jnp.asarray(active))
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)

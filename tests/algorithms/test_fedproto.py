@@ -8,7 +8,8 @@ from by_hand import by_hand, play
 from networks import RATE, features, gradient, step
 
 SIZES = (2, 5, 0, 3, 4)
-CLASSES, WIDTH = 3, 6
+CLASSES = 3
+WIDTH = 6
 STRENGTH = 2.0
 OPTIONS = {"sizes": SIZES, "hidden": (WIDTH,), "epochs": 3}
 

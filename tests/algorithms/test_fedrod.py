@@ -64,19 +64,25 @@ def fedrod(balance):
 
 @pytest.mark.parametrize("balance", [1.0, 0.4])
 def test_rounds_by_hand(balance):
-    rounds = by_hand("fedrod", fedrod(balance), knobs={"balance": balance}, hidden=(3,), epochs=EPOCHS)
+    rounds = by_hand(
+        "fedrod", fedrod(balance), knobs={"balance": balance}, hidden=(3,), epochs=EPOCHS
+    )
     assert set(jax.tree.leaves(rounds.states[-1].clients.own.model[BODY])) == set()
     assert np.ptp(rounds.probabilities(), axis=0).max() > 0.1
 
 
 @pytest.mark.parametrize(
     "model",
-    [pytest.param(toys.Dropped, marks=pytest.mark.long), pytest.param(toys.Normalized, marks=pytest.mark.slow)],
+    [
+        pytest.param(toys.Dropped, marks=pytest.mark.long),
+        pytest.param(toys.Normalized, marks=pytest.mark.slow),
+    ],
 )
 def test_without_balance_the_generic_model_is_fedavg_s(model):
     """With mini-batches, dropout and batch statistics."""
     options = {"model": model, "batch_size": 2, "epochs": 2}
-    found, wanted = play(knobs={"balance": 0.0}, **options), play("fedavg", **options)
+    found = play(knobs={"balance": 0.0}, **options)
+    wanted = play("fedavg", **options)
     toys.assert_trees_close(found[2][-1].models, wanted[2][-1].models, rtol=1e-5, atol=1e-6)
 
 

@@ -8,7 +8,8 @@ from by_hand import by_hand
 from networks import RATE, gradient, logits, softmax, step
 from quadratics import OPTIMIZER, SIZES
 
-ALPHA, BETA = 0.3, 0.8
+ALPHA = 0.3
+BETA = 0.8
 
 
 def mutual(params, other, x, y, weight):
@@ -16,9 +17,13 @@ def mutual(params, other, x, y, weight):
 
     The gradient is that of the cross entropy with targets that mix labels and the other's predictions.
     """
-    p, q = softmax(logits(params, x)), softmax(logits(other, x))
+    p = softmax(logits(params, x))
+    q = softmax(logits(other, x))
     labels = np.eye(3)[y]
-    loss = -weight * np.log(p[range(len(y)), y]).mean() + (1 - weight) * (q * np.log(q / p)).sum(axis=1).mean()
+    loss = (
+        -weight * np.log(p[range(len(y)), y]).mean()
+        + (1 - weight) * (q * np.log(q / p)).sum(axis=1).mean()
+    )
     return loss, step(params, gradient(params, x, weight * labels + (1 - weight) * q), RATE)
 
 
@@ -57,8 +62,11 @@ def test_rounds_by_hand():
 )
 def test_with_labels_only_it_is_local_training_beside_fedavg(name, model):
     """Local training draws other numbers at random, so that it has no dropout here."""
-    federation, options = toys.make_federation(SIZES), {"model": model, "batch_size": 2, "epochs": 2}
-    found = toys.play("fml", federation, 2, OPTIMIZER, {"alpha": 1.0, "beta": 1.0}, **options).states[-1]
+    federation = toys.make_federation(SIZES)
+    options = {"model": model, "batch_size": 2, "epochs": 2}
+    found = toys.play(
+        "fml", federation, 2, OPTIMIZER, {"alpha": 1.0, "beta": 1.0}, **options
+    ).states[-1]
     wanted = toys.play(name, federation, 2, OPTIMIZER, **options).states[-1].models
     models = found.models if name == "fedavg" else found.rows.params
     toys.assert_trees_close(models, wanted, rtol=1e-5, atol=1e-6)

@@ -72,7 +72,10 @@ def gpfl(strength, mu):
             received = shared[ADDED]["embeddings"]
             for k in active:
                 data = rounds.examples(k)
-                value = lambda params, data=data, e=received: objective(params, *data, e, strength, mu)
+
+                def value(params, data=data, e=received):
+                    return objective(params, *data, e, strength, mu)
+
                 params = shared | {HEAD: own[k]}
                 of_steps = []
                 for _ in range(rounds.epochs):

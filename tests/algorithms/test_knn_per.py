@@ -15,7 +15,8 @@ from pfljax.evaluation import metrics
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.local.batches import of_examples
 
-SIZES, KEY = (6, 1, 0, 3), jax.random.key(0)
+SIZES = (6, 1, 0, 3)
+KEY = jax.random.key(0)
 
 
 @functools.cache
@@ -43,13 +44,15 @@ def predicted(algorithm, problem, state, clients, x, key=KEY):
 
 def network(params, x):
     """(features (B, 4), probabilities (B, C)) of the MLP with one hidden layer, in float64."""
-    params, x = jax.tree.map(np.float64, params), np.float64(x)
+    params = jax.tree.map(np.float64, params)
+    x = np.float64(x)
     return features(params, x), softmax(logits(params, x))
 
 
 def by_hand(params, x, y, queries, num, scale):
     """p_knn (B, C) of a client with examples x, y."""
-    stored, asked = network(params, x)[0], network(params, queries)[0]
+    stored = network(params, x)[0]
+    asked = network(params, queries)[0]
     found = np.zeros((len(queries), 3))
     for i, query in enumerate(asked):
         distance = ((stored - query) ** 2).mean(axis=1)
@@ -97,7 +100,8 @@ def test_lambda_is_the_one_of_the_grid_that_fits_the_validation_examples_best(nu
     found = toys.predict(algorithm, problem, KEY, state, clients).inputs.mix
     params = jax.tree.map(lambda leaf: leaf[0], state.models)
     for k in (0, 3):
-        x, y = split.x[k], split.y[k]
+        x = split.x[k]
+        y = split.y[k]
         both = by_hand(params, *own(federation, k), x, 2, 0.1), network(params, x)[1]
         memory, shared = (p[np.arange(len(y)), y] for p in both)
         grid = np.linspace(0, 1, 6)
@@ -121,7 +125,8 @@ def test_without_any_validation_examples_clients_have_the_lambda_that_is_given()
 
 
 def test_it_trains_as_fedavg_does():
-    found, wanted = trained("knn_per"), trained("fedavg")
+    found = trained("knn_per")
+    wanted = trained("fedavg")
     assert toys.same_trees(found.states[-1].models, wanted.states[-1].models)
     moved = [(record.down, record.up) for record in found.records]
     assert moved == [(record.down, record.up) for record in wanted.records] and moved[0][1] > 0
@@ -147,7 +152,9 @@ def test_after_fine_tuning_the_datastore_is_of_the_tuned_model():
         neighbors=2, scale=0.2, mix=0.7, grid_steps=0
     )
     tuned = fine_tuned(problem, algorithm, 3)
-    key, clients, queries = jax.random.key(1), federation.client_data, federation.test.x[0]
+    key = jax.random.key(1)
+    clients = federation.client_data
+    queries = federation.test.x[0]
     models = toys.predict(tuned, problem, key, state, clients).models
     solver = problem.solver._replace(epochs=3)
     theta = solver.begin(jax.tree.map(lambda leaf: leaf[0], state.models))

@@ -61,7 +61,8 @@ def start():
 
 def slope(k, weight):
     """Gradient of client k's mean squared error with respect to the whole weight, and its inputs."""
-    x, y = X[owner == k], Y[owner == k]
+    x = X[owner == k]
+    y = Y[owner == k]
     return 2 / T * x.T @ (x @ weight - y) / len(x)
 
 
@@ -239,7 +240,8 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
     close(np.matmul(*models)[0], product)
     close(models[1][0] @ models[1][0].T, np.eye(RANK))
     result = trained(method, 3)
-    row, models = result.state.rows, factors(result.state.models)
+    row = result.state.rows
+    models = factors(result.state.models)
     close(np.matmul(*models)[0], product)  # as it was
     labels = np.array([result.collaboration.index[-1][k][1] - 1 for k in range(4)])
     root_b = cut(product, RANK)[1]
@@ -273,9 +275,12 @@ def test_hilora_s_penalty_is_the_overlap_of_bases():
     leaves = factors(before.rows.leaf)
     trained = factors(after.rows.leaf)
     for k in rounds.clients:
-        a_root, b_root = models[0][0], models[1][0]
-        a_cluster, b_cluster = models[0][used[k][1]], models[1][used[k][1]]
-        a, b = leaves[0][k], leaves[1][k]
+        a_root = models[0][0]
+        b_root = models[1][0]
+        a_cluster = models[0][used[k][1]]
+        b_cluster = models[1][used[k][1]]
+        a = leaves[0][k]
+        b = leaves[1][k]
         g = slope(k, W0 + a_root @ b_root + a_cluster @ b_cluster + a @ b)
         penalty = strength * 2 * b @ (b_root.T @ b_root + b_cluster.T @ b_cluster)
         close(trained[0][k], a - RATE * g @ b.T)
@@ -286,7 +291,8 @@ def test_hilora_s_penalty_is_the_overlap_of_bases():
 def test_hilora_finds_groups_that_adapt_in_other_directions():
     """Targets of half of the clients differ from the frozen model's in the first value, of the others in the second."""
     rng = np.random.default_rng(1)
-    x, client = rng.normal(size=(80, F)), np.repeat(np.arange(8), 10)
+    x = rng.normal(size=(80, F))
+    client = np.repeat(np.arange(8), 10)
     moved = rng.normal(size=F)
     y = x @ W0
     y[np.arange(80), client // 4] += 2 * x @ moved

@@ -10,7 +10,8 @@ from by_hand import by_hand
 from pfljax.algorithms import mocha
 from pfljax.contract import tree
 
-STRENGTH, RIDGE = 0.05, 0.2
+STRENGTH = 0.05
+RIDGE = 0.2
 
 
 def test_mocha_s_relationship_of_two_tasks():
@@ -29,7 +30,8 @@ def test_mocha_s_relationship_of_two_tasks():
     def objective(omega):
         return np.trace(rows.T @ np.linalg.solve(omega, rows))
 
-    least, rng = objective(np.float64(omega)), np.random.default_rng(0)
+    least = objective(np.float64(omega))
+    rng = np.random.default_rng(0)
     for _ in range(50):
         other = rng.normal(size=(2, 2))
         other = other @ other.T

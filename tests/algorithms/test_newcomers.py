@@ -41,7 +41,10 @@ def fedfomo(rounds, newcomers, k):
     """One step of Eq. 3 and 5 from the mean of all models, on the validation examples."""
     theta = entry(rounds.states[-1], "models")
     mean = theta.mean(axis=0)
-    loss = lambda model: quadratics.loss_of(newcomers.federation, k, model, "validation")
+
+    def loss(model):
+        return quadratics.loss_of(newcomers.federation, k, model, "validation")
+
     gains = np.array([loss(mean) - loss(model) for model in theta])
     weights = np.maximum(gains / np.linalg.norm(theta - mean, axis=1), 0)
     return [mean + weights / weights.sum() @ (theta - mean)]
@@ -175,7 +178,11 @@ def pefll(rounds, newcomers, k):
     scaled = (descriptor - server.center) / server.scale
     features = networks.forward(server.network.trunk, scaled[None])[0][0]
     heads = server.network
-    return [jax.tree.map(lambda kernel, bias: np.tensordot(features, kernel, 1) + bias, heads.kernel, heads.bias)]
+    return [
+        jax.tree.map(
+            lambda kernel, bias: np.tensordot(features, kernel, 1) + bias, heads.kernel, heads.bias
+        )
+    ]
 
 
 def fedem(rounds, newcomers, k):
@@ -250,10 +257,14 @@ NEWCOMERS = [
     Newcomer("fedbuff", fedbuff, {"rounds": 1}),
     Newcomer("l2sgd", l2sgd, {"rounds": 0}),
     Newcomer("per_fedavg", per_fedavg, {"rounds": 0, "knobs": {"alpha": 0.05, "adapt_steps": 2}}),
-    Newcomer("pfedme", pfedme, {"rounds": 0, "knobs": {"strength": 2.0, "steps": 400, "rate": 0.05}}),
+    Newcomer(
+        "pfedme", pfedme, {"rounds": 0, "knobs": {"strength": 2.0, "steps": 400, "rate": 0.05}}
+    ),
     Newcomer("fedah", fedah, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 2}}),
     Newcomer("flute", flute, {"rounds": 0, "hidden": (6,), "knobs": {"head_epochs": 2}}),
-    Newcomer("perada", perada, {"rounds": 0, "hidden": (6,), "knobs": {"strength": 0.7, "share": 0.3}}),
+    Newcomer(
+        "perada", perada, {"rounds": 0, "hidden": (6,), "knobs": {"strength": 0.7, "share": 0.3}}
+    ),
     Newcomer("fedavg_plus", fedavg_plus, {"rounds": 0, "knobs": {"tune_epochs": 2}}),
     Newcomer("fedexp", fedexp, {"rounds": 1}),
     Newcomer("pfedgraph", pfedgraph, {"rounds": 1, "knobs": {"strength": 0.0}}),
@@ -266,7 +277,11 @@ NEWCOMERS = [
     Newcomer(
         "pefll",
         pefll,
-        {"rounds": 0, "hidden": (6,), "knobs": {"hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5}},
+        {
+            "rounds": 0,
+            "hidden": (6,),
+            "knobs": {"hidden": 5, "layers": 1, "embedding": 4, "spread": 0.5},
+        },
     ),
 ]
 

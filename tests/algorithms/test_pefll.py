@@ -27,7 +27,8 @@ class Learner:
             "kernel": network.kernel,
         }
         self.learned |= {"bias": network.bias}
-        self.center, self.scale = float(state.server.state.center), float(state.server.state.scale)
+        self.center = float(state.server.state.center)
+        self.scale = float(state.server.state.scale)
         self.first = self.second = jax.tree.map(np.zeros_like, self.learned)
         self.steps = 0
 

@@ -53,8 +53,12 @@ def test_per_fedavg_takes_its_inner_step_on_another_mini_batch():
     federation = toys.make_federation((2,), "regression")
     x = np.append(np.float64(federation.train.x[0]), np.ones((2, 1)), axis=1)
     y = federation.train.y[0]
-    slope = lambda theta, i: 2 * x[i] * (x[i] @ theta - y[i])
-    step = lambda theta, now, other: theta - RATE * slope(theta - alpha * slope(theta, other), now)
+
+    def slope(theta, i):
+        return 2 * x[i] * (x[i] @ theta - y[i])
+
+    def step(theta, now, other):
+        return theta - RATE * slope(theta - alpha * slope(theta, other), now)
 
     def trained(**length):
         options = {"knobs": {"alpha": alpha}, "batch_size": 1} | length

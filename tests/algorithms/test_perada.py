@@ -16,7 +16,10 @@ def train(params, x, y, steps, anchor=None):
     for _ in range(steps):
         slopes = gradient(params, x, y)
         if anchor is not None:
-            pulled = lambda slope, a, b: slope + STRENGTH * (a - b)
+
+            def pulled(slope, a, b):
+                return slope + STRENGTH * (a - b)
+
             slopes = jax.tree.map(pulled, slopes, params, anchor)
         params = step(params, slopes, RATE)
     return params

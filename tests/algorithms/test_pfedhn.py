@@ -114,7 +114,8 @@ def test_under_sampling_the_mean_is_over_the_cohort_by_hand():
     alone = 0
     for (before, after), record in zip(itertools.pairwise(states), records, strict=True):
         numbers = learned(before)
-        theta, found = forward(numbers)[0], []
+        theta = forward(numbers)[0]
+        found = []
         delta = np.stack(
             [
                 trained(federation, k, theta[k], 1) - theta[k] if k != 1 else 0 * theta[k]
@@ -176,7 +177,8 @@ def test_torch_trunks_are_as_small_as_pytorch_makes_them():
 @pytest.mark.long
 def test_the_protocol_of_the_paper_is_stable():
     """One client a round, 50 steps at rate 0.01 with momentum 0.9; He's trunk without clipping diverges."""
-    federation, size = toys.make_federation([6] * 4), {}
+    federation = toys.make_federation([6] * 4)
+    size = {}
     for name, knobs in {"default": {}, "before": {"initialization": "he", "clip": np.inf}}.items():
         options = {"cohort": 1, "steps": 50, "batch_size": 3}
         played = toys.play(
@@ -237,7 +239,8 @@ def test_batch_statistics_are_the_mean_of_those_that_came_back():
     """After one full batch each: 0.7 of the old and 0.3 of the batch's statistics, whatever the server's rate."""
     federation = toys.make_federation((4, 4, 4))
     states = toys.play("pfedhn", federation, 2, OPTIMIZER, KNOBS, model=toys.Normalized).states
-    mean, variance = np.zeros(3), np.ones(3)
+    mean = np.zeros(3)
+    variance = np.ones(3)
     for state in states[1:]:
         x = [np.float64(federation.train.x[k]) for k in range(3)]
         mean = 0.7 * mean + 0.3 * np.mean([own.mean(axis=0) for own in x], axis=0)

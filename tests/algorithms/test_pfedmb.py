@@ -146,7 +146,8 @@ def test_fine_tuning_is_its_own():
 @pytest.mark.slow
 def test_with_one_branch_its_fine_tuning_is_the_general_one():
     rounds, *both = one_branch()
-    clients, state = rounds.federation.client_data, rounds.states[-1]
+    clients = rounds.federation.client_data
+    state = rounds.states[-1]
     models = [toys.predict(tuned, rounds.problem, KEY, state, clients).models for tuned in both]
     toys.assert_trees_close(*models, rtol=1e-4, atol=1e-5)
 

@@ -25,7 +25,11 @@ KNOBS = [
     ("fedala", {"layers": 2}, "layers=2: accepted: 0 to 1, the number of layers"),
     ("lg_fedavg", {"shared_layers": 9}, "shared_layers=9: accepted: "),
     ("ifca", {"shared_layers": 2}, "shared_layers=2: accepted: 0 to 1"),
-    ("ifca", {"averaging": "gradients", "shared_layers": 1}, "shared_layers=1: must be 0 with averaging=gradients"),
+    (
+        "ifca",
+        {"averaging": "gradients", "shared_layers": 1},
+        "shared_layers=1: must be 0 with averaging=gradients",
+    ),
     ("fednova", {"least_epochs": 6, "most_epochs": 5}, "least_epochs=6: accepted: "),
     ("fedadam", {"optimizer": "adagrad", "beta2": 0.9}, "beta2: accepted only with adam and yogi"),
     ("fedfomo", {"clusters": 4}, "clusters=4: accepted: 0 to 3, the number of clients"),
@@ -65,7 +69,9 @@ def test_knobs_that_do_not_fit_the_problem(name, knobs, said):
     ],
 )
 def test_tasks_without_one_class_to_an_example(name, task):
-    problem = toys.make_problem(toys.make_federation((3, 4), task.replace("sequences", "classification")))
+    problem = toys.make_problem(
+        toys.make_federation((3, 4), task.replace("sequences", "classification"))
+    )
     if task == "sequences":
         problem = problem._replace(model=dataclasses.replace(problem.model, module=OfPlaces()))
     needs = "needs classes" if task == "regression" else "needs one class per example"

@@ -36,7 +36,9 @@ def scaffold(rate, option, mean):
     return reference
 
 
-@pytest.mark.parametrize(("option", "mean"), [("II", "weighted"), ("I", "weighted"), ("I", "uniform")])
+@pytest.mark.parametrize(
+    ("option", "mean"), [("II", "weighted"), ("I", "weighted"), ("I", "uniform")]
+)
 def test_scaffold_by_hand(option, mean):
     knobs = {"rate": 0.5, "option": option, "mean": mean}
     by_hand("scaffold", scaffold(0.5, option, mean), knobs=knobs)

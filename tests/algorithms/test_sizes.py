@@ -35,7 +35,9 @@ class Normalized(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
         x = x.reshape(x.shape[0], -1)
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(
+            x
+        )
         return nn.Dense(self.num_classes)(nn.tanh(nn.Dense(6)(x)))
 
 
@@ -44,13 +46,16 @@ class NormalizedAttention(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool = False):
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, epsilon=0.1, use_bias=False)(
+            x
+        )
         return toys.Attentive(self.num_classes)(x)
 
 
 class OfNNX(nnx.Module):
     def __init__(self, num_classes: int, rngs: nnx.Rngs):
-        self.norm, self.head = nnx.BatchNorm(3, momentum=0.7, rngs=rngs), nnx.Linear(3, num_classes, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, momentum=0.7, rngs=rngs)
+        self.head = nnx.Linear(3, num_classes, rngs=rngs)
         self.drop = nnx.Dropout(0.3, rngs=rngs)
 
     def __call__(self, x):
@@ -90,7 +95,13 @@ def adapted():
 
 def normalized(name):
     """The network with batch statistics that a method trains."""
-    return adapted() if name in toys.ADAPTERS else NormalizedAttention if name == "fedtp" else Normalized
+    return (
+        adapted()
+        if name in toys.ADAPTERS
+        else NormalizedAttention
+        if name == "fedtp"
+        else Normalized
+    )
 
 
 def padded(federation, num):
@@ -133,14 +144,19 @@ def every_combination():
 def test_a_larger_client_changes_no_other_s_training(name, statistics, plan):
     federation = toys.make_federation(SIZES)
     options = {"model": normalized(name)} if statistics else toys.network(name)
-    found = [results(name, each, plan=PLANS[plan](), **options) for each in (federation, padded(federation, WIDE))]
+    found = [
+        results(name, each, plan=PLANS[plan](), **options)
+        for each in (federation, padded(federation, WIDE))
+    ]
     toys.assert_trees_close(*found, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("model", "plan", "batch_size"),
     [
-        pytest.param(model, plan, batch_size, marks=pytest.mark.slow if number % 5 == 0 else pytest.mark.long)
+        pytest.param(
+            model, plan, batch_size, marks=pytest.mark.slow if number % 5 == 0 else pytest.mark.long
+        )
         for number, (model, plan, batch_size) in enumerate(
             (model, plan, batch_size)
             for model in (Normalized, OfNNX, Positions, Ratios)
@@ -157,7 +173,9 @@ def test_neither_the_plan_nor_the_batch_size_nor_the_network_matters(model, plan
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found[0].models))
 
 
-@pytest.mark.parametrize("size", [pytest.param(size, marks=[] if size == 3 else pytest.mark.slow) for size in SIZES])
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=[] if size == 3 else pytest.mark.slow) for size in SIZES]
+)
 def test_a_client_among_larger_ones_trains_as_if_alone(size):
     """Also in a plain loop in Python."""
     federation = toys.make_federation(SIZES)
@@ -170,6 +188,8 @@ def test_a_client_among_larger_ones_trains_as_if_alone(size):
 
     def fit(split):
         solver = problem.solver
-        return solver.fit(jax.random.key(1), params, solver.optimizer.init(params), split, round_number=0)[0]
+        return solver.fit(
+            jax.random.key(1), params, solver.optimizer.init(params), split, round_number=0
+        )[0]
 
     toys.assert_trees_close(jax.jit(fit)(alone), jax.jit(fit)(among), rtol=1e-4, atol=1e-6)

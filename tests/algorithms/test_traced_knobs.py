@@ -20,7 +20,9 @@ def numbers_of(name):
     """The knobs that may be traced, with their defaults."""
     hints = typing.get_type_hints(METHODS[name])
     fields = [field for field in dataclasses.fields(METHODS[name]) if not field.metadata["static"]]
-    numbers = {field.name: field.default for field in fields if value_type(hints[field.name]) is float}
+    numbers = {
+        field.name: field.default for field in fields if value_type(hints[field.name]) is float
+    }
     return {knob: OTHERWISE if value is None else value for knob, value in numbers.items()}
 
 
@@ -29,14 +31,21 @@ def rounds_of(name):
     federation = toys.make_federation((3, 5, 2, 4))
     network = {"hidden": (3,)} | toys.required(name)
     problem = toys.make_problem(federation, optax.sgd(0.1), batch_size=2, **network)
-    clients, key = jax.tree.map(jnp.asarray, federation.client_data), jax.random.key(0)
+    clients = jax.tree.map(jnp.asarray, federation.client_data)
+    key = jax.random.key(0)
 
     def play(knobs, learning_rate=0.1):
-        algorithm = toys.make_algorithm(name, problem._replace(learning_rate=learning_rate), **knobs)
+        algorithm = toys.make_algorithm(
+            name, problem._replace(learning_rate=learning_rate), **knobs
+        )
         one_round = make_round(algorithm, problem.plan, problem.cohort_size)
         state = toys.init(algorithm, problem, key, clients)
-        state = jax.lax.fori_loop(0, 2, lambda number, state: one_round(key, number, state, clients)[0], state)
-        return state, *(serve(algorithm, problem, key, state, clients) for serve in (toys.predict, toys.adapt))
+        state = jax.lax.fori_loop(
+            0, 2, lambda number, state: one_round(key, number, state, clients)[0], state
+        )
+        return state, *(
+            serve(algorithm, problem, key, state, clients) for serve in (toys.predict, toys.adapt)
+        )
 
     return play
 
@@ -51,7 +60,8 @@ TRACED = [name for name in METHODS if numbers_of(name)]
 
 @pytest.mark.parametrize("name", ["fedavgm", "pfedme", "clustered"])  # of all: the slow test below
 def test_numbers_may_be_traced(name):
-    play, knobs = rounds_of(name), numbers_of(name)
+    play = rounds_of(name)
+    knobs = numbers_of(name)
     traced = jax.eval_shape(play, {knob: jnp.float32(value) for knob, value in knobs.items()})
     assert forms(traced) == forms(jax.eval_shape(lambda: play(knobs)))
 
@@ -64,6 +74,7 @@ def test_the_learning_rate_may_be_traced():
 
 @toys.each_method(among=TRACED, fast=("fedavgm",), slow=toys.VARIED)
 def test_a_traced_number_counts_as_it_does_in_python(name):
-    play, knobs = rounds_of(name), numbers_of(name)
+    play = rounds_of(name)
+    knobs = numbers_of(name)
     traced = jax.jit(play)({knob: jnp.float32(value) for knob, value in knobs.items()})
     toys.assert_trees_close(traced, jax.jit(lambda: play(knobs))(), rtol=1e-5, atol=1e-6)

@@ -17,11 +17,13 @@ BODY = (3 * 6 + 6) * NUMBER  # its first layer
 HEAD = KERNEL + 3 * NUMBER
 NETWORK = BODY + HEAD
 CENTROIDS = 3 * 6 * NUMBER  # of three classes
-PHI = ((3 + 3) * 5 + 5 + 5 * 5 + 5 + 5 * 4 + 4) * NUMBER  # of examples and their classes, two layers of five, to four
+# of examples and their classes, two layers of five, to four
+PHI = ((3 + 3) * 5 + 5 + 5 * 5 + 5 + 5 * 4 + 4) * NUMBER
 POLICY = (6 * 12 + 12 + 12 + 12) * NUMBER  # FedCP's, from six features to two weights of each
 VALVE = (3 * 6 + 2 * (6 * 6 + 6 + 6 + 6)) * NUMBER  # GPFL's, with its embeddings
 GAUSSIANS = (3 * 6 + 6 * 6) * NUMBER
-ATTENTIVE = (4 + 4 + 3 * 4 + 4 * 4 + 3 * 4 * 3 + 3) * NUMBER  # of `toys.Attentive`, without its projections
+# of `toys.Attentive`, without its projections
+ATTENTIVE = (4 + 4 + 3 * 4 + 4 * 4 + 3 * 4 * 3 + 3) * NUMBER
 PROJECTIONS = 3 * 4 * 4 * NUMBER
 ADAPTED = (2 * 6 + 6 * 3 + 3) * NUMBER  # B of rank 2, and the head
 EMPTY = (2, 0, 5, 1, 3)  # one of five clients has no examples
@@ -50,7 +52,12 @@ ROUNDS = [
     # h stays at the server, and g_k with its client
     Round("feddyn", down=5 * LINEAR, up=4 * (LINEAR + NUMBER), options={"sizes": EMPTY}),
     # Branches; up, each times its weight beside the weights, without n_k
-    Round("pfedmb", down=4 * 3 * LINEAR, up=4 * 3 * (LINEAR + NUMBER), options={"knobs": {"branches": 3}}),
+    Round(
+        "pfedmb",
+        down=4 * 3 * LINEAR,
+        up=4 * 3 * (LINEAR + NUMBER),
+        options={"knobs": {"branches": 3}},
+    ),
     # Two others' models down, one up
     Round("fedfomo", down=4 * 2 * LINEAR, up=4 * LINEAR, options={"knobs": {"neighbors": 2}}),
     # And three candidates of the server: two clusters' means and theirs; up, who gained how much from five models
@@ -61,7 +68,12 @@ ROUNDS = [
         options={"knobs": {"neighbors": 2, "clusters": 2}},
     ),
     # The mean and its own leave-one-out mean beside the two others' ones
-    Round("fedfomo_average", down=4 * (2 + 2) * LINEAR, up=4 * LINEAR, options={"knobs": {"neighbors": 2}}),
+    Round(
+        "fedfomo_average",
+        down=4 * (2 + 2) * LINEAR,
+        up=4 * LINEAR,
+        options={"knobs": {"neighbors": 2}},
+    ),
     # lambda_k in place of n_k; a client receives only its own entry of lambda
     Round("afl", down=4 * LINEAR, up=4 * (LINEAR + NUMBER)),
     # Ten shared examples of three features and a target, once in the R = 2 rounds
@@ -80,7 +92,12 @@ ROUNDS = [
     # Normalization stays
     Round("fedbn", down=4 * LINEAR, up=4 * (LINEAR + NUMBER), options={"model": toys.Normalized}),
     # Three components to and from each of three neighbors
-    Round("dfedem", down=4 * 3 * 3 * LINEAR, up=4 * 3 * 3 * LINEAR, options={"knobs": {"graph": "complete"}}),
+    Round(
+        "dfedem",
+        down=4 * 3 * 3 * LINEAR,
+        up=4 * 3 * 3 * LINEAR,
+        options={"knobs": {"graph": "complete"}},
+    ),
     # The meme
     Round("fml", down=4 * NETWORK, up=4 * (NETWORK + NUMBER), options={"hidden": (6,)}),
     # A row of the precision of four tasks down
@@ -94,7 +111,9 @@ ROUNDS = [
     ),
     # Every client has a mixture of all models, and sends its own, unweighted
     Round("fedamp", down=4 * LINEAR, up=4 * LINEAR),
-    Round("ifca", down=4 * 3 * LINEAR, up=4 * (LINEAR + NUMBER), options={"knobs": {"clusters": 3}}),
+    Round(
+        "ifca", down=4 * 3 * LINEAR, up=4 * (LINEAR + NUMBER), options={"knobs": {"clusters": 3}}
+    ),
     # All models in the round's first exchange, then the chosen one; its gradient goes back in both
     Round(
         "ifca",
@@ -118,13 +137,30 @@ ROUNDS = [
     # The head stays
     Round("flute", down=4 * BODY, up=4 * (BODY + NUMBER), options={"hidden": (6,)}),
     # The policy beside the model: its weights, biases, gains and offsets
-    Round("fedcp", down=4 * (NETWORK + POLICY), up=4 * (NETWORK + POLICY + NUMBER), options={"hidden": (6,)}),
+    Round(
+        "fedcp",
+        down=4 * (NETWORK + POLICY),
+        up=4 * (NETWORK + POLICY + NUMBER),
+        options={"hidden": (6,)},
+    ),
     # The head stays; the embeddings of three classes and the valve
-    Round("gpfl", down=4 * (BODY + VALVE), up=4 * (BODY + VALVE + NUMBER), options={"hidden": (6,)}),
+    Round(
+        "gpfl", down=4 * (BODY + VALVE), up=4 * (BODY + VALVE + NUMBER), options={"hidden": (6,)}
+    ),
     # The server has its examples, and computes the logits of what it receives
-    Round("perada", down=4 * NETWORK, up=4 * (NETWORK + NUMBER), options={"hidden": (6,), "knobs": {"share": 0.3}}),
+    Round(
+        "perada",
+        down=4 * NETWORK,
+        up=4 * (NETWORK + NUMBER),
+        options={"hidden": (6,), "knobs": {"share": 0.3}},
+    ),
     # Means of the classes, and a covariance
-    Round("pfedfda", down=4 * (BODY + GAUSSIANS), up=4 * (BODY + GAUSSIANS + NUMBER), options={"hidden": (6,)}),
+    Round(
+        "pfedfda",
+        down=4 * (BODY + GAUSSIANS),
+        up=4 * (BODY + GAUSSIANS + NUMBER),
+        options={"hidden": (6,)},
+    ),
     # Two further kernels of the last layer, and a client's own point down
     Round(
         "floco",
@@ -140,7 +176,12 @@ ROUNDS = [
         options={"sizes": EMPTY, "hidden": (), "model": toys.Attentive},
     ),
     # A stays as it is, and with it its part of the adapters
-    Round("ffa_lora", down=4 * ADAPTED, up=4 * (ADAPTED + NUMBER), options={"hidden": (), "model": toys.adapted()}),
+    Round(
+        "ffa_lora",
+        down=4 * ADAPTED,
+        up=4 * (ADAPTED + NUMBER),
+        options={"hidden": (), "model": toys.adapted()},
+    ),
     # d_k, a_k and n_k
     Round("fednova", down=5 * LINEAR, up=4 * (LINEAR + 2 * NUMBER), options={"sizes": EMPTY}),
     # The norm of an update is a scalar, and the second-to-last model stays at the server
@@ -191,7 +232,11 @@ ROUNDS = [
         "pefll",
         down=5 * (PHI + 4 * NUMBER + NETWORK),
         up=4 * PHI + 5 * (4 * NUMBER + NETWORK),
-        options={"sizes": EMPTY, "hidden": (6,), "knobs": {"hidden": 5, "layers": 1, "embedding": 4}},
+        options={
+            "sizes": EMPTY,
+            "hidden": (6,),
+            "knobs": {"hidden": 5, "layers": 1, "embedding": 4},
+        },
     ),
 ]
 

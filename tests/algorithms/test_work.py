@@ -9,7 +9,9 @@ import toys
 from pfljax.algorithms import METHODS
 
 EPOCHS = 3  # E, of local training
-NEIGHBORS, COMPONENTS = 3, 3  # M, by default
+# M, by default
+NEIGHBORS = 3
+COMPONENTS = 3
 
 # Gradients that a client computes of each mini-batch; 1 for methods that are not listed.
 GRADIENTS = {

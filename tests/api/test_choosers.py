@@ -18,7 +18,8 @@ METHODS = [pfl.Local(), pfl.FedProx()]
 @pytest.fixture
 def runs(monkeypatch):
     """The runs that choose, and those of the table's cells; none of them is trained."""
-    choosing, cells = [], []
+    choosing = []
+    cells = []
 
     def scores_of(found, *_):
         choosing.extend(found)
@@ -98,7 +99,9 @@ PARAMS = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) fo
 def test_comparisons(name, runs):
     clients, options = COMPARED[name]
     with pytest.raises(comparison.Unfinished):
-        pfl.compare(METHODS, clients, MODEL, SGD, rounds=1, tune=[0.1, 1.0], tune_widen=1, **options)
+        pfl.compare(
+            METHODS, clients, MODEL, SGD, rounds=1, tune=[0.1, 1.0], tune_widen=1, **options
+        )
     check(*runs)
 
 
@@ -110,7 +113,8 @@ def test_comparisons(name, runs):
         pytest.param("--seeds=0,1 --tune_knobs --validation_fraction=0.4", marks=pytest.mark.slow),
         pytest.param("--seeds=0,1 --tune=0.1,1 --unseen=0.25", marks=pytest.mark.slow),
         pytest.param(
-            "--seeds=0,1 --tune=0.1,1 --partition=dirichlet --replacement --train_examples=12", marks=pytest.mark.slow
+            "--seeds=0,1 --tune=0.1,1 --partition=dirichlet --replacement --train_examples=12",
+            marks=pytest.mark.slow,
         ),
         pytest.param("--seeds=0,1 --tune=0.1,1 --dataset=sine", marks=pytest.mark.slow),
     ],
@@ -123,19 +127,29 @@ def test_the_command(flags, runs, tmp_path):
 
 
 def test_a_tuning_on_other_splits_or_with_the_tables_seeds_is_refused(runs):
-    tuned = pfl.tune(pfl.Local(), digits, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=[0], seeds=[7], widen=0)
-    with pytest.raises(pfl.ArgumentError, match=r"^methods: local was tuned on \d+ examples on which this table tests"):
+    tuned = pfl.tune(
+        pfl.Local(), digits, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=[0], seeds=[7], widen=0
+    )
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"^methods: local was tuned on \d+ examples on which this table tests",
+    ):
         pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[0], splits=[0, 1, 2])
-    with pytest.raises(pfl.ArgumentError, match=r"^methods: local was tuned on"):  # all of its examples are tested on
+    # all of its examples are tested on
+    with pytest.raises(pfl.ArgumentError, match=r"^methods: local was tuned on"):
         pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[0], splits=range(40))
-    with pytest.raises(pfl.ArgumentError, match=r"^seeds=5,7: local was tuned with seeds 7; accepted: other seeds"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^seeds=5,7: local was tuned with seeds 7; accepted: other seeds"
+    ):
         pfl.compare([tuned], digits, MODEL, rounds=1, seeds=[5, 7], splits=[0])
 
 
 @pytest.mark.parametrize("clients", [digits, twice, official])
 def test_a_tuning_whose_table_has_the_same_splits(clients, runs):
     splits = [0, 1, 2]
-    tuned = pfl.tune(pfl.FedProx(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=splits, widen=0)
+    tuned = pfl.tune(
+        pfl.FedProx(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], splits=splits, widen=0
+    )
     with pytest.raises(comparison.Unfinished):
         pfl.compare([tuned], clients, MODEL, rounds=1, seeds=[0], splits=splits)
     check(*runs)
@@ -155,12 +169,20 @@ def test_examples_of_few_kinds_cannot_be_told_apart_and_a_warning_says_so(runs):
         x, np.arange(80) % 2, num_clients=4, partition=pfl.partitions.IID(), validation_fraction=0.4
     )
     with (
-        pytest.warns(UserWarning, match="all validation examples also occur among the test examples"),
+        pytest.warns(
+            UserWarning, match="all validation examples also occur among the test examples"
+        ),
         pytest.raises(comparison.Unfinished),
     ):
-        pfl.compare([pfl.Local()], clients, MODEL, SGD, rounds=1, seeds=[0], tune=[0.1, 1.0], tune_widen=0)
-    with pytest.warns(UserWarning, match="all validation examples also occur among the test examples"):
-        tuned = pfl.tune(pfl.Local(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], seeds=[7], widen=0)
+        pfl.compare(
+            [pfl.Local()], clients, MODEL, SGD, rounds=1, seeds=[0], tune=[0.1, 1.0], tune_widen=0
+        )
+    with pytest.warns(
+        UserWarning, match="all validation examples also occur among the test examples"
+    ):
+        tuned = pfl.tune(
+            pfl.Local(), clients, MODEL, SGD, rounds=1, rates=[0.1, 1.0], seeds=[7], widen=0
+        )
     with pytest.raises(comparison.Unfinished):  # it is not refused
         pfl.compare([tuned], clients, MODEL, SGD, rounds=1, seeds=[0])
     choosing, _ = runs

@@ -19,7 +19,8 @@ LISTED = "clients helped / hurt, %"
 
 def test_times_to_a_target_by_hand():
     """The time of each run's first evaluation at the target or beyond."""
-    curves, clock = np.array([[0.1, 0.7, 0.6], [0.2, 0.3, 0.4]]), np.array([[0.0, 3.0, 8.0], [0.0, 4.0, 9.0]])
+    curves = np.array([[0.1, 0.7, 0.6], [0.2, 0.3, 0.4]])
+    clock = np.array([[0.0, 3.0, 8.0], [0.0, 4.0, 9.0]])
     assert times_to(0.6, curves, clock, 1) == [3.0, None]
     assert times_to(0.15, curves, clock, -1) == [0.0, None]
     assert times_text([3.0, None]) == "3, never in 1"
@@ -54,7 +55,9 @@ def test_rows_without_a_clock_have_no_times(finished_comparison):
     curves = [[each["accuracy"] for each in cell.rows] for cell in cells]
     np.testing.assert_allclose(row["curve_mean"], np.mean(curves, axis=0))
     simulated = [cell.rows[-1]["simulated_seconds"] for cell in cells]
-    assert row["simulated_mean"] == pytest.approx(np.mean(simulated)) and row["seconds_to_target"] == [0, 0]
+    assert row["simulated_mean"] == pytest.approx(np.mean(simulated)) and row[
+        "seconds_to_target"
+    ] == [0, 0]
 
     for cell in cells:
         for entries in (*cell.rows, cell.summary["last"], cell.summary["best"]):
@@ -66,11 +69,17 @@ def test_rows_without_a_clock_have_no_times(finished_comparison):
 def test_a_reference_says_which_clients_are_helped(finished_comparison):
     """Accuracies by client and run, paired by hand."""
     table, out = finished_comparison
-    last = lambda name: np.stack([read_accuracies(out / name / f"seed-{seed}") for seed in (0, 1)])
+
+    def last(name):
+        return np.stack([read_accuracies(out / name / f"seed-{seed}") for seed in (0, 1)])
+
     gains = last("fedavg") - last("local")
     reference, row = table.rows
     assert "clients_helped" not in reference and row["clients_compared"] == 8
-    assert (row["clients_helped"], row["clients_hurt"]) == ((gains > 1e-9).mean(), (gains < -1e-9).mean())
+    assert (row["clients_helped"], row["clients_hurt"]) == (
+        (gains > 1e-9).mean(),
+        (gains < -1e-9).mean(),
+    )
     np.testing.assert_allclose(row["client_gains"], np.sort(gains.ravel())[::-1])
 
     heads, (_, cells) = table.columns()
@@ -80,12 +89,18 @@ def test_a_reference_says_which_clients_are_helped(finished_comparison):
 
 def test_a_table_makes_figures_for_a_paper(finished_comparison, tmp_path, monkeypatch):
     sizes = {}
-    monkeypatch.setattr(comparisons, "save", lambda figure, path: sizes.update({path: figure.get_figwidth()}))
+    monkeypatch.setattr(
+        comparisons, "save", lambda figure, path: sizes.update({path: figure.get_figwidth()})
+    )
     table = finished_comparison.table
     names = {"scores", "rounds", "megabytes", "simulated_seconds", "differences", "clients-fedavg"}
     paths = table.figures(tmp_path / "paper", width=5.0)
-    assert {path.name for path in paths} == {f"{name}.{kind}" for name in names for kind in ("pdf", "png")}
-    assert sizes == dict.fromkeys(paths, 5.0) and {path.parent for path in paths} == {tmp_path / "paper"}
+    assert {path.name for path in paths} == {
+        f"{name}.{kind}" for name in names for kind in ("pdf", "png")
+    }
+    assert sizes == dict.fromkeys(paths, 5.0) and {path.parent for path in paths} == {
+        tmp_path / "paper"
+    }
     with pytest.raises(ArgumentError, match="width=0"):
         table.figures(tmp_path, width=0)
 
@@ -95,8 +110,14 @@ def test_a_table_in_latex_is_that_of_its_contents(finished_comparison):
     heads, (_, cells) = table.columns()
     assert table.to_latex() == (out / "table.tex").read_text()
     lines = table.to_latex(columns=["method", "rank", "test accuracy, %"]).splitlines()
-    assert lines[1] == r"\begin{tabular}{lrr}" and lines[3] == r"method & rank & test accuracy, \% \\"
-    assert lines[6] == " & ".join(["fedavg", cells[heads.index("rank")], cells[1].replace("±", r"$\pm$")]) + r" \\"
+    assert (
+        lines[1] == r"\begin{tabular}{lrr}" and lines[3] == r"method & rank & test accuracy, \% \\"
+    )
+    assert (
+        lines[6]
+        == " & ".join(["fedavg", cells[heads.index("rank")], cells[1].replace("±", r"$\pm$")])
+        + r" \\"
+    )
     for columns, kept in (
         (None, [0, 1, *map(heads.index, ["95 % interval", "over local", LISTED])]),
         (heads, range(len(heads))),
@@ -117,7 +138,10 @@ def test_negative_numbers_have_a_minus_in_latex_and_names_keep_their_hyphens():
 def test_a_table_of_accuracies_says_that_high_ones_are_better(finished_comparison):
     table, out = finished_comparison
     assert (table.score, table.higher_is_better) == ("accuracy", True)
-    assert "lower is better" not in str(table) + (out / "table.md").read_text() + (out / "report.html").read_text()
+    assert (
+        "lower is better"
+        not in str(table) + (out / "table.md").read_text() + (out / "report.html").read_text()
+    )
     for row in files.read_json(out / "table.json"):
         assert (row["score"], row["higher_is_better"]) == ("accuracy", True)
         summary = files.read_json(out / row["method"] / "seed-0" / "summary.json")
@@ -134,13 +158,19 @@ def test_the_best_round_is_shown_if_validation_chose_it(finished_comparison):
     unvalidated = without(validated, best_mean=np.nan)
     heads, body = validated.columns()
     column = heads.index("best round by validation, %")
-    assert [line[column] for line in body] == [f"{100 * row['best_mean']:.1f}" for row in validated.rows]
+    assert [line[column] for line in body] == [
+        f"{100 * row['best_mean']:.1f}" for row in validated.rows
+    ]
     assert "best round by validation, %" not in unvalidated.columns()[0]
 
     for row in validated.rows:
-        cells = [Cell.read(finished_comparison.out / row["method"] / f"seed-{seed}") for seed in (0, 1)]
+        cells = [
+            Cell.read(finished_comparison.out / row["method"] / f"seed-{seed}") for seed in (0, 1)
+        ]
         assert {cell.summary["best"]["selected_by"] for cell in cells} == {"validation_accuracy"}
-        assert row["best_mean"] == pytest.approx(np.mean([cell.summary["best"]["accuracy"] for cell in cells]))
+        assert row["best_mean"] == pytest.approx(
+            np.mean([cell.summary["best"]["accuracy"] for cell in cells])
+        )
         last = [entry["validation_accuracy"] for entry in cells[0].rows[1:]]
         assert cells[0].summary["best"]["round"] == 1 + np.argmax(last)
 
@@ -157,5 +187,8 @@ def test_the_best_round_is_never_that_of_the_initial_models():
     assert best_row(losses)["round"] == 2 and best_row(losses)["selected_by"] == "validation_loss"
     validated = [each | {"validation_accuracy": 1 - each["validation_loss"]} for each in losses[:4]]
     validated[3]["validation_loss"] = 0.0
-    assert best_row(validated)["round"] == 2 and best_row(validated)["selected_by"] == "validation_accuracy"
+    assert (
+        best_row(validated)["round"] == 2
+        and best_row(validated)["selected_by"] == "validation_accuracy"
+    )
     assert best_row(rows[:1])["round"] == 0

@@ -27,7 +27,9 @@ def diverging():
 
 
 def test_the_page_says_which_method_failed_and_why(tmp_path):
-    table = pfl.compare([pfl.Local(), diverging()], digits, HIDDEN, FAST, rounds=3, seeds=[0], out=tmp_path)
+    table = pfl.compare(
+        [pfl.Local(), diverging()], digits, HIDDEN, FAST, rounds=3, seeds=[0], out=tmp_path
+    )
     (reason,) = table.failures.values()
     page = html_pages.read(tmp_path / "report.html")
     assert "is not finite" in reason and f"fedavgm failed: {reason}" in page.text
@@ -38,9 +40,13 @@ def test_a_table_of_failures_alone_is_a_table(tmp_path):
     options = {"rounds": 3, "seeds": [0, 1], "reference": "fedavgm"}
     table = pfl.compare([diverging()], digits, HIDDEN, FAST, out=tmp_path, **options)
     heads, ((title, score, *others),) = table.columns()
-    assert (title, score, set(others)) == ("fedavgm", "failed", {"-"}) and len(heads) == len(others) + 2
+    assert (title, score, set(others)) == ("fedavgm", "failed", {"-"}) and len(heads) == len(
+        others
+    ) + 2
     assert "seed 0, round " in table.failures["fedavgm"]
-    assert (tmp_path / "table.csv").exists() and "fedavgm failed" in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "table.csv").exists() and "fedavgm failed" in (
+        tmp_path / "table.md"
+    ).read_text()
     assert str(table).endswith(table.failures["fedavgm"] + ".")
 
 
@@ -66,12 +72,16 @@ def test_a_tuned_study_with_other_seeds_is_refused_before_anything_is_written(tm
     options = {"rounds": 1, "tune": [0.1, 0.3], "tune_widen": 0, "out": tmp_path}
     pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0], **options)
     before = planned.read(tmp_path)
-    with pytest.raises(pfl.ArgumentError, match=r"^rerun: .*tuning.json has scores of something else \(.*trials"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^rerun: .*tuning.json has scores of something else \(.*trials"
+    ):
         pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0, 1], **options)
     assert planned.read(tmp_path) == before
     said = []
     pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0], say=said.append, **options)
-    assert any("already tuned" in line for line in said) and any("already finished" in line for line in said)
+    assert any("already tuned" in line for line in said) and any(
+        "already finished" in line for line in said
+    )
 
 
 @pytest.mark.slow
@@ -79,7 +89,9 @@ def test_seeds_in_another_order_are_the_same_study(tmp_path):
     options = {"rounds": 1, "tune": [0.1, 0.3], "tune_widen": 0, "out": tmp_path}
     first = pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[3, 4], **options)
     again = pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[4, 3], **options)
-    by_seed = [{run["seed"]: run["accuracy"] for run in table.rows[0]["seeds"]} for table in (first, again)]
+    by_seed = [
+        {run["seed"]: run["accuracy"] for run in table.rows[0]["seeds"]} for table in (first, again)
+    ]
     assert by_seed[0] == by_seed[1]
 
 
@@ -87,7 +99,16 @@ def test_a_value_that_does_not_fit_is_found_before_anything_is_trained(tmp_path)
     knobs = {"fedper": {"personal_layers": [1, 99]}}
     methods = [pfl.Local(), pfl.FedPer()]
     with pytest.raises(pfl.ArgumentError, match=r"^fedper.personal_layers=99"):
-        pfl.compare(methods, digits, MODEL, SGD, rounds=1, tune=[0.1, 0.3], tune_knobs=knobs, out=tmp_path / "new")
+        pfl.compare(
+            methods,
+            digits,
+            MODEL,
+            SGD,
+            rounds=1,
+            tune=[0.1, 0.3],
+            tune_knobs=knobs,
+            out=tmp_path / "new",
+        )
     assert not (tmp_path / "new").exists()
 
 
@@ -95,7 +116,10 @@ def test_mistakes_name_the_argument_of_compare():
     given = {"rounds": 1, "tune": [0.1, 0.3]}
     with pytest.raises(pfl.ArgumentError, match=r"^tune_knobs=lam: the method has no knobs"):
         pfl.compare([pfl.Local()], digits, MODEL, SGD, tune_knobs={"local": {"lam": [1]}}, **given)
-    with pytest.raises(pfl.ArgumentError, match=r"^tune: accepted if `optimizer` is a function of the learning rate"):
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"^tune: accepted if `optimizer` is a function of the learning rate",
+    ):
         pfl.compare([pfl.Local()], digits, MODEL, pfl.LocalTraining(optax.sgd(0.1)), **given)
     with pytest.raises(pfl.ArgumentError, match=r"^target=0.5: accepted with a clock"):
         pfl.compare([pfl.Local()], digits, MODEL, SGD, rounds=1, target=0.5)
@@ -128,23 +152,39 @@ def test_a_folder_with_something_else_is_refused(tmp_path):
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "table.csv").write_text("mine")
     for name in ("run", "table"):
-        with pytest.raises(pfl.ArgumentError, match=r"^out=.*: contains (config.json|table.csv) of something else"):
+        with pytest.raises(
+            pfl.ArgumentError, match=r"^out=.*: contains (config.json|table.csv) of something else"
+        ):
             pfl.compare([pfl.Local()], digits, MODEL, SGD, rounds=1, out=tmp_path / name)
     assert (tmp_path / "table" / "table.csv").read_text() == "mine"
 
 
 def test_a_cell_with_unseen_clients_is_loaded_again(tmp_path):
     """From what `pfl.data` functions remember, and with clients as they are handed over."""
-    table = pfl.compare([pfl.Local()], digits, MODEL, SGD, rounds=1, seeds=[0], unseen=0.25, out=tmp_path)
+    table = pfl.compare(
+        [pfl.Local()], digits, MODEL, SGD, rounds=1, seeds=[0], unseen=0.25, out=tmp_path
+    )
     again = pfl.load(tmp_path / "local" / "seed-0")
-    assert again.accuracy == table.rows[0]["seeds"][0]["accuracy"] and again.experiment.federation.num_clients == 3
+    assert (
+        again.accuracy == table.rows[0]["seeds"][0]["accuracy"]
+        and again.experiment.federation.num_clients == 3
+    )
 
 
 @pytest.mark.slow
 def test_a_schedule_in_steps_is_planned_for_the_planned_rounds(tmp_path):
-    flags = ["--method=fedavg", "--hidden=4", "--num_clients=4", "--lr_schedule=multistep", "--planned_rounds=6"]
+    flags = [
+        "--method=fedavg",
+        "--hidden=4",
+        "--num_clients=4",
+        "--lr_schedule=multistep",
+        "--planned_rounds=6",
+    ]
     call(train.COMMAND, *flags, "--rounds=2", f"--out={tmp_path / 'parts'}")
     call(train.COMMAND, *flags, "--rounds=6", f"--out={tmp_path / 'parts'}", "--resume")
     call(train.COMMAND, *flags, "--rounds=6", f"--out={tmp_path / 'whole'}")
-    rows = [json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1]) for name in ("parts", "whole")]
+    rows = [
+        json.loads((tmp_path / name / "metrics.jsonl").read_text().splitlines()[-1])
+        for name in ("parts", "whole")
+    ]
     assert rows[0]["accuracy"] == rows[1]["accuracy"] and rows[0]["loss"] == rows[1]["loss"]

@@ -17,18 +17,24 @@ LAST = [pfl.adapters.lora(rank=1, where="block_1"), "head"]
 
 def vit(trainable=LAST, module=VIT, shape=(4, 4, 1), **options):
     return pfl.Model(
-        module, frozen=module.init(jax.random.key(1), jnp.zeros((1, *shape))), trainable=trainable, **options
+        module,
+        frozen=module.init(jax.random.key(1), jnp.zeros((1, *shape))),
+        trainable=trainable,
+        **options,
     )
 
 
 def images(**options):
-    x, y = RNG.normal(size=(36, 4, 4, 1)), RNG.integers(3, size=36)
+    x = RNG.normal(size=(36, 4, 4, 1))
+    y = RNG.integers(3, size=36)
     return pfl.Federation.from_arrays(x, y, np.arange(36) % 3, **options)
 
 
 def trained(clients, model, method=None, rounds=2, local=None, out=None, resume=False, **execution):
     local = local or pfl.LocalTraining(optax.sgd(0.1), batch_size=4)
-    run = pfl.Run(method or pfl.Ditto(), clients, model, local, execution=pfl.Execution(**execution))
+    run = pfl.Run(
+        method or pfl.Ditto(), clients, model, local, execution=pfl.Execution(**execution)
+    )
     return run.train(rounds, out=out, resume=resume, progress=False, eval_every=1)
 
 
@@ -36,7 +42,11 @@ def same(a, b):
     for old, new in zip(a.history, b.history, strict=True):
         for name in ("train_loss", "loss", "accuracy"):
             np.testing.assert_allclose(old.get(name, 0), new.get(name, 0), rtol=1e-5, atol=1e-6)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), a.state.rows, b.state.rows)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
+        a.state.rows,
+        b.state.rows,
+    )
 
 
 @pytest.mark.slow
@@ -46,7 +56,8 @@ def test_figures_are_those_of_computing_them_in_every_step(store):
     cached = trained(clients, vit(), client_store=store)
     whole = trained(clients, vit(), client_store=store, cache_features=False)
     assert cached.experiment.features and not whole.experiment.features
-    assert cached.experiment.federation.train.x.shape[2:] == (5, 4)  # four patches and the class token
+    # four patches and the class token
+    assert cached.experiment.federation.train.x.shape[2:] == (5, 4)
     same(cached, whole)
     x = np.float32(RNG.normal(size=(4, 4, 4, 1)))
     np.testing.assert_allclose(cached.predictions(x), whole.predictions(x), atol=1e-5)
@@ -59,7 +70,9 @@ def test_a_run_goes_on_without_them(tmp_path):
     """They are no part of a run's identity."""
     clients = images()
     trained(clients, vit(), rounds=1, out=tmp_path / "run")
-    resumed = trained(clients, vit(), rounds=2, out=tmp_path / "run", resume=True, cache_features=False)
+    resumed = trained(
+        clients, vit(), rounds=2, out=tmp_path / "run", resume=True, cache_features=False
+    )
     same(resumed, trained(clients, vit()))
 
 
@@ -68,7 +81,12 @@ def test_tokens_and_heads_that_methods_read_features_of():
     """kNN-Per reads the head's inputs, which are then the features themselves."""
     clients = images()
     for method in (pfl.KNNPer(), pfl.FedPer()):
-        same(*(trained(clients, vit("head"), method, cache_features=cache) for cache in (True, False)))
+        same(
+            *(
+                trained(clients, vit("head"), method, cache_features=cache)
+                for cache in (True, False)
+            )
+        )
     decoder = pfl.models.Transformer(outputs=5, width=4, depth=2, heads=2, hidden=4)
     model = pfl.Model(
         decoder,
@@ -120,7 +138,9 @@ class Dropped(nn.Module):
         ),
         (lambda: vit("last", Dropped()), {}, "random numbers, such as for dropout"),
         pytest.param(vit, {"dtype": "bfloat16"}, "computes in bfloat16", marks=pytest.mark.long),
-        pytest.param(vit, {"augment": "crop_flip"}, "mini-batches are augmented", marks=pytest.mark.long),
+        pytest.param(
+            vit, {"augment": "crop_flip"}, "mini-batches are augmented", marks=pytest.mark.long
+        ),
         pytest.param(
             vit,
             {"attack": pfl.Attack("backdoor", attackers=0.3)},
@@ -133,6 +153,8 @@ def test_the_plan_says_why_they_are_not_cached(model, local, why):
     attack = local.pop("attack", None)
     local = pfl.LocalTraining(optax.sgd(0.1), **local)
     lines = []
-    pfl.Run(pfl.Local(), images(), model(), local, attack=attack).train(1, say=lines.append, progress=False)
+    pfl.Run(pfl.Local(), images(), model(), local, attack=attack).train(
+        1, say=lines.append, progress=False
+    )
     line = next(line for line in lines if line.split()[0] == "features")
     assert "computed in every step: " in line and why in line

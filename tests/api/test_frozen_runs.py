@@ -17,16 +17,22 @@ from pfljax.run.replicates import ONE
 from pfljax.stores.registry import store_of
 
 LOCAL = pfl.LocalTraining(optax.sgd(0.05), batch_size=8)
-WIDTH, DEPTH, RANK = 24, 1, 2
+WIDTH = 24
+DEPTH = 1
+RANK = 2
 VIT = ViT(patch=4, width=WIDTH, depth=DEPTH, heads=2)
 # A (width, r) and B (r, width) for q, k, v and the output; the MLP's two products; a head with 10 classes.
-OF_ATTENTION, OF_MLP, OF_HEAD = 4 * RANK * 2 * WIDTH, 2 * RANK * 5 * WIDTH, 10 * WIDTH + 10
+OF_ATTENTION = 4 * RANK * 2 * WIDTH
+OF_MLP = 2 * RANK * 5 * WIDTH
+OF_HEAD = 10 * WIDTH + 10
 TRAINABLE = [pfl.adapters.lora(RANK, "attention/|mlp/"), "head"]
 
 
 @pytest.fixture(scope="module")
 def clients():
-    return pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=16)
+    return pfl.data.digits(
+        num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=16
+    )
 
 
 def weights(seed=0):
@@ -49,7 +55,8 @@ def test_only_adapters_are_kept_and_sent(clients):
     found = run(clients).train(rounds=2, eval_every=2, say=said.append)
     assert any("frozen parameters, held once" in line for line in said)
     assert sum(leaf.size for leaf in jax.tree.leaves(found.state.models)) == num
-    assert sum(leaf.size for leaf in jax.tree.leaves(found.state.rows)) == num * clients.num_clients  # SGD has none
+    # SGD has none
+    assert sum(leaf.size for leaf in jax.tree.leaves(found.state.rows)) == num * clients.num_clients
     last = found.summary["last"]  # bytes per client until now, in two rounds
     assert last["bytes_down"] == 2 * 4 * num
     assert 2 * 4 * num <= last["bytes_up"] <= 2 * 4 * (num + 2)  # with its number of examples
@@ -60,14 +67,17 @@ def test_only_adapters_are_kept_and_sent(clients):
 def test_the_program_takes_the_frozen_arrays_and_contains_none(clients, kept):
     """All frozen parameters, in bfloat16, are among its arguments; no constant in its text has over 1 KB."""
     experiment = run(clients, execution=pfl.Execution(client_store=kept)).experiment
-    store, plan = store_of(experiment), experiment.problem.plan
+    store = store_of(experiment)
+    plan = experiment.problem.plan
     data = store.put(plan, ONE, [experiment.federation.client_data], clients.num_clients)
     lowered = store.lower_segment(experiment, data, plan, 1, ONE)
     frozen = sum(leaf.size for leaf in jax.tree.leaves(weights())) - OF_HEAD
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(lowered.frozen["frozen"])) == 2 * frozen
     constants = re.findall(r'dense<"0x([0-9A-F]+)">', lowered.program.as_text())
     assert all(len(digits) <= 2 * 1024 for digits in constants)
-    given = [leaf for leaf in jax.tree.leaves(lowered.program.in_avals) if leaf.dtype == jnp.bfloat16]
+    given = [
+        leaf for leaf in jax.tree.leaves(lowered.program.in_avals) if leaf.dtype == jnp.bfloat16
+    ]
     assert sum(leaf.size for leaf in given) == frozen
 
 
@@ -78,14 +88,23 @@ OPTIONS = ({"client_store": "disk"}, {"plan": "vmap"}, {"client_store": "host"},
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        pytest.param(method, options, marks=pytest.mark.slow if at == number and at != 1 else pytest.mark.long)
+        pytest.param(
+            method,
+            options,
+            marks=pytest.mark.slow if at == number and at != 1 else pytest.mark.long,
+        )
         for at, method in enumerate(KINDS)
         for number, options in enumerate(OPTIONS)
     ],
 )
 def test_stores_and_plans_agree(method, options, clients):
-    of = lambda **options: run(clients, method, execution=pfl.Execution(**options)).train(rounds=2, eval_every=2)
-    expected, found = of(plan="map"), of(**options)
+    def of(**options):
+        return run(clients, method, execution=pfl.Execution(**options)).train(
+            rounds=2, eval_every=2
+        )
+
+    expected = of(plan="map")
+    found = of(**options)
     np.testing.assert_allclose(found.results["loss_test"], expected.results["loss_test"], rtol=1e-3)
 
 
@@ -115,13 +134,23 @@ def test_a_loaded_model_is_whole(clients, tmp_path):
 @pytest.mark.slow
 def test_weights_from_a_file(clients, tmp_path):
     """Names with dots are paths; the head in the file is for other classes and begins anew."""
-    flat = {".".join(path): np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(weights()).items()}
+    flat = {
+        ".".join(path): np.asarray(leaf)
+        for path, leaf in traverse_util.flatten_dict(weights()).items()
+    }
     flat |= {"head.kernel": np.zeros((WIDTH, 7), np.float32), "head.bias": np.zeros(7, np.float32)}
     save_file(flat, tmp_path / "vit.safetensors")
     saved = pfl.weights.Saved(tmp_path / "vit.safetensors")
-    of = lambda frozen: pfl.Run(pfl.Local(), clients, pfl.Model(VIT, frozen=frozen, trainable="head"), LOCAL, seed=1)
+
+    def of(frozen):
+        return pfl.Run(
+            pfl.Local(), clients, pfl.Model(VIT, frozen=frozen, trainable="head"), LOCAL, seed=1
+        )
+
     found = of(saved).experiment.problem.model.adapted.own["frozen"]
-    np.testing.assert_array_equal(found["patches/kernel"], weights()["patches"]["kernel"].astype(jnp.bfloat16))
+    np.testing.assert_array_equal(
+        found["patches/kernel"], weights()["patches"]["kernel"].astype(jnp.bfloat16)
+    )
     assert "head/kernel" not in found
     del flat["norm.scale"]
     save_file(flat, tmp_path / "short.safetensors")
@@ -136,16 +165,23 @@ def test_weights_from_a_file(clients, tmp_path):
     for name, text in cases.items():
         with pytest.raises(pfl.ArgumentError, match=text):
             of(pfl.weights.Saved(tmp_path / f"{name}.safetensors"))
-    with pytest.raises(pfl.ArgumentError, match=r"no file .*absent\.safetensors; weights are not downloaded"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"no file .*absent\.safetensors; weights are not downloaded"
+    ):
         pfl.weights.Saved(tmp_path / "absent.safetensors")
-    with pytest.raises(pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, dinov3, bert"):
+    with pytest.raises(
+        pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, dinov3, bert"
+    ):
         pfl.weights.Saved(tmp_path / "vit.safetensors", "resnet")
 
 
 @pytest.mark.slow
 def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
     """A model without data of its own is built for data with 10 classes, and then for 4."""
-    flat = {"/".join(path): np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(weights()).items()}
+    flat = {
+        "/".join(path): np.asarray(leaf)
+        for path, leaf in traverse_util.flatten_dict(weights()).items()
+    }
     save_file(flat, tmp_path / "vit.safetensors")
     for frozen in (weights(), pfl.weights.Saved(tmp_path / "vit.safetensors")):
         given = pfl.Model(VIT, frozen=frozen, trainable="head")
@@ -153,14 +189,19 @@ def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
             built = pfl.models.build(given, (8, 8, 1), "classification", classes)
             kernel = built.init(jax.random.key(1))["head"]["kernel"]
             assert kernel.shape == (WIDTH, classes)
-            assert bool((kernel == weights()["head"]["kernel"][:, :classes]).all()) == (classes == 10)
+            assert bool((kernel == weights()["head"]["kernel"][:, :classes]).all()) == (
+                classes == 10
+            )
 
 
 @pytest.mark.long
 def test_a_second_frozen_network_keeps_its_own_arrays(clients):
     """A teacher within another network's program computes with its own parameters, not with the program's."""
-    student, teacher = (pfl.models.build(model(seed), (8, 8, 1), "classification", 10) for seed in (0, 1))
-    x, params = clients.test.x[0, :2], teacher.init(jax.random.key(0))
+    student, teacher = (
+        pfl.models.build(model(seed), (8, 8, 1), "classification", 10) for seed in (0, 1)
+    )
+    x = clients.test.x[0, :2]
+    params = teacher.init(jax.random.key(0))
     both = taking(student.network, lambda: (student.apply(params, x), teacher.apply(params, x)))
     own, other = jax.jit(both)(frozen=student.network.own)
     np.testing.assert_allclose(own, student.apply(params, x), atol=1e-5)

@@ -19,9 +19,11 @@ from pfljax.data.variants import match_classes, pad_alike, split_unseen
 from pfljax.training import describe
 
 RNG = np.random.default_rng(0)
-NUM, CLASSES = 60, 3
+NUM = 60
+CLASSES = 3
 OWNER = np.sort(np.arange(NUM) % 4)
-IMAGE = RNG.integers(0, 4, size=(NUM, 3, 2, 1)).astype(np.uint8)  # a multiple of 4 bytes: all are pooled
+# a multiple of 4 bytes: all are pooled
+IMAGE = RNG.integers(0, 4, size=(NUM, 3, 2, 1)).astype(np.uint8)
 META = RNG.normal(size=(NUM, 5)).astype(np.float32)
 Y = (META[:, 0] > 0).astype(int) + (IMAGE[:, 0, 0, 0] > 1)
 TREE = {"image": IMAGE, "meta": META}
@@ -46,13 +48,17 @@ def federation(x, **options):
     )
 
 
-def train(x, method=None, *, store: Any = "device", devices=1, out=None, unseen=None, **training) -> Any:
+def train(
+    x, method=None, *, store: Any = "device", devices=1, out=None, unseen=None, **training
+) -> Any:
     """A result on two clients of four a round, in mini-batches whose last is not full."""
     local = dataclasses.replace(LOCAL, **training)
     execution = pfl.Execution("map", devices=devices, client_store=store)
     options = {"execution": execution, "unseen": unseen, "participation": 0.5}
     clients = x if isinstance(x, pfl.Federation) else federation(x)
-    return pfl.Run(method or pfl.FedAvg(), clients, Linear(CLASSES), local, **options).train(3, out=out)
+    return pfl.Run(method or pfl.FedAvg(), clients, Linear(CLASSES), local, **options).train(
+        3, out=out
+    )
 
 
 @functools.cache
@@ -69,19 +75,26 @@ def softmax(scores):
 def test_a_tree_is_stacked_array_by_array():
     clients = federation(TREE)
     assert repr(clients).count("x {'image': (3, 2, 1), 'meta': (5,)}") == 1
-    found, flat = clients.train.x, federation(FLAT).train
+    found = clients.train.x
+    flat = federation(FLAT).train
     for k, size in enumerate(clients.train.size):
-        image, meta = found["image"][k, :size], found["meta"][k, :size]
+        image = found["image"][k, :size]
+        meta = found["meta"][k, :size]
         assert image.dtype == np.uint8 and meta.dtype == np.float32
-        np.testing.assert_array_equal(np.concatenate([image.reshape(size, -1), meta], axis=1), flat.x[k, :size])
+        np.testing.assert_array_equal(
+            np.concatenate([image.reshape(size, -1), meta], axis=1), flat.x[k, :size]
+        )
         assert not found["image"][k, size:].any() and not found["meta"][k, size:].any()
 
 
 def test_pixels_stay_bytes_and_other_integers_stay_integers():
     for images in (IMAGE, {"image": IMAGE}):
-        stacked = jax.tree.leaves(federation(images).train.x, is_leaf=lambda leaf: hasattr(leaf, "pool"))[0]
+        stacked = jax.tree.leaves(
+            federation(images).train.x, is_leaf=lambda leaf: hasattr(leaf, "pool")
+        )[0]
         assert stacked.pool.dtype == np.uint8 and stacked.pool.nbytes == IMAGE.size
-    pixels, floats = federation(IMAGE), federation(IMAGE.astype(np.float32))
+    pixels = federation(IMAGE)
+    floats = federation(IMAGE.astype(np.float32))
     assert 4 * pixels.train.x.pool.nbytes == floats.train.x.pool.nbytes
     assert pixels.inputs == floats.inputs == jax.ShapeDtypeStruct((3, 2, 1), np.float32)
     tokens = federation(RNG.integers(-3, 9, size=(NUM, 2)).astype(np.int16))
@@ -109,9 +122,12 @@ def test_pixels_train_as_the_same_floats():
 
 # The slow ones send or keep examples.
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [None, pfl.FedAvgData(0.2), pytest.param(pfl.KNNPer(), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "method", [None, pfl.FedAvgData(0.2), pytest.param(pfl.KNNPer(), marks=pytest.mark.long)]
+)
 def test_a_tree_trains_as_its_arrays_concatenated(method):
-    tree, flat = trained("tree", method), trained("flat", method)
+    tree = trained("tree", method)
+    flat = trained("flat", method)
     np.testing.assert_allclose(tree.per_client_accuracy, flat.per_client_accuracy)
     assert tree.loss == pytest.approx(flat.loss, rel=1e-5)
     np.testing.assert_allclose(tree.predictions(TREE), flat.predictions(FLAT), rtol=1e-4, atol=1e-6)
@@ -119,8 +135,14 @@ def test_a_tree_trains_as_its_arrays_concatenated(method):
 
 @pytest.mark.long
 def test_runs_of_several_seeds_share_a_kernel():
-    runs = lambda: [pfl.Run(pfl.FedAvg(), federation(TREE), Linear(CLASSES), LOCAL, seed=seed) for seed in (0, 1)]
-    together, apart = pfl.train_replicates(runs(), rounds=2), [run.train(rounds=2) for run in runs()]
+    def runs():
+        return [
+            pfl.Run(pfl.FedAvg(), federation(TREE), Linear(CLASSES), LOCAL, seed=seed)
+            for seed in (0, 1)
+        ]
+
+    together = pfl.train_replicates(runs(), rounds=2)
+    apart = [run.train(rounds=2) for run in runs()]
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.predictions(TREE), other.predictions(TREE), rtol=1e-4)
 
@@ -129,7 +151,9 @@ def test_runs_of_several_seeds_share_a_kernel():
 def test_pools_of_every_array_are_spread_over_devices(monkeypatch):
     monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
     found = train(TREE, devices=2)
-    np.testing.assert_allclose(found.predictions(TREE), trained("tree").predictions(TREE), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.predictions(TREE), trained("tree").predictions(TREE), rtol=1e-5
+    )
 
 
 def test_predictions_are_those_of_numpy():
@@ -141,10 +165,16 @@ def test_predictions_are_those_of_numpy():
 
 @pytest.mark.slow
 def test_all_stores_give_the_same_figures(tmp_path):
-    on_device, elsewhere = trained("tree"), train(TREE, store="disk", out=tmp_path / "run")
+    on_device = trained("tree")
+    elsewhere = train(TREE, store="disk", out=tmp_path / "run")
     assert elsewhere.loss == pytest.approx(on_device.loss, rel=1e-6)
     np.testing.assert_allclose(elsewhere.predictions(TREE), on_device.predictions(TREE), rtol=1e-5)
-    made = {"method": pfl.FedAvg(), "model": Linear(CLASSES), "clients": federation(TREE), "local": LOCAL}
+    made = {
+        "method": pfl.FedAvg(),
+        "model": Linear(CLASSES),
+        "clients": federation(TREE),
+        "local": LOCAL,
+    }
     again = pfl.load(tmp_path / "run", **made)
     np.testing.assert_allclose(again.predictions(TREE), elsewhere.predictions(TREE), rtol=1e-6)
 
@@ -153,7 +183,9 @@ def test_all_stores_give_the_same_figures(tmp_path):
 def test_private_gradients_are_clipped_over_all_arrays():
     """One example's gradient of the concatenated arrays: the norm is that of both parts together."""
     privacy = pfl.Privacy(clip_norm=0.3)
-    tree, flat, free = train(TREE, privacy=privacy), train(FLAT, privacy=privacy), trained("tree")
+    tree = train(TREE, privacy=privacy)
+    flat = train(FLAT, privacy=privacy)
+    free = trained("tree")
     kernels = [each.state.models["Dense_0"]["kernel"] for each in (tree, flat, free)]
     np.testing.assert_allclose(kernels[0], kernels[1], rtol=1e-5, atol=1e-6)
     assert np.abs(kernels[0] - kernels[2]).max() > 1e-3
@@ -176,7 +208,9 @@ def test_a_fingerprint_of_the_data_covers_every_array():
 
 def test_trees_are_padded_array_by_array():
     rows = np.arange(NUM) != NUM - 1
-    fewer = pfl.Federation.from_arrays({k: v[rows] for k, v in TREE.items()}, Y[rows], client=OWNER[rows])
+    fewer = pfl.Federation.from_arrays(
+        {k: v[rows] for k, v in TREE.items()}, Y[rows], client=OWNER[rows]
+    )
     small, large = pad_alike([fewer, pfl.Federation.from_arrays(TREE, Y, client=OWNER)])
     for name in TREE:
         assert small.train.x[name].shape == large.train.x[name].shape
@@ -213,7 +247,9 @@ def test_the_scaling_of_a_tree_is_told_and_that_of_training_is_used():
         == "standardized: mean 0 and standard deviation 1 per channel or feature"
     )
     assert match_classes(clients, clients) is clients
-    unseen = match_classes(federation({"image": IMAGE, "meta": 2 * META}, standardize=True), clients)
+    unseen = match_classes(
+        federation({"image": IMAGE, "meta": 2 * META}, standardize=True), clients
+    )
     assert unseen.scaling is clients.scaling
 
 
@@ -222,10 +258,19 @@ def test_a_tuple_of_examples_is_an_array():
 
 
 REFUSED = [
-    ({"image": IMAGE, "meta": META[1:]}, r"^x\['meta'\]: has 59 rows, but x\['image'\] has 60; accepted: one per"),
-    ({"image": IMAGE, "meta": META[:, 0]}, r"^x\['meta'\]: has shape \(60,\); accepted: \(n, \*features\)"),
+    (
+        {"image": IMAGE, "meta": META[1:]},
+        r"^x\['meta'\]: has 59 rows, but x\['image'\] has 60; accepted: one per",
+    ),
+    (
+        {"image": IMAGE, "meta": META[:, 0]},
+        r"^x\['meta'\]: has shape \(60,\); accepted: \(n, \*features\)",
+    ),
     ({"names": np.array(["a"] * NUM)}, r"^x\['names'\]: is <U1; accepted: numbers$"),
-    ({"meta": np.where(META[8, 1] == META, np.nan, META)}, r"^x\['meta'\]: is NaN or infinite in 1 rows; .* row 8$"),
+    (
+        {"meta": np.where(META[8, 1] == META, np.nan, META)},
+        r"^x\['meta'\]: is NaN or infinite in 1 rows; .* row 8$",
+    ),
     ({"meta": np.zeros((NUM, 0))}, r"^x\['meta'\]: is empty, with shape \(60, 0\)"),
     ({}, r"^x: has no arrays; accepted: \(n, \*features\), or a dict"),
 ]
@@ -241,13 +286,22 @@ def test_what_needs_one_array_says_so():
     with pytest.raises(ArgumentError, match=r"^partition: latent needs x to be one array"):
         federation(TREE, partition=data.partitions.Latent())
     with pytest.raises(ArgumentError, match=r"^augment=crop_flip: needs images .*'meta': \(5,\)"):
-        pfl.Run(pfl.FedAvg(), federation(TREE), Linear(CLASSES), pfl.LocalTraining(augment="crop_flip"))
-    with pytest.raises(ArgumentError, match=r"^model=MLP: fails on inputs of shape \{'image': \(2, 3, 2, 1\), .*: "):
+        pfl.Run(
+            pfl.FedAvg(), federation(TREE), Linear(CLASSES), pfl.LocalTraining(augment="crop_flip")
+        )
+    with pytest.raises(
+        ArgumentError, match=r"^model=MLP: fails on inputs of shape \{'image': \(2, 3, 2, 1\), .*: "
+    ):
         pfl.Run(pfl.FedAvg(), federation(TREE), pfl.models.MLP())
 
 
 def test_predictions_need_the_arrays_of_training():
     accepted = r"accepted: \{'image': '\(B, 3, 2, 1\)', 'meta': '\(B, 5\)'\}$"
-    for x in (META, {"image": IMAGE}, {"image": IMAGE, "meta": META[:, 1:]}, {"image": IMAGE[1:], "meta": META}):
+    for x in (
+        META,
+        {"image": IMAGE},
+        {"image": IMAGE, "meta": META[:, 1:]},
+        {"image": IMAGE[1:], "meta": META},
+    ):
         with pytest.raises(ArgumentError, match=rf"^x: .*{accepted}"):
             trained("tree").predict(x, client=0)

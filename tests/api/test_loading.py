@@ -26,14 +26,17 @@ OFTEN = {"rounds": 4, "eval_every": 2}
 class OfNNX(nnx.Module):
     def __init__(self, num_classes, rngs):
         self.layers = nnx.List([nnx.Linear(64, num_classes, rngs=rngs)])
-        self.norm, self.drop = nnx.BatchNorm(64, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(64, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, x):
         return self.layers[0](self.drop(self.norm(x.reshape(x.shape[0], -1))))
 
 
 def digits():
-    return pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8)
+    return pfl.data.digits(
+        num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +59,16 @@ def assert_same_results(loaded, result, x):
     assert loaded.history == result.history and repr(loaded) == repr(result)
     for name, values in result.collaboration.arrays.items():
         np.testing.assert_array_equal(loaded.collaboration.arrays[name], values)
-    assert loaded.plot.accuracy().axes and loaded.summary == files.read_json(result.out / "summary.json")
+    assert loaded.plot.accuracy().axes and loaded.summary == files.read_json(
+        result.out / "summary.json"
+    )
 
 
-OTHER = {"server": pfl.Server(aggregator="median"), "attack": pfl.Attack("sign_flip", 0.5), "eval_clients": 2}
+OTHER = {
+    "server": pfl.Server(aggregator="median"),
+    "attack": pfl.Attack("sign_flip", 0.5),
+    "eval_clients": 2,
+}
 
 
 @pytest.mark.slow
@@ -79,7 +88,8 @@ def test_a_loaded_run_predicts_as_it_did(method, store, options, clients, x, tmp
     result = trained(method, clients, out=tmp_path / "run", **options)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert_same_results(pfl.load(tmp_path / "run"), result, x)
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}  # it only reads
+    # it only reads
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def inputs_of(clients):
@@ -89,26 +99,36 @@ def inputs_of(clients):
 @pytest.mark.slow
 def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     arrays = pfl.Federation.from_arrays(inputs_of(clients), np.arange(32) % 3, num_clients=4)
-    model, local, out = nn.Sequential([lambda x: x, nn.Dense(3)]), pfl.LocalTraining(optax.adam(0.01)), tmp_path / "run"
+    model = nn.Sequential([lambda x: x, nn.Dense(3)])
+    local = pfl.LocalTraining(optax.adam(0.01))
+    out = tmp_path / "run"
     result = trained(pfl.FedAvgPlus(), arrays, model, local, out)
     inputs = np.asarray(arrays.test.x)[0, :2]
-    with pytest.raises(pfl.ArgumentError, match=r"^model: cannot .*pfljax\.load\(path, model=\.\.\.\)$"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^model: cannot .*pfljax\.load\(path, model=\.\.\.\)$"
+    ):
         pfl.load(out, clients=arrays)
-    with pytest.raises(pfl.ArgumentError, match=r"^clients: cannot .*pfljax\.load\(path, clients=\.\.\.\)$"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^clients: cannot .*pfljax\.load\(path, clients=\.\.\.\)$"
+    ):
         pfl.load(out, model=model)
     other = pfl.Federation.from_arrays(-inputs_of(clients), np.arange(32) % 3, num_clients=4)
     with pytest.raises(pfl.ArgumentError, match=r"^clients: are not those of the run"):
         pfl.load(out, model=model, clients=other)
     found = pfl.load(out, model=model, clients=arrays)
     assert found.history == result.history
-    with pytest.raises(pfl.ArgumentError, match=r"^local\.optimizer: .*pfljax\.load\(path, local=\.\.\.\)"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^local\.optimizer: .*pfljax\.load\(path, local=\.\.\.\)"
+    ):
         found.predict(inputs, 0)  # after a pass over the client's examples
     assert_same_results(pfl.load(out, model=model, clients=arrays, local=local), result, inputs)
 
 
 @pytest.mark.long
 def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
-    result = trained(pfl.Local(), clients, out=tmp_path / "run", execution=pfl.Execution(client_store="disk"))
+    result = trained(
+        pfl.Local(), clients, out=tmp_path / "run", execution=pfl.Execution(client_store="disk")
+    )
     for other in (pfl.models.MLP(hidden=(5,)), pfl.models.MLP(hidden=(4, 4))):
         with pytest.raises(pfl.ArgumentError, match=r"^model: is not the run's: "):
             pfl.load(tmp_path / "run", model=other)
@@ -117,17 +137,25 @@ def test_another_model_is_refused_and_harms_nothing(clients, x, tmp_path):
 
 @pytest.mark.slow
 def test_folders_without_a_finished_run_are_one_line(clients, tmp_path):
-    with pytest.raises(pfl.ArgumentError, match=r"^path=.*/none: accepted: the folder of a finished run"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^path=.*/none: accepted: the folder of a finished run"
+    ):
         pfl.load(tmp_path / "none")
     (tmp_path / "table.json").write_text("[]")
-    with pytest.raises(pfl.ArgumentError, match="is a comparison's folder; accepted: the folder of one of its runs"):
+    with pytest.raises(
+        pfl.ArgumentError, match="is a comparison's folder; accepted: the folder of one of its runs"
+    ):
         pfl.load(tmp_path)
     trained(pfl.FedAvg(), clients, out=tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
-    with pytest.raises(pfl.ArgumentError, match=r"^path=.*/run: has no intact checkpoint of its last round, 4"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^path=.*/run: has no intact checkpoint of its last round, 4"
+    ):
         pfl.load(tmp_path / "run")
     (tmp_path / "run" / "summary.json").write_text("{")
-    with pytest.raises(pfl.ArgumentError, match=r"^path=.*/run: accepted: the folder of a finished run"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^path=.*/run: accepted: the folder of a finished run"
+    ):
         pfl.load(tmp_path / "run")
 
 
@@ -164,7 +192,15 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
         "--privacy_clip_norm=inf",
         "--rounds=4",
     ]
-    call(train.COMMAND, *flags, "--num_clients=4", "--optimizer=sgd", "--out=run", "--split=2", "--eval_every=2")
+    call(
+        train.COMMAND,
+        *flags,
+        "--num_clients=4",
+        "--optimizer=sgd",
+        "--out=run",
+        "--split=2",
+        "--eval_every=2",
+    )
     del pfl.METHODS["loaded"]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -174,11 +210,15 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     rate, accuracy = map(float, done.stdout.split())
     assert rate == 0.5
-    assert accuracy == pytest.approx(files.read_npz(tmp_path / "run" / "results.npz")["accuracy_test"][-1, 1])
+    assert accuracy == pytest.approx(
+        files.read_npz(tmp_path / "run" / "results.npz")["accuracy_test"][-1, 1]
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["disk", *(pytest.param(s, marks=pytest.mark.long) for s in ("device", "host"))])
+@pytest.mark.parametrize(
+    "store", ["disk", *(pytest.param(s, marks=pytest.mark.long) for s in ("device", "host"))]
+)
 def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL, execution=pfl.Execution(client_store=store))
     first = run.train(2)
@@ -202,7 +242,9 @@ def test_a_state_that_does_not_fit_twice_is_one_line(clients, monkeypatch, x):
 
     monkeypatch.setattr(memory, "check_host", full)
     assert run.train(2).accuracy > 0
-    with pytest.raises(pfl.RunError, match=r"^the run was trained further, .* out of memory: clients' rows need"):
+    with pytest.raises(
+        pfl.RunError, match=r"^the run was trained further, .* out of memory: clients' rows need"
+    ):
         first.predict(x, 0)
 
 
@@ -224,7 +266,8 @@ def test_an_exported_model_gives_the_logits_of_its_client(method, model, clients
     other = jax.nn.softmax(module.apply(variables, x)) - result.predict(x, client=0)
     assert (np.abs(other).max() > 1e-5) == (method == pfl.Ditto())
     with pytest.raises(
-        pfl.ArgumentError, match=r"^path=.*: exists; accepted: a new file NAME.safetensors or a new folder"
+        pfl.ArgumentError,
+        match=r"^path=.*: exists; accepted: a new file NAME.safetensors or a new folder",
     ):
         result.save_model(tmp_path / "model", client=3)
 
@@ -245,9 +288,13 @@ def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path
 @pytest.mark.long
 def test_a_mixture_is_no_single_model(clients):
     result = trained(pfl.FedEM(components=2), clients)
-    with pytest.raises(pfl.ArgumentError, match=r"^client=1: predicts with a mixture .*; use result.predict$"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^client=1: predicts with a mixture .*; use result.predict$"
+    ):
         result.export(client=1)
-    with pytest.raises(pfl.ArgumentError, match=r"^client=1: predicts with more than .*; use result.predict$"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^client=1: predicts with more than .*; use result.predict$"
+    ):
         trained(pfl.KNNPer(), clients).export(client=1)
     with pytest.raises(pfl.ArgumentError, match=r"^client=4: accepted: 0 to 3"):
         result.export(client=4)

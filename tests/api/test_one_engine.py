@@ -32,7 +32,11 @@ def digits(validation_fraction: float = 0.0) -> Callable[[int], pfl.Federation]:
     """The clients of each split of digits."""
 
     def clients(split: int) -> pfl.Federation:
-        splits = {"train_examples": 12, "test_examples": 20, "validation_fraction": validation_fraction}
+        splits = {
+            "train_examples": 12,
+            "test_examples": 20,
+            "validation_fraction": validation_fraction,
+        }
         return pfl.data.digits(num_clients=4, seed=split, **splits)
 
     return clients
@@ -68,7 +72,9 @@ class Case(NamedTuple):
 RATE = "--learning_rate=1"
 TWO_RATES = {"tune": [0.1, 1.0], "tune_widen": 1}
 CASES = {
-    "seeds": Case(f"--methods=local,fedavg {RATE}", [pfl.Local(), pfl.FedAvg()], digits(), sgd(), {}),
+    "seeds": Case(
+        f"--methods=local,fedavg {RATE}", [pfl.Local(), pfl.FedAvg()], digits(), sgd(), {}
+    ),
     "splits and seeds, a reference": Case(
         f"--methods=local,fedavg --splits=2,3 --reference=local {RATE}",
         [pfl.Local(), pfl.FedAvg()],
@@ -221,8 +227,12 @@ def test_the_command_and_python_write_the_same_table(name, tmp_path, monkeypatch
 
     assert Path("command/table.csv").read_bytes() == Path("python/table.csv").read_bytes()
     assert bool(table.failures) == (case.code == 1)
-    folders = sorted(path.parent.relative_to("python") for path in Path("python").glob("*/*/summary.json"))
-    assert folders == sorted(path.parent.relative_to("command") for path in Path("command").glob("*/*/summary.json"))
+    folders = sorted(
+        path.parent.relative_to("python") for path in Path("python").glob("*/*/summary.json")
+    )
+    assert folders == sorted(
+        path.parent.relative_to("command") for path in Path("command").glob("*/*/summary.json")
+    )
     for folder in folders:
         assert scores(Path("python") / folder) == scores(Path("command") / folder)
     for ours, theirs in zip(rows_of(Path("python")), rows_of(Path("command")), strict=True):

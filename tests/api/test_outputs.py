@@ -27,7 +27,13 @@ def uneven(**options):
         pytest.param(pfl.APFL(), marks=pytest.mark.slow),
         *[
             pytest.param(method, marks=pytest.mark.long)
-            for method in (pfl.Ditto(), pfl.FedEM(components=2), pfl.PFedMe(), pfl.FedRoD(), pfl.FedFomo())
+            for method in (
+                pfl.Ditto(),
+                pfl.FedEM(components=2),
+                pfl.PFedMe(),
+                pfl.FedRoD(),
+                pfl.FedFomo(),
+            )
         ],
     ],
     ids=lambda method: type(method).__name__,
@@ -42,8 +48,12 @@ def test_the_reported_accuracy_is_that_of_the_personal_model_on_the_client_s_own
         x, y = clients.examples(k)
         right.append(result.predict(x, client=k).argmax(axis=1) == y)
     assert result.accuracy == pytest.approx(np.concatenate(right).mean(), abs=1e-6)
-    assert result.history[-1]["accuracy_mean"] == pytest.approx(np.mean([each.mean() for each in right]), abs=1e-6)
-    np.testing.assert_allclose(result.per_client_accuracy, [each.mean() for each in right], atol=1e-6)
+    assert result.history[-1]["accuracy_mean"] == pytest.approx(
+        np.mean([each.mean() for each in right]), abs=1e-6
+    )
+    np.testing.assert_allclose(
+        result.per_client_accuracy, [each.mean() for each in right], atol=1e-6
+    )
 
 
 class Label(nn.Module):
@@ -70,7 +80,9 @@ def test_the_test_loss_of_confident_wrong_predictions(network, z):
     labels = isinstance(network, Label)
     y = np.zeros((12, 1), bool) if labels else np.ones(12, int)
     options = {} if labels else {"num_classes": 2}
-    clients = pfl.Federation.from_arrays(np.full((12, 1), z), y, client=np.arange(12) % 2, standardize=False, **options)
+    clients = pfl.Federation.from_arrays(
+        np.full((12, 1), z), y, client=np.arange(12) % 2, standardize=False, **options
+    )
     local = pfl.LocalTraining(optax.sgd(1e-12))
     result = pfl.Run(pfl.FedAvg(), clients, network, local).train(rounds=1, progress=False)
     assert result.loss == pytest.approx(np.logaddexp(0, z), rel=1e-5)
@@ -85,7 +97,9 @@ class Squeezed(nn.Module):
 @pytest.mark.slow
 def test_a_network_that_squeezes_trains_with_mini_batches_of_one():
     x = RNG.normal(size=(60, 4)).astype(np.float32)
-    clients = pfl.Federation.from_arrays(x, 2 * x[:, 0], client=np.arange(60) // 15, standardize=False)
+    clients = pfl.Federation.from_arrays(
+        x, 2 * x[:, 0], client=np.arange(60) // 15, standardize=False
+    )
     local = pfl.LocalTraining(optax.sgd(0.02), batch_size=1)
     result = pfl.Run(pfl.FedAvg(), clients, Squeezed(), local).train(rounds=16, progress=False)
     assert result.loss < 0.1 and result.predict(x[:1], client=0).shape == (1,)
@@ -94,12 +108,16 @@ def test_a_network_that_squeezes_trains_with_mini_batches_of_one():
 @pytest.mark.slow
 def test_a_metric_of_clients_whose_test_examples_have_one_class():
     """The built-in one is NaN there and left out of the mean; a user's own that fails is one line."""
-    y, client = np.arange(120) % 2, np.arange(120) // 30
+    y = np.arange(120) % 2
+    client = np.arange(120) // 30
     y[client == 3] = 0
     x = RNG.normal(size=(120, 3)) + y[:, None]
     clients = pfl.Federation.from_arrays(x, y, client=client)
-    network, local = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(0.1))
-    result = pfl.Run(pfl.FedAvg(), clients, network, local, metrics=["auroc"]).train(rounds=2, progress=False)
+    network = pfl.models.MLP(hidden=())
+    local = pfl.LocalTraining(optax.sgd(0.1))
+    result = pfl.Run(pfl.FedAvg(), clients, network, local, metrics=["auroc"]).train(
+        rounds=2, progress=False
+    )
     expected = []
     for k in range(3):
         own, target = clients.examples(k)
@@ -113,7 +131,9 @@ def test_a_metric_of_clients_whose_test_examples_have_one_class():
         return roc_auc_score(y, outputs[:, 1])
 
     run = pfl.Run(pfl.FedAvg(), clients, network, local, metrics={"mine": own_auroc})
-    with pytest.raises(pfl.ArgumentError, match=r"^metrics=mine: .*ValueError: Only one class present"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^metrics=mine: .*ValueError: Only one class present"
+    ):
         run.train(rounds=1, progress=False)
 
 
@@ -159,12 +179,20 @@ def test_the_table_of_a_regression_names_its_score_and_its_direction(tmp_path):
 
 @pytest.mark.slow
 def test_replicates_have_the_scaling_of_their_own_data():
-    x, y = RNG.normal(size=(40, 3)) * 5, np.arange(40) % 2
-    federations = [pfl.Federation.from_arrays(each, y, client=np.arange(40) % 4) for each in (x, 10 * x + 3)]
+    x = RNG.normal(size=(40, 3)) * 5
+    y = np.arange(40) % 2
+    federations = [
+        pfl.Federation.from_arrays(each, y, client=np.arange(40) % 4) for each in (x, 10 * x + 3)
+    ]
     local = pfl.LocalTraining(optax.sgd(0.1))
-    make = lambda clients: pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=()), local)
+
+    def make(clients):
+        return pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=()), local)
+
     together = pfl.train_replicates([make(clients) for clients in federations], 2)
     for result, clients in zip(together, federations, strict=True):
         alone = make(clients).train(rounds=2, progress=False)
         own, _ = clients.examples(1)
-        np.testing.assert_allclose(result.predict(own, client=1), alone.predict(own, client=1), rtol=1e-5)
+        np.testing.assert_allclose(
+            result.predict(own, client=1), alone.predict(own, client=1), rtol=1e-5
+        )

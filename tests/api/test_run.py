@@ -42,7 +42,8 @@ def test_predictions_are_those_that_were_scored(finished_run, clients):
     """Scoring a client's test examples by `predict` gives the accuracy in the results."""
     k = 4
     size = clients.test.size[k]
-    x, y = clients.test.x[k, :size], clients.test.y[k, :size]
+    x = clients.test.x[k, :size]
+    y = clients.test.y[k, :size]
     found = finished_run.predict(x, client=k)
     assert found.shape == (size, 10)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
@@ -57,7 +58,9 @@ def test_collaboration_is_a_matrix_of_weights(finished_run, clients):
     assert found.rounds.tolist() == [0, 2, 4] and found.topology == "shared"
     matrix = found.matrix()
     assert matrix.shape == (6, 2)
-    np.testing.assert_array_equal(np.take_along_axis(matrix, found.index[-1], axis=1), found.weights[-1])
+    np.testing.assert_array_equal(
+        np.take_along_axis(matrix, found.index[-1], axis=1), found.weights[-1]
+    )
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-5)
     assert np.abs(matrix - found.matrix(0)).max() > 1e-3
     np.testing.assert_array_equal(found.group, clients.group)
@@ -77,11 +80,23 @@ def test_scores_as_a_frame(finished_run, clients):
     """Its groups give the figures that the result tells, computed by pandas."""
     result = finished_run
     frame = result.to_pandas()
-    assert frame.columns.tolist() == ["round", "client", "split", "group", "size", "loss", "accuracy"]
+    assert frame.columns.tolist() == [
+        "round",
+        "client",
+        "split",
+        "group",
+        "size",
+        "loss",
+        "accuracy",
+    ]
     assert len(frame) == len(result.history) * clients.num_clients * frame.split.nunique()
     last = frame[(frame["round"] == 4) & (frame.split == "test")].set_index("client").accuracy
     np.testing.assert_array_equal(last, result.per_client_accuracy)
-    first = frame[(frame["round"] == result.history[0]["round"]) & (frame.split == "train")].set_index("client").loss
+    first = (
+        frame[(frame["round"] == result.history[0]["round"]) & (frame.split == "train")]
+        .set_index("client")
+        .loss
+    )
     np.testing.assert_array_equal(first, result.results["loss_train"][0])
     own = frame[(frame["round"] == 2) & (frame.split == "train")].set_index("client")
     np.testing.assert_array_equal(own["size"], clients.train.size)
@@ -92,12 +107,16 @@ def test_scores_as_a_frame(finished_run, clients):
 def test_without_true_groups_nothing_is_said_of_them(clients, tmp_path):
     """Natural clients: the files, frames, figures and pages of a run leave groups out."""
     unknown = dataclasses.replace(clients, group=None)
-    result = pfl.Run(pfl.FedeRiCo(neighbors=2), unknown, MODEL, LOCAL).train(rounds=1, out=tmp_path / "run")
+    result = pfl.Run(pfl.FedeRiCo(neighbors=2), unknown, MODEL, LOCAL).train(
+        rounds=1, out=tmp_path / "run"
+    )
     assert "group" not in result.to_pandas().columns and result.collaboration.group is None
     assert "group" not in files.read_npz(tmp_path / "run" / "collaboration.npz")
     assert all("group" not in row for row in result.summary["per_client"])
     page = result.write_report().read_text()
-    assert "their true groups are unknown" in page and "Rand" not in page and "true group<" not in page
+    assert (
+        "their true groups are unknown" in page and "Rand" not in page and "true group<" not in page
+    )
 
 
 def animals():
@@ -131,24 +150,46 @@ def test_unseen_clients_are_scored_by_the_names_of_their_classes():
 
 def test_a_frame_names_the_clients_of_a_sample(clients):
     """Of two evaluations of clients 1 and 3; groups and sizes are theirs."""
-    scores = {f"loss_{split}": np.arange(4.0).reshape(2, 2) + 10 * (split == "test") for split in ("train", "test")}
+    scores = {
+        f"loss_{split}": np.arange(4.0).reshape(2, 2) + 10 * (split == "test")
+        for split in ("train", "test")
+    }
     frame = frame_of({"rounds": np.array([3, 6]), "clients": np.array([1, 3]), **scores}, clients)
-    row = lambda at, k, split, loss: [at, k, split, clients.group[k], getattr(clients, split).size[k], loss]
-    first = [row(3, 1, "train", 0), row(3, 1, "test", 10), row(3, 3, "train", 1), row(3, 3, "test", 11)]
-    last = [row(6, 1, "train", 2), row(6, 1, "test", 12), row(6, 3, "train", 3), row(6, 3, "test", 13)]
+
+    def row(at, k, split, loss):
+        return [at, k, split, clients.group[k], getattr(clients, split).size[k], loss]
+
+    first = [
+        row(3, 1, "train", 0),
+        row(3, 1, "test", 10),
+        row(3, 3, "train", 1),
+        row(3, 3, "test", 11),
+    ]
+    last = [
+        row(6, 1, "train", 2),
+        row(6, 1, "test", 12),
+        row(6, 3, "train", 3),
+        row(6, 3, "test", 13),
+    ]
     assert frame.values.tolist() == first + last
 
 
 def test_a_frame_has_the_data_s_names_of_clients(clients):
     named = dataclasses.replace(clients, client_names=np.array(list("uvwxyz")))
-    scores = {"loss_test": np.arange(4.0).reshape(2, 2), "rounds": np.array([3, 6]), "clients": np.array([1, 3])}
+    scores = {
+        "loss_test": np.arange(4.0).reshape(2, 2),
+        "rounds": np.array([3, 6]),
+        "clients": np.array([1, 3]),
+    }
     frame = frame_of(scores, named)
     assert frame[["client", "name"]].values.tolist() == [[1, "v"], [3, "x"]] * 2
 
 
 def test_without_pandas_one_line_says_how_to_get_it(finished_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(pfl.ArgumentError, match=r"to_pandas: needs pandas: pip install 'pfljax\[pandas\]'"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"to_pandas: needs pandas: pip install 'pfljax\[pandas\]'"
+    ):
         finished_run.to_pandas()
 
 
@@ -161,7 +202,10 @@ def test_figures_can_be_shown(finished_run, name):
 @pytest.mark.slow
 def test_training_goes_on_and_resumes(clients, tmp_path):
     """Four rounds and two more, six at once, and four, killed, and resumed give the same."""
-    start = lambda: pfl.Run(pfl.Scaffold(), clients, MODEL, pfl.LocalTraining(optax.sgd(0.1)), seed=0)
+
+    def start():
+        return pfl.Run(pfl.Scaffold(), clients, MODEL, pfl.LocalTraining(optax.sgd(0.1)), seed=0)
+
     whole = start().train(rounds=6, eval_every=2)
     parts = start()
     out = tmp_path / "run"
@@ -184,38 +228,56 @@ def test_a_comparison_is_a_table(clients, tmp_path):
     assert "a sample of" not in table.title
     assert [row["method"] for row in table.rows] == ["fedavg", "gentle"]
     again = pfl.compare(methods, clients, MODEL, LOCAL, rounds=2, **options)
-    with pytest.raises(ValueError, match=r"^rounds=1: .*seed-0 already has 2 rounds; accepted: 2 or more"):
+    with pytest.raises(
+        ValueError, match=r"^rounds=1: .*seed-0 already has 2 rounds; accepted: 2 or more"
+    ):
         pfl.compare(methods, clients, MODEL, LOCAL, rounds=1, **options)
     assert str(again) == str(table)  # taken from the files, seconds included
-    cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)]
+    cells = [
+        files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in range(2)
+    ]
     alone = [cell["last"]["accuracy"] for cell in cells]
-    assert pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=1).train(rounds=2).accuracy == pytest.approx(alone[1])
+    assert pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, seed=1).train(
+        rounds=2
+    ).accuracy == pytest.approx(alone[1])
     assert table.rows[0]["score_mean"] == pytest.approx(np.mean(alone))
     assert table.rows[0]["score_std"] == pytest.approx(abs(alone[0] - alone[1]) / np.sqrt(2))
-    assert "gentle" in str(table) and str(table).count("±") == 4  # two rows, the title, and what it is
+    # two rows, the title, and what it is
+    assert "gentle" in str(table) and str(table).count("±") == 4
     assert (tmp_path / "table.png").stat().st_size > 1000
     part = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, seeds=[0], rounds=1, eval_clients=2)
-    assert f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds, seed 0" in part.title
+    assert (
+        f", a sample of 2 of {clients.num_clients} clients, last of 1 rounds, seed 0" in part.title
+    )
     assert "±" not in str(part) + part.to_markdown()  # one seed has no deviation
     frame = table.to_pandas()
     assert frame.method.tolist() == ["fedavg", "fedavg", "gentle", "gentle"]
     assert frame.seed.tolist() == [0, 1, 0, 1] and frame.accuracy[:2].tolist() == alone
-    assert frame.groupby("method").accuracy.std().tolist() == pytest.approx([r["score_std"] for r in table.rows])
+    assert frame.groupby("method").accuracy.std().tolist() == pytest.approx(
+        [r["score_std"] for r in table.rows]
+    )
     shown = table.to_pandas(by="method").set_index("method")
     others = frame[frame.method == "gentle"].accuracy
-    assert shown.difference["fedavg"] == pytest.approx(np.mean(alone) - others.mean()) and shown.p["fedavg"] >= 0.5
+    assert (
+        shown.difference["fedavg"] == pytest.approx(np.mean(alone) - others.mean())
+        and shown.p["fedavg"] >= 0.5
+    )
     assert np.isnan(shown.difference["gentle"]) and shown["rank"].min() == 1
 
 
 def test_curves_are_of_the_rounds_that_all_seeds_have():
     """As after a change of eval_every, or of runs that an earlier version began without round 0."""
-    rows = lambda *rounds: [{"round": number, "accuracy": number / 10} for number in rounds]
+
+    def rows(*rounds):
+        return [{"round": number, "accuracy": number / 10} for number in rounds]
+
     rounds, curves = over_rounds([rows(0, 2, 4, 6), rows(2, 3, 6)], "accuracy")
     assert rounds == [2, 6] and curves.tolist() == [[0.2, 0.6]] * 2
 
 
 def test_one_s_own_arrays_and_module(run_of_arrays):
-    x, result = run_of_arrays.x, run_of_arrays.result
+    x = run_of_arrays.x
+    result = run_of_arrays.result
     assert run_of_arrays.clients.num_clients == 3 and np.isfinite(result.loss)
     found = result.predict(x[:3], client="b")
     np.testing.assert_array_equal(found, result.predict(x[:3], client=1))
@@ -225,7 +287,8 @@ def test_arrays_of_jax_are_those_of_numpy(run_of_arrays):
     x, y, client, clients, _ = run_of_arrays
     found = pfl.Federation.from_arrays(jax.numpy.asarray(x), jax.numpy.asarray(y), client=client)
     for split in ("train", "test"):
-        one, other = getattr(found, split), getattr(clients, split)
+        one = getattr(found, split)
+        other = getattr(clients, split)
         np.testing.assert_array_equal(one.y, other.y)
         np.testing.assert_allclose(one.x[...], other.x[...], atol=1e-5)
 
@@ -239,22 +302,29 @@ def test_a_client_that_is_not_there_has_no_predictions(client, clients, finished
 def test_pixels_up_to_255_are_refused_where_the_examples_are_fractions(clients, finished_run):
     x, _ = clients.examples(0)
     with pytest.raises(
-        pfl.ArgumentError, match=r"^x: is uint8, but the clients' examples are floats; accepted: .* 255"
+        pfl.ArgumentError,
+        match=r"^x: is uint8, but the clients' examples are floats; accepted: .* 255",
     ):
         finished_run.predict((255 * x).astype(np.uint8), client=0)
     assert finished_run.predict((x > 0.5).astype(np.uint8), client=0).shape == (len(x), 10)
 
 
 @pytest.mark.parametrize(
-    ("client", "hint"), [("clinic-9", "; did you mean clinic-5?"), (6, " such as clinic-0, clinic-1, clinic-2")]
+    ("client", "hint"),
+    [("clinic-9", "; did you mean clinic-5?"), (6, " such as clinic-0, clinic-1, clinic-2")],
 )
 def test_names_of_clients_are_told(client, hint, clients, finished_run):
-    named = dataclasses.replace(clients, client_names=np.array([f"clinic-{k}" for k in (0, 1, 2, 3, 4, 59)]))
+    named = dataclasses.replace(
+        clients, client_names=np.array([f"clinic-{k}" for k in (0, 1, 2, 3, 4, 59)])
+    )
     result = copy.copy(finished_run)
     result.experiment = types.SimpleNamespace(federation=named)
     with pytest.raises(pfl.ArgumentError) as error:
         result.export(client)
-    assert str(error.value) == f"client={client}: accepted: 0 to 5, or a name{hint.replace('clinic-5', 'clinic-59')}"
+    assert (
+        str(error.value)
+        == f"client={client}: accepted: 0 to 5, or a name{hint.replace('clinic-5', 'clinic-59')}"
+    )
 
 
 def sampled(sampler, store):
@@ -262,13 +332,17 @@ def sampled(sampler, store):
     execution = pfl.Execution("map", devices=1, client_store=store)
     clients = pfl.data.digits(num_clients=8, train_examples=6)
     server = pfl.Server(sampler)
-    return pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, execution=execution, server=server, participation=0.25)
+    return pfl.Run(
+        pfl.FedAvg(), clients, MODEL, LOCAL, execution=execution, server=server, participation=0.25
+    )
 
 
 def test_samplers_draw_on_the_devices_only():
     run = sampled("power_of_choice", "device")
     assert describe.surroundings(run.experiment) == [("cohorts", "power_of_choice")]
-    with pytest.raises(pfl.ArgumentError, match=r"client_store=host: .*cohorts that are not drawn uniformly"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"client_store=host: .*cohorts that are not drawn uniformly"
+    ):
         sampled("weighted", "host")
 
 
@@ -282,16 +356,28 @@ def test_a_sampler_is_on_the_plan_of_a_run():
 def test_replicates_have_attackers_of_their_own():
     clients = pfl.data.digits(num_clients=8, train_examples=6)
     runs = [
-        pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), seed=seed, attack=pfl.Attack("sign_flip", 0.25))
+        pfl.Run(
+            pfl.FedAvg(),
+            clients,
+            pfl.models.MLP(hidden=(4,)),
+            seed=seed,
+            attack=pfl.Attack("sign_flip", 0.25),
+        )
         for seed in (0, 1)
     ]
     together = [each.results["loss_test"] for each in pfl.train_replicates(runs, 2)]
     assert (np.isnan(together[0][-1]) != np.isnan(together[1][-1])).any()
     for seed, found in enumerate(together):
         alone = pfl.Run(
-            pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), seed=seed, attack=pfl.Attack("sign_flip", 0.25)
+            pfl.FedAvg(),
+            clients,
+            pfl.models.MLP(hidden=(4,)),
+            seed=seed,
+            attack=pfl.Attack("sign_flip", 0.25),
         )
-        np.testing.assert_allclose(found, alone.train(2, progress=False).results["loss_test"], rtol=2e-4)
+        np.testing.assert_allclose(
+            found, alone.train(2, progress=False).results["loss_test"], rtol=2e-4
+        )
     mixed = [runs[0], pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), seed=1)]
     with pytest.raises(pfl.ArgumentError, match="one method"):
         pfl.train_replicates(mixed, 2)

@@ -17,7 +17,13 @@ from pfljax.folder import planned
 
 MODEL = pfl.models.MLP(hidden=())
 LOCAL = pfl.LocalTraining(optax.sgd, 0.1)
-FLAGS = ["--dataset=sine", "--num_clients=3", "--eval_every=2", "--rounds=4", "--methods=local,fedavg"]
+FLAGS = [
+    "--dataset=sine",
+    "--num_clients=3",
+    "--eval_every=2",
+    "--rounds=4",
+    "--methods=local,fedavg",
+]
 HOLD = """
 import pathlib, sys
 from pfljax.folder import locks
@@ -29,15 +35,20 @@ with locks.locked([pathlib.Path(sys.argv[1])], print):
 
 @pytest.fixture(scope="module")
 def clients():
-    return pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8)
+    return pfl.data.digits(
+        num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=8
+    )
 
 
 @pytest.fixture
 def trained(monkeypatch):
     """The numbers of runs in each kernel that is trained."""
-    found, start = [], runs.start
+    found = []
+    start = runs.start
     monkeypatch.setattr(
-        runs, "start", lambda made, *args, **options: (found.append(len(made)), start(made, *args, **options))[1]
+        runs,
+        "start",
+        lambda made, *args, **options: (found.append(len(made)), start(made, *args, **options))[1],
     )
     return found
 
@@ -62,12 +73,21 @@ def test_seeds_share_a_kernel_by_default_and_score_as_they_do_alone(clients, tra
 
 @pytest.mark.long
 def test_clients_of_other_shapes_get_a_kernel_of_their_own(clients, trained):
-    fewer = pfl.data.digits(num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=6)
+    fewer = pfl.data.digits(
+        num_clients=4, partition=pfl.partitions.LabelGroups(groups=2), train_examples=6
+    )
     of_seed = {0: clients, 1: fewer, 2: clients}
     common = {"rounds": 1, "seeds": (0, 1, 2)}
     pfl.compare([pfl.FedAvg()], of_seed.__getitem__, MODEL, LOCAL, **common)
     pfl.compare([pfl.FedAvg()], of_seed.__getitem__, MODEL, LOCAL, replicate="vmap", **common)
-    pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, execution=pfl.Execution(client_store="host"), **common)
+    pfl.compare(
+        [pfl.FedAvg()],
+        clients,
+        MODEL,
+        LOCAL,
+        execution=pfl.Execution(client_store="host"),
+        **common,
+    )
     assert trained == [2, 1, 3, 1, 1, 1]
 
 
@@ -106,11 +126,23 @@ def test_finished_cells_are_only_read(clients, trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_changed_cell_is_refused_or_trained_again(clients, trained, tmp_path):
-    compare_with = lambda optimizer, **options: pfl.compare(
-        [pfl.FedAvg()], clients, MODEL, pfl.LocalTraining(optimizer), rounds=2, seeds=(0, 1), out=tmp_path, **options
-    )
+    def compare_with(optimizer, **options):
+        return pfl.compare(
+            [pfl.FedAvg()],
+            clients,
+            MODEL,
+            pfl.LocalTraining(optimizer),
+            rounds=2,
+            seeds=(0, 1),
+            out=tmp_path,
+            **options,
+        )
+
     slow = compare_with(optax.sgd(1e-6))
-    with pytest.raises(ArgumentError, match=r"rerun: .*fedavg/seed-0 was run by another program; what differs: optim"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"rerun: .*fedavg/seed-0 was run by another program; what differs: optim",
+    ):
         compare_with(optax.sgd(0.5))
     fast = compare_with(optax.sgd(0.5), rerun="changed")
     assert trained == [2, 2] and accuracies(fast) != accuracies(slow)
@@ -122,7 +154,10 @@ def test_a_cell_that_another_process_trains_is_skipped(clients, tmp_path):
     made = [run_of(clients, seed) for seed in (0, 1)]
     outs = [tmp_path / str(seed) for seed in (0, 1)]
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, outs[0]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, outs[0]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout.readline() == "held\n"
         skipped, trained = study.Study(rounds=1).train(made, outs, wait=False)
@@ -135,7 +170,16 @@ def test_a_cell_that_another_process_trains_is_skipped(clients, tmp_path):
 @pytest.mark.long
 def test_workers_train_a_comparison(tmp_path):
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "pfljax.cli", "compare", *FLAGS, "--seeds=0", "--workers=2", f"--out={out}"]
+    words = [
+        sys.executable,
+        "-m",
+        "pfljax.cli",
+        "compare",
+        *FLAGS,
+        "--seeds=0",
+        "--workers=2",
+        f"--out={out}",
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.count("already finished") == 2
     assert sorted(path.name for path in (out / "workers").iterdir()) == ["0.log", "1.log"]
@@ -143,15 +187,23 @@ def test_workers_train_a_comparison(tmp_path):
 
 @pytest.mark.long
 def test_shares_of_a_comparison_make_the_whole(tmp_path):
-    share = lambda part: call(compare.COMMAND, *FLAGS, "--seeds=0", f"--out={tmp_path / 'out'}", f"--cells={part}")
+    def share(part):
+        return call(
+            compare.COMMAND, *FLAGS, "--seeds=0", f"--out={tmp_path / 'out'}", f"--cells={part}"
+        )
+
     assert "unfinished runs of other processes: 1" in share("1/2")
-    assert not (tmp_path / "out" / "fedavg").exists() and not (tmp_path / "out" / "table.md").exists()
+    assert (
+        not (tmp_path / "out" / "fedavg").exists() and not (tmp_path / "out" / "table.md").exists()
+    )
     assert "table: " in share("2/2")
     table = (tmp_path / "out" / "table.tex").read_text()
     assert r"\toprule" in table and "local & " in table and "fedavg & " in table
 
 
-@pytest.mark.parametrize("flag", ["--cells=3/2", "--cells=0/2", "--cells=half", "--workers=0", "--rerun=all"])
+@pytest.mark.parametrize(
+    "flag", ["--cells=3/2", "--cells=0/2", "--cells=half", "--workers=0", "--rerun=all"]
+)
 def test_mistakes_are_one_line(flag, tmp_path):
     line = one_line(call(compare.COMMAND, *FLAGS, flag, f"--out={tmp_path / 'out'}", code=2))
     assert line.startswith(flag) and "accepted: " in line and not (tmp_path / "out").exists()

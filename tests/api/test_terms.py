@@ -16,32 +16,46 @@ LOCAL = pfl.LocalTraining(optax.sgd(0.1), batch_size=4, epochs=2)
 
 
 def clients(groups=2):
-    return pfl.data.digits(num_clients=6, partition=pfl.partitions.LabelGroups(groups=groups), train_examples=8)
+    return pfl.data.digits(
+        num_clients=6, partition=pfl.partitions.LabelGroups(groups=groups), train_examples=8
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "knobs", "expected"),
-    [("fedavg", {}, 1), ("fedem", {"components": 3}, 3), ("fedrep", {"head_epochs": 4, "body_epochs": 2}, 3)],
+    [
+        ("fedavg", {}, 1),
+        ("fedem", {"components": 3}, 3),
+        ("fedrep", {"head_epochs": 4, "body_epochs": 2}, 3),
+    ],
 )
 def test_a_client_s_gradients_in_a_round_are_counted(name, knobs, expected):
     """Two epochs in batches of two are 6, 2, 4 and 0 steps, in half of the rounds; FedRep has 4 + 2 epochs."""
     federation = toys.make_federation((5, 1, 3, 0))
     problem = toys.make_problem(federation, batch_size=2, epochs=2, cohort=2, hidden=(3,))
     experiment = toys.make_experiment(name, problem, federation, knobs=knobs)
-    assert experiment.gradients(experiment.algorithm(problem.plan)) == expected * (6 + 2 + 4 + 0) / 4 / 2
+    assert (
+        experiment.gradients(experiment.algorithm(problem.plan))
+        == expected * (6 + 2 + 4 + 0) / 4 / 2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.pages
 def test_a_table_tells_what_methods_knew_and_their_budgets(tmp_path):
-    federation, methods = clients(), [pfl.IFCA(), pfl.Local(), ("own", pfl.IFCA(clusters=1))]
+    federation = clients()
+    methods = [pfl.IFCA(), pfl.Local(), ("own", pfl.IFCA(clusters=1))]
     table = pfl.compare(methods, federation, MODEL, LOCAL, rounds=1, tell_groups=True, out=tmp_path)
     heads, body = table.columns()
-    column = lambda head: [line[heads.index(head)] for line in body]
+
+    def column(head):
+        return [line[heads.index(head)] for line in body]
+
     assert column("knows") == ["the number of groups (2)", "-", "-"]
     steps = float(np.mean(2 * np.ceil(federation.train.size / 4)))
     assert column("budget: gradients") == [f"{steps:.4g}"] * 3
-    size = (64 + 1) * 10 * 4 / 1e6  # MB of a model: two down and one up, with its weight; none; one down and up
+    # MB of a model: two down and one up, with its weight; none; one down and up
+    size = (64 + 1) * 10 * 4 / 1e6
     sent = [float(text) for text in column("budget: MB")]
     assert sent == pytest.approx([3 * size, 0, 2 * size], rel=0.01)
     rows = json.loads((tmp_path / "table.json").read_text())
@@ -56,11 +70,15 @@ def test_a_table_tells_what_methods_knew_and_their_budgets(tmp_path):
 
 def test_without_tell_groups_nothing_is_told_and_groups_of_one_client_cannot_be():
     assert pfl.Run(pfl.IFCA(), clients(), MODEL, LOCAL).experiment.method.clusters == 3
-    with pytest.raises(pfl.ArgumentError, match=r"^tell_groups=True: accepted for clients in known groups"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^tell_groups=True: accepted for clients in known groups"
+    ):
         pfl.Run(pfl.IFCA(), clients(groups=5), MODEL, LOCAL, tell_groups=True)
 
 
 def test_a_value_at_an_edge_is_marked_and_explained():
     chosen = {"learning_rate": 3.0, "mu": 1, "linkage": "single"}
     assert terms.values(chosen, ["learning_rate"]) == "rate 3 (edge), mu 1, linkage single"
-    assert terms.notes([{"at_edge": []}, {}]) == [] and terms.notes([{"at_edge": ["mu"]}]) == [terms.AT_EDGE]
+    assert terms.notes([{"at_edge": []}, {}]) == [] and terms.notes([{"at_edge": ["mu"]}]) == [
+        terms.AT_EDGE
+    ]

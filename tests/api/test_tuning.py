@@ -27,7 +27,9 @@ FEDERATIONS = [clients(0), clients(1)]
 
 def run_of(point, seed, method=None):
     local = pfl.LocalTraining(optax.sgd, point.learning_rate or 0.1, batch_size=4)
-    return pfl.Run((method or pfl.FedProx)(**point.knobs), FEDERATIONS[seed], MODEL, local, seed=seed)
+    return pfl.Run(
+        (method or pfl.FedProx)(**point.knobs), FEDERATIONS[seed], MODEL, local, seed=seed
+    )
 
 
 def vector(models):
@@ -52,7 +54,10 @@ def test_rates_and_knobs_in_one_kernel_are_those_of_single_runs():
 def test_a_score_is_the_mean_over_seeds_and_the_best_is_taken():
     points = grid([1e-6, 0.3])
     tuning = search(points, [0, 1], run_of, 4, widen=0)
-    alone = [run_of(points[1], seed).train(4, progress=False).history[-1]["validation_accuracy"] for seed in (0, 1)]
+    alone = [
+        run_of(points[1], seed).train(4, progress=False).history[-1]["validation_accuracy"]
+        for seed in (0, 1)
+    ]
     assert tuning.scores[1] == pytest.approx(np.mean(alone)) and alone[0] != alone[1]
     assert tuning.best == points[1] and tuning.scores[1] > tuning.scores[0]
 
@@ -85,7 +90,9 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
 
 def test_numbers_that_decide_shapes_are_not_traced():
     """The share of FedAvg with data sharing decides how many examples there are: each has a kernel of its own."""
-    few, many = (run_of(Point(0.1, {"share": share}), 0, pfl.FedAvgData).experiment for share in (0.1, 0.2))
+    few, many = (
+        run_of(Point(0.1, {"share": share}), 0, pfl.FedAvgData).experiment for share in (0.1, 0.2)
+    )
     assert few.numbers.knobs == many.numbers.knobs == {}
     assert differences(few, many) == ["method.share"]
 
@@ -100,11 +107,18 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
         "widen": 0,
         "seeds": [7],
     }
-    tuned = lambda **options: pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common, **options)
-    tuning, whole, lines = tuned(out=tmp_path), tuned(in_turn=False), []
+
+    def tuned(**options):
+        return pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common, **options)
+
+    tuning = tuned(out=tmp_path)
+    whole = tuned(in_turn=False)
+    lines = []
     (first,) = tuning.before
     assert first.points == grid([0.01, 0.3], {"rate": [0.01, 0.1]})
-    assert tuning.points == [first.best._replace(knobs=first.best.knobs | {"tau": tau}) for tau in (1e-3, 0.1, 1.0)]
+    assert tuning.points == [
+        first.best._replace(knobs=first.best.knobs | {"tau": tau}) for tau in (1e-3, 0.1, 1.0)
+    ]
     score = dict(zip(map(str, whole.points), whole.scores, strict=True))
     assert tuning.scores == pytest.approx([score[str(point)] for point in tuning.points])
     assert {path.name for path in tmp_path.glob("*.json")} == {"tuning.json", "tuning-tau.json"}
@@ -116,10 +130,18 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
 def test_a_comparison_takes_tuned_methods(monkeypatch):
     """Scores decide: the larger rate and the smaller mu. Local is compared as it is."""
     rated(monkeypatch, lambda rate, method: rate - method.mu)
-    common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": {"mu": [0.5, 1.0]}, "widen": 0, "seeds": [7]}
+    common = {
+        "rounds": 1,
+        "rates": [0.1, 0.3],
+        "knobs": {"mu": [0.5, 1.0]},
+        "widen": 0,
+        "seeds": [7],
+    }
     tuning = pfl.tune(pfl.FedProx(), FEDERATIONS[0], MODEL, LOCAL, **common)
     assert (tuning.method, tuning.local.learning_rate) == (pfl.FedProx(mu=0.5), 0.3)
-    assert repr(tuning).startswith("Tuning(rate 0.3 (edge), mu 0.5 (edge) of rate 0.1, mu 0.5 (-0.4000); ")
+    assert repr(tuning).startswith(
+        "Tuning(rate 0.3 (edge), mu 0.5 (edge) of rate 0.1, mu 0.5 (-0.4000); "
+    )
     made = []
 
     def noted(method, clients, model, local, **options):
@@ -141,7 +163,9 @@ def test_knobs_are_tuned_in_turn(monkeypatch):
     common = {"rounds": 1, "rates": [0.1, 0.3], "knobs": knobs, "widen": 0, "seeds": [7]}
     tuning = pfl.tune(pfl.FedAdam(), FEDERATIONS[0], MODEL, LOCAL, **common)
     (first,) = tuning.before
-    assert first.points == grid([0.1, 0.3], {"rate": [0.01, 0.1]}) and first.best == Point(0.3, {"rate": 0.01})
+    assert first.points == grid([0.1, 0.3], {"rate": [0.01, 0.1]}) and first.best == Point(
+        0.3, {"rate": 0.01}
+    )
     assert tuning.points == [Point(0.3, {"rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
     assert tuning.method == pfl.FedAdam(rate=0.01, tau=0.1)
 
@@ -155,28 +179,45 @@ def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path
 
 def test_the_papers_knobs_are_those_with_a_grid():
     known = pfl.FedAdam.__dataclass_fields__
-    assert papers_knobs(pfl.FedAdam()) == {name: known[name].metadata["grid"] for name in ("rate", "tau")}
+    assert papers_knobs(pfl.FedAdam()) == {
+        name: known[name].metadata["grid"] for name in ("rate", "tau")
+    }
     assert papers_knobs(pfl.FedAvg) == {}
-    assert list(papers_knobs(pfl.IFCA)) == ["clusters"] and papers_knobs(pfl.IFCA(), tell_groups=True) == {}
+    assert (
+        list(papers_knobs(pfl.IFCA)) == ["clusters"]
+        and papers_knobs(pfl.IFCA(), tell_groups=True) == {}
+    )
 
 
 def rated(monkeypatch, score):
     """Scores runs by a function of their rate and their method, without training them."""
-    scores = lambda runs: [score(run.experiment.local.learning_rate, run.experiment.method) for run in runs]
-    monkeypatch.setattr(pfl.api.tuning, "scores_of", lambda runs, *_: (scores(runs), [0.0] * len(runs)))
+
+    def scores(runs):
+        return [score(run.experiment.local.learning_rate, run.experiment.method) for run in runs]
+
+    monkeypatch.setattr(
+        pfl.api.tuning, "scores_of", lambda runs, *_: (scores(runs), [0.0] * len(runs))
+    )
 
 
 @pytest.mark.slow
 def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_path):
     """The best rate is 100; of mu the best is 0, beyond which there is none."""
     rated(monkeypatch, lambda rate, method: -abs(np.log10(rate) - 2) - method.mu)
-    points, lines = grid([0.01, 0.1, 1.0], {"mu": [0.0, 1.0]}), []
-    tried = lambda tuning: [point.learning_rate for point in tuning.points[len(points) :]]
+    points = grid([0.01, 0.1, 1.0], {"mu": [0.0, 1.0]})
+    lines = []
+
+    def tried(tuning):
+        return [point.learning_rate for point in tuning.points[len(points) :]]
+
     common = {"path": tmp_path / "tuning.json"}
     tuning = search(points, [0], run_of, 1, **common)
     assert tried(tuning) == [10, 100, 1000] and tuning.points[: len(points)] == points
     assert tuning.best == Point(100, {"mu": 0.0}) and tuning.at_edge == []
-    assert search(points, [0], run_of, 1, **common, say=lines.append) == tuning and "already tuned" in lines[0]
+    assert (
+        search(points, [0], run_of, 1, **common, say=lines.append) == tuning
+        and "already tuned" in lines[0]
+    )
     fewer = search(points, [0], run_of, 1, widen=2)
     assert tried(fewer) == [10, 100] and fewer.at_edge == ["learning_rate"]
     with pytest.raises(pfl.ArgumentError, match=r"something else \(widen changed\)"):
@@ -188,9 +229,16 @@ def test_what_the_network_does_not_accept_is_the_end_of_a_grid(monkeypatch):
     """A network of two layers has at most two personal ones; 0 is another method."""
     for sign, best in ((1, 2), (-1, 1)):
         rated(monkeypatch, lambda rate, method, sign=sign: sign * method.personal_layers)
-        make = lambda point, seed: run_of(point, seed, pfl.FedPer)
+
+        def make(point, seed):
+            return run_of(point, seed, pfl.FedPer)
+
         tuning = search(grid(knobs={"personal_layers": [1, 2]}), [0], make, 1)
-        assert tuning.best.knobs == {"personal_layers": best} and len(tuning.points) == 2 and tuning.at_edge == []
+        assert (
+            tuning.best.knobs == {"personal_layers": best}
+            and len(tuning.points) == 2
+            and tuning.at_edge == []
+        )
 
 
 @pytest.mark.long
@@ -227,7 +275,10 @@ def test_runs_that_differ_in_more_than_numbers_are_refused():
             lambda: pfl.LocalTraining(optax.sgd(0.1), 0.1),
             "learning_rate=0.1: accepted only if `optimizer` is a function",
         ),
-        (lambda: pfl.LocalTraining("sgd"), "optimizer=sgd: accepted: a function of the learning rate"),
+        (
+            lambda: pfl.LocalTraining("sgd"),
+            "optimizer=sgd: accepted: a function of the learning rate",
+        ),
         (
             lambda: pfl.tune(pfl.FedProx(), clients(), MODEL, rounds=1, knobs={"lambda": [1]}),
             "knobs=lambda: accepted: values",
@@ -251,7 +302,11 @@ def test_clients_without_validation_examples_are_refused():
 def test_the_rate_is_read():
     """One step of SGD from the same model goes ten times as far at ten times the rate."""
     start, *moved = (
-        vector(pfl.Run(pfl.Local(), FEDERATIONS[0], MODEL, pfl.LocalTraining(optax.sgd, rate)).train(1).state.models)
+        vector(
+            pfl.Run(pfl.Local(), FEDERATIONS[0], MODEL, pfl.LocalTraining(optax.sgd, rate))
+            .train(1)
+            .state.models
+        )
         for rate in (1e-9, 1e-3, 1e-2)
     )
     near, far = (models - start for models in moved)
@@ -260,19 +315,30 @@ def test_the_rate_is_read():
 
 
 def digits_of(split):
-    return pfl.data.digits(num_clients=4, train_examples=8, validation_fraction=0.25, test_examples=10, seed=split)
+    return pfl.data.digits(
+        num_clients=4, train_examples=8, validation_fraction=0.25, test_examples=10, seed=split
+    )
 
 
 def contents(clients, part):
     """The examples of all clients' parts, by content."""
-    return {x.tobytes() for number in range(clients.num_clients) for x in clients.examples(number, part)[0]}
+    return {
+        x.tobytes()
+        for number in range(clients.num_clients)
+        for x in clients.examples(number, part)[0]
+    }
 
 
 def test_a_function_of_the_split_is_tuned_on_the_splits_of_the_table():
     common = {"rounds": 1, "rates": [0.1, 0.3], "widen": 0}
-    with pytest.raises(pfl.ArgumentError, match=r"^splits: required if clients are a function: .* the table's splits"):
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"^splits: required if clients are a function: .* the table's splits",
+    ):
         pfl.tune(pfl.FedAvg(), digits_of, MODEL, LOCAL, seeds=[100], **common)
-    with pytest.raises(pfl.ArgumentError, match=r"^splits: accepted only if clients are a function of the split"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^splits: accepted only if clients are a function of the split"
+    ):
         pfl.compare([pfl.FedAvg()], digits_of(0), MODEL, LOCAL, rounds=1, splits=[0])
     asked = []
 
@@ -297,7 +363,11 @@ def test_a_grid_is_widened_as_often_as_allowed(monkeypatch):
     """The best rate is 100, two steps beyond the largest."""
     rated(monkeypatch, lambda rate, method: -abs(np.log10(rate) - 2))
     points = grid([0.1, 1.0])
-    for widen, further, at_edge in ((0, [], ["learning_rate"]), (1, [10], ["learning_rate"]), (3, [10, 100, 1000], [])):
+    for widen, further, at_edge in (
+        (0, [], ["learning_rate"]),
+        (1, [10], ["learning_rate"]),
+        (3, [10, 100, 1000], []),
+    ):
         tuning = search(points, [0], run_of, 1, widen=widen)
         assert [point.learning_rate for point in tuning.points[len(points) :]] == further
         assert tuning.at_edge == at_edge

@@ -100,25 +100,55 @@ CASES = {
     "strides of a slice": Case("numpy", lambda: {"x": np.repeat(X, 2, axis=0)[::2]}, Right(X)),
     "a matrix": Case("numpy", lambda: {"x": X.tolist()}, Right(X)),
     "complex": Case("numpy", lambda: {"x": X + 1j}, r"x: is complex\d+; accepted: numbers"),
-    "dates": Case("numpy", lambda: {"x": np.array(["2020-01-01"] * N, "M8[D]")[:, None]}, "x: is datetime64"),
-    "a record array": Case("numpy", lambda: {"x": np.zeros(N, [("a", "f4"), ("b", "f4")])}, r"x: is \[\('a'.*numbers"),
-    "text in x": Case("numpy", lambda: {"x": WORDS[:, None]}, "x: is <U3; accepted: numbers"),
-    "one column without its axis": Case("numpy", lambda: {"x": X[:, 0]}, r"x: has shape \(12,\).*such as x\[:, None\]"),
-    "masked without masked values": Case("masked", lambda: {"x": np.ma.masked_array(X, np.zeros_like(HOLE))}, Right(X)),
-    "masked x": Case("masked", lambda: {"x": np.ma.masked_array(X, HOLE)}, "x: has missing values in 1 rows.*row 2"),
-    "masked y": Case("masked", lambda: {"y": np.ma.masked_array(Y, Y == 1)}, "y: has missing values in 6 rows.*row 1"),
-    "masked client": Case(
-        "masked", lambda: {"client": np.ma.masked_array(CLIENT, CLIENT == 2)}, "client: has missing values in 4 rows"
+    "dates": Case(
+        "numpy", lambda: {"x": np.array(["2020-01-01"] * N, "M8[D]")[:, None]}, "x: is datetime64"
     ),
-    "masked rows in a list": Case("masked", lambda: {"x": list(np.ma.masked_array(X, HOLE))}, "x: has missing values"),
-    "masked in a dict": Case("masked", lambda: {"x": {"a": np.ma.masked_array(X, HOLE)}}, r"x\['a'\]: has missing"),
-    "NaN": Case("missing", lambda: {"x": np.where(HOLE, np.nan, X)}, "x: is NaN or infinite in 1 rows.*row 2"),
-    "None among strings": Case("missing", lambda: {"y": with_value(WORDS, None)}, "y: has missing values.*row 3"),
+    "a record array": Case(
+        "numpy", lambda: {"x": np.zeros(N, [("a", "f4"), ("b", "f4")])}, r"x: is \[\('a'.*numbers"
+    ),
+    "text in x": Case("numpy", lambda: {"x": WORDS[:, None]}, "x: is <U3; accepted: numbers"),
+    "one column without its axis": Case(
+        "numpy", lambda: {"x": X[:, 0]}, r"x: has shape \(12,\).*such as x\[:, None\]"
+    ),
+    "masked without masked values": Case(
+        "masked", lambda: {"x": np.ma.masked_array(X, np.zeros_like(HOLE))}, Right(X)
+    ),
+    "masked x": Case(
+        "masked",
+        lambda: {"x": np.ma.masked_array(X, HOLE)},
+        "x: has missing values in 1 rows.*row 2",
+    ),
+    "masked y": Case(
+        "masked",
+        lambda: {"y": np.ma.masked_array(Y, Y == 1)},
+        "y: has missing values in 6 rows.*row 1",
+    ),
+    "masked client": Case(
+        "masked",
+        lambda: {"client": np.ma.masked_array(CLIENT, CLIENT == 2)},
+        "client: has missing values in 4 rows",
+    ),
+    "masked rows in a list": Case(
+        "masked", lambda: {"x": list(np.ma.masked_array(X, HOLE))}, "x: has missing values"
+    ),
+    "masked in a dict": Case(
+        "masked", lambda: {"x": {"a": np.ma.masked_array(X, HOLE)}}, r"x\['a'\]: has missing"
+    ),
+    "NaN": Case(
+        "missing",
+        lambda: {"x": np.where(HOLE, np.nan, X)},
+        "x: is NaN or infinite in 1 rows.*row 2",
+    ),
+    "None among strings": Case(
+        "missing", lambda: {"y": with_value(WORDS, None)}, "y: has missing values.*row 3"
+    ),
     "NaN among strings": Case(
         "missing", lambda: {"y": with_value(WORDS, np.nan)}, "y: is nan in row 3; accepted: only"
     ),
     "NaN in a list of strings": Case(
-        "missing", lambda: {"client": [*WORDS[:-1].tolist(), float("nan")]}, "client: is nan in row 11; accepted: only"
+        "missing",
+        lambda: {"client": [*WORDS[:-1].tolist(), float("nan")]},
+        "client: is nan in row 11; accepted: only",
     ),
     "empty strings": Case(
         "missing",
@@ -132,25 +162,47 @@ CASES = {
         Right(X),
         "client: has 'nan' in 4 rows, as a client of its own",
     ),
-    "numbers among strings": Case("objects", lambda: {"y": with_value(WORDS, 5)}, "y: is 5 in row 3; accepted: only"),
-    "numbers among strings of a list": Case("objects", lambda: {"y": ["a", 1] * 6}, "y: is 1 in row 1; accepted: only"),
-    "objects that are numbers": Case("objects", lambda: {"x": X.astype(object), "y": Y.astype(object)}, Right(X)),
+    "numbers among strings": Case(
+        "objects", lambda: {"y": with_value(WORDS, 5)}, "y: is 5 in row 3; accepted: only"
+    ),
+    "numbers among strings of a list": Case(
+        "objects", lambda: {"y": ["a", 1] * 6}, "y: is 1 in row 1; accepted: only"
+    ),
+    "objects that are numbers": Case(
+        "objects", lambda: {"x": X.astype(object), "y": Y.astype(object)}, Right(X)
+    ),
     "decimals": Case("objects", lambda: {"x": DECIMALS}, Right(WHOLE / 4)),
-    "objects with text": Case("objects", lambda: {"x": with_value(X, "?")}, r"x: is '\?' in row 3; accepted: numbers"),
-    "integers of 100 bits": Case("objects", lambda: {"y": with_value(Y, 2**100)}, "y: has integers of more than 64"),
+    "objects with text": Case(
+        "objects", lambda: {"x": with_value(X, "?")}, r"x: is '\?' in row 3; accepted: numbers"
+    ),
+    "integers of 100 bits": Case(
+        "objects", lambda: {"y": with_value(Y, 2**100)}, "y: has integers of more than 64"
+    ),
     "booleans as objects": Case("objects", lambda: {"y": (Y == 1).astype(object)}, Right(X)),
     "ragged lists": Case(
-        "lists", lambda: {"x": [[1.0], *[[1.0, 2.0]] * (N - 1)]}, "x: has rows of different lengths: 1 in row 0, but 2"
+        "lists",
+        lambda: {"x": [[1.0], *[[1.0, 2.0]] * (N - 1)]},
+        "x: has rows of different lengths: 1 in row 0, but 2",
     ),
-    "ragged arrays": Case("lists", lambda: {"x": [np.ones(2 + (row == 5)) for row in range(N)]}, "x: has rows of diff"),
-    "ragged objects": Case("lists", lambda: {"x": np.array([[1], [1, 2]] * 6, object)}, r"x: is \[1\] in row 0; acc"),
+    "ragged arrays": Case(
+        "lists", lambda: {"x": [np.ones(2 + (row == 5)) for row in range(N)]}, "x: has rows of diff"
+    ),
+    "ragged objects": Case(
+        "lists", lambda: {"x": np.array([[1], [1, 2]] * 6, object)}, r"x: is \[1\] in row 0; acc"
+    ),
     "rows of jax": Case("lists", lambda: {"x": [jnp.asarray(row) for row in X]}, Right(X)),
-    "a generator": Case("lists", lambda: {"x": (row for row in X)}, "x: is a generator; accepted: an array"),
+    "a generator": Case(
+        "lists", lambda: {"x": (row for row in X)}, "x: is a generator; accepted: an array"
+    ),
     "bfloat16": Case("jax", lambda: {"x": jnp.asarray(WHOLE, jnp.bfloat16)}, Right(WHOLE)),
-    "int4": Case("jax", lambda: {"x": jnp.asarray(WHOLE % 5, jnp.int4)}, Right(WHOLE % 5, dtype="int32")),
+    "int4": Case(
+        "jax", lambda: {"x": jnp.asarray(WHOLE % 5, jnp.int4)}, Right(WHOLE % 5, dtype="int32")
+    ),
     "sparse rows": Case("sparse", lambda: {"x": sparse("csr_matrix")}, Right(SPARSE)),
     "a sparse array": Case("sparse", lambda: {"x": sparse("coo_array")}, Right(SPARSE)),
-    "sparse labels": Case("sparse", lambda: {"y": sparse("csc_array")}, Right(X, SPARSE, 1, "regression")),
+    "sparse labels": Case(
+        "sparse", lambda: {"y": sparse("csc_array")}, Right(X, SPARSE, 1, "regression")
+    ),
     "a sparse matrix larger than memory": Case(
         "sparse",
         lambda: {"x": __import__("scipy.sparse").sparse.csr_matrix((N, 2**44))},
@@ -165,10 +217,16 @@ CASES = {
     ),
     "a nullable frame": Case("pandas", lambda: {"x": frame().convert_dtypes()}, Right(X)),
     "a nullable frame with a hole": Case(
-        "pandas", lambda: {"x": frame(np.where(HOLE, np.nan, X)).convert_dtypes()}, r"x\['c1'\]: has missing .*row 2"
+        "pandas",
+        lambda: {"x": frame(np.where(HOLE, np.nan, X)).convert_dtypes()},
+        r"x\['c1'\]: has missing .*row 2",
     ),
-    "a frame with text": Case("pandas", lambda: {"x": frame().assign(c0=WORDS)}, r"x\['c0'\]: holds <U3, not numbers"),
-    "columns of pyarrow": Case("pandas", lambda: {"x": frame().convert_dtypes(dtype_backend="pyarrow")}, Right(X)),
+    "a frame with text": Case(
+        "pandas", lambda: {"x": frame().assign(c0=WORDS)}, r"x\['c0'\]: holds <U3, not numbers"
+    ),
+    "columns of pyarrow": Case(
+        "pandas", lambda: {"x": frame().convert_dtypes(dtype_backend="pyarrow")}, Right(X)
+    ),
     "a frame in another order": Case(
         "pandas",
         lambda: {"x": frame().iloc[::-1], "y": pandas().Series(Y)},
@@ -176,27 +234,49 @@ CASES = {
         r"y: has the rows of x in another order, .* pass y.loc\[x.index\]",
     ),
     "a frame with an index of its own": Case(
-        "pandas", lambda: {"x": frame().set_index(np.arange(N) + 100), "y": pandas().Series(Y)}, Right(X)
+        "pandas",
+        lambda: {"x": frame().set_index(np.arange(N) + 100), "y": pandas().Series(Y)},
+        Right(X),
     ),
-    "a label column": Case("pandas", lambda: {"y": pandas().DataFrame({"label": WORDS})}, Right(X, 1 - Y)),
+    "a label column": Case(
+        "pandas", lambda: {"y": pandas().DataFrame({"label": WORDS})}, Right(X, 1 - Y)
+    ),
     "nullable labels": Case("pandas", lambda: {"y": pandas().Series(Y).convert_dtypes()}, Right(X)),
     "nullable labels with a hole": Case(
-        "pandas", lambda: {"y": pandas().Series([*Y[:-1].tolist(), None], dtype="Int64")}, "y: has missing .* row 11"
+        "pandas",
+        lambda: {"y": pandas().Series([*Y[:-1].tolist(), None], dtype="Int64")},
+        "y: has missing .* row 11",
     ),
-    "categories": Case("pandas", lambda: {"y": pandas().Series(WORDS, dtype="category")}, Right(X, 1 - Y)),
-    "test marks as objects": Case("pandas", lambda: {"is_test": pandas().Series(Y == 1, dtype=object)}, Right(X)),
+    "categories": Case(
+        "pandas", lambda: {"y": pandas().Series(WORDS, dtype="category")}, Right(X, 1 - Y)
+    ),
+    "test marks as objects": Case(
+        "pandas", lambda: {"is_test": pandas().Series(Y == 1, dtype=object)}, Right(X)
+    ),
     "a table of pyarrow": Case(
-        "pyarrow", lambda: {"x": pyarrow().table({"a": X[:, 0], "b": Y})}, Right(np.stack([X[:, 0], Y], 1))
+        "pyarrow",
+        lambda: {"x": pyarrow().table({"a": X[:, 0], "b": Y})},
+        Right(np.stack([X[:, 0], Y], 1)),
     ),
     "an array of pyarrow with a hole": Case(
-        "pyarrow", lambda: {"y": pyarrow().array([None, *Y[1:].tolist()])}, "y: has missing values in 1 rows.*row 0"
+        "pyarrow",
+        lambda: {"y": pyarrow().array([None, *Y[1:].tolist()])},
+        "y: has missing values in 1 rows.*row 0",
     ),
     "a tensor": Case("torch", lambda: {"x": torch().tensor(X), "y": torch().tensor(Y)}, Right(X)),
-    "a tensor with a gradient": Case("torch", lambda: {"x": torch().tensor(X, requires_grad=True)}, Right(X)),
-    "a tensor of bfloat16": Case("torch", lambda: {"x": torch().tensor(WHOLE).bfloat16()}, Right(WHOLE)),
-    "a sparse tensor": Case("torch", lambda: {"x": torch().tensor(SPARSE).to_sparse()}, Right(SPARSE)),
+    "a tensor with a gradient": Case(
+        "torch", lambda: {"x": torch().tensor(X, requires_grad=True)}, Right(X)
+    ),
+    "a tensor of bfloat16": Case(
+        "torch", lambda: {"x": torch().tensor(WHOLE).bfloat16()}, Right(WHOLE)
+    ),
+    "a sparse tensor": Case(
+        "torch", lambda: {"x": torch().tensor(SPARSE).to_sparse()}, Right(SPARSE)
+    ),
     "a list of tensors": Case("torch", lambda: {"x": [torch().tensor(row) for row in X]}, Right(X)),
-    "pixels": Case("pixels", lambda: {"x": PIXELS}, Right(PIXELS, dtype="uint8"), "x: looks like pixels"),
+    "pixels": Case(
+        "pixels", lambda: {"x": PIXELS}, Right(PIXELS, dtype="uint8"), "x: looks like pixels"
+    ),
     "pixels as int64": Case(
         "pixels",
         lambda: {"x": PIXELS.astype(int), "standardize": True},
@@ -215,7 +295,9 @@ CASES = {
         Right(WHOLE, dtype="int32"),
         r"x: holds integers from -\d+ to \d+.* pass x.astype\(float\)",
     ),
-    "tokens": Case("pixels", lambda: {"x": TOKENS, "standardize": True}, Right(TOKENS, dtype="int32")),
+    "tokens": Case(
+        "pixels", lambda: {"x": TOKENS, "standardize": True}, Right(TOKENS, dtype="int32")
+    ),
     "series": Case("numpy", lambda: {"x": SERIES}, Right(SERIES)),
     "a mask with 255": Case(
         "masks",
@@ -237,7 +319,10 @@ CASES = {
     **{
         f"a mask of {dtype} with {top} ignored": Case(
             "masks",
-            lambda dtype=dtype, top=top: {"y": np.where(VOID == 255, top, VOID).astype(dtype), "ignored_index": top},
+            lambda dtype=dtype, top=top: {
+                "y": np.where(VOID == 255, top, VOID).astype(dtype),
+                "ignored_index": top,
+            },
             Right(X, IGNORED, 3),
         )
         for dtype, top in [
@@ -250,8 +335,12 @@ CASES = {
             ("int64", 2**63 - 1),
         ]
     },
-    "labels with 255": Case("masks", lambda: {"y": Y * 255}, Right(X, Y * 255, 256), "y: has no class from 1 to 254"),
-    "nothing but ignored places": Case("masks", lambda: {"y": MASK * 0 - 1}, "y: has no class: all places are ignored"),
+    "labels with 255": Case(
+        "masks", lambda: {"y": Y * 255}, Right(X, Y * 255, 256), "y: has no class from 1 to 254"
+    ),
+    "nothing but ignored places": Case(
+        "masks", lambda: {"y": MASK * 0 - 1}, "y: has no class: all places are ignored"
+    ),
     "labels from a rare class": Case(
         "masks", lambda: {"y": np.where(Y, 42, 3), "num_classes": 62}, Right(X, Y * 39 + 3, 62)
     ),
@@ -304,7 +393,9 @@ def test_the_sample_has_every_kind():
 
 def rows_of(*arrays):
     """Examples as a counted set of rows, whose order does not matter."""
-    flat = np.concatenate([np.asarray(array, np.float64).reshape(len(array), -1) for array in arrays], axis=1)
+    flat = np.concatenate(
+        [np.asarray(array, np.float64).reshape(len(array), -1) for array in arrays], axis=1
+    )
     return collections.Counter(map(tuple, flat.round(4).tolist()))
 
 
@@ -341,7 +432,9 @@ DRAWN = {"official_test": False, "test_fraction": 0.5, "validation_fraction": 0.
 
 
 @pytest.mark.parametrize("dtype", ["float64", "uint8"])
-@pytest.mark.parametrize("partition", [None, pfl.partitions.IID(), pfl.partitions.Dirichlet(alpha=10.0)])
+@pytest.mark.parametrize(
+    "partition", [None, pfl.partitions.IID(), pfl.partitions.Dirichlet(alpha=10.0)]
+)
 def test_means_and_deviations_are_those_of_the_training_examples(dtype, partition):
     """Half of the examples are drawn for testing, whose numbers are 100 times as large: they change nothing."""
     n = 120
@@ -354,7 +447,9 @@ def test_means_and_deviations_are_those_of_the_training_examples(dtype, partitio
         return pfl.Federation.from_arrays(x, y, client=client, **options, **DRAWN, **more)
 
     numbered = load(np.arange(n, dtype=np.float32)[:, None], standardize=False)
-    train = [numbered.train.x[k][:size, 0].astype(int) for k, size in enumerate(numbered.train.size)]
+    train = [
+        numbered.train.x[k][:size, 0].astype(int) for k, size in enumerate(numbered.train.size)
+    ]
     rows = np.concatenate(train)
     assert len(rows) < 60
     clients = load(x)
@@ -374,7 +469,9 @@ def test_a_file_on_disk_is_measured_on_training_examples_too(tmp_path):
     for name, array in {"x": pixels, "y": np.arange(60) % 2, "client": np.arange(60) // 20}.items():
         np.save(tmp_path / f"{name}.npy", array)
     clients = pfl.data.read(tmp_path, **DRAWN)
-    rows = np.concatenate([clients.train.x.index[k][:size] for k, size in enumerate(clients.train.size)])
+    rows = np.concatenate(
+        [clients.train.x.index[k][:size] for k, size in enumerate(clients.train.size)]
+    )
     assert len(rows) < 30
     np.testing.assert_allclose(clients.scaling.mean, pixels[rows].mean(axis=(0, 1, 2)))
     np.testing.assert_allclose(clients.scaling.std, pixels[rows].std(axis=(0, 1, 2)))
@@ -386,8 +483,11 @@ def test_windows_of_several_sensors_are_the_same_from_a_file_as_from_python(kind
     """x (n, T, F) of an npz file had a channel axis, and one mean for all sensors."""
     import json
 
-    y, client = np.arange(24) % 2, np.arange(24) // 8
-    x = np.concatenate([RNG.normal(1000, 300, (24, 6, 1)), RNG.normal(0, 0.01, (24, 6, 1))], axis=2).astype(np.float32)
+    y = np.arange(24) % 2
+    client = np.arange(24) // 8
+    x = np.concatenate(
+        [RNG.normal(1000, 300, (24, 6, 1)), RNG.normal(0, 0.01, (24, 6, 1))], axis=2
+    ).astype(np.float32)
     if kind == "npz":
         np.savez(tmp_path / "har.npz", x=x, y=y, client=client)
     elif kind == "npy":
@@ -395,7 +495,9 @@ def test_windows_of_several_sensors_are_the_same_from_a_file_as_from_python(kind
             np.save(tmp_path / f"{name}.npy", array)
     else:
         (tmp_path / "train").mkdir()
-        users = {str(k): {"x": x[client == k].tolist(), "y": y[client == k].tolist()} for k in range(3)}
+        users = {
+            str(k): {"x": x[client == k].tolist(), "y": y[client == k].tolist()} for k in range(3)
+        }
         content = {"users": [*users], "num_samples": [8] * 3, "user_data": users}
         (tmp_path / "train" / "all.json").write_text(json.dumps(content))
     here = pfl.Federation.from_arrays(x, y, client=client)

@@ -90,8 +90,20 @@ class InNNX(nnx.Module):
 @functools.cache
 def run(kind: str = "linear") -> tuple[pfl.Federation, pfl.Result]:
     """Clients and a result, of a few kinds."""
-    x = {"pixels": PIXELS, "divided": PIXELS, "tokens": TOKENS, "dict": BOTH, "raw": np.float32(X / 100)}.get(kind, X)
-    model = {"dict": TwoInputs, "norm": Normalized, "tokens": Embedded, "nnx": InNNX, "mlp": models.MLP((5,))}
+    x = {
+        "pixels": PIXELS,
+        "divided": PIXELS,
+        "tokens": TOKENS,
+        "dict": BOTH,
+        "raw": np.float32(X / 100),
+    }.get(kind, X)
+    model = {
+        "dict": TwoInputs,
+        "norm": Normalized,
+        "tokens": Embedded,
+        "nnx": InNNX,
+        "mlp": models.MLP((5,)),
+    }
     options = {"standardize": kind != "raw", "validation_fraction": 0.2}
     clients = pfl.Federation.from_arrays(x, Y, client=NAMES, **options)
     method = pfl.FedEM(components=2) if kind == "mixture" else pfl.Local()
@@ -104,7 +116,9 @@ def by_hand(x: Any, client: int = 0, kind: str = "linear") -> np.ndarray:
     clients, result = run(kind)
     scaled = (np.asarray(x, np.float64) - clients.scaling.mean) / clients.scaling.std
     layer = result.state.models["Dense_0"]
-    logits = scaled.reshape(len(scaled), -1) @ np.float64(layer["kernel"][client]) + np.float64(layer["bias"][client])
+    logits = scaled.reshape(len(scaled), -1) @ np.float64(layer["kernel"][client]) + np.float64(
+        layer["bias"][client]
+    )
     return special.softmax(logits, axis=1)
 
 
@@ -151,8 +165,18 @@ PREDICT = [
     Case("predict", "a client's name", lambda: predicted(X[:2], "west"), lambda: by_hand(X[:2], 3)),
     Case("predict", "a data frame", lambda: predicted(framed()), lambda: by_hand(X[:3])),
     Case("predict", "no examples", lambda: predicted(np.zeros((0, 4))).shape, lambda: (0, 3)),
-    Case("predict", "no tokens", lambda: predicted(np.zeros((0, 5), int), kind="tokens").shape, lambda: (0, 3)),
-    Case("predict", "none for all", lambda: run()[1].predictions(np.zeros((0, 4))).shape, lambda: (4, 0, 3)),
+    Case(
+        "predict",
+        "no tokens",
+        lambda: predicted(np.zeros((0, 5), int), kind="tokens").shape,
+        lambda: (0, 3),
+    ),
+    Case(
+        "predict",
+        "none for all",
+        lambda: run()[1].predictions(np.zeros((0, 4))).shape,
+        lambda: (4, 0, 3),
+    ),
     Case(
         "predict",
         "for all clients",
@@ -180,17 +204,36 @@ PREDICT = [
     row("nothing", None, r"^x: .*accepted"),
     row("NaN", with_hole(np.nan), "^x: is NaN or infinite in 1 rows; the first is row 1$"),
     row("infinity", with_hole(np.inf), "^x: is NaN or infinite in 1 rows; the first is row 1$"),
-    row("a mask", np.ma.masked_greater(X[:3], 900), "^x: has masked entries; accepted: numbers everywhere"),
+    row(
+        "a mask",
+        np.ma.masked_greater(X[:3], 900),
+        "^x: has masked entries; accepted: numbers everywhere",
+    ),
     row("a dict for an array", {"x": X[:2]}, "^x: has shape .*accepted"),
     row("an array for a dict", X[:2], "^x: is no array, or not as many arrays; accepted", "dict"),
-    row("a dict without an array", {"image": BOTH["image"][:2]}, "^x: is no array, or not as many", "dict"),
+    row(
+        "a dict without an array",
+        {"image": BOTH["image"][:2]},
+        "^x: is no array, or not as many",
+        "dict",
+    ),
     row("arrays of unequal lengths", BOTH | {"sensors": X[:2]}, "^x: has shape .*accepted", "dict"),
-    row("fractions for tokens", TOKENS[:2] + 0.5, "^x: has numbers that are no int32; accepted: integers", "tokens"),
+    row(
+        "fractions for tokens",
+        TOKENS[:2] + 0.5,
+        "^x: has numbers that are no int32; accepted: integers",
+        "tokens",
+    ),
     row("tokens beyond int32", TOKENS[:2] + 2**40, "^x: has numbers that are no int32", "tokens"),
     row("no such client", X[:2], "^client=4: accepted: 0 to 3", client=4),
     row("a client before the first", X[:2], "^client=-1: accepted: 0 to 3", client=-1),
     row("a bool for a client", X[:2], "^client=True: accepted: 0 to 3", client=True),
-    row("a name with an error", X[:2], "^client=wst: accepted: 0 to 3, or a name; did you mean west", client="wst"),
+    row(
+        "a name with an error",
+        X[:2],
+        "^client=wst: accepted: 0 to 3, or a name; did you mean west",
+        client="wst",
+    ),
 ]
 
 
@@ -201,7 +244,11 @@ def ordered(x: np.ndarray) -> np.ndarray:
 def all_parts(client: Any, kind: str = "linear") -> np.ndarray:
     """All examples of a client, in an order of their own."""
     clients, _ = run(kind)
-    return ordered(np.concatenate([clients.examples(client, part)[0] for part in ("train", "validation", "test")]))
+    return ordered(
+        np.concatenate(
+            [clients.examples(client, part)[0] for part in ("train", "validation", "test")]
+        )
+    )
 
 
 def scores_by_hand(kind: str) -> list[float]:
@@ -212,17 +259,39 @@ def scores_by_hand(kind: str) -> list[float]:
 
 
 EXAMPLES = [
-    Case("examples", f"all of {name}", functools.partial(all_parts, name), lambda name=name: ordered(X[name == NAMES]))
+    Case(
+        "examples",
+        f"all of {name}",
+        functools.partial(all_parts, name),
+        lambda name=name: ordered(X[name == NAMES]),
+    )
     for name in ("north", "south", "east", "west")
 ]
 EXAMPLES += [
-    Case("examples", "pixels", lambda: all_parts(1, "pixels"), lambda: ordered(PIXELS[NAMES == "north"])),
-    Case("examples", "tokens", lambda: all_parts(0, "tokens"), lambda: ordered(TOKENS[NAMES == "east"])),
-    Case("examples", "not scaled", lambda: all_parts(3, "raw"), lambda: ordered(np.float32(X / 100)[NAMES == "west"])),
+    Case(
+        "examples",
+        "pixels",
+        lambda: all_parts(1, "pixels"),
+        lambda: ordered(PIXELS[NAMES == "north"]),
+    ),
+    Case(
+        "examples",
+        "tokens",
+        lambda: all_parts(0, "tokens"),
+        lambda: ordered(TOKENS[NAMES == "east"]),
+    ),
+    Case(
+        "examples",
+        "not scaled",
+        lambda: all_parts(3, "raw"),
+        lambda: ordered(np.float32(X / 100)[NAMES == "west"]),
+    ),
     Case(
         "examples",
         "types",
-        lambda: tuple(str(run(kind)[0].examples(0)[0].dtype) for kind in ("linear", "pixels", "tokens")),
+        lambda: tuple(
+            str(run(kind)[0].examples(0)[0].dtype) for kind in ("linear", "pixels", "tokens")
+        ),
         lambda: ("float64", "uint8", "int32"),
     ),
     Case(
@@ -232,10 +301,20 @@ EXAMPLES += [
         lambda: run()[0].train.size.tolist(),
     ),
     Case(
-        "examples", "an unknown part", lambda: run()[0].examples(0, "tests"), "^part=tests: .*train.*validation.*test"
+        "examples",
+        "an unknown part",
+        lambda: run()[0].examples(0, "tests"),
+        "^part=tests: .*train.*validation.*test",
     ),
-    Case("examples", "an unknown name", lambda: run()[0].examples("nort"), "^client=nort: .*did you mean north"),
-    Case("examples", "beyond the last", lambda: run()[0].examples(4), "^client=4: accepted: 0 to 3"),
+    Case(
+        "examples",
+        "an unknown name",
+        lambda: run()[0].examples("nort"),
+        "^client=nort: .*did you mean north",
+    ),
+    Case(
+        "examples", "beyond the last", lambda: run()[0].examples(4), "^client=4: accepted: 0 to 3"
+    ),
 ]
 EXAMPLES += [
     Case(
@@ -270,11 +349,21 @@ def taken(kind: str) -> Any:
 
 
 EXPORT = [
-    Case("export", kind, functools.partial(applied, kind), lambda kind=kind: run(kind)[1].predict(inputs_of(kind), 2))
+    Case(
+        "export",
+        kind,
+        functools.partial(applied, kind),
+        lambda kind=kind: run(kind)[1].predict(inputs_of(kind), 2),
+    )
     for kind in ("linear", "mlp", "pixels", "tokens", "dict", "norm", "nnx", "raw")
 ]
 EXPORT += [
-    Case("continue", kind, functools.partial(taken, kind), lambda kind=kind: run(kind)[0].scaling.mean)
+    Case(
+        "continue",
+        kind,
+        functools.partial(taken, kind),
+        lambda kind=kind: run(kind)[0].scaling.mean,
+    )
     for kind in ("mlp", "nnx", "norm")
 ]
 EXPORT += [
@@ -317,7 +406,9 @@ CONFIDENT = np.stack([np.zeros(8), np.arange(20.0, 100, 10)], axis=1)
 ABOVE = np.arange(8) > 3
 
 
-def measured(metric: Any, logits: np.ndarray = LOGITS, y: np.ndarray = CLASSES, task: str = "classification") -> float:
+def measured(
+    metric: Any, logits: np.ndarray = LOGITS, y: np.ndarray = CLASSES, task: str = "classification"
+) -> float:
     """A run's metric of one client with these float32 logits."""
     found = {"outputs": np.float32(logits)[None], "y": y[None], "size": np.array([len(y)])}
     return measures.measured(measures.named({"own": metric}, set(), task), found, task)["own"][0]
@@ -328,7 +419,12 @@ def auc_of_all() -> float:
 
 
 METRICS = [
-    Case("metric", "f1", lambda: measured("f1"), lambda: sk.f1_score(CLASSES, P.argmax(1), average="macro")),
+    Case(
+        "metric",
+        "f1",
+        lambda: measured("f1"),
+        lambda: sk.f1_score(CLASSES, P.argmax(1), average="macro"),
+    ),
     Case(
         "metric",
         "balanced accuracy",
@@ -336,10 +432,25 @@ METRICS = [
         lambda: sk.balanced_accuracy_score(CLASSES, P.argmax(1)),
     ),
     Case("metric", "auroc", lambda: measured("auroc"), auc_of_all),
-    Case("metric", "auroc of confident predictions", lambda: measured("auroc", CONFIDENT, ABOVE), lambda: 1),
+    Case(
+        "metric",
+        "auroc of confident predictions",
+        lambda: measured("auroc", CONFIDENT, ABOVE),
+        lambda: 1,
+    ),
     Case("metric", "auroc, reversed", lambda: measured("auroc", CONFIDENT, ~ABOVE), lambda: 0),
-    Case("metric", "auroc of a single class", lambda: measured("auroc", LOGITS, 0 * CLASSES), lambda: np.nan),
-    Case("metric", "perplexity", lambda: measured("perplexity"), lambda: np.exp(sk.log_loss(CLASSES, P))),
+    Case(
+        "metric",
+        "auroc of a single class",
+        lambda: measured("auroc", LOGITS, 0 * CLASSES),
+        lambda: np.nan,
+    ),
+    Case(
+        "metric",
+        "perplexity",
+        lambda: measured("perplexity"),
+        lambda: np.exp(sk.log_loss(CLASSES, P)),
+    ),
     Case(
         "metric",
         "perplexity of a wrong prediction",
@@ -367,7 +478,11 @@ METRICS = [
     Case(
         "metric",
         "the ROC curve of scikit-learn, of confident predictions",
-        lambda: measured(lambda outputs, y: sk.roc_auc_score(y, outputs[:, 1]), CONFIDENT[:2] - [0, 5], ABOVE[3:5]),
+        lambda: measured(
+            lambda outputs, y: sk.roc_auc_score(y, outputs[:, 1]),
+            CONFIDENT[:2] - [0, 5],
+            ABOVE[3:5],
+        ),
         lambda: 1,
     ),
     Case(
@@ -382,12 +497,37 @@ METRICS = [
         lambda: measured(sk.mean_squared_error, LOGITS[:, 0], LOGITS[:, 1], "regression"),
         lambda: np.mean((LOGITS[:, 0] - LOGITS[:, 1]) ** 2),
     ),
-    Case("metric", "several numbers", lambda: measured(lambda p, y: p), "^metrics=own: .*raised ValueError"),
-    Case("metric", "nothing", lambda: measured(lambda p, y: None), "^metrics=own: .*accepted: functions that return a"),
-    Case("metric", "a word", lambda: measured("f3"), "^metrics=f3: is no function, and unknown; accepted: f1"),
+    Case(
+        "metric",
+        "several numbers",
+        lambda: measured(lambda p, y: p),
+        "^metrics=own: .*raised ValueError",
+    ),
+    Case(
+        "metric",
+        "nothing",
+        lambda: measured(lambda p, y: None),
+        "^metrics=own: .*accepted: functions that return a",
+    ),
+    Case(
+        "metric",
+        "a word",
+        lambda: measured("f3"),
+        "^metrics=f3: is no function, and unknown; accepted: f1",
+    ),
     Case("metric", "no function", lambda: pfl.metric(3), "^function=3: "),
-    Case("metric", "a direction", lambda: pfl.metric(len, higher_is_better="low"), "^higher_is_better=low: "),
-    Case("metric", "f1 of numbers", lambda: measured("f1", LOGITS, LOGITS, "regression"), "^metrics=f1: needs classes"),
+    Case(
+        "metric",
+        "a direction",
+        lambda: pfl.metric(len, higher_is_better="low"),
+        "^higher_is_better=low: ",
+    ),
+    Case(
+        "metric",
+        "f1 of numbers",
+        lambda: measured("f1", LOGITS, LOGITS, "regression"),
+        "^metrics=f1: needs classes",
+    ),
 ]
 
 
@@ -400,11 +540,33 @@ def rows_of(**columns: list[float]) -> list[dict]:
 
 
 STOP = [
-    Case("best", "accuracy", lambda: best_row(rows_of(validation_accuracy=[0.9, 0.5, 0.7, 0.6]))["round"], lambda: 2),
-    Case("best", "loss", lambda: best_row(rows_of(validation_loss=[0.1, 0.5, 0.3, 0.4]))["round"], lambda: 2),
-    Case("best", "training loss", lambda: best_row(rows_of(train_loss=[0.1, 0.5, 0.3, 0.4]))["round"], lambda: 2),
-    Case("best", "only NaN", lambda: best_row(rows_of(validation_loss=[1.0, np.nan, np.nan]))["round"], lambda: 2),
-    Case("stop", "goes on", lambda: pfl.patience(2)(rows_of(validation_loss=[9, 1, 2])), lambda: ""),
+    Case(
+        "best",
+        "accuracy",
+        lambda: best_row(rows_of(validation_accuracy=[0.9, 0.5, 0.7, 0.6]))["round"],
+        lambda: 2,
+    ),
+    Case(
+        "best",
+        "loss",
+        lambda: best_row(rows_of(validation_loss=[0.1, 0.5, 0.3, 0.4]))["round"],
+        lambda: 2,
+    ),
+    Case(
+        "best",
+        "training loss",
+        lambda: best_row(rows_of(train_loss=[0.1, 0.5, 0.3, 0.4]))["round"],
+        lambda: 2,
+    ),
+    Case(
+        "best",
+        "only NaN",
+        lambda: best_row(rows_of(validation_loss=[1.0, np.nan, np.nan]))["round"],
+        lambda: 2,
+    ),
+    Case(
+        "stop", "goes on", lambda: pfl.patience(2)(rows_of(validation_loss=[9, 1, 2])), lambda: ""
+    ),
     Case(
         "stop",
         "ends",
@@ -423,7 +585,8 @@ def outputs_of(network: Callable, y: np.ndarray, batch: int = 1, **options: Any)
         def __call__(self, x):
             return network(x)
 
-    task, num_classes = options.pop("task", "classification"), options.pop("num_classes", 2)
+    task = options.pop("task", "classification")
+    num_classes = options.pop("num_classes", 2)
     model = models.build(Own(), (4,), task, num_classes, target_shape=y.shape[1:])
     params = model.init(jax.random.key(0))
     return model.apply(params, jnp.ones((batch, 4))).shape
@@ -431,10 +594,14 @@ def outputs_of(network: Callable, y: np.ndarray, batch: int = 1, **options: Any)
 
 NUMBERS = {"task": "regression", "num_classes": 1}
 SEVERAL = {"task": "multilabel"}
-ONE, TWO, PAIR = np.zeros(3), np.zeros((3, 2)), np.zeros(3, int)
+ONE = np.zeros(3)
+TWO = np.zeros((3, 2))
+PAIR = np.zeros(3, int)
 
 
-def network(name: str, build: Callable, right: Any, y: np.ndarray = PAIR, batch: int = 1, **options: Any) -> Case:
+def network(
+    name: str, build: Callable, right: Any, y: np.ndarray = PAIR, batch: int = 1, **options: Any
+) -> Case:
     """A row on the outputs of a network."""
     expected = right if isinstance(right, str) else lambda: right
     return Case("network", name, lambda: outputs_of(build, y, batch, **options), expected)
@@ -454,10 +621,20 @@ NETWORKS = [
         lambda x: nn.Dense(1)(x),
         r"^model=Own: returns outputs of shape \(batch, 1\); accepted: \(batch, 2\)",
     ),
-    network("three logits", lambda x: nn.Dense(3)(x), r"^model=Own: returns outputs of shape \(batch, 3\)"),
+    network(
+        "three logits",
+        lambda x: nn.Dense(3)(x),
+        r"^model=Own: returns outputs of shape \(batch, 3\)",
+    ),
     network("a sigmoid for two classes", lambda x: nn.sigmoid(nn.Dense(2)(x)), SIGMOID),
     network("a sigmoid for labels", lambda x: nn.sigmoid(nn.Dense(2)(x)), SIGMOID, TWO, **SEVERAL),
-    network("a sigmoid, reshaped", lambda x: nn.sigmoid(nn.Dense(2)(x)).reshape(-1, 2), SIGMOID, TWO, **SEVERAL),
+    network(
+        "a sigmoid, reshaped",
+        lambda x: nn.sigmoid(nn.Dense(2)(x)).reshape(-1, 2),
+        SIGMOID,
+        TWO,
+        **SEVERAL,
+    ),
     network(
         "sigmoids side by side",
         lambda x: jnp.concatenate([nn.sigmoid(nn.Dense(1)(x)), nn.sigmoid(nn.Dense(1)(x))], axis=1),
@@ -465,8 +642,18 @@ NETWORKS = [
         TWO,
         **SEVERAL,
     ),
-    network("a softmax", lambda x: nn.softmax(nn.Dense(2)(x)), "^model=Own: returns probabilities, which sum to 1"),
-    network("a softmax for labels", lambda x: nn.softmax(nn.Dense(2)(x)), "^model=Own: returns prob", TWO, **SEVERAL),
+    network(
+        "a softmax",
+        lambda x: nn.softmax(nn.Dense(2)(x)),
+        "^model=Own: returns probabilities, which sum to 1",
+    ),
+    network(
+        "a softmax for labels",
+        lambda x: nn.softmax(nn.Dense(2)(x)),
+        "^model=Own: returns prob",
+        TWO,
+        **SEVERAL,
+    ),
     network("a sigmoid inside", lambda x: nn.Dense(2)(nn.sigmoid(nn.Dense(2)(x))), (1, 2)),
     network("a gate at the end", lambda x: nn.silu(nn.Dense(2)(x)), (1, 2)),
     network("a sigmoid for numbers", lambda x: nn.sigmoid(nn.Dense(1)(x)), (1,), ONE, **NUMBERS),
@@ -484,11 +671,21 @@ def loss(outputs: Any, y: Any, task: str = "classification") -> np.ndarray:
 
 
 LOSSES = [
-    Case("loss", f"a class, logit {z}", lambda z=z: loss([[z, 0]], [1]), lambda z=z: np.logaddexp(0, z))
+    Case(
+        "loss",
+        f"a class, logit {z}",
+        lambda z=z: loss([[z, 0]], [1]),
+        lambda z=z: np.logaddexp(0, z),
+    )
     for z in (-100.0, 10.0, 18.0, 60.0, 100.0, 1e4)
 ]
 LOSSES += [
-    Case("loss", f"a label, logit {z}", lambda z=z: loss([[z]], [[0]], "multilabel"), lambda z=z: np.logaddexp(0, z))
+    Case(
+        "loss",
+        f"a label, logit {z}",
+        lambda z=z: loss([[z]], [[0]], "multilabel"),
+        lambda z=z: np.logaddexp(0, z),
+    )
     for z in (-100.0, 18.0, 30.0, 1e4)
 ]
 
@@ -520,7 +717,10 @@ def test_the_sample_has_every_kind():
 
 
 @pytest.mark.parametrize(
-    "title", params([(title,) for title in TITLES], [(title,) for title in FEW], [(title,) for title in SOME])
+    "title",
+    params(
+        [(title,) for title in TITLES], [(title,) for title in FEW], [(title,) for title in SOME]
+    ),
 )
 def test_what_comes_out(title):
     case = BY_TITLE[title]
@@ -529,11 +729,14 @@ def test_what_comes_out(title):
             case.make()
         assert "\n" not in str(caught.value)
         return
-    found, expected = case.make(), case.right()
+    found = case.make()
+    expected = case.right()
     if isinstance(expected, str | tuple):
         assert found == expected
     else:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), found, expected
+        )
 
 
 @pytest.mark.long
@@ -544,7 +747,9 @@ def test_a_saved_model_brings_its_scaling(kind, tmp_path):
     clients, result = run(kind)
     path = tmp_path / "model.safetensors"
     result.save_model(path, 1)
-    model = pfl.Model({"mlp": models.MLP((5,)), "nnx": InNNX}[kind], frozen=pfl.weights.Saved(path), trainable=".")
+    model = pfl.Model(
+        {"mlp": models.MLP((5,)), "nnx": InNNX}[kind], frozen=pfl.weights.Saved(path), trainable="."
+    )
     newcomers = pfl.Federation.from_arrays(3 * X, Y, client=NAMES)
     continued = pfl.Run(pfl.Local(), newcomers, model, LOCAL)
     np.testing.assert_allclose(continued.clients.scaling.mean, clients.scaling.mean, rtol=1e-5)

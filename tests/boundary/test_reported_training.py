@@ -30,7 +30,9 @@ class Normalized(nn.Module):
 def clients_of(sizes, num_test=1):
     """Clients with these numbers of training examples, whose inputs differ: (clients, each client's inputs)."""
     client = np.repeat(np.arange(len(sizes)), np.array(sizes) + num_test)
-    x = (RNG.normal(size=(len(client), 2)) * (1 + client[:, None]) + 5 * client[:, None]).astype(np.float32)
+    x = (RNG.normal(size=(len(client), 2)) * (1 + client[:, None]) + 5 * client[:, None]).astype(
+        np.float32
+    )
     test = np.concatenate([np.arange(size + num_test) < num_test for size in sizes])
     y = np.arange(len(client)) % 2
     clients = pfl.Federation.from_arrays(x, y, client=client, is_test=test, standardize=False)
@@ -44,7 +46,8 @@ def exported(result, k, collection="batch_stats"):
 @pytest.mark.slow
 def test_a_client_with_batch_statistics_does_not_change_when_a_larger_one_joins():
     kernels = []
-    x, y = RNG.normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
+    x = RNG.normal(size=(60, 3)).astype(np.float32)
+    y = np.arange(60) % 2
     for num in (20, 60):  # the third client has 40
         client = np.minimum(np.arange(num) // 10, 2)
         clients = pfl.Federation.from_arrays(
@@ -84,7 +87,9 @@ def test_the_last_incomplete_mini_batch_is_the_mean_of_its_own_examples(plan):
     client = np.repeat(np.arange(3), np.array(sizes) + 1)
     test = np.concatenate([np.arange(size + 1) == 0 for size in sizes])
     y = np.zeros(len(x), np.float32)
-    clients = pfl.Federation.from_arrays(x, y, client=client, is_test=test, standardize=False, task="regression")
+    clients = pfl.Federation.from_arrays(
+        x, y, client=client, is_test=test, standardize=False, task="regression"
+    )
     own = [x[(client == k) & ~test] for k in range(3)]
 
     def loss(outputs, y):
@@ -95,7 +100,8 @@ def test_the_last_incomplete_mini_batch_is_the_mean_of_its_own_examples(plan):
     sim = pfl.Simulation(pfl.Local(), clients, Linear(), local, execution=execution)
     state, _ = sim.step(jax.random.key(1), sim.init(jax.random.key(0)))
     for k, x in enumerate(own):
-        w, total = np.asarray(state.models["w"][k]), x.sum(axis=0)
+        w = np.asarray(state.models["w"][k])
+        total = x.sum(axis=0)
         possible = [total / 2] if len(x) % 2 == 0 else [(total + last) / 2 for last in x]
         assert any(np.allclose(w, each, atol=1e-4) for each in possible)
 
@@ -113,10 +119,13 @@ class Dropped(nn.Module):
 def test_dropout_masks_differ_between_clients_and_repeat_with_the_seed():
     """Of clients with the same examples and the same initial model; predictions have no dropout."""
     x = np.tile(RNG.normal(size=(10, 4)).astype(np.float32), (4, 1))
-    y, client = np.tile(np.arange(10) % 2, 4), np.repeat(np.arange(4), 10)
+    y = np.tile(np.arange(10) % 2, 4)
+    client = np.repeat(np.arange(4), 10)
     clients = pfl.Federation.from_arrays(x, y, client=client, is_test=np.tile(np.arange(10) < 2, 4))
     local = pfl.LocalTraining(optax.sgd(0.1), common_init=True)
-    first, again = (pfl.Run(pfl.Local(), clients, Dropped(2), local).train(rounds=1) for _ in range(2))
+    first, again = (
+        pfl.Run(pfl.Local(), clients, Dropped(2), local).train(rounds=1) for _ in range(2)
+    )
     kernels = [exported(first, k, "params")["Dense_1"]["kernel"] for k in range(4)]
     for k in range(4):
         np.testing.assert_array_equal(kernels[k], exported(again, k, "params")["Dense_1"]["kernel"])
@@ -134,7 +143,9 @@ def test_dropout_masks_differ_between_clients_and_repeat_with_the_seed():
     ],
     ids=["adamw", "decay", "clip"],
 )
-def test_batch_statistics_see_neither_weight_decay_nor_clipping_and_do_not_count_in_the_norm(optimizer):
+def test_batch_statistics_see_neither_weight_decay_nor_clipping_and_do_not_count_in_the_norm(
+    optimizer,
+):
     clients, own = clients_of([10, 6])
     local = pfl.LocalTraining(optimizer, common_init=True)
     sim = pfl.Simulation(pfl.Local(), clients, Normalized(2), local)
@@ -153,7 +164,8 @@ class HeadFirst(nn.Module):
     num_classes: int
 
     def setup(self):
-        self.a_head, self.z_body = nn.Dense(self.num_classes), nn.Dense(8)
+        self.a_head = nn.Dense(self.num_classes)
+        self.z_body = nn.Dense(8)
 
     def __call__(self, x):
         return self.a_head(nn.relu(self.z_body(x)))
@@ -174,7 +186,9 @@ class Named(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="scaler_one")(nn.Dense(8, name="first")(x))
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9, name="scaler_one")(
+            nn.Dense(8, name="first")(x)
+        )
         return nn.Dense(self.num_classes, name="bn_like_head")(nn.relu(x))
 
 
@@ -191,7 +205,9 @@ class Named(nn.Module):
 def test_personal_layers_follow_the_network_and_not_names(method, model, personal):
     """Exactly these differ between two clients after training."""
     clients, _ = clients_of([12, 12, 12])
-    result = pfl.Run(method, clients, model, pfl.LocalTraining(optax.sgd(0.1), batch_size=4)).train(rounds=2)
+    result = pfl.Run(method, clients, model, pfl.LocalTraining(optax.sgd(0.1), batch_size=4)).train(
+        rounds=2
+    )
     one, other = (result.export(client=k)[1] for k in (0, 2))
     same = jax.tree.map(lambda a, b: bool(np.allclose(a, b, atol=1e-7)), one, other)
     differ = {path[1].key for path, equal in jax.tree.leaves_with_path(same) if not equal}
@@ -214,16 +230,20 @@ def test_runs_give_their_memory_back():
     def resident():
         return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-    x, y = RNG.normal(size=(400, 8)).astype(np.float32), np.arange(400) % 2
+    x = RNG.normal(size=(400, 8)).astype(np.float32)
+    y = np.arange(400) % 2
     clients = pfl.Federation.from_arrays(x, y, client=np.arange(400) // 20)
-    marks, after = {}, []
+    marks = {}
+    after = []
 
     def watch(rows):
         marks[rows[-1]["round"]] = resident()
         return False
 
     local = pfl.LocalTraining(optax.sgd(0.1))
-    pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((16,)), local, stop=watch).train(rounds=1500, eval_every=50)
+    pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((16,)), local, stop=watch).train(
+        rounds=1500, eval_every=50
+    )
     assert max(marks.values()) - marks[200] < 20
     for seed in range(12):
         pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((16,)), local, seed=seed).train(rounds=3)
@@ -238,11 +258,16 @@ def test_fedavg_averages_running_statistics_and_fedbn_keeps_each_client_s_own(me
     """Client k's mean is 0.1 m_k, and its variance 0.9 + 0.1 v_k, after one full batch."""
     sizes = [4, 10, 26]
     clients, own = clients_of(sizes)
-    result = pfl.Run(method, clients, Normalized(2), pfl.LocalTraining(optax.sgd(0.01))).train(rounds=1)
+    result = pfl.Run(method, clients, Normalized(2), pfl.LocalTraining(optax.sgd(0.01))).train(
+        rounds=1
+    )
     means = np.stack([0.1 * x.mean(axis=0) for x in own])
     variances = np.stack([0.9 + 0.1 * x.var(axis=0) for x in own])
     if isinstance(method, pfl.FedAvg):
-        means, variances = (np.average(each, axis=0, weights=sizes)[None].repeat(3, 0) for each in (means, variances))
+        means, variances = (
+            np.average(each, axis=0, weights=sizes)[None].repeat(3, 0)
+            for each in (means, variances)
+        )
     for k in range(3):
         found = exported(result, k)["BatchNorm_0"]
         np.testing.assert_allclose(found["mean"], means[k], rtol=1e-3, atol=1e-6)

@@ -53,7 +53,8 @@ def clipped_to_median(rows: np.ndarray) -> np.ndarray:
 
 def by_numpy(rule: str, rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """What a rule makes of rows (n, d), in float64."""
-    num, cut = len(rows), int(SHARE * len(rows) + 1e-9)
+    num = len(rows)
+    cut = int(SHARE * len(rows) + 1e-9)
     if rule == "mean":
         return weight @ rows / weight.sum()
     if rule in ("median", "geometric_median"):  # which agree where the latter is used here
@@ -226,7 +227,8 @@ class Colluders(NamedTuple):
     attackers: np.ndarray
 
 
-ONE_HONEST, ONE_ATTACKS = np.arange(7) > 0, np.arange(7) == 3
+ONE_HONEST = np.arange(7) > 0
+ONE_ATTACKS = np.arange(7) == 3
 COLLUDERS = [
     Colluders(kind, name, attackers)
     for kind in ("alie", "ipm", "min_max", "min_sum")
@@ -260,7 +262,8 @@ def test_colluders(kind, name, attackers):
     expected = SEVEN.copy()
     honest = SEVEN[~attackers]
     if attackers.any() and len(honest):
-        mean, deviation = honest.mean(axis=0), honest.std(axis=0)
+        mean = honest.mean(axis=0)
+        deviation = honest.std(axis=0)
         expected[attackers] = {"alie": mean - 1.5 * deviation, "ipm": -4 * mean}.get(kind, mean)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -358,11 +361,10 @@ def update_of(**leaves: Any) -> dict:
     return {name: np.float32([leaf]) for name, leaf in leaves.items()}
 
 
-SCALAR, EMPTY = update_of(a=-3.0, b=[0.0]), update_of(a=np.zeros((0, 2)), b=np.zeros(0))
-NOTHING, PRIME = (
-    update_of(a=np.zeros((2, 3)), b=0.0),
-    update_of(a=[[1.0, -4.0, 2.0]], b=[8.0, 0.0, -1.0, 3.0]),
-)
+SCALAR = update_of(a=-3.0, b=[0.0])
+EMPTY = update_of(a=np.zeros((0, 2)), b=np.zeros(0))
+NOTHING = update_of(a=np.zeros((2, 3)), b=0.0)
+PRIME = update_of(a=[[1.0, -4.0, 2.0]], b=[8.0, 0.0, -1.0, 3.0])
 COMPRESSED = [
     Compressed("sign", "scalar", SCALAR, update_of(a=-1.5, b=[0.0]), 1 + 4),
     Compressed("topk:0.01", "scalar", SCALAR, SCALAR, 8),
@@ -444,8 +446,14 @@ class Other(NamedTuple):
         return f"{self.declaring.__name__}.{self.field}"
 
 
-FALLING, NOISY = (lambda number: 0.9**number), {"noise_multiplier": 1.0, "clip_norm": 1.0}
-LOCAL, CLIENT_PRIVACY, HALF = pfl.LocalTraining, pfl.ClientPrivacy, {"participation": 0.5}
+def FALLING(number):
+    return 0.9**number
+
+
+NOISY = {"noise_multiplier": 1.0, "clip_norm": 1.0}
+LOCAL = pfl.LocalTraining
+CLIENT_PRIVACY = pfl.ClientPrivacy
+HALF = {"participation": 0.5}
 OTHERS_OF = [
     Other(pfl.Run, "seed", 3, shares=True),
     Other(
@@ -545,7 +553,8 @@ def test_runs_that_differ_in_one_field(row):
         pytest.importorskip("jax_privacy")
     if row.field == "augment":
         pytest.skip("digits are too small to crop; its values are words, as those of `dtype`")
-    first, other = run_with(row, ...), run_with(row, row.value)
+    first = run_with(row, ...)
+    other = run_with(row, row.value)
     found = differences(first.experiment, other.experiment)
     if row.shares:
         assert not found
@@ -568,9 +577,12 @@ def test_every_declared_field_has_a_row():
 def test_a_private_run_states_the_epsilon_of_its_own_noise():
     """It stated epsilon 0.080 though it was trained with the noise of epsilon 74.9."""
     pytest.importorskip("jax_privacy")
-    of = lambda noise: run_with(
-        Other(LOCAL, "privacy", None), pfl.Privacy(noise_multiplier=noise, clip_norm=1.0)
-    )
+
+    def of(noise):
+        return run_with(
+            Other(LOCAL, "privacy", None), pfl.Privacy(noise_multiplier=noise, clip_norm=1.0)
+        )
+
     with pytest.raises(
         pfl.ArgumentError, match=r"local\.privacy\.noise_multiplier \(0\.5 and 20\.0\)"
     ):
@@ -579,11 +591,16 @@ def test_a_private_run_states_the_epsilon_of_its_own_noise():
 
 @pytest.mark.slow
 def test_knobs_that_are_numbers_may_differ_and_others_may_not():
-    prox = lambda mu: pfl.Run(pfl.FedProx(mu=mu), CLIENTS, MODEL).experiment
+    def prox(mu):
+        return pfl.Run(pfl.FedProx(mu=mu), CLIENTS, MODEL).experiment
+
     assert Replicates.of([prox(0.1), prox(1.0)]).numbers.knobs["mu"].tolist() == pytest.approx(
         [0.1, 1.0]
     )
-    clusters = lambda num: pfl.Run(pfl.IFCA(clusters=num), CLIENTS, MODEL).experiment
+
+    def clusters(num):
+        return pfl.Run(pfl.IFCA(clusters=num), CLIENTS, MODEL).experiment
+
     with pytest.raises(pfl.ArgumentError, match=r"method\.clusters \(2 and 3\)"):
         Replicates.of([clusters(2), clusters(3)])
 
@@ -591,11 +608,21 @@ def test_knobs_that_are_numbers_may_differ_and_others_may_not():
 @pytest.mark.slow
 def test_equal_functions_written_twice_may_share_a_kernel():
     """A schedule, a loss or an optimizer with other numbers inside is another one."""
-    decaying = lambda rate: lambda number: rate**number
-    run = lambda rate, step: pfl.Run(
-        pfl.FedAvg(), CLIENTS, MODEL, pfl.LocalTraining(optax.sgd(step), schedule=decaying(rate))
-    )
-    same, other, faster = run(0.9, 0.1), run(0.8, 0.1), run(0.9, 0.2)
+
+    def decaying(rate):
+        return lambda number: rate**number
+
+    def run(rate, step):
+        return pfl.Run(
+            pfl.FedAvg(),
+            CLIENTS,
+            MODEL,
+            pfl.LocalTraining(optax.sgd(step), schedule=decaying(rate)),
+        )
+
+    same = run(0.9, 0.1)
+    other = run(0.8, 0.1)
+    faster = run(0.9, 0.2)
     assert differences(run(0.9, 0.1).experiment, same.experiment) == []
     assert differences(same.experiment, other.experiment) == ["local.schedule"]
     assert "local.optimizer.update" in differences(same.experiment, faster.experiment)

@@ -22,7 +22,8 @@ import pfljax as pfl
 from pfljax.contract import reading
 from pfljax.data import sources
 
-pd, pa = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+pd = pytest.importorskip("pandas")
+pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 N = 11
 A = np.arange(N) / 4
@@ -122,45 +123,86 @@ CASES = {
     "spaces after some commas": csv("\n".join([*LINES[:4], *SPACED.splitlines()[4:]]), Right()),
     "spaces around words": csv(CSV.replace("bob", "bob ").replace("ann", " ann\t"), Right()),
     "a name with spaces": csv(SPACED, Right(), client=" who ", label=" label"),
-    "spaces before quotes": csv(SPACED.replace("bob", '"bob"'), "file=.* a space before a quote in column who, row 6"),
+    "spaces before quotes": csv(
+        SPACED.replace("bob", '"bob"'), "file=.* a space before a quote in column who, row 6"
+    ),
     "semicolons": csv(semicolons(CSV), Right(), separator=";", decimal=","),
-    "semicolons without saying so": csv(semicolons(CSV), ".*t.csv has no such column; its columns .* separator=';'"),
+    "semicolons without saying so": csv(
+        semicolons(CSV), ".*t.csv has no such column; its columns .* separator=';'"
+    ),
     "tabs": csv(CSV.replace(",", "\t"), Right(), name="t.tsv"),
     "tabs in a csv": csv(CSV.replace(",", "\t"), Right(), separator="tab"),
     "commas twice": csv(CSV, "decimal=,: is the separator, too", decimal=","),
     "two separators": csv(CSV, "separator=;;: accepted: one character, or tab", separator=";;"),
-    "latin-1": csv(CSV.replace("bob", "bö").encode("latin-1"), Right(client_names=("ann", "bö")), encoding="latin-1"),
-    "latin-1 without saying so": csv(CSV.replace("bob", "bö").encode("latin-1"), "file=.* is not utf-8 text"),
-    "a header in latin-1": csv(CSV.replace("a,", "ä,", 1).encode("latin-1"), "file=.* is not utf-8 text; encoding"),
+    "latin-1": csv(
+        CSV.replace("bob", "bö").encode("latin-1"),
+        Right(client_names=("ann", "bö")),
+        encoding="latin-1",
+    ),
+    "latin-1 without saying so": csv(
+        CSV.replace("bob", "bö").encode("latin-1"), "file=.* is not utf-8 text"
+    ),
+    "a header in latin-1": csv(
+        CSV.replace("a,", "ä,", 1).encode("latin-1"), "file=.* is not utf-8 text; encoding"
+    ),
     "utf-16": csv(CSV.encode("utf-16"), Right(), encoding="utf-16"),
     "an unknown encoding": csv(CSV, "encoding=utf-81: is unknown", encoding="utf-81"),
     "gzip": csv(packed(gzip.compress), Right(), name="t.csv.gz"),
     "bzip2": csv(packed(bz2.compress), Right(), name="t.csv.bz2"),
     "xz": csv(packed(lzma.compress), Right(), name="t.csv.xz"),
-    "gzip that is torn": csv(packed(gzip.compress)[:-9], "file=.* is not a CSV or Parquet file", name="t.csv.gz"),
+    "gzip that is torn": csv(
+        packed(gzip.compress)[:-9], "file=.* is not a CSV or Parquet file", name="t.csv.gz"
+    ),
     "zip": csv(zipped(), "file=.*: is compressed with zip; accepted: gzip, bzip2 and xz"),
-    "an empty label": csv(CSV.replace("0.5,0,", "0.5,,"), r"file=.* has no value in column label, row 2"),
-    "an empty client": csv(CSV.replace("0.5,0,ann", "0.5,0,"), "file=.* has no value in column who, row 2"),
-    "a client of spaces": csv(CSV.replace("0.5,0,ann", "0.5,0,  "), "file=.* has no value in column who, row 2"),
-    "NA as a client": csv(CSV.replace("0.5,0,ann", "0.5,0,NA"), "file=.* has no value in column who, row 2"),
+    "an empty label": csv(
+        CSV.replace("0.5,0,", "0.5,,"), r"file=.* has no value in column label, row 2"
+    ),
+    "an empty client": csv(
+        CSV.replace("0.5,0,ann", "0.5,0,"), "file=.* has no value in column who, row 2"
+    ),
+    "a client of spaces": csv(
+        CSV.replace("0.5,0,ann", "0.5,0,  "), "file=.* has no value in column who, row 2"
+    ),
+    "NA as a client": csv(
+        CSV.replace("0.5,0,ann", "0.5,0,NA"), "file=.* has no value in column who, row 2"
+    ),
     "an empty number": csv(CSV.replace("0.5,", ",", 1), "file=.* has no value in column a, row 2"),
-    "two empty numbers": csv(CSV.replace("0.5,", ",").replace("1.5,", ","), "file=.* column a, row 2 .*, and 1 more"),
-    "infinity": csv(CSV.replace("0.5,", "inf,", 1), "file=.* has an infinite value in column a, row 2"),
-    "question marks": csv(SPACED.replace("0.5,", "?,", 1), "file=.* has no value in column a, row 2", missing="?"),
+    "two empty numbers": csv(
+        CSV.replace("0.5,", ",").replace("1.5,", ","), "file=.* column a, row 2 .*, and 1 more"
+    ),
+    "infinity": csv(
+        CSV.replace("0.5,", "inf,", 1), "file=.* has an infinite value in column a, row 2"
+    ),
+    "question marks": csv(
+        SPACED.replace("0.5,", "?,", 1), "file=.* has no value in column a, row 2", missing="?"
+    ),
     "NA as a name": csv(CSV.replace("bob", "NA"), Right(client_names=("NA", "ann")), missing="?"),
-    "ids with zeros": csv(CSV.replace("bob", "007").replace("ann", "7"), Right(client_names=("007", "7"))),
+    "ids with zeros": csv(
+        CSV.replace("bob", "007").replace("ann", "7"), Right(client_names=("007", "7"))
+    ),
     "ids of 20 digits": csv(
         CSV.replace("bob", "12345678901234567890").replace("ann", "12345678901234567891"),
         Right(client_names=("12345678901234567890", "12345678901234567891")),
     ),
-    "ids that are numbers": csv(CSV.replace("bob", "10").replace("ann", "9"), Right(client_names=(9, 10))),
+    "ids that are numbers": csv(
+        CSV.replace("bob", "10").replace("ann", "9"), Right(client_names=(9, 10))
+    ),
     "labels with zeros": csv(
-        "\n".join(["a,label,who", *(f"{a},{'01' if y else '1'},{w}" for a, y, w in zip(A, LABEL, WHO, strict=True))]),
+        "\n".join(
+            [
+                "a,label,who",
+                *(f"{a},{'01' if y else '1'},{w}" for a, y, w in zip(A, LABEL, WHO, strict=True)),
+            ]
+        ),
         Right(y=1 - LABEL, class_names=("01", "1")),
     ),
     "two columns of a name": csv("a,a,label,who\n1,2,0,x\n", "file=.*: has two columns of a name"),
-    "two columns of a name but for a space": csv("a, a,label,who\n1,2,0,x\n", "file=.*: has two columns of a name"),
-    "a row that is short": csv(CSV.replace("0.5,0,ann", "0.5,0"), "file=.* is not a CSV .*Expected 3 columns, got 2"),
+    "two columns of a name but for a space": csv(
+        "a, a,label,who\n1,2,0,x\n", "file=.*: has two columns of a name"
+    ),
+    "a row that is short": csv(
+        CSV.replace("0.5,0,ann", "0.5,0"), "file=.* is not a CSV .*Expected 3 columns, got 2"
+    ),
     "a row that is long": csv(
         CSV.replace("0.5,0,ann", "0.5,0,ann,"), "file=.* is not a CSV .*Expected 3 columns, got 4"
     ),
@@ -177,7 +219,9 @@ CASES = {
     "categories that are numbers": Case(
         "categories",
         "t.csv",
-        lambda path: FRAME.assign(k=np.searchsorted(["x", "y", "z"], KINDS) * 10).to_csv(path, index=False),
+        lambda path: FRAME.assign(k=np.searchsorted(["x", "y", "z"], KINDS) * 10).to_csv(
+            path, index=False
+        ),
         Right(ONE_HOT),
         options={"categorical": "k"},
     ),
@@ -195,8 +239,12 @@ CASES = {
         "file=.* has no value in column k, row 3",
         options={"categorical": "k"},
     ),
-    "a client as a category": csv(CSV, "categorical: who is named as label, client or test, too", categorical="who"),
-    "text that is no category": csv(CSV.replace("a,label", "a,f,label").replace(".", ".x,"), ".*", features="a,f"),
+    "a client as a category": csv(
+        CSV, "categorical: who is named as label, client or test, too", categorical="who"
+    ),
+    "text that is no category": csv(
+        CSV.replace("a,label", "a,f,label").replace(".", ".x,"), ".*", features="a,f"
+    ),
     "the index of pandas": of_frame(FRAME, Right(), INDEX),
     "an index saved twice": Case("pandas", "t.csv", twice, Right(), INDEX),
     "a shuffled index": of_frame(FRAME.set_index(np.arange(N)[::-1]), Right(), INDEX),
@@ -205,7 +253,9 @@ CASES = {
         FRAME.rename_axis("index"), Right(np.stack([A, np.arange(N)], 1)), features="a,index"
     ),
     "an index of names": of_frame(
-        FRAME.set_index(np.array(list("abcdefghijk"))), Right(), "features: .* holds no numbers and is left out"
+        FRAME.set_index(np.array(list("abcdefghijk"))),
+        Right(),
+        "features: .* holds no numbers and is left out",
     ),
     "an index in Parquet": Case(
         "pandas",
@@ -221,7 +271,9 @@ CASES = {
         Right(),
         INDEX,
     ),
-    "decimals": parquet({"f": [decimal.Decimal(k) / 4 for k in range(N)]}, Right(np.stack([A, A], 1))),
+    "decimals": parquet(
+        {"f": [decimal.Decimal(k) / 4 for k in range(N)]}, Right(np.stack([A, A], 1))
+    ),
     "half precision": parquet({"f": A.astype(np.float16)}, Right(np.stack([A, A], 1))),
     "unsigned integers": parquet({"f": LABEL.astype(np.uint64)}, Right(np.stack([A, LABEL], 1))),
     "booleans": parquet({"f": LABEL == 1}, Right(np.stack([A, LABEL], 1))),
@@ -231,7 +283,9 @@ CASES = {
     "a dictionary of names": parquet(lambda: {"who": pa.array(WHO).dictionary_encode()}, Right()),
     "large strings": parquet(lambda: {"who": pa.array(WHO.tolist(), pa.large_string())}, Right()),
     "names with spaces in Parquet": parquet(lambda: {" b ": A}, Right(A[:, None]), features=" b "),
-    "whole decimals as labels": parquet({"label": [decimal.Decimal(int(k)) for k in LABEL]}, Right()),
+    "whole decimals as labels": parquet(
+        {"label": [decimal.Decimal(int(k)) for k in LABEL]}, Right()
+    ),
     "lists": parquet({"f": [[1.0, 2.0]] * N}, Right(), LEFT),
     "dates": parquet({"f": [datetime.date(2020, 1, 1)] * N}, Right(), LEFT),
     "structs": parquet({"f": [{"q": 1}] * N}, Right(), LEFT),
@@ -239,17 +293,31 @@ CASES = {
     "dates as clients": parquet(
         {"who": [datetime.date(2020, 1, 1)] * N}, "client=who: holds date32.*; accepted: a column"
     ),
-    "lists as labels": parquet({"label": [[1, 2]] * N}, "label=label: holds list<.*; accepted: a column of numbers or"),
-    "a hole in Parquet": parquet({"a": [1.0, None, *[2.0] * (N - 2)]}, "file=.* has no value in column a, row 1"),
-    "NaN in Parquet": parquet(lambda: {"a": pa.array(HOLES)}, "file=.* has no value in column a, row 3"),
+    "lists as labels": parquet(
+        {"label": [[1, 2]] * N}, "label=label: holds list<.*; accepted: a column of numbers or"
+    ),
+    "a hole in Parquet": parquet(
+        {"a": [1.0, None, *[2.0] * (N - 2)]}, "file=.* has no value in column a, row 1"
+    ),
+    "NaN in Parquet": parquet(
+        lambda: {"a": pa.array(HOLES)}, "file=.* has no value in column a, row 3"
+    ),
     "a hole among integers": parquet(
         {"label": [0, None, *[1] * (N - 2)]}, "file=.* has no value in column label, row 1"
     ),
-    "options of CSV in Parquet": parquet({}, "separator=;: accepted only for CSV files", separator=";"),
-    "a label as a feature": csv(CSV, "features: label is named as label, client or test, too", features="a,label"),
-    "a client as a feature": csv(CSV, "features: who is named as label, client or test, too", features=["who", "a"]),
+    "options of CSV in Parquet": parquet(
+        {}, "separator=;: accepted only for CSV files", separator=";"
+    ),
+    "a label as a feature": csv(
+        CSV, "features: label is named as label, client or test, too", features="a,label"
+    ),
+    "a client as a feature": csv(
+        CSV, "features: who is named as label, client or test, too", features=["who", "a"]
+    ),
     "an index called row": of_frame(FRAME.rename_axis("row"), Right(), INDEX),
-    "an index called id": of_frame(FRAME.rename_axis("id").set_index(np.arange(7, 7 + N)), Right(), INDEX),
+    "an index called id": of_frame(
+        FRAME.rename_axis("id").set_index(np.arange(7, 7 + N)), Right(), INDEX
+    ),
     "a quote that is not closed": csv(
         "\n".join([*LINES[:4], LINES[4].replace("ann", '"ann'), *LINES[5:]]),
         r"file=.*: has a quote in column who, row 3 \(counted from 0\), that is not closed",
@@ -280,20 +348,24 @@ CASES = {
         separator=";",
         decimal=",",
     ),
-    "ids with signs": csv(CSV.replace("bob", "+7").replace("ann", "7"), Right(client_names=("+7", "7"))),
+    "ids with signs": csv(
+        CSV.replace("bob", "+7").replace("ann", "7"), Right(client_names=("+7", "7"))
+    ),
     "categories as they are written": Case(
         "categories",
         "t.csv",
-        lambda path: FRAME.assign(k=np.array(["1.1", "1.10", "2"])[np.searchsorted(["x", "y", "z"], KINDS)]).to_csv(
-            path, index=False
-        ),
+        lambda path: FRAME.assign(
+            k=np.array(["1.1", "1.10", "2"])[np.searchsorted(["x", "y", "z"], KINDS)]
+        ).to_csv(path, index=False),
         Right(ONE_HOT),
         options={"categorical": "k"},
     ),
     "None as a category": Case(
         "categories",
         "t.csv",
-        lambda path: FRAME.assign(k=np.where(KINDS == "z", "None", KINDS)).to_csv(path, index=False),
+        lambda path: FRAME.assign(k=np.where(KINDS == "z", "None", KINDS)).to_csv(
+            path, index=False
+        ),
         "file=.* has no value in column k, row 3",
         options={"categorical": "k"},
     ),
@@ -312,7 +384,9 @@ CASES = {
         "categorical: a has 10,001 categories, each of which would be a column; accepted: up to 10,000",
         categorical="a",
     ),
-    "bytes that are numbers": parquet({"a": np.arange(N, dtype=np.uint8) * 20}, Right(np.arange(N)[:, None] * 20.0)),
+    "bytes that are numbers": parquet(
+        {"a": np.arange(N, dtype=np.uint8) * 20}, Right(np.arange(N)[:, None] * 20.0)
+    ),
 }
 
 
@@ -371,7 +445,13 @@ def hospitals():
     age = np.where(rng.random(n) < 0.3, np.nan, rng.normal(50, 20, n))
     age[is_test] = 1000.0
     return pd.DataFrame(
-        {"age": age, "ward": ward, "label": np.arange(n) % 2, "who": np.arange(n) // 20, "part": is_test}
+        {
+            "age": age,
+            "ward": ward,
+            "label": np.arange(n) % 2,
+            "who": np.arange(n) // 20,
+            "part": is_test,
+        }
     )
 
 
@@ -404,7 +484,10 @@ def test_a_column_without_a_number_to_train_on_is_refused(tmp_path):
     frame.to_csv(tmp_path / "h.csv", index=False)
     options = {"client": "who", "test": "part", "fill": "mean"}
     text = r"^fill: age has no number in any training example; accepted: x"
-    with pytest.raises(pfl.ArgumentError, match=text), pytest.warns(UserWarning, match=r"ward .* is left out"):
+    with (
+        pytest.raises(pfl.ArgumentError, match=text),
+        pytest.warns(UserWarning, match=r"ward .* is left out"),
+    ):
         pfl.data.read(tmp_path / "h.csv", **options)
 
 
@@ -412,9 +495,15 @@ def test_holes_are_filled_for_drawn_tests_too(tmp_path):
     """A column of which every training number is 1: the tests' 1000 do not count."""
     frame = hospitals().drop(columns="part")
     frame.to_csv(tmp_path / "h.csv", index=False)
-    clients = pfl.data.read(tmp_path / "h.csv", client="who", categorical="ward", fill="mean", standardize=False)
-    train = np.concatenate([clients.train.x[k][:size, 0] for k, size in enumerate(clients.train.size)])
-    tests = np.concatenate([clients.test.x[k][:size, 0] for k, size in enumerate(clients.test.size)])
+    clients = pfl.data.read(
+        tmp_path / "h.csv", client="who", categorical="ward", fill="mean", standardize=False
+    )
+    train = np.concatenate(
+        [clients.train.x[k][:size, 0] for k, size in enumerate(clients.train.size)]
+    )
+    tests = np.concatenate(
+        [clients.test.x[k][:size, 0] for k, size in enumerate(clients.test.size)]
+    )
     known = frame["age"].dropna().to_numpy(np.float32)
     holes = ~np.isin(train, known)
     assert holes.sum() + (~np.isin(tests, known)).sum() == frame["age"].isna().sum()
@@ -424,7 +513,10 @@ def test_holes_are_filled_for_drawn_tests_too(tmp_path):
 
 def test_a_small_file_that_is_large_once_decoded_is_refused_before(tmp_path, monkeypatch):
     """Repeated values take no space in Parquet; nor do repeated bytes in gzip."""
-    pq.write_table(pa.table({"a": np.zeros(10**6), "label": np.zeros(10**6, np.int64)}), tmp_path / "small.parquet")
+    pq.write_table(
+        pa.table({"a": np.zeros(10**6), "label": np.zeros(10**6, np.int64)}),
+        tmp_path / "small.parquet",
+    )
     (tmp_path / "small.csv.gz").write_bytes(gzip.compress(b"a,label\n" + b"0.00000,0\n" * 10**6))
     assert max(path.stat().st_size for path in tmp_path.iterdir()) < 100_000
     monkeypatch.setattr(reading, "free_memory", lambda: 2**22)
@@ -435,9 +527,13 @@ def test_a_small_file_that_is_large_once_decoded_is_refused_before(tmp_path, mon
 
 
 def test_a_long_text_that_repeats_is_refused_before_it_is_copied(tmp_path, monkeypatch):
-    pq.write_table(pa.table({"a": np.zeros(2000), "label": ["x" * 10**4] * 2000}), tmp_path / "t.parquet")
+    pq.write_table(
+        pa.table({"a": np.zeros(2000), "label": ["x" * 10**4] * 2000}), tmp_path / "t.parquet"
+    )
     monkeypatch.setattr(reading, "free_memory", lambda: 2**24)
-    with pytest.raises(pfl.ArgumentError, match=r"needs 76.3 MiB of memory, but only 16.0 MiB is free"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"needs 76.3 MiB of memory, but only 16.0 MiB is free"
+    ):
         sources.read(tmp_path / "t.parquet")
 
 
@@ -470,6 +566,7 @@ def test_many_names_are_cut_in_messages(tmp_path):
     with pytest.raises(pfl.ArgumentError, match=r"accepted: c0, c1.*, ... 2,800 more$"):
         sources.read(tmp_path / "t.csv", label="zzz")
     with pytest.raises(
-        pfl.ArgumentError, match=r"features: c1, c2, .* 2,979 more in t.csv; accepted: columns of numbers"
+        pfl.ArgumentError,
+        match=r"features: c1, c2, .* 2,979 more in t.csv; accepted: columns of numbers",
     ):
         sources.read(tmp_path / "t.csv", label="c0")

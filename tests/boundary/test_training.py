@@ -44,7 +44,9 @@ class Case(NamedTuple):
 
 
 def clients_of(x: Any, y: np.ndarray, task: str) -> pfl.Federation:
-    return pfl.Federation.from_arrays(x, y, client=CLIENT, is_test=TEST, standardize=False, task=task)
+    return pfl.Federation.from_arrays(
+        x, y, client=CLIENT, is_test=TEST, standardize=False, task=task
+    )
 
 
 def own_examples(number: int, x: Any, y: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -92,7 +94,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "decayed": decayed,
     "masked": lambda rate: optax.masked(optax.adam(rate), {"w": True}),
     "partition": lambda rate: optax.partition({"a": optax.adam(rate)}, {"w": "a"}),
-    "named_chain": lambda rate: optax.named_chain(("one", optax.scale_by_adam()), ("two", optax.sgd(rate))),
+    "named_chain": lambda rate: optax.named_chain(
+        ("one", optax.scale_by_adam()), ("two", optax.sgd(rate))
+    ),
     "apply_if_finite": lambda rate: optax.apply_if_finite(optax.adam(rate), 2),
     "flatten": lambda rate: optax.flatten(optax.adam(rate)),
 }
@@ -104,7 +108,9 @@ def schedule_of(name: str) -> Callable[[Any], Any]:
     return list(SCHEDULES.values())[list(OPTIMIZERS).index(name) % len(SCHEDULES)]
 
 
-def descended(optimizer: Any, w: jax.Array, state: Any, x: np.ndarray, y: np.ndarray) -> tuple[jax.Array, Any]:
+def descended(
+    optimizer: Any, w: jax.Array, state: Any, x: np.ndarray, y: np.ndarray
+) -> tuple[jax.Array, Any]:
     """A step on all of a client's examples."""
     gradient = jax.grad(lambda p: jnp.square(x @ p["w"] - y).mean())({"w": w})
     updates, state = optimizer.update(gradient, state, {"w": w})
@@ -113,19 +119,23 @@ def descended(optimizer: Any, w: jax.Array, state: Any, x: np.ndarray, y: np.nda
 
 def by_optax(name: str, method: str) -> np.ndarray:
     """The clients' models (K, F) of Local, or the global model (1, F) of FedAvg."""
-    make, schedule = OPTIMIZERS[name], schedule_of(name)
+    make = OPTIMIZERS[name]
+    schedule = schedule_of(name)
     examples = [own_examples(k, X, TARGETS) for k in range(len(SIZES))]
     start = jnp.linspace(-1, 1, X.shape[1])
     if method == "Local":
-        optimizer, found = make(schedule), []
+        optimizer = make(schedule)
+        found = []
         for x, y in examples:
-            w, state = start, optimizer.init({"w": start})
+            w = start
+            state = optimizer.init({"w": start})
             for _ in range(ROUNDS):
                 w, state = descended(optimizer, w, state, x, y)
             found.append(w)
         return np.stack(found)
     w = start
-    for done in range(ROUNDS):  # moments start anew; the schedule has counted one step for each round
+    # moments start anew; the schedule has counted one step for each round
+    for done in range(ROUNDS):
         optimizer = make(lambda count, done=done: schedule(count + done))
         models = [descended(optimizer, w, optimizer.init({"w": w}), x, y)[0] for x, y in examples]
         w = jnp.average(jnp.stack(models), axis=0, weights=jnp.array(SIZES))
@@ -148,7 +158,9 @@ class BatchNormed(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, **dict(self.options))(nn.Dense(5)(x))
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.7, **dict(self.options))(
+            nn.Dense(5)(x)
+        )
         return nn.Dense(self.num_classes)(nn.relu(x))
 
 
@@ -160,7 +172,9 @@ class Deterministic(nn.Module):
     @nn.compact
     def __call__(self, x, deterministic: bool = True):
         for _ in range(2):
-            x = nn.tanh(nn.BatchNorm(use_running_average=deterministic, momentum=0.9)(nn.Dense(4)(x)))
+            x = nn.tanh(
+                nn.BatchNorm(use_running_average=deterministic, momentum=0.9)(nn.Dense(4)(x))
+            )
         return nn.Dense(self.num_classes)(x)
 
 
@@ -247,7 +261,8 @@ class NNXJit(NNXNormed):
 
 class NNXGrouped(nnx.Module):
     def __init__(self, num_classes: int, rngs: nnx.Rngs):
-        self.norm, self.head = nnx.GroupNorm(4, 2, rngs=rngs), nnx.Linear(4, num_classes, rngs=rngs)
+        self.norm = nnx.GroupNorm(4, 2, rngs=rngs)
+        self.head = nnx.Linear(4, num_classes, rngs=rngs)
 
     def __call__(self, x):
         return self.head(self.norm(x))
@@ -281,7 +296,9 @@ def by_flax(model: Any, start: Any, x: np.ndarray, y: np.ndarray) -> Any:
     for _ in range(ROUNDS):
         gradient, written = jax.grad(loss, has_aux=True)(start)
         marks = model.statistics(start) or jax.tree.map(lambda leaf: False, start)
-        start = jax.tree.map(lambda s, p, g, w: w if s else p - 0.1 * g, marks, start, gradient, written)
+        start = jax.tree.map(
+            lambda s, p, g, w: w if s else p - 0.1 * g, marks, start, gradient, written
+        )
     return start
 
 
@@ -290,8 +307,16 @@ def forward(model: Any, params: Any, x: np.ndarray) -> tuple[jax.Array, Any]:
     module = model.module
     if isinstance(module, nn.Module):
         names = set(model.network.collections)
-        variables = {"params": {k: v for k, v in params.items() if k not in names}} | {k: params[k] for k in names}
-        flags = {"deterministic": False} if isinstance(module, Deterministic) else {"train": True} if names else {}
+        variables = {"params": {k: v for k, v in params.items() if k not in names}} | {
+            k: params[k] for k in names
+        }
+        flags = (
+            {"deterministic": False}
+            if isinstance(module, Deterministic)
+            else {"train": True}
+            if names
+            else {}
+        )
         outputs, written = module.apply(variables, x, **flags, mutable=list(names))
         return outputs, params | dict(written)
     module, _ = model.network.exported(params)
@@ -312,7 +337,9 @@ def check_network(name: str) -> None:
         start = jax.tree.map(lambda leaf, k=k: leaf[k], first.models)
         expected = by_flax(model, start, *own_examples(k, X, CLASSES))
         found = jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), state.models)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), found, expected)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4), found, expected
+        )
 
 
 # Losses per example, and their gradients in the outputs.
@@ -320,7 +347,10 @@ LOSSES: dict[str, tuple[Callable, Callable]] = {
     "squared": (lambda out, y: (out - y) ** 2, lambda out, y: 2 * (out - y)),
     "absolute": (lambda out, y: jnp.abs(out - y), lambda out, y: np.sign(out - y)),
     "log cosh": (optax.log_cosh, lambda out, y: np.tanh(out - y)),
-    "huber": (lambda out, y: optax.huber_loss(out, y, delta=0.5), lambda out, y: np.clip(out - y, -0.5, 0.5)),
+    "huber": (
+        lambda out, y: optax.huber_loss(out, y, delta=0.5),
+        lambda out, y: np.clip(out - y, -0.5, 0.5),
+    ),
     "linear": (lambda out, y: -out, lambda out, y: -np.ones_like(out)),
     "quantile": (
         lambda out, y: jnp.maximum(0.9 * (y - out), 0.1 * (out - y)),
@@ -333,7 +363,9 @@ def check_loss(name: str) -> None:
     """SGD on a linear model, by the gradient of the loss."""
     loss, slope = LOSSES[name]
     clients = clients_of(X, TARGETS, "regression")
-    sim = pfl.Simulation(pfl.Local(), clients, Linear(), pfl.LocalTraining(optax.sgd(0.1), loss=loss))
+    sim = pfl.Simulation(
+        pfl.Local(), clients, Linear(), pfl.LocalTraining(optax.sgd(0.1), loss=loss)
+    )
     state = sim.init(jax.random.key(0))
     for _ in range(ROUNDS):
         state, _ = sim.step(jax.random.key(0), state)
@@ -376,14 +408,26 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "outputs in reverse": (Reversed(), {}, MIXED),
     "divided by the largest": (Maximum(), {}, MIXED),
     "the neighbor added, NNX": (Neighbor, {}, MIXED),
-    "NaN from the start": (Nan(), {}, "the initial models: the loss of client . is not finite .* no learning rate"),
+    "NaN from the start": (
+        Nan(),
+        {},
+        "the initial models: the loss of client . is not finite .* no learning rate",
+    ),
     "NaN rate": (
         Linear(),
         {"optimizer": optax.sgd(float("nan"))},
         "the loss of client . is not finite.*; a smaller learning rate",
     ),
-    "a loss of shape ()": (Linear(), {"loss": lambda out, y: jnp.mean(out - y)}, "loss=.*: returns shape"),
-    "a loss that fails": (Linear(), {"loss": lambda out, y: out @ jnp.ones(99)}, "loss=.*: for outputs .* raised"),
+    "a loss of shape ()": (
+        Linear(),
+        {"loss": lambda out, y: jnp.mean(out - y)},
+        "loss=.*: returns shape",
+    ),
+    "a loss that fails": (
+        Linear(),
+        {"loss": lambda out, y: out @ jnp.ones(99)},
+        "loss=.*: for outputs .* raised",
+    ),
     "BatchNorm and private gradients": (
         BatchNormed(1),
         {"privacy": pfl.Privacy(1.0, 1.0)},
@@ -396,7 +440,12 @@ def check_refused(name: str) -> None:
     model, options, text = REFUSED[name]
     clients = clients_of(X, TARGETS, "regression")
     with pytest.raises((pfl.ArgumentError, pfl.RunError), match=text):
-        pfl.Run(pfl.FedAvg(), clients, model, pfl.LocalTraining(**{"optimizer": optax.sgd(0.1)} | options)).train(1)
+        pfl.Run(
+            pfl.FedAvg(),
+            clients,
+            model,
+            pfl.LocalTraining(**{"optimizer": optax.sgd(0.1)} | options),
+        ).train(1)
 
 
 CASES = [

@@ -36,7 +36,10 @@ def work(number):
 def interrupted(delay, draw):
     """Works until a SIGINT that is sent after a delay has ended it; how long that took."""
     sent = []
-    send = lambda: (sent.append(time.perf_counter()), os.kill(os.getpid(), signal.SIGINT))
+
+    def send():
+        return (sent.append(time.perf_counter()), os.kill(os.getpid(), signal.SIGINT))
+
     timer = threading.Timer(delay, send)
     try:
         with endings.interruptible():
@@ -53,7 +56,10 @@ def play(times, seed):
     work(0.5)  # imports what an interruption must not leave half imported
     sys.unraisablehook = lambda _: None  # it would print each KeyboardInterrupt that is dropped
     seconds = [interrupted(draw.uniform(0.001, 0.25), draw) for _ in range(times)]
-    return {"interruptions": times, "repeated": sum(each > endings.REPEAT_SECONDS for each in seconds)}
+    return {
+        "interruptions": times,
+        "repeated": sum(each > endings.REPEAT_SECONDS for each in seconds),
+    }
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, manifest
 from pfljax.training.loop import Schedule, Trainer
 
-ROUNDS, EVERY = 8, Schedule(eval_every=1, checkpoint_every=2)
+ROUNDS = 8
+EVERY = Schedule(eval_every=1, checkpoint_every=2)
 # A mode -> the method, where the clients live, seeds, and the number of processes.
 MODES = {
     "device": ("federico", "device", [1], 1),
@@ -51,7 +52,9 @@ def experiments(mode):
         problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=4)
         plan = make_plan("map", devices=2)  # of each process
         settings = {"config": {"settings": {"method": name}}, "seed": seed, "client_store": store}
-        found.append(toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings))
+        found.append(
+            toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **settings)
+        )
     return found
 
 
@@ -75,9 +78,14 @@ def train(mode, out, number, address, started, log):
             started.send_bytes(b"1")
 
     outs = [out / f"seed-{seed}" for seed in seeds]
-    say = lambda line: print(line, flush=True)
+
+    def say(line):
+        return print(line, flush=True)
+
     trackers = [tell, *(None for _ in seeds[1:])]
-    Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say, trackers=trackers).train(ROUNDS, EVERY)
+    Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say, trackers=trackers).train(
+        ROUNDS, EVERY
+    )
     if num_processes > 1:
         jax.distributed.shutdown()  # which JAX does at a Python's exit, and not at that of a fork
 
@@ -88,7 +96,8 @@ def start(mode, out):
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
     told, started = SERVER.Pipe(duplex=False)
-    said, found = out.parent / f"{out.name}.log", []
+    said = out.parent / f"{out.name}.log"
+    found = []
     for number in range(MODES[mode][3]):
         words = (mode, out, number, address, started, os.devnull if number else said)
         found.append(SERVER.Process(target=train, args=words))
@@ -137,14 +146,19 @@ def wait(found, told, kill=None):
 def rounds_of(out):
     """The rounds that each folder of a run says it has saved, and the last that it has evaluated."""
     kept = [manifest.read(folder) for folder in sorted(out.iterdir())] if out.exists() else []
-    rows = [files.read_jsonl(folder / "metrics.jsonl") for folder in sorted(out.iterdir())] if out.exists() else []
+    rows = (
+        [files.read_jsonl(folder / "metrics.jsonl") for folder in sorted(out.iterdir())]
+        if out.exists()
+        else []
+    )
     saved = min([each.rounds if each else 0 for each in kept], default=0)
     return saved, max([row[-1]["round"] if row else 0 for row in rows], default=0)
 
 
 def play(mode, kills, seed, folder):
     """The campaign of one mode; its counts."""
-    draw, wrong = random.Random(f"{mode} {seed}"), []
+    draw = random.Random(f"{mode} {seed}")
+    wrong = []
     whole = folder / "whole"
     for _ in range(2):  # the second one reads what the first has compiled
         if whole.exists():
@@ -152,18 +166,29 @@ def play(mode, kills, seed, folder):
         found, told, said = start(mode, whole)
         codes, seconds = wait(found, told)
         assert codes == [0] * len(found), (codes, said.read_text())
-    done, number, at = 0, 0, []
+    done = 0
+    number = 0
+    at = []
     while done < kills:
         number += 1
-        out, before = folder / f"run-{number}", (0, 0)
-        at_round = lambda: (draw.randint(0, ROUNDS // 2), draw.uniform(0, 2 * seconds / ROUNDS))
+        out = folder / f"run-{number}"
+        before = (0, 0)
+
+        def at_round():
+            return (draw.randint(0, ROUNDS // 2), draw.uniform(0, 2 * seconds / ROUNDS))
+
         for kill in [at_round() for _ in range(draw.randint(1, 4))] + [None]:
             found, told, said = start(mode, out)
             codes, _ = wait(found, told, kill if done < kills else None)
             text = said.read_text()
-            resumed = [int(line.split()[-1]) for line in text.splitlines() if "resumed after round" in line]
-            if before[0] and resumed[:1] < [before[0]]:  # a kill may come between the last checkpoint and its manifest
-                wrong.append(f"{out.name}: {before[0]} rounds were saved, resumed after {resumed}: {text[-500:]}")
+            resumed = [
+                int(line.split()[-1]) for line in text.splitlines() if "resumed after round" in line
+            ]
+            # a kill may come between the last checkpoint and its manifest
+            if before[0] and resumed[:1] < [before[0]]:
+                wrong.append(
+                    f"{out.name}: {before[0]} rounds were saved, resumed after {resumed}: {text[-500:]}"
+                )
             before = rounds_of(out)
             if before[0] < before[1] - EVERY.checkpoint_every:
                 wrong.append(f"{out.name}: {before[1]} rounds were evaluated, {before[0]} saved")
@@ -179,7 +204,13 @@ def play(mode, kills, seed, folder):
                 runs.assert_same_runs(one, out / one.name)
             except Exception as error:
                 wrong.append(f"{out.name}: {type(error).__name__} {str(error)[:300]}")
-    return {"mode": mode, "kills": done, "runs": number, "rounds evaluated when killed": sorted(at), "wrong": wrong}
+    return {
+        "mode": mode,
+        "kills": done,
+        "runs": number,
+        "rounds evaluated when killed": sorted(at),
+        "wrong": wrong,
+    }
 
 
 if __name__ == "__main__":

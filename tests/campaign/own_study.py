@@ -28,7 +28,10 @@ def on_host(x, shift=1.0):
 def swapped(made):
     """Gradients as parameters, and the other way around."""
     return optax.GradientTransformation(
-        made.init, lambda grads, state, params: made.update(jax.tree.map(lambda g, p: 2 * p - g, grads, params), state)
+        made.init,
+        lambda grads, state, params: made.update(
+            jax.tree.map(lambda g, p: 2 * p - g, grads, params), state
+        ),
     )
 
 
@@ -76,19 +79,33 @@ class Mine:
             return First({"own": own, "seen": jnp.zeros((), jnp.int32)})
 
         def objective(params, batch, w):
-            distance = sum(jnp.square(a - b).sum() for a, b in zip(*map(jax.tree.leaves, (params, w)), strict=True))
+            distance = sum(
+                jnp.square(a - b).sum()
+                for a, b in zip(*map(jax.tree.leaves, (params, w)), strict=True)
+            )
             return solver.mean_loss(params, batch) + self.pull / 2 * distance
 
         def client_update(context, models, row, data):
             w = jax.tree.map(lambda leaf: leaf[0], models)
             start = solver.optimizer.init(w)
             new, _, loss = solver.fit(context.key, w, start, data.train, round_number=context.round)
-            near = lambda params, batch: objective(params, batch, w)
+
+            def near(params, batch):
+                return objective(params, batch, w)
+
             own, _, _ = solver.fit(
-                context.key, row["own"], start, data.train, round_number=context.round, objective=near
+                context.key,
+                row["own"],
+                start,
+                data.train,
+                round_number=context.round,
+                objective=near,
             )
             size = jnp.sqrt(data.train.size.astype(jnp.float32))
-            upload = {"model": jax.tree.map(lambda leaf: size * leaf[None], new), "weight": size[None]}
+            upload = {
+                "model": jax.tree.map(lambda leaf: size * leaf[None], new),
+                "weight": size[None],
+            }
             row = {"own": own, "seen": row["seen"] + 1}
             return ClientOutput(row, upload, {"loss": loss / TEMPERATURE})
 
@@ -97,7 +114,9 @@ class Mine:
             mean = jax.tree.map(lambda leaf: leaf / weight[0], aggregate.upload["model"])
             step = jnp.where(state.round < half, 1.0, late)
             mean = jax.tree.map(lambda old, new: old + step * (new - old), state.models, mean)
-            models = jax.tree.map(lambda old, new: BLEND[0] * old + BLEND[1] * new, state.models, mean)
+            models = jax.tree.map(
+                lambda old, new: BLEND[0] * old + BLEND[1] * new, state.models, mean
+            )
             return state._replace(models=models, server=state.server + 1), {"spread": weight.sum()}
 
         def predict(context, models, row, data):
@@ -108,7 +127,11 @@ class Mine:
             return Prediction(mixed)
 
         def adapt(context, models, data):
-            moved = lambda leaf: jax.pure_callback(on_host, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), leaf)
+            def moved(leaf):
+                return jax.pure_callback(
+                    on_host, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), leaf
+                )
+
             start = jax.tree.map(lambda leaf: leaf * 0.99 ** (problem.rounds - 1), models)
             return Prediction(jax.tree.map(moved, start))
 
@@ -148,7 +171,9 @@ def clients(seed=0):
 
 
 def run():
-    local = pfl.LocalTraining(optimizer, 0.1, batch_size=4, epochs=1, schedule=schedule, class_weights=(1.0, 1.0, 2.0))
+    local = pfl.LocalTraining(
+        optimizer, 0.1, batch_size=4, epochs=1, schedule=schedule, class_weights=(1.0, 1.0, 2.0)
+    )
     return pfl.Run(
         Mine(pull=0.5),
         clients(),

@@ -15,7 +15,9 @@ from pfljax.exchange.plan import make_plan
 from pfljax.training.loop import Schedule, Trainer
 
 pytestmark = pytest.mark.usefixtures("compile_once")
-EVERY, PLAYED, ROUNDS = Schedule(eval_every=1, checkpoint_every=2), 4, 6
+EVERY = Schedule(eval_every=1, checkpoint_every=2)
+PLAYED = 4
+ROUNDS = 6
 # A mode -> the method, where the clients live, seeds, and the number of cases.
 MODES = {
     "device": ("federico", "device", [1], 40),
@@ -31,7 +33,13 @@ def train(mode, out, rounds, resume=False, say=None):
     problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=3)
     config = {"settings": {"method": name}, "data": {"digest": "5e"}}
     first = toys.make_experiment(
-        name, problem, federation, knobs=knobs, plan=make_plan("map", devices=2), config=config, client_store=store
+        name,
+        problem,
+        federation,
+        knobs=knobs,
+        plan=make_plan("map", devices=2),
+        config=config,
+        client_store=store,
     )
     experiments = [dataclasses.replace(first, seed=seed) for seed in seeds]
     outs = [out / f"seed-{seed}" for seed in seeds]
@@ -118,7 +126,8 @@ def test_the_sample_has_every_mode_and_every_kind():
 @pytest.mark.parametrize(("mode", "number"), params(CASES, [], SOME))
 def test_a_damaged_run_is_mended_or_told(mode, number, runs_of, tmp_path):
     played, whole = runs_of(mode)
-    out, said = tmp_path / "run", []
+    out = tmp_path / "run"
+    said = []
     shutil.copytree(played, out)
     what = damage(random.Random(f"{mode} {number}"), out, kind_of((mode, number)))
     try:

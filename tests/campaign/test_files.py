@@ -19,7 +19,16 @@ FLAGS = {
     "text": (train, "--dataset=text --data_file=", "txt"),
     **{
         kind: (train, f"--dataset={kind} --data_file=", kind)
-        for kind in ("csv", "parquet", "huggingface", "leaf", "hdf5", "sqlite", "images", "arrayrecord")
+        for kind in (
+            "csv",
+            "parquet",
+            "huggingface",
+            "leaf",
+            "hdf5",
+            "sqlite",
+            "images",
+            "arrayrecord",
+        )
     },
     "edges": (train, "--method=dfedem --dfedem.graph=file --dfedem.edge_file=", "txt"),
     "matrix": (train, "--method=dfedem --dfedem.mixing=file --dfedem.mixing_file=", "csv"),
@@ -46,11 +55,14 @@ def archive(**members):
 
 def header(shape):
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f8", "fortran_order": False, "shape": shape}
+    )
     return file.getvalue()
 
 
-X, Y = np.ones((20, 3)), np.arange(20) % 3
+X = np.ones((20, 3))
+Y = np.arange(20) % 3
 CONTENTS = {
     "empty": b"",
     "zeros": bytes(1000),
@@ -84,7 +96,8 @@ CONTENTS = {
     "an array of another shape": npy(np.eye(3)),
     "a torn array": npy(np.eye(16))[:-9],
 }
-MADE = ("missing", "folder", "pipe", "loop", "socket", "sparse")  # what is no file, or 8 TiB of nothing
+# what is no file, or 8 TiB of nothing
+MADE = ("missing", "folder", "pipe", "loop", "socket", "sparse")
 
 
 def make(path, kind):
@@ -110,7 +123,8 @@ CASES = [
     (flag, kind)
     for flag, (*_, suffix) in FLAGS.items()
     for kind in (*MADE, *CONTENTS)
-    if (suffix, kind) != ("py", "sparse")  # code of one's own is executed, and its author answers for it
+    # code of one's own is executed, and its author answers for it
+    if (suffix, kind) != ("py", "sparse")
 ]
 
 

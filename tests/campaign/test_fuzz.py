@@ -30,20 +30,35 @@ def budgets(name):
     """The numbers of examples of the default suite, of CI and of the nightly script."""
     few, many = BUDGETS[name]
     some = math.ceil(SHARE * many)
-    return [few, pytest.param(some, marks=pytest.mark.campaign), pytest.param(many, marks=pytest.mark.long)]
+    return [
+        few,
+        pytest.param(some, marks=pytest.mark.campaign),
+        pytest.param(many, marks=pytest.mark.long),
+    ]
 
 
 def drawn(budget):
     """Hypothesis under a budget, derandomized and without a clock."""
     checks = [HealthCheck.too_slow, HealthCheck.large_base_example, HealthCheck.data_too_large]
-    return settings(max_examples=budget, derandomize=True, deadline=None, database=None, suppress_health_check=checks)
+    return settings(
+        max_examples=budget,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=checks,
+    )
 
 
 @functools.cache
 def digits(compressed):
     """The bytes of an npz of 40 digits with clients, and its arrays."""
     x, y = load_digits(return_X_y=True)
-    arrays = {"x": x[:40].astype(np.uint8), "y": y[:40], "client": np.arange(40) % 4, "is_test": np.arange(40) % 5 == 0}
+    arrays = {
+        "x": x[:40].astype(np.uint8),
+        "y": y[:40],
+        "client": np.arange(40) % 4,
+        "is_test": np.arange(40) % 5 == 0,
+    }
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "digits.npz"
         (np.savez_compressed if compressed else np.savez)(path, **arrays)
@@ -69,7 +84,11 @@ def test_a_damaged_npz_gives_the_same_data_or_none(budget, compressed, tmp_path)
     whole = sources.npz(str(path))
 
     @drawn(budget)
-    @given(st.sampled_from(["flip", "insert", "remove", "cut"]), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
+    @given(
+        st.sampled_from(["flip", "insert", "remove", "cut"]),
+        st.floats(0, 1, exclude_max=True),
+        st.integers(1, 255),
+    )
     def check(kind, place, value):
         path.write_bytes(damaged(content, kind, place, value))
         try:
@@ -87,7 +106,9 @@ def test_a_damaged_npz_gives_the_same_data_or_none(budget, compressed, tmp_path)
 
 NUMERIC = st.text("0123456789.,-+eEnaif_x² ", max_size=12)
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
-NEAR = st.sampled_from(["mlp", "cnn", "text", "npz", "tfds:x", "a.py:b", "all", "ring", "file", "0,1", "1,", "auto"])
+NEAR = st.sampled_from(
+    ["mlp", "cnn", "text", "npz", "tfds:x", "a.py:b", "all", "ring", "file", "0,1", "1,", "auto"]
+)
 LEFT_OUT = {"workers", "coordinator", "num_processes", "process_id", "out", "profile"}
 
 
@@ -97,14 +118,23 @@ def names(module):
     registry = flags.FlagValues()
     module.define(registry)
     groups = registry.flags_by_module_dict().items()
-    taken = lambda group: not group.startswith("absl") and (group not in METHODS or module is train)
+
+    def taken(group):
+        return not group.startswith("absl") and (group not in METHODS or module is train)
+
     return sorted((flag.name, group) for group, found in groups if taken(group) for flag in found)
 
 
 @pytest.mark.parametrize("budget", budgets("flags"))
-@pytest.mark.parametrize("module", [train, compare, scaling], ids=lambda module: module.__name__.split(".")[-1])
+@pytest.mark.parametrize(
+    "module", [train, compare, scaling], ids=lambda module: module.__name__.split(".")[-1]
+)
 def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp_path):
-    cheap = {train: [], compare: ["--methods=local", "--seeds=0"], scaling: ["--num_clients=4", "--devices=1"]}
+    cheap = {
+        train: [],
+        compare: ["--methods=local", "--seeds=0"],
+        scaling: ["--num_clients=4", "--devices=1"],
+    }
     known = [(name, group) for name, group in names(module) if name not in LEFT_OUT]
 
     @drawn(budget)
@@ -113,7 +143,10 @@ def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp
         name, group = flag
         method = [f"--method={group}"] if group in METHODS else []
         out = tmp_path / "run"
-        if refused(module.COMMAND, [*cheap[module], *method, f"--{name}={text}", f"--out={out}"]) is None:
+        if (
+            refused(module.COMMAND, [*cheap[module], *method, f"--{name}={text}", f"--out={out}"])
+            is None
+        ):
             assert {path.name for path in out.rglob("*")} <= {planned.NAME}  # what it would train
             shutil.rmtree(out, ignore_errors=True)
         assert not out.exists()
@@ -124,7 +157,12 @@ def test_any_text_of_a_flag_is_accepted_or_refused_in_a_line(budget, module, tmp
 @pytest.mark.parametrize("budget", budgets("words"))
 def test_any_words_are_refused_in_a_line(budget, tmp_path):
     @drawn(budget)
-    @given(st.lists(st.one_of(WORDS, WORDS.map("--{}".format), WORDS.map("--flagfile={}".format)), min_size=1))
+    @given(
+        st.lists(
+            st.one_of(WORDS, WORDS.map("--{}".format), WORDS.map("--flagfile={}".format)),
+            min_size=1,
+        )
+    )
     def check(words):
         if not {"--help", "-help", "-h", "-?", "--helpfull", "--helpshort"} & {*words}:
             assert refused(train.COMMAND, [*words, f"--out={tmp_path / 'run'}"]) != ""

@@ -31,7 +31,8 @@ def play(cases, folder):
         if wrong.words is not None:
             assert line is not None, f"accepted: {wrong}"
             assert line.startswith(f"--{wrong.flag}") and wrong.words in line, f"{wrong}: {line}"
-        none_fits = line is not None and "no cell can be measured" in line  # which scaling says of each
+        # which scaling says of each
+        none_fits = line is not None and "no cell can be measured" in line
         listed = line is None and {path.name for path in out.rglob("*")} <= {planned.NAME}
         assert none_fits or listed or not out.exists(), f"begun: {wrong}"
 

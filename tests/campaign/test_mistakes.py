@@ -8,21 +8,32 @@ from mistakes import COMMANDS
 from outcomes import refused
 from samples import check, params, sample
 
-TABLES = [name for name in COMMANDS if name not in ("train", "scaling", "benchmark", "accelerator", "federico.figure1")]
+TABLES = [
+    name
+    for name in COMMANDS
+    if name not in ("train", "scaling", "benchmark", "accelerator", "federico.figure1")
+]
 NOT_WRITTEN = "cannot be written to"
-NINE, LAYERS = "--fedper.personal_layers=9", "the number of layers"
+NINE = "--fedper.personal_layers=9"
+LAYERS = "the number of layers"
 DFEDEM = "--method=dfedem"
 # Command, flags, and what the line says.
 CASES = [
     *((name, "--out=/dev/null", f"{NOT_WRITTEN} (Not a directory)") for name in COMMANDS),
     *((name, "--out=/dev/null/x", f"{NOT_WRITTEN} (Not a directory)") for name in COMMANDS),
     *((name, "--out=/proc/x", NOT_WRITTEN) for name in COMMANDS),
-    *((name, f"--out=/tmp/{'x' * 300}", f"{NOT_WRITTEN} (File name too long)") for name in COMMANDS),
+    *(
+        (name, f"--out=/tmp/{'x' * 300}", f"{NOT_WRITTEN} (File name too long)")
+        for name in COMMANDS
+    ),
     *((name, "--flagfile=/dev/zero", "Not a regular file") for name in COMMANDS),
     *((name, "--learning_rates=fedavg:inf", "rates above 0") for name in TABLES),
     *((name, "--learning_rates=fedavg:1,fedavg:2", "distinct methods") for name in TABLES),
     *((name, "--learning_rates=apple:1", "for this run's methods") for name in TABLES),
-    *((name, "--lr_schedule=constant --lr_decay=0.5", "--lr_schedule=exponential") for name in TABLES),
+    *(
+        (name, "--lr_schedule=constant --lr_decay=0.5", "--lr_schedule=exponential")
+        for name in TABLES
+    ),
     *((name, "--methods=fedsgd", "unknown method") for name in TABLES if name != "fedfomo.figure3"),
     ("fedfomo.figure3", "--methods=fedsgd", "accepted: fedfomo"),
     *((name, "--dataset=sine", "") for name in TABLES if name != "compare"),
@@ -33,7 +44,11 @@ CASES = [
     ("compare", f"--methods=local,fedper {NINE} --replicate=vmap", LAYERS),
     ("compare", "--methods=all,local", "unknown method"),
     ("compare", "--eval_clients=99", "0 to 16"),
-    ("compare", "--privacy_delta=1e-3 --privacy_clip_norm=1", "accepted with --privacy_noise_multiplier above 0"),
+    (
+        "compare",
+        "--privacy_delta=1e-3 --privacy_clip_norm=1",
+        "accepted with --privacy_noise_multiplier above 0",
+    ),
     ("scaling", "--lr_decay=0.5", "--lr_schedule=exponential"),
     ("scaling", "--participation=0.5", "--cohort"),
     ("scaling", "--num_clients=5 --cohort=6", "at most --num_clients"),

@@ -17,11 +17,23 @@ from pfljax.settings.method import METHODS
 TEXT = (Path(__file__).parent / "own_study.py").read_text()
 
 NOTICED = {  # what is edited -> (old text, new text, what the message names)
-    "a constant in the client's loss": ("loss / TEMPERATURE", "0 * loss / TEMPERATURE", "client_update of Mine"),
+    "a constant in the client's loss": (
+        "loss / TEMPERATURE",
+        "0 * loss / TEMPERATURE",
+        "client_update of Mine",
+    ),
     "a module's constant": ("TEMPERATURE = 2.0", "TEMPERATURE = 2.5", "client_update of Mine"),
-    "the personal objective": ("self.pull / 2 * distance", "self.pull * distance", "client_update of Mine"),
+    "the personal objective": (
+        "self.pull / 2 * distance",
+        "self.pull * distance",
+        "client_update of Mine",
+    ),
     "a norm": ("jnp.square(a - b).sum()", "jnp.abs(a - b).sum()", "client_update of Mine"),
-    "weights by size": ("jnp.sqrt(data.train.size", "jnp.log(data.train.size", "client_update of Mine"),
+    "weights by size": (
+        "jnp.sqrt(data.train.size",
+        "jnp.log(data.train.size",
+        "client_update of Mine",
+    ),
     "what is sent": ("size * leaf[None], new)", "size * leaf[None], own)", "client_update of Mine"),
     "the row": ('row["seen"] + 1', 'row["seen"] + 2', "client_update of Mine"),
     "the order of examples": (
@@ -29,14 +41,22 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
         "solver.fit(jax.random.fold_in(context.key, 1), w,",
         "client_update of Mine",
     ),
-    "where a client starts": ('context.key, row["own"], start', "context.key, w, start", "client_update of Mine"),
+    "where a client starts": (
+        'context.key, row["own"], start',
+        "context.key, w, start",
+        "client_update of Mine",
+    ),
     "a forgotten objective": ("objective=near\n", "objective=None\n", "client_update of Mine"),
     "a stopped gradient": (
         "w = jax.tree.map(lambda leaf: leaf[0], models)",
         "w = jax.tree.map(lambda leaf: jax.lax.stop_gradient(2 * leaf[0]), models)",
         "client_update of Mine",
     ),
-    "a new example weight": ('weight": size[None]', 'weight": size[None] ** 2', "client_update of Mine"),
+    "a new example weight": (
+        'weight": size[None]',
+        'weight": size[None] ** 2',
+        "client_update of Mine",
+    ),
     "a captured array": ("[0.25, 0.75]", "[0.25, 0.70]", "server_update of Mine: captured arrays"),
     "which entry is read": ("BLEND[0] * old", "BLEND[1] * old", "server_update of Mine"),
     "a floor": ("1e-6)", "1e-3)", "server_update of Mine"),
@@ -67,7 +87,11 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     ),
     "equal initial models": ("common=False", "common=True", "first_row of Mine"),
     "whose initial model": ("(key, 1), client,", "(key, 1), 3 - client,", "first_row of Mine"),
-    "the initial server": ("Start(jnp.zeros(()), problem", "Start(jnp.ones(()), problem", "start of Mine"),
+    "the initial server": (
+        "Start(jnp.zeros(()), problem",
+        "Start(jnp.ones(()), problem",
+        "start of Mine",
+    ),
     "the initial global model": (
         "problem.init_models(key, 1)",
         "problem.init_models(jax.random.fold_in(key, 3), 1)",
@@ -94,10 +118,18 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     ),
     "a function on the host": ("np.sin(x)", "np.cos(x)", "adapt of Mine"),
     "a constant of a function on the host": ("GAIN = 2.0", "GAIN = 3.0", "adapt of Mine"),
-    "a default of a function on the host": ("def on_host(x, shift=1.0)", "def on_host(x, shift=2.0)", "adapt of Mine"),
+    "a default of a function on the host": (
+        "def on_host(x, shift=1.0)",
+        "def on_host(x, shift=2.0)",
+        "adapt of Mine",
+    ),
     "an activation": ("nn.relu(x)", "nn.tanh(x)", "model"),
     "the captured backbone": ("default_rng(7)", "default_rng(8)", "model: captured arrays"),
-    "the backbone's scale": ("normal(size=(8, 8))", "normal(size=(8, 8), scale=2)", "model: captured arrays"),
+    "the backbone's scale": (
+        "normal(size=(8, 8))",
+        "normal(size=(8, 8), scale=2)",
+        "model: captured arrays",
+    ),
     "initial values": ("nn.initializers.normal(0.1)", "nn.initializers.normal(0.2)", "model"),
     "the initializer": ("nn.initializers.normal(0.1)", "nn.initializers.lecun_normal()", "model"),
     "an epsilon": ("epsilon=1e-5", "epsilon=1e-4", "model"),
@@ -107,7 +139,11 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "dropout": ("nn.Dropout(0.1", "nn.Dropout(0.2", "model"),
     "training mode": ("deterministic=not train", "deterministic=True", "model"),
     "the outputs' scale": ("use_bias=True)(x)", "use_bias=True)(x) * 2", "model"),
-    "the inputs' scale": ("x.reshape(x.shape[0], -1) @", "2 * x.reshape(x.shape[0], -1) @", "model"),
+    "the inputs' scale": (
+        "x.reshape(x.shape[0], -1) @",
+        "2 * x.reshape(x.shape[0], -1) @",
+        "model",
+    ),
     "what clients have used": (
         'topology="shared",\n',
         'topology="shared", report=pfl.Report(collaboration=lambda context, row: used(row)),\n',
@@ -129,7 +165,11 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the class weights": ("(1.0, 1.0, 2.0)", "(1.0, 1.0, 3.0)", "class_weights"),
     "smoothed labels": ("batch_size=4,", "batch_size=4, label_smoothing=0.1,", "label_smoothing"),
     "another loss": ("class_weights=(1.0, 1.0, 2.0)", "loss=weighted", "loss"),
-    "private gradients": ("batch_size=4,", "batch_size=4, privacy=pfl.Privacy(1.0, 1.0),", "privacy"),
+    "private gradients": (
+        "batch_size=4,",
+        "batch_size=4, privacy=pfl.Privacy(1.0, 1.0),",
+        "privacy",
+    ),
     "the examples": ("default_rng(seed)", "default_rng(seed + 1)", "partition"),
     "the features' scale": ("linspace(0.5, 1.5", "linspace(0.5, 1.4", "data"),
     "the labels": ("rng.integers(0, 3, 48)", "rng.integers(0, 3, 48)[::-1]", ""),
@@ -140,7 +180,11 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the seed": ("        seed=0,", "        seed=1,", "seed was 0 and is 1"),
     "the cohorts": ("participation=0.5", "participation=0.75", "participation"),
     "the sampler": ('aggregator="mean"', 'sampler="weighted"', "server"),
-    "when a schedule changes": ("problem.rounds // 2", "problem.rounds // 3", "server_update of Mine"),
+    "when a schedule changes": (
+        "problem.rounds // 2",
+        "problem.rounds // 3",
+        "server_update of Mine",
+    ),
     "what only longer runs compute": (
         "0.5 if problem.rounds > 1",
         "0.25 if problem.rounds > 1",
@@ -202,7 +246,9 @@ def run_of(text, folder):
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
     """What config.json says of the unedited study, as it is read back."""
-    described = run_of(TEXT, tmp_path_factory.mktemp("before")).experiment.with_rounds(100).described
+    described = (
+        run_of(TEXT, tmp_path_factory.mktemp("before")).experiment.with_rounds(100).described
+    )
     path = tmp_path_factory.mktemp("config") / "config.json"
     files.write_json(path, described)
     return files.read_json(path)
@@ -247,11 +293,14 @@ def test_a_run_that_goes_on_for_more_rounds_is_the_same_unless_its_schedule_span
     before, now = (fingerprint.program(spanning, planned=rounds) for rounds in (3, 30))
     assert (before["planned_rounds"], now["planned_rounds"]) == (3, 30)
     assert before["parts"] != now["parts"]
-    text = TEXT.replace("half = problem.rounds // 2", "half = 5").replace("0.5 if problem.rounds > 1 else 1.0", "0.5")
+    text = TEXT.replace("half = problem.rounds // 2", "half = 5").replace(
+        "0.5 if problem.rounds > 1 else 1.0", "0.5"
+    )
     fixed = run_of(text, tmp_path).experiment
     before, now = (fingerprint.program(fixed, planned=rounds) for rounds in (3, 30))
     assert before["planned_rounds"] is None and before["parts"] == now["parts"]
-    assert fingerprint.differences(before, now) == []  # newcomers train for all rounds, whatever their number
+    # newcomers train for all rounds, whatever their number
+    assert fingerprint.differences(before, now) == []
 
 
 @pytest.mark.long
@@ -259,14 +308,19 @@ def test_a_run_that_goes_on_for_more_rounds_is_the_same_unless_its_schedule_span
     ("old", "new", "named"),
     [
         ("1.5 * outputs", "1.6 * outputs", "loss"),
-        ("FACTORS = jnp.array([1.0, 1.0, 2.0])", "FACTORS = jnp.array([1.0, 1.0, 3.0])", "loss: captured arrays"),
+        (
+            "FACTORS = jnp.array([1.0, 1.0, 2.0])",
+            "FACTORS = jnp.array([1.0, 1.0, 3.0])",
+            "loss: captured arrays",
+        ),
         ("FACTORS", "WEIGHTS", ""),
     ],
 )
 def test_an_edit_of_one_s_own_loss(old, new, named, tmp_path):
     text = TEXT.replace("class_weights=(1.0, 1.0, 2.0)", "loss=weighted")
     found = folders.changed(
-        run_of(text, tmp_path).experiment.described, run_of(text.replace(old, new), tmp_path).experiment
+        run_of(text, tmp_path).experiment.described,
+        run_of(text.replace(old, new), tmp_path).experiment,
     )
     assert (named in found) if named else not found
 

@@ -169,13 +169,17 @@ def test_mistakes_that_no_declaration_gives_are_refused(function, arguments, sai
 
 def test_everything_that_checks_its_arguments_is_in_the_campaign():
     """The functions and classes with `checked`, but for the settings of commands, whose flags are played."""
-    modules = [vars(sys.modules[name]) for name in sys.modules if re.match(r"pfljax\.(?!cli)", name)]
+    modules = [
+        vars(sys.modules[name]) for name in sys.modules if re.match(r"pfljax\.(?!cli)", name)
+    ]
     found = set()
     for value in [value for module in modules for value in module.values()]:
         functions = vars(value).values() if inspect.isclass(value) else [value]
         found |= {name_of(function) for function in functions if is_checked(function)}
     assert len(found) > 100
-    called = [each.call.__init__ if inspect.isclass(each.call) else each.call for each in calls().values()]
+    called = [
+        each.call.__init__ if inspect.isclass(each.call) else each.call for each in calls().values()
+    ]
     assert not found - {*map(name_of, called)}
 
 

@@ -25,7 +25,9 @@ def process():
     def run(*flags, code=0):
         command = [sys.executable, "-m", "pfljax.cli", *flags]
         root = Path(__file__).parents[2]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ, timeout=300)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=root, env=os.environ, timeout=300
+        )
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 

@@ -36,7 +36,9 @@ def test_a_cell_that_has_lost_its_checkpoints_starts_over_and_says_so(tmp_path):
     for path in (tmp_path / "fedavg" / "seed-3" / "checkpoints" / "2").rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    assert "no intact checkpoint is left; starting over at round 0" in call(compare.COMMAND, *flags, "--rounds=3")
+    assert "no intact checkpoint is left; starting over at round 0" in call(
+        compare.COMMAND, *flags, "--rounds=3"
+    )
     assert rows_of(tmp_path)[0]["method"] == "fedavg"
 
 
@@ -47,11 +49,16 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
     flags.append("--eval_clients=5")
     printed = call(compare.COMMAND, *flags, f"--out={tmp_path}")
     (row,) = rows_of(tmp_path)
-    summaries = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)]
+    summaries = [
+        files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json") for seed in (3, 4)
+    ]
     last = [summary["last"]["accuracy"] for summary in summaries]
-    mean, std = np.mean(last), np.std(last, ddof=1)
+    mean = np.mean(last)
+    std = np.std(last, ddof=1)
     assert (row["score_mean"], row["score_std"], row["runs"]) == pytest.approx((mean, std, 2))
-    assert row["unseen_mean"] == pytest.approx(np.mean([summary["unseen"]["accuracy"] for summary in summaries]))
+    assert row["unseen_mean"] == pytest.approx(
+        np.mean([summary["unseen"]["accuracy"] for summary in summaries])
+    )
     assert (tmp_path / "table.png").stat().st_size > 5000
     table = (tmp_path / "table.md").read_text()
     page = html_pages.read(tmp_path / "report.html")
@@ -66,28 +73,47 @@ def test_a_row_is_the_mean_over_its_cells(tmp_path):
 
 @pytest.mark.slow
 def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
-    flags = ["--methods=fedprox", "--seeds=3,4", "--rounds=10", "--hidden=4", "--optimizer=sgd", f"--out={tmp_path}"]
+    flags = [
+        "--methods=fedprox",
+        "--seeds=3,4",
+        "--rounds=10",
+        "--hidden=4",
+        "--optimizer=sgd",
+        f"--out={tmp_path}",
+    ]
     tuning = ["--tune=0.000001,0.00001,0.3", "--tune_knobs", "--tune_widen=0", "--replicate=vmap"]
     printed = call(compare.COMMAND, *flags, *tuning)
     grid = METHODS["fedprox"].__dataclass_fields__["mu"].metadata["grid"]
     kept = files.read_json(tmp_path / "fedprox" / "tuning.json")
-    assert len(kept["scores"]) == 3 * len(grid) and kept["settings"]["--validation_fraction"] == 0.25
+    assert (
+        len(kept["scores"]) == 3 * len(grid) and kept["settings"]["--validation_fraction"] == 0.25
+    )
     best = kept["grid"][int(np.argmax(kept["scores"]))]
-    assert best["learning_rate"] == 0.3 and kept["trials"] == [[1000, 3], [1001, 4]]  # on the table's splits
+    # on the table's splits
+    assert best["learning_rate"] == 0.3 and kept["trials"] == [[1000, 3], [1001, 4]]
     used = flags_of(tmp_path / "fedprox", seed=4)
     assert (used["validation_fraction"], used["learning_rate"]) == (0.25, 0.3)
     assert used["fedprox.mu"] == best["knobs"]["mu"]
     (row,) = rows_of(tmp_path)
-    mu, table = best["knobs"]["mu"], (tmp_path / "table.md").read_text()
+    mu = best["knobs"]["mu"]
+    table = (tmp_path / "table.md").read_text()
     mark = " (edge)" * (mu in (min(grid), max(grid)))
     assert row["tuned"] == f"rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
     assert row["at_edge"] == ["learning_rate"] + ["mu"] * bool(mark) and terms.AT_EDGE in table
     # Neither scores nor cells are made again, and scores of another grid are not taken.
-    assert "already tuned" not in printed and "tuning.json: already tuned" in call(compare.COMMAND, *flags, *tuning)
+    assert "already tuned" not in printed and "tuning.json: already tuned" in call(
+        compare.COMMAND, *flags, *tuning
+    )
     line = one_line(call(compare.COMMAND, *flags, "--tune=0.3,0.5", "--tune_widen=0", code=2))
-    assert line.startswith("--rerun: ") and "tuning.json has scores of something else (settings, grid changed)" in line
+    assert (
+        line.startswith("--rerun: ")
+        and "tuning.json has scores of something else (settings, grid changed)" in line
+    )
+
     # A knob on the command line is not tuned.
-    knobs_of = lambda *given: build.tuned_knobs(parse(compare.define, [*flags, *tuning, *given]), "fedprox")
+    def knobs_of(*given):
+        return build.tuned_knobs(parse(compare.define, [*flags, *tuning, *given]), "fedprox")
+
     assert (knobs_of("--fedprox.mu=1"), knobs_of()) == ({}, {"mu": grid})
 
 
@@ -104,12 +130,18 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
 )
 def test_rates_are_chosen_on_other_seeds_than_those_of_the_table(flags, expected):
     settings = parse(compare.define, ["--tune", *flags.split()])
-    seeds, splits, given = (settings.numbers(name, int) for name in ("seeds", "splits", "tune_seeds"))
-    assert tuning.trials_on(comparison.tuning_seeds(seeds, given), splits or None, seeds) == expected
+    seeds, splits, given = (
+        settings.numbers(name, int) for name in ("seeds", "splits", "tune_seeds")
+    )
+    assert (
+        tuning.trials_on(comparison.tuning_seeds(seeds, given), splits or None, seeds) == expected
+    )
 
 
 def test_groups_that_are_told_are_not_tuned():
-    knobs_of = lambda *flags: build.tuned_knobs(parse(compare.define, ["--tune_knobs", *flags]), "ifca")
+    def knobs_of(*flags):
+        return build.tuned_knobs(parse(compare.define, ["--tune_knobs", *flags]), "ifca")
+
     assert knobs_of("--tell_groups") == {} and list(knobs_of()) == ["clusters"]
 
 
@@ -117,13 +149,18 @@ def test_groups_that_are_told_are_not_tuned():
 def test_a_method_that_diverges_leaves_the_others_their_table(tmp_path):
     flags = ["--dataset=sine", "--num_clients=3", "--rounds=10", "--eval_every=5", "--seeds=0"]
     names = "--methods=fedavg,fedavgm,local"
-    line = one_line(call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1))
+    line = one_line(
+        call(compare.COMMAND, names, "--fedavgm.rate=1e30", *flags, f"--out={tmp_path}", code=1)
+    )
     assert "fedavgm failed: " in line and "is not finite" in line and "local" not in line
     rows = rows_of(tmp_path)
     assert [row["method"] for row in rows] == ["fedavg", "fedavgm", "local"]
     assert [("failed" in row, row["runs"]) for row in rows] == [(False, 1), (True, 0), (False, 1)]
     lines = (tmp_path / "table.csv").read_text().splitlines()
-    assert lines[2].startswith("fedavgm,failed,-") and rows[1]["failed"] in (tmp_path / "table.md").read_text()
+    assert (
+        lines[2].startswith("fedavgm,failed,-")
+        and rows[1]["failed"] in (tmp_path / "table.md").read_text()
+    )
 
 
 @pytest.mark.long
@@ -132,19 +169,33 @@ def test_methods_are_compared_with_a_reference_in_pairs_of_splits(tmp_path):
     flags = ["--methods=local,fedavg", "--splits=0,1", "--seeds=3,4", "--rounds=1", "--hidden=4"]
     printed = call(compare.COMMAND, *flags, "--reference=local", f"--out={tmp_path}")
     local, fedavg = rows_of(tmp_path)
-    assert [(seed["split"], seed["seed"]) for seed in local["seeds"]] == [(0, 3), (0, 4), (1, 3), (1, 4)]
-    accuracies = [np.reshape([seed["accuracy"] for seed in row["seeds"]], (2, 2)) for row in (fedavg, local)]
+    assert [(seed["split"], seed["seed"]) for seed in local["seeds"]] == [
+        (0, 3),
+        (0, 4),
+        (1, 3),
+        (1, 4),
+    ]
+    accuracies = [
+        np.reshape([seed["accuracy"] for seed in row["seeds"]], (2, 2)) for row in (fedavg, local)
+    ]
     gains = np.subtract(*accuracies).mean(axis=1)  # by split
-    assert fedavg["difference"] == pytest.approx(gains.mean()) and (fedavg["unit"], fedavg["units"]) == ("split", 2)
+    assert fedavg["difference"] == pytest.approx(gains.mean()) and (
+        fedavg["unit"],
+        fedavg["units"],
+    ) == ("split", 2)
     half = 12.706 * abs(gains[0] - gains[1]) / 2  # a deviation of |a - b| / sqrt(2), over sqrt(2)
     assert fedavg["difference_high"] == pytest.approx(gains.mean() + half, abs=1e-3)
-    assert (fedavg["wins"], fedavg["losses"]) == ((gains > 0).sum(), (gains < 0).sum()) and local["p"] is None
+    assert (fedavg["wins"], fedavg["losses"]) == ((gains > 0).sum(), (gains < 0).sum()) and local[
+        "p"
+    ] is None
     text = f"{100 * gains.mean():+.1f} ["
     page = html_pages.read(tmp_path / "report.html")
     assert "over local" in printed and all(
         text in each for each in (printed, (tmp_path / "table.md").read_text(), page.text)
     )
-    assert "Intervals are over 2 splits, each with the mean over its seeds" in printed.replace("\n", " ")
+    assert "Intervals are over 2 splits, each with the mean over its seeds" in printed.replace(
+        "\n", " "
+    )
     assert "Differences" in page.sections and "Intervals are over 2 splits" in page.text
 
 
@@ -164,7 +215,13 @@ def test_the_runs_are_listed_before_they_begin_and_say_their_rounds(finished):
     out, _ = finished
     (run,) = watching.watched([out])
     assert planned.read(out) == {out / "local" / "seed-0": 4}
-    assert (run.title, run.name, run.state, run.done, run.rounds) == ("local", "seed-0", "finished", 4, 4)
+    assert (run.title, run.name, run.state, run.done, run.rounds) == (
+        "local",
+        "seed-0",
+        "finished",
+        4,
+        4,
+    )
     assert [*run.curve] == [0, 2, 4] and run.score == "loss" and run.pace > 0
 
 
@@ -172,7 +229,9 @@ def harmed(out, name, harm):
     """What is wrong with a cell after harm to a file."""
     path = out / "local" / "seed-0" / name
     content = path.read_bytes()
-    path.unlink() if harm == "gone" else path.write_bytes(content[: len(content) // 2] if harm == "cut" else b"")
+    path.unlink() if harm == "gone" else path.write_bytes(
+        content[: len(content) // 2] if harm == "cut" else b""
+    )
     return f"{name} is missing" if harm == "gone" else f"{name} is not what the run wrote"
 
 
@@ -180,7 +239,9 @@ def harmed(out, name, harm):
 @pytest.mark.parametrize("name", FILES)
 def test_damage_to_any_file_of_a_cell_is_found(finished, tmp_path, name, harm):
     shutil.copytree(finished[0], tmp_path / "out")
-    assert harmed(tmp_path / "out", name, harm) == study.damage(tmp_path / "out" / "local" / "seed-0")
+    assert harmed(tmp_path / "out", name, harm) == study.damage(
+        tmp_path / "out" / "local" / "seed-0"
+    )
 
 
 @pytest.mark.slow
@@ -192,9 +253,14 @@ def test_a_damaged_cell_is_run_again_and_said_so(finished, tmp_path, name, harm)
     printed = call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
     assert f"3 clients, 4 rounds, running again: {what}" in printed
     assert "finished before" not in printed
-    scores = lambda folder: [(row["score_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
+
+    def scores(folder):
+        return [(row["score_mean"], row["best_mean"], row["curve_mean"]) for row in rows_of(folder)]
+
     assert str(scores(tmp_path / "out")) == str(scores(out))
-    assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
+    assert "already finished" in call(
+        compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}"
+    )
 
 
 @pytest.mark.slow
@@ -203,11 +269,19 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     shutil.copytree(out, tmp_path / "out")
     folder = tmp_path / "out" / "local" / "seed-0"
     (folder / "manifest.json").unlink()  # as an earlier version left it
-    assert "already finished" in call(compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}")
-    assert "already has 4 rounds" in call(compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2)
+    assert "already finished" in call(
+        compare.COMMAND, *flags, "--rounds=4", f"--out={tmp_path / 'out'}"
+    )
+    assert "already has 4 rounds" in call(
+        compare.COMMAND, *flags, "--rounds=3", f"--out={tmp_path / 'out'}", code=2
+    )
     assert study.damage(folder) == "" == study.damage(tmp_path / "nothing")
     rows = (folder / "metrics.jsonl").read_text()
-    for content, wrong in ((rows.splitlines()[0], "lacks rows"), ("", "lacks rows"), (rows[:-9], "cannot be read")):
+    for content, wrong in (
+        (rows.splitlines()[0], "lacks rows"),
+        ("", "lacks rows"),
+        (rows[:-9], "cannot be read"),
+    ):
         (folder / "metrics.jsonl").write_text(content)
         assert study.damage(folder) == f"metrics.jsonl {wrong}"
 
@@ -225,7 +299,9 @@ def test_a_cell_without_a_manifest_is_kept_if_it_can_be_read(finished, tmp_path)
     ],
 )
 def test_mistakes_are_one_line(tmp_path, flag, word):
-    also = ["--tune"] * flag.startswith("--tune_seeds") + ["--partition=dirichlet"] * (flag == "--tell_groups")
+    also = ["--tune"] * flag.startswith("--tune_seeds") + ["--partition=dirichlet"] * (
+        flag == "--tell_groups"
+    )
     line = refused(compare.COMMAND, tmp_path / "out", *also, flag)
     assert line.startswith(flag.split("=")[0]) and word in line
 
@@ -268,7 +344,13 @@ def test_a_full_disk_is_named_with_the_file(finished, tmp_path, monkeypatch):
 
 def test_the_arguments_of_a_command_are_those_of_python(tmp_path):
     """With the preset's values, which flags override."""
-    words = ["--methods=local,fedavg", "--epochs=2", "--seeds=4,5", "--rounds=7", f"--out={tmp_path}"]
+    words = [
+        "--methods=local,fedavg",
+        "--epochs=2",
+        "--seeds=4,5",
+        "--rounds=7",
+        f"--out={tmp_path}",
+    ]
     given = compare.arguments(parse(compare.define, words))
     assert [title for title, _ in given["methods"]] == ["local", "fedavg"]
     assert given["local"].epochs == 2 and given["local"].keep_optimizer

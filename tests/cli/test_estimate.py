@@ -22,12 +22,23 @@ def here(monkeypatch):
 
 @pytest.mark.slow
 def test_it_recommends_flags_and_writes_all_figures(here, tmp_path):
-    out = call(estimate.COMMAND, "--target=tpu:v5e:1x1", *SMALL, f"--json={tmp_path / 'estimate.json'}")
+    out = call(
+        estimate.COMMAND, "--target=tpu:v5e:1x1", *SMALL, f"--json={tmp_path / 'estimate.json'}"
+    )
     found = json.loads((tmp_path / "estimate.json").read_text())
-    assert f"recommended: --plan={found['recommended']['plan']}; about" in out and "1000 rounds (an estimate)" in out
-    assert [row["plan"] for row in found["rows"]] == ["vmap", "map"] and found["target"] == "tpu:v5e:1x1"
+    assert (
+        f"recommended: --plan={found['recommended']['plan']}; about" in out
+        and "1000 rounds (an estimate)" in out
+    )
+    assert [row["plan"] for row in found["rows"]] == ["vmap", "map"] and found[
+        "target"
+    ] == "tpu:v5e:1x1"
     for row in found["rows"]:
-        assert row["temporaries_bytes"] >= 0 and row["milliseconds"] > 0 and row["collectives_bytes"] == 0
+        assert (
+            row["temporaries_bytes"] >= 0
+            and row["milliseconds"] > 0
+            and row["collectives_bytes"] == 0
+        )
         assert row["hours"] == pytest.approx(1000 * row["milliseconds"] / 3.6e6)
 
 
@@ -36,7 +47,9 @@ def test_several_methods_have_a_table_each_and_hours_in_all(here, tmp_path):
     words = (*SMALL[1:], "--methods=fedavg,local", f"--json={tmp_path / 'estimate.json'}")
     out = call(estimate.COMMAND, "--target=tpu:v5e:1x1", *words)
     found = json.loads((tmp_path / "estimate.json").read_text())
-    assert [each["method"] for each in found["estimates"]] == ["fedavg", "local"] and out.count("recommended: ") == 2
+    assert [each["method"] for each in found["estimates"]] == ["fedavg", "local"] and out.count(
+        "recommended: "
+    ) == 2
     assert found["hours"] == pytest.approx(sum(each["hours"] for each in found["estimates"]))
     assert f"all 2 methods, one seed each: about {3600 * found['hours']:.3g} s (an estimate)" in out
 
@@ -58,4 +71,6 @@ def test_mistakes_are_one_line(tmp_path):
     line = one_line(call(estimate.COMMAND, *SMALL, "--methods=fedavg", code=2))
     assert line == "--method: does not apply here: --methods has the methods"
     line = one_line(call(estimate.COMMAND, *SMALL, f"--out={tmp_path / 'out'}", code=2))
-    assert line == "--out: does not apply here: nothing is trained" and not (tmp_path / "out").exists()
+    assert (
+        line == "--out: does not apply here: nothing is trained" and not (tmp_path / "out").exists()
+    )

@@ -17,9 +17,15 @@ def test_every_flag_is_shown_with_its_default_and_knobs_of_the_named_methods_onl
     shown = set(re.findall(r"^  --([\w.]+)=", text, re.MULTILINE))
     registry = read(module.define, [])
     named = registry["methods"].value if "methods" in registry else [registry["method"].value]
-    owner = {flag.name: head for head, group in registry.flags_by_module_dict().items() for flag in group}
-    assert shown == {name for name in registry if owner[name] not in METHODS or owner[name] in named}
-    heads = [text.index(f"\n{head}\n") for head in ("Training", "Data", "Execution", "Runs and output")]
+    owner = {
+        flag.name: head for head, group in registry.flags_by_module_dict().items() for flag in group
+    }
+    assert shown == {
+        name for name in registry if owner[name] not in METHODS or owner[name] in named
+    }
+    heads = [
+        text.index(f"\n{head}\n") for head in ("Training", "Data", "Execution", "Runs and output")
+    ]
     assert heads == sorted(heads)
     assert "--method" in text and "=NAME --help" in text
 
@@ -27,7 +33,8 @@ def test_every_flag_is_shown_with_its_default_and_knobs_of_the_named_methods_onl
 def test_defaults_accepted_values_and_where_they_come_from():
     text = call(train.COMMAND, "--help", "--method=fedem", "--batch_size=4")
     assert (
-        "--train_examples=15  (digits.flags)" in text and "digits.flags has the defaults for --dataset=digits" in text
+        "--train_examples=15  (digits.flags)" in text
+        and "digits.flags has the defaults for --dataset=digits" in text
     )
     assert "--batch_size=4  (as given)" in text
     assert "--fedem.components=3" in text and "--federico.epsilon" not in text

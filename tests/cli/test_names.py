@@ -18,19 +18,45 @@ from pfljax.folder import files
 from pfljax.settings.fields import Field, fields_of
 from pfljax.settings.method import METHODS
 
-SMALL = ("--method=local", "--num_clients=4", "--rounds=2", "--eval_every=2", "--hidden=4", "--plan=map")
+SMALL = (
+    "--method=local",
+    "--num_clients=4",
+    "--rounds=2",
+    "--eval_every=2",
+    "--hidden=4",
+    "--plan=map",
+)
 DEFINED = [train.define, compare.define, scaling.define, estimate.define]
 # Flags of version 0.2 that have another name now; a command line with one of them must go on working.
 OF_0_2 = (
     *("algorithm", "algorithms", "local_epochs", "local_steps"),
     *("dp_noise_multiplier", "dp_clip_norm", "dp_delta", "noise_seed"),
-    *("client_dp_noise_multiplier", "client_dp_clip_norm", "client_dp_mechanism", "client_dp_adaptive_quantile"),
+    *(
+        "client_dp_noise_multiplier",
+        "client_dp_clip_norm",
+        "client_dp_mechanism",
+        "client_dp_adaptive_quantile",
+    ),
     *("client_dp_clip_rate", "client_dp_count_noise", "client_dp_delta", "client_dp_noise_seed"),
     *("sampler_candidates", "aggregator_trim", "attack", "compress", "compress_download"),
     *("dropout_clients", "lost_uploads", "broken_uploads", "on_divergence"),
     *("num_distributions", "balanced_groups", "dirichlet_alpha", "classes_per_client"),
-    *("text_stride", "label_column", "client_column", "feature_columns", "categorical_columns", "text_column"),
-    *("test_column", "image_column", "image_size", "image_shape", "missing_values", "synthetic.labels"),
+    *(
+        "text_stride",
+        "label_column",
+        "client_column",
+        "feature_columns",
+        "categorical_columns",
+        "text_column",
+    ),
+    *(
+        "test_column",
+        "image_column",
+        "image_size",
+        "image_shape",
+        "missing_values",
+        "synthetic.labels",
+    ),
     "unseen_clients",
 )
 
@@ -42,7 +68,8 @@ def takes(field: Field, kind: type) -> bool:
 
 def owners(declaring: typing.Any) -> set[str]:
     """The words under which Python code passes what has these fields or arguments, besides none."""
-    if declaring in sources.SOURCES.values():  # the flags of partitions are also those of data with groups of their own
+    # the flags of partitions are also those of data with groups of their own
+    if declaring in sources.SOURCES.values():
         return {"data", "partition", declaring.__name__}
     if not isinstance(declaring, type):
         return set()
@@ -64,7 +91,10 @@ def test_a_flag_has_the_name_of_its_field_or_that_of_its_owner_before_it(define)
     settings = parse(define, [])
     for argument, flag in settings.flag_of.items():
         owner, dot, field = argument.rpartition(".")
-        assert flag == f"{owner}_{field}" if dot else flag == field or flag.endswith(f"_{field}"), (argument, flag)
+        assert flag == f"{owner}_{field}" if dot else flag == field or flag.endswith(f"_{field}"), (
+            argument,
+            flag,
+        )
     by_owner = {flag for argument, flag in settings.flag_of.items() if "." in argument}
     by_field = {flag for argument, flag in settings.flag_of.items() if argument == flag}
     assert {*settings.flag_of.values()} == by_owner | by_field
@@ -116,21 +146,38 @@ def test_no_name_is_both_former_and_present():
 
 def test_a_former_name_is_noted_once_wherever_it_is(tmp_path, capsys):
     (tmp_path / "my.flags").write_text("--local_epochs=4\n--nobalanced_groups\n")
-    words = ["--local_epochs=2", f"--flagfile={tmp_path / 'my.flags'}", "-num_distributions", "3", "--epochs=5"]
+    words = [
+        "--local_epochs=2",
+        f"--flagfile={tmp_path / 'my.flags'}",
+        "-num_distributions",
+        "3",
+        "--epochs=5",
+    ]
     settings = parse(train.define, words)
     notes = "note: --local_epochs is now --epochs\n"
     notes += "note: --balanced_groups is now --partition_balanced\n"
     notes += "note: --num_distributions is now --partition_groups\n"
     assert capsys.readouterr().err == notes
-    assert (settings.epochs, settings.partition_balanced, settings.partition_groups) == (5, False, 3)
-    assert parse(train.define, ["--epochs=5", "--local_epochs=2"]).epochs == 2  # the last one, as of any flag
+    assert (settings.epochs, settings.partition_balanced, settings.partition_groups) == (
+        5,
+        False,
+        3,
+    )
+    # the last one, as of any flag
+    assert parse(train.define, ["--epochs=5", "--local_epochs=2"]).epochs == 2
 
 
 def test_mistakes_name_the_present_flag():
     for word, line in (
         ("--num_distributions=0", "--partition_groups=0: accepted: whole numbers of 1 or more"),
-        ("--num_distribution=2", "--num_distribution: unknown flag; did you mean --partition_groups?"),
-        ("--partition_group=2", "--partition_group: unknown flag; did you mean --partition_groups or "),
+        (
+            "--num_distribution=2",
+            "--num_distribution: unknown flag; did you mean --partition_groups?",
+        ),
+        (
+            "--partition_group=2",
+            "--partition_group: unknown flag; did you mean --partition_groups or ",
+        ),
     ):
         with pytest.raises(FlagError) as caught:
             parse(train.define, [word])
@@ -181,7 +228,10 @@ def run_of_before(tmp_path, monkeypatch):
         patched.setattr(build, "config", old_config)
         call(train.COMMAND, *words)
     recorded = files.read_json(tmp_path / "run" / "config.json")
-    assert recorded["flags"]["num_distributions"] == 2 and recorded["settings"]["--algorithm"] == "local"
+    assert (
+        recorded["flags"]["num_distributions"] == 2
+        and recorded["settings"]["--algorithm"] == "local"
+    )
     return tmp_path / "run", words
 
 
@@ -191,8 +241,13 @@ def test_a_run_of_before_is_loaded_and_resumed(run_of_before):
     out, words = run_of_before
     found = pfl.load(out)
     assert (found.experiment.local.epochs, found.experiment.name) == (2, "local")
-    assert found.experiment.federation.train.size.sum() == data.digits(4, train_examples=15).train.size.sum()
-    line = one_line(call(train.COMMAND, *words, "--partition_groups=1", "--rounds=4", "--resume", code=2))
+    assert (
+        found.experiment.federation.train.size.sum()
+        == data.digits(4, train_examples=15).train.size.sum()
+    )
+    line = one_line(
+        call(train.COMMAND, *words, "--partition_groups=1", "--rounds=4", "--resume", code=2)
+    )
     assert line.startswith(f"--resume: {out} was run on other data")
     line = one_line(call(train.COMMAND, *words, "--epochs=3", "--rounds=4", "--resume", code=2))
     assert line.startswith(f"--resume: {out} was run by another program")
@@ -203,7 +258,14 @@ def test_a_run_of_before_is_loaded_and_resumed(run_of_before):
 
 @pytest.mark.slow
 def test_a_cell_of_before_is_not_measured_again(tmp_path):
-    words = ("--methods=fedavg", "--num_clients=4", "--hidden=4", "--shape=4,4,1", "--train_examples=6", "--rounds=2")
+    words = (
+        "--methods=fedavg",
+        "--num_clients=4",
+        "--hidden=4",
+        "--shape=4,4,1",
+        "--train_examples=6",
+        "--rounds=2",
+    )
     words = (*words, "--devices=1", "--plan=map", f"--out={tmp_path}")
     call(scaling.COMMAND, *words)
     (path,) = tmp_path.glob("cells/*/cell.json")

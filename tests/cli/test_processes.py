@@ -16,7 +16,13 @@ from pfljax.cli import train
 from pfljax.folder import files
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ("--num_clients=16", "--participation=0.5", "--hidden=16", "--eval_every=5", "--checkpoint_every=5")
+FLAGS = (
+    "--num_clients=16",
+    "--participation=0.5",
+    "--hidden=16",
+    "--eval_every=5",
+    "--checkpoint_every=5",
+)
 
 
 def free_port():
@@ -36,8 +42,22 @@ def start(tmp_path_factory):
         pair = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pfljax.cli", "train", f"--out={out}", "--devices=2", *FLAGS, *flags),
-                    *(f"--coordinator=localhost:{port}", "--num_processes=2", f"--process_id={number}", *own[number]),
+                    *(
+                        sys.executable,
+                        "-m",
+                        "pfljax.cli",
+                        "train",
+                        f"--out={out}",
+                        "--devices=2",
+                        *FLAGS,
+                        *flags,
+                    ),
+                    *(
+                        f"--coordinator=localhost:{port}",
+                        "--num_processes=2",
+                        f"--process_id={number}",
+                        *own[number],
+                    ),
                 ],
                 cwd=ROOT,
                 env=environment,
@@ -59,7 +79,8 @@ def start(tmp_path_factory):
 def dense(arrays):
     """With weights (T, K, N) of all models in place of the J highest, whose order turns where weights are equal."""
     if "weights" in arrays:
-        index, weights = arrays.pop("index"), arrays.pop("weights")
+        index = arrays.pop("index")
+        weights = arrays.pop("weights")
         rounds, clients, _ = np.indices(index.shape)
         arrays["dense"] = np.zeros((*index.shape[:2], index.max() + 1))
         np.add.at(arrays["dense"], (rounds, clients, index), weights)
@@ -82,7 +103,8 @@ def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
     said = [process.communicate(timeout=240) for process in pair]
     assert [process.returncode for process in pair] == [0, 0], said
     assert "report" in said[0][0] and said[1][0] == ""  # the first alone speaks
-    alone = [flag for flag in flags if not flag.startswith("--client_store")]  # every store has the same figures
+    # every store has the same figures
+    alone = [flag for flag in flags if not flag.startswith("--client_store")]
     call(train.COMMAND, f"--out={tmp_path / 'one'}", "--devices=1", "--rounds=10", *FLAGS, *alone)
     for name in ("results.npz", "collaboration.npz"):
         one, two = (dense(files.read_npz(tmp_path / run / name)) for run in ("one", "two"))
@@ -95,15 +117,24 @@ def test_two_processes_give_the_figures_of_one(start, tmp_path, flags):
     one, two = (files.read_json(tmp_path / run / "summary.json") for run in ("one", "two"))
     assert one["last"]["bytes_down"] == two["last"]["bytes_down"]
     assert one["earth_movers_distance"] == pytest.approx(two["earth_movers_distance"])
-    assert (one["unseen"] or {}).get("loss") == pytest.approx((two["unseen"] or {}).get("loss"), abs=1e-5)
-    digests = [files.read_json(tmp_path / run / "config.json")["data"]["digest"] for run in ("one", "two")]
+    assert (one["unseen"] or {}).get("loss") == pytest.approx(
+        (two["unseen"] or {}).get("loss"), abs=1e-5
+    )
+    digests = [
+        files.read_json(tmp_path / run / "config.json")["data"]["digest"] for run in ("one", "two")
+    ]
     assert digests[0] == digests[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "store"), [(0, "device"), pytest.param(1, "disk", marks=pytest.mark.long)])
-def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp_path, victim, store):
-    out, store = tmp_path / "run", f"--client_store={store}"
+@pytest.mark.parametrize(
+    ("victim", "store"), [(0, "device"), pytest.param(1, "disk", marks=pytest.mark.long)]
+)
+def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(
+    start, tmp_path, victim, store
+):
+    out = tmp_path / "run"
+    store = f"--client_store={store}"
     pair = start(out, "--rounds=100000", store)
     deadline = time.monotonic() + 200
     while not list(out.glob("checkpoints/[0-9]*[0-9]")):
@@ -112,12 +143,31 @@ def test_when_one_is_killed_the_other_says_so_and_one_process_goes_on(start, tmp
     pair[victim].send_signal(signal.SIGKILL)
     said = pair[1 - victim].communicate(timeout=60)[1]
     assert pair[1 - victim].returncode == 1
-    assert len(said.splitlines()) == 1 and "another process has ended" in said and "--resume" in said
+    assert (
+        len(said.splitlines()) == 1 and "another process has ended" in said and "--resume" in said
+    )
     rounds = 5 + max(int(path.name) for path in out.glob("checkpoints/*") if path.name.isdigit())
-    done = call(train.COMMAND, f"--out={out}", "--devices=1", f"--rounds={rounds}", "--resume", store, *FLAGS)
+    done = call(
+        train.COMMAND,
+        f"--out={out}",
+        "--devices=1",
+        f"--rounds={rounds}",
+        "--resume",
+        store,
+        *FLAGS,
+    )
     assert f"resumed after round {rounds - 5}" in done
-    call(train.COMMAND, f"--out={tmp_path / 'whole'}", "--devices=1", f"--rounds={rounds}", store, *FLAGS)
-    resumed, whole = (files.read_npz(folder / "results.npz") for folder in (out, tmp_path / "whole"))
+    call(
+        train.COMMAND,
+        f"--out={tmp_path / 'whole'}",
+        "--devices=1",
+        f"--rounds={rounds}",
+        store,
+        *FLAGS,
+    )
+    resumed, whole = (
+        files.read_npz(folder / "results.npz") for folder in (out, tmp_path / "whole")
+    )
     np.testing.assert_allclose(resumed["loss_test"], whole["loss_test"], rtol=1e-5, atol=1e-5)
 
 
@@ -126,22 +176,37 @@ SOON = "from pfljax import cli; from pfljax.contract import processes; processes
 
 @pytest.mark.slow
 def test_a_process_that_waits_for_nobody_says_so_in_one_line(tmp_path):
-    words = [f"--out={tmp_path}/run", f"--coordinator=localhost:{free_port()}", "--num_processes=2", "--process_id=0"]
+    words = [
+        f"--out={tmp_path}/run",
+        f"--coordinator=localhost:{free_port()}",
+        "--num_processes=2",
+        "--process_id=0",
+    ]
     command = [sys.executable, "-c", SOON, "train", "--devices=2", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 1
     assert done.stderr == "error: --coordinator: the processes did not connect within 3 s\n"
 
 
 @pytest.mark.slow
 def test_processes_that_disagree_end_with_one_line_each(start, tmp_path):
-    pair = start(tmp_path / "run", own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--method=local")))
+    pair = start(
+        tmp_path / "run",
+        own=(("--rounds=3",), ("--rounds=4", "--learning_rate=0.02", "--method=local")),
+    )
     for number, process in enumerate(pair):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
-        assert said.startswith(f"error: --learning_rate=0.0{1 + number}: process {number} of 2 disagrees with another")
+        assert said.startswith(
+            f"error: --learning_rate=0.0{1 + number}: process {number} of 2 disagrees with another"
+        )
         name = ("federico", "local")[number]
-        assert f'also on method (here "{name}")' in said and f"also on rounds (here {3 + number})" in said
+        assert (
+            f'also on method (here "{name}")' in said
+            and f"also on rounds (here {3 + number})" in said
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -155,4 +220,6 @@ def test_data_that_differ_are_found_before_anything_is_trained(start, tmp_path):
     for number, process in enumerate(start(tmp_path / "run", "--dataset=npz", own=own)):
         said = process.communicate(timeout=100)[1]
         assert process.returncode == 2 and len(said.splitlines()) == 1
-        assert f"process {number} of 2 disagrees" in said and "error: who has which examples=" in said
+        assert (
+            f"process {number} of 2 disagrees" in said and "error: who has which examples=" in said
+        )

@@ -21,7 +21,9 @@ def runs(tmp_path):
 def test_one_run_gets_its_figures_and_its_page(runs):
     folder = runs / "local" / "seed-0"
     assert call(report.COMMAND, folder) == f"report: {folder / 'report.html'}\n"
-    assert "federico on" in (folder / "report.html").read_text() and list((folder / "figures").glob("*.png"))
+    assert "federico on" in (folder / "report.html").read_text() and list(
+        (folder / "figures").glob("*.png")
+    )
 
 
 @pytest.mark.pages
@@ -36,7 +38,10 @@ def test_several_runs_get_a_page_that_leads_to_theirs(runs, tmp_path, monkeypatc
         assert f"{name}/report.html" in links and (runs / name / "report.html").exists()
     page = tmp_path / "elsewhere" / "two.html"
     call(report.COMMAND, runs / "local" / "seed-0", "--out", page, f"--folder={runs / 'fedavg'}")
-    assert "../runs/local/seed-0/report.html" in html_pages.read(page).links and "seed-1" not in page.read_text()
+    assert (
+        "../runs/local/seed-0/report.html" in html_pages.read(page).links
+        and "seed-1" not in page.read_text()
+    )
     monkeypatch.chdir(tmp_path)
     assert call(report.COMMAND, "runs/local", "runs/fedavg") == "report: report.html\n"
     assert "runs/fedavg/seed-0/report.html" in html_pages.read(tmp_path / "report.html").links
@@ -51,13 +56,17 @@ def test_a_comparison_s_figures_for_a_paper(named, tmp_path):
     make_run(tmp_path)
     files.write_json(tmp_path / "table.json", rows)
     paper = tmp_path / "paper"
-    assert call(report.COMMAND, tmp_path, f"--out={tmp_path / 'a.html'}", f"--paper={paper}", code=2)
+    assert call(
+        report.COMMAND, tmp_path, f"--out={tmp_path / 'a.html'}", f"--paper={paper}", code=2
+    )
     (tmp_path / "summary.json").rename(tmp_path / "kept")
     (tmp_path / "local").mkdir()
     make_run(tmp_path / "local")
     printed = call(report.COMMAND, tmp_path, f"--paper={paper}", "--paper_width=5")
     assert printed.endswith(f"figures: {paper / 'scores.pdf'}, {paper / 'rounds.pdf'}, and .png\n")
-    assert {path.name for path in paper.iterdir()} == {f"{n}.{k}" for n in ("scores", "rounds") for k in ("pdf", "png")}
+    assert {path.name for path in paper.iterdir()} == {
+        f"{n}.{k}" for n in ("scores", "rounds") for k in ("pdf", "png")
+    }
     starts = {".pdf": b"%PDF", ".png": b"\x89PNG"}
     assert all(path.read_bytes().startswith(starts[path.suffix]) for path in paper.iterdir())
 
@@ -99,7 +108,9 @@ def test_mistakes_are_one_line(runs, tmp_path):
 def test_damaged_runs_are_named(runs, name, content):
     folder = runs / "local" / "seed-1"
     (folder / name).write_text(content)
-    assert one_line(call(report.COMMAND, runs, code=1)).startswith(f"{folder}: the run's files are damaged")
+    assert one_line(call(report.COMMAND, runs, code=1)).startswith(
+        f"{folder}: the run's files are damaged"
+    )
     assert not (runs / "report.html").exists()
 
 

@@ -40,7 +40,9 @@ def read(out):
     study = json.loads((out / "scaling.json").read_text())
     with open(out / "scaling.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert rows == [{k: "" if v is None else str(v) for k, v in row.items()} for row in study["cells"]]
+    assert rows == [
+        {k: "" if v is None else str(v) for k, v in row.items()} for row in study["cells"]
+    ]
     return study
 
 
@@ -50,13 +52,17 @@ def check_row(row):
     clients = row["num_clients"]
     assert row["status"] == "measured"
     assert row["parameters"] == parameters and row["clients_per_round"] == clients
-    assert (row["bytes_down"], row["bytes_up"]) == (4 * parameters * clients, 4 * (parameters + 1) * clients)
+    assert (row["bytes_down"], row["bytes_up"]) == (
+        4 * parameters * clients,
+        4 * (parameters + 1) * clients,
+    )
     assert row["fastest_round"] <= row["seconds_per_round"] <= row["slowest_round"]
     assert row["client_updates_per_second"] == pytest.approx(clients / row["seconds_per_round"])
 
 
 def test_a_cell_is_measured_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests need what they have compiled
+    # other tests need what they have compiled
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)
     flags = ("--methods=fedavg", "--num_clients=4", "--devices=1", "--plan=map")
     assert "already finished" not in call(tmp_path, *flags)
     (row,) = read(tmp_path)["cells"]
@@ -65,7 +71,8 @@ def test_a_cell_is_measured_once(tmp_path, monkeypatch):
     assert "already finished, read from" in call(tmp_path, *flags)
     assert read(tmp_path)["cells"] == [row]
     (path,) = tmp_path.glob("cells/*/cell.json")
-    path.write_text(path.read_text().replace('"method"', '"algorithm"'))  # as earlier versions named it
+    # as earlier versions named it
+    path.write_text(path.read_text().replace('"method"', '"algorithm"'))
     assert "already finished, read from" in call(tmp_path, *flags)
     assert read(tmp_path)["cells"] == [row]
 
@@ -85,7 +92,11 @@ def test_each_cell_has_a_row_of_finite_figures(finished):
     assert [(row["num_clients"], row["devices"]) for row in rows] == [(4, 2), (6, 2)]
     for row in rows:
         assert row["plan"] == "chunk-2" and row["chunk"] == 2
-        values = [value for name, value in row.items() if name not in OPTIONAL and not isinstance(value, str)]
+        values = [
+            value
+            for name, value in row.items()
+            if name not in OPTIONAL and not isinstance(value, str)
+        ]
         assert all(math.isfinite(value) for value in values)
         check_row(row)
     assert list(study["slopes"]) == ["fedavg"]
@@ -105,13 +116,20 @@ def test_a_second_run_measures_only_what_is_missing(finished, tmp_path):
     assert "K=4: 7 rounds, 28 client updates, would take" in printed
     rows = read(out)["cells"]
     assert rows[0] == before[0] | {"projected_hours": before[0]["seconds_per_round"] * 7 / 3600}
-    assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [(4, 4), (4, 2), (6, 6)]
+    assert [(row["num_clients"], row["clients_per_round"]) for row in rows] == [
+        (4, 4),
+        (4, 2),
+        (6, 6),
+    ]
 
 
 @pytest.mark.long
 def test_other_settings_are_refused_and_named(finished):
     before = (finished / "scaling.json").read_text()
-    for flag, change in (("--train_examples=7", "--train_examples was 6 and is 7"), ("--epochs=2", "was 1")):
+    for flag, change in (
+        ("--train_examples=7", "--train_examples was 6 and is 7"),
+        ("--epochs=2", "was 1"),
+    ):
         error = call(finished, "--num_clients=4", flag, code=2)
         (line,) = error.strip().splitlines()
         assert line.startswith("error: --rerun: ") and "accepted: changed" in line
@@ -143,13 +161,18 @@ class Alone:
 def test_an_edited_method_is_not_taken_for_the_measured_one(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text(METHOD + "SCALE = 1.0")
-    out, flags = tmp_path / "out", [f"--methods={path}:Alone", "--num_clients=4", "--devices=1"]
+    out = tmp_path / "out"
+    flags = [f"--methods={path}:Alone", "--num_clients=4", "--devices=1"]
     call(out, *flags)
     path.write_text(METHOD + "SCALE = 1.0  # as before")
     assert "already finished, read from" in call(out, *flags)
     path.write_text(METHOD + "SCALE = 2.0")
     (line,) = call(out, *flags, code=2).strip().splitlines()
-    assert line.startswith("error: --rerun: ") and "client_update of Alone" in line and str(out) in line
+    assert (
+        line.startswith("error: --rerun: ")
+        and "client_update of Alone" in line
+        and str(out) in line
+    )
     assert "already finished" not in call(out, *flags, "--rerun=changed")
 
 
@@ -183,7 +206,8 @@ def test_a_damaged_cell_is_measured_again(tmp_path):
 @pytest.mark.long
 def test_what_is_finished_outlives_an_interruption(tmp_path):
     flags = ["--methods=fedavg", "--num_clients=4,5,6,7,8", "--devices=1"]
-    accept = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a background job ignores it
+    # a background job ignores it
+    accept = "signal.signal(signal.SIGINT, signal.default_int_handler)"
     start = f"import runpy, signal; {accept}; runpy.run_module('pfljax.cli', run_name='__main__')"
     command = [sys.executable, "-c", start, "scaling", *SMALL, *flags, f"--out={tmp_path}"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -233,17 +257,28 @@ def test_what_does_not_fit_is_skipped_before_it_is_made(tmp_path):
 @pytest.mark.long
 def test_methods_that_validate_and_files_of_one_s_own(tmp_path):
     rng = np.random.default_rng(0)
-    path, is_test = tmp_path / "images.npz", np.arange(65) >= 35
+    path = tmp_path / "images.npz"
+    is_test = np.arange(65) >= 35
     np.savez(path, x=rng.random((65, 5, 4, 1)), y=rng.integers(3, size=65), is_test=is_test)
     out = tmp_path / "out"
 
     def on_file(*flags, code=0):
-        own = ["--train_examples=5", "--rounds=2", "--hidden=2", "--devices=1", f"--data_file={path}", f"--out={out}"]
+        own = [
+            "--train_examples=5",
+            "--rounds=2",
+            "--hidden=2",
+            "--devices=1",
+            f"--data_file={path}",
+            f"--out={out}",
+        ]
         return commands.call(scaling.COMMAND, *own, *flags, code=code)
 
     # 35 are for training: five of each client, and one to validate.
     printed = on_file("--methods=fedfomo", "--num_clients=5,6")
-    assert "K=6, S=6, auto, 1 device(s): skipped: the file has 35 training examples, but 6 x 6 are needed" in printed
+    assert (
+        "K=6, S=6, auto, 1 device(s): skipped: the file has 35 training examples, but 6 x 6 are needed"
+        in printed
+    )
     assert [row["status"] for row in read(out)["cells"]] == ["measured", "skipped"]
     assert read(out)["data"] == "images.npz, examples of 5x4x1"
     error = on_file("--shape=3,3,1", code=2)
@@ -272,7 +307,13 @@ def test_another_s_folder_is_left_alone(tmp_path):
 @pytest.mark.long
 def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     """1,000 clients of 50 images, 50 a round, batches of 10, 75,000 updates; here fewer clients, which wins."""
-    flags = ["--preset=pfl_research_cifar10", "--num_clients=20", "--cohort=1", "--rounds=1", "--devices=1"]
+    flags = [
+        "--preset=pfl_research_cifar10",
+        "--num_clients=20",
+        "--cohort=1",
+        "--rounds=1",
+        "--devices=1",
+    ]
     printed = commands.call(scaling.COMMAND, *flags, f"--out={tmp_path}")
     assert "on random pixels 32x32x3: time and memory are realistic, accuracy is not" in printed
     study = read(tmp_path)
@@ -281,10 +322,21 @@ def test_pfl_research_s_workload_is_that_of_its_benchmark(tmp_path):
     assert row["parameters"] == 1_626_442 and row["bytes_down"] == 4 * 1_626_442
     assert row["projected_hours"] == pytest.approx(row["seconds_per_round"] * 1500 / 3600)
     used = study["config"]["flags"]
-    assert [used[name] for name in ("train_examples", "batch_size", "epochs", "rounds")] == [50, 10, 1, 1]
-    assert [used[name] for name in ("optimizer", "learning_rate", "shape")] == ["sgd", 0.1, ["32", "32", "3"]]
+    assert [used[name] for name in ("train_examples", "batch_size", "epochs", "rounds")] == [
+        50,
+        10,
+        1,
+        1,
+    ]
+    assert [used[name] for name in ("optimizer", "learning_rate", "shape")] == [
+        "sgd",
+        0.1,
+        ["32", "32", "3"],
+    ]
     preset = (scaling.WORKLOADS / "pfl_research_cifar10.flags").read_text().splitlines()
-    assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(preset) and 50 * 1500 == 75_000
+    assert {"--num_clients=1000", "--cohort=50", "--total_rounds=1500"} <= set(
+        preset
+    ) and 50 * 1500 == 75_000
 
 
 @pytest.mark.long

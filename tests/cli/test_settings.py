@@ -23,7 +23,9 @@ def of(*words, define=train.define):
 def test_values_are_items_and_attributes_and_know_whether_they_were_given():
     settings = of("--rounds=3", "--federico.epsilon=0.5", "--noresume")
     assert settings.rounds == settings["rounds"] == 3 and settings["federico.epsilon"] == 0.5
-    assert settings.present("rounds") and settings.present("resume") and not settings.present("seed")
+    assert (
+        settings.present("rounds") and settings.present("resume") and not settings.present("seed")
+    )
     assert "federico.epsilon" in settings and "epsilon" not in settings
     with pytest.raises(AttributeError, match="epsilon"):
         _ = settings.epsilon
@@ -44,7 +46,9 @@ def test_other_values_are_other_settings():
 
 def test_a_preset_gives_way_to_the_command_line(tmp_path):
     path = tmp_path / "x.flags"
-    path.write_text("# a result\n--learning_rate=0.25\n--rounds=7\n--fedem.components=5\n--nostandardize\n")
+    path.write_text(
+        "# a result\n--learning_rate=0.25\n--rounds=7\n--fedem.components=5\n--nostandardize\n"
+    )
     settings = of("--rounds=3").with_preset(path)
     assert (settings.learning_rate, settings.rounds, settings["fedem.components"]) == (0.25, 3, 5)
     assert settings.standardize is False
@@ -61,24 +65,49 @@ def test_flag_files_count_as_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("words", "methods", "file", "values"),
     [
-        ([], ["federico"], "digits.flags", {"train_examples": 15, "keep_optimizer": True, "partition_groups": 2}),
-        (["--train_examples=7"], ["local"], "digits.flags", {"train_examples": 7, "keep_optimizer": True}),
+        (
+            [],
+            ["federico"],
+            "digits.flags",
+            {"train_examples": 15, "keep_optimizer": True, "partition_groups": 2},
+        ),
+        (
+            ["--train_examples=7"],
+            ["local"],
+            "digits.flags",
+            {"train_examples": 7, "keep_optimizer": True},
+        ),
         (
             [],
             ["local", "fedfomo"],
             "digits-validated.flags",
             {"train_examples": 25, "partition_groups": 5, "validation_fraction": 0.2},
         ),
-        (["--partition=latent"], ["local"], "digits-latent.flags", {"train_examples": 50, "validation_fraction": 0.0}),
+        (
+            ["--partition=latent"],
+            ["local"],
+            "digits-latent.flags",
+            {"train_examples": 50, "validation_fraction": 0.0},
+        ),
         (
             ["--partition=latent", "--validation_fraction=0.5"],
             ["fedfomo"],
             "digits-latent.flags",
             {"train_examples": 50, "validation_fraction": 0.5, "weight_decay": 1e-4, "epochs": 5},
         ),
-        (["--partition=pairs"], ["pfedmb"], "digits-pairs.flags", {"train_examples": 30, "rounds": 20}),
+        (
+            ["--partition=pairs"],
+            ["pfedmb"],
+            "digits-pairs.flags",
+            {"train_examples": 30, "rounds": 20},
+        ),
         (["--dataset=sine"], ["local"], "sine.flags", {"learning_rate": 0.01, "num_clients": 10}),
-        (["--dataset=synthetic"], ["fedem"], "synthetic.flags", {"num_clients": 300, "lr_schedule": "multistep"}),
+        (
+            ["--dataset=synthetic"],
+            ["fedem"],
+            "synthetic.flags",
+            {"num_clients": 300, "lr_schedule": "multistep"},
+        ),
         (["--dataset=text"], ["fedem"], "text.flags", {"data_stride": 80, "official_test": True}),
         (["--dataset=npz"], ["fedem"], "", {"rounds": 150, "validation_fraction": 0.0}),
         (["--dataset=npz"], ["fedfomo"], "", {"rounds": 150, "validation_fraction": 0.2}),
@@ -124,7 +153,10 @@ def test_mistakes_are_one_line(words, line):
 def test_flag_files_hold_flags_and_other_flag_files(tmp_path):
     (tmp_path / "inner.flags").write_text("# a comment\n\n--rounds=3\n// another\n  --seed=4\n")
     (tmp_path / "outer.flags").write_text(f"--flagfile={tmp_path / 'inner.flags'}\n--seed=5\n")
-    for words in ([f"--flagfile={tmp_path / 'outer.flags'}"], ["-flagfile", str(tmp_path / "outer.flags")]):
+    for words in (
+        [f"--flagfile={tmp_path / 'outer.flags'}"],
+        ["-flagfile", str(tmp_path / "outer.flags")],
+    ):
         settings = of("--rounds=2", *words)
         assert (settings.rounds, settings.seed) == (3, 5)
 
@@ -152,7 +184,13 @@ def test_flag_files_that_are_none_are_mistakes(tmp_path, content, line):
 
 
 def test_the_command_is_one_that_a_shell_reads(monkeypatch):
-    words = ["pfljax", "train", "--out=my run's; rm -rf $HOME", "--data_file=a b.npz", "--hidden=4,4"]
+    words = [
+        "pfljax",
+        "train",
+        "--out=my run's; rm -rf $HOME",
+        "--data_file=a b.npz",
+        "--hidden=4,4",
+    ]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pfljax", *words[1:]])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     assert shlex.split(build.command()) == words
@@ -165,24 +203,38 @@ def test_the_command_is_one_that_a_shell_reads(monkeypatch):
 def test_knobs_of_other_methods_are_mistakes():
     settings = of("--federico.epsilon=0.5")
     settings.check_knobs(["local", "federico"])
-    with pytest.raises(FlagError, match=r"--federico\.epsilon: not a knob of this run's methods \(local\)"):
+    with pytest.raises(
+        FlagError, match=r"--federico\.epsilon: not a knob of this run's methods \(local\)"
+    ):
         settings.check_knobs(["local"])
 
 
 def test_tune_needs_no_value():
     for words in (["--tune"], ["--tune", "--rounds=3"], ["--rounds=3", "-tune"]):
-        assert of(*words, define=compare.define).numbers("tune", float) == [0.01, 0.03, 0.1, 0.3, 1, 3]
+        assert of(*words, define=compare.define).numbers("tune", float) == [
+            0.01,
+            0.03,
+            0.1,
+            0.3,
+            1,
+            3,
+        ]
     assert of("--tune", "0.5", define=compare.define).numbers("tune", float) == [0.5]
 
 
 def test_a_method_has_the_rate_that_is_given_for_it():
     words = ["--learning_rates=fedavg:0.5,local:2"]
-    rate = lambda settings, name: settings.of_method(name).learning_rate
+
+    def rate(settings, name):
+        return settings.of_method(name).learning_rate
+
     settings = of(*words)
     assert [rate(settings, name) for name in ("fedavg", "local", "ditto")] == [0.5, 2.0, 0.01]
     assert rate(of(*words, "--learning_rate=0.3"), "fedavg") == 0.3  # of the command line, for all
     for wrong in ("fedavg", "fedavg:x", "fedavg:0", "fedavk:1"):
-        with pytest.raises(FlagError, match=f"^--learning_rates={wrong}: accepted: pairs such as fedavg:0.1"):
+        with pytest.raises(
+            FlagError, match=f"^--learning_rates={wrong}: accepted: pairs such as fedavg:0.1"
+        ):
             of(f"--learning_rates={wrong}").of_method("local")
 
 
@@ -199,7 +251,10 @@ def test_options_of_other_data_sets_are_mistakes():
     settings = of("--dataset=synthetic", "--num_clients=2", given)
     settings.check_knobs(["local"])
     assert build.build_source(settings, 0).name == "synthetic, published labels"
-    with pytest.raises(FlagError, match=r"--synthetic_labels: does not apply here: accepted with --dataset=synthetic"):
+    with pytest.raises(
+        FlagError,
+        match=r"--synthetic_labels: does not apply here: accepted with --dataset=synthetic",
+    ):
         of(given).check_read()
     assert build.build_source(of(), 0).name == "digits"
 
@@ -209,23 +264,42 @@ def test_class_weights_are_those_of_the_clients_labels():
     clients = build.build_clients(of(*words), 0)
 
     def weights_of(*more):
-        return build.build_run(of(*words, *more), "local", clients, Trial(0)).experiment.local.class_weights
+        return build.build_run(
+            of(*words, *more), "local", clients, Trial(0)
+        ).experiment.local.class_weights
 
     assert weights_of() is None
     weights = weights_of("--class_weights=inverse")
     assert weights == data.inverse_frequency_weights(clients[0]) and len(set(weights)) > 1
-    with pytest.raises(ArgumentError, match="class_weights=inverse: uses clients' label counts, which are not private"):
-        weights_of("--class_weights=inverse", "--privacy_noise_multiplier=1", "--privacy_clip_norm=1")
+    with pytest.raises(
+        ArgumentError,
+        match="class_weights=inverse: uses clients' label counts, which are not private",
+    ):
+        weights_of(
+            "--class_weights=inverse", "--privacy_noise_multiplier=1", "--privacy_clip_norm=1"
+        )
 
 
 def test_numbers_of_a_list():
     settings = of("--tune=0.1,1", "--seeds=0,1", define=compare.define)
-    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int) == [0, 1]
+    assert settings.numbers("tune", float) == [0.1, 1.0] and settings.numbers("seeds", int) == [
+        0,
+        1,
+    ]
     for words, text in (
-        (["--tune=0.1,x"], "--tune=0.1,x: accepted: different numbers above 0, separated by commas, or none"),
-        (["--seeds=0,1,0"], "--seeds=0,1,0: accepted: different whole numbers of 0 or more, separated by commas"),
+        (
+            ["--tune=0.1,x"],
+            "--tune=0.1,x: accepted: different numbers above 0, separated by commas, or none",
+        ),
+        (
+            ["--seeds=0,1,0"],
+            "--seeds=0,1,0: accepted: different whole numbers of 0 or more, separated by commas",
+        ),
         (["--methods=local,,fedavg"], "--methods=local,,fedavg: accepted: different values"),
-        (["--tune=2", "--learning_rate=1"], "--learning_rate: does not apply here: --tune sets its values"),
+        (
+            ["--tune=2", "--learning_rate=1"],
+            "--learning_rate: does not apply here: --tune sets its values",
+        ),
     ):
         with pytest.raises(FlagError) as caught:
             of(*words, define=compare.define).numbers("tune", float, sets="learning_rate")
@@ -278,11 +352,18 @@ def test_files_of_one_name_in_two_folders_are_two_files(own, tmp_path):
 
 def test_a_class_that_has_another_one_s_name_is_refused(own, tmp_path):
     other = tmp_path / "other.py"
-    for name, taken in (("FedAvg", "fedavg: is the name of pfljax.algorithms.fedavg.FedAvg"), ("Own1", "own1: is the")):
+    for name, taken in (
+        ("FedAvg", "fedavg: is the name of pfljax.algorithms.fedavg.FedAvg"),
+        ("Own1", "own1: is the"),
+    ):
         other.write_text(METHOD.replace("Own{number}", name))
-        line = other.read_text().splitlines().index('@method(keeps="nothing", travels="nothing")') + 1
+        line = (
+            other.read_text().splitlines().index('@method(keeps="nothing", travels="nothing")') + 1
+        )
         before = METHODS["fedavg"]
-        with pytest.raises(FlagError, match=rf"^--methods={other}:{name}: line {line} of other.py: name={taken}"):
+        with pytest.raises(
+            FlagError, match=rf"^--methods={other}:{name}: line {line} of other.py: name={taken}"
+        ):
             of("--methods", f"fedavg,{own}:Own1,{other}:{name}", define=compare.define)
         assert METHODS["fedavg"] is before
 

@@ -15,7 +15,14 @@ from pfljax.cli.settings import parse
 from pfljax.folder import files
 from pfljax.training import describe
 
-SMALL = ["--num_clients=4", "--rounds=4", "--eval_every=2", "--hidden=4", "--federico.neighbors=1", "--plan=map"]
+SMALL = [
+    "--num_clients=4",
+    "--rounds=4",
+    "--eval_every=2",
+    "--hidden=4",
+    "--federico.neighbors=1",
+    "--plan=map",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -45,16 +52,27 @@ def npz(tmp_path_factory):
         (["--num_clients=4", "--federico.neighbors=4"], ["--federico.neighbors=4", "0 to 3"]),
         (["--participation=0.25", "--num_clients=8"], ["--federico.neighbors=3", "0 to 1"]),
         (["--method=local", "--federico.epsilon=0.5"], ["--federico.epsilon", "local"]),
-        (["--dataset=sine", "--method=local", "--augment=crop_flip"], ["--augment=crop_flip", "images"]),
+        (
+            ["--dataset=sine", "--method=local", "--augment=crop_flip"],
+            ["--augment=crop_flip", "images"],
+        ),
         (["--dataset=mnist"], ["--dataset=mnist", "tfds:"]),
         (["--unseen=1"], ["--unseen=1"]),
         (["--resume"], ["--resume", "--out"]),
-        (["--momhead.momentum=.5"], ["--momhead.momentum: ", "no method momhead is known", "--method=FILE.py:NAME"]),
-        (["--dito.strength=1"], ["--dito.strength: ", "no method dito is known; did you mean ditto?"]),
+        (
+            ["--momhead.momentum=.5"],
+            ["--momhead.momentum: ", "no method momhead is known", "--method=FILE.py:NAME"],
+        ),
+        (
+            ["--dito.strength=1"],
+            ["--dito.strength: ", "no method dito is known; did you mean ditto?"],
+        ),
         (["--fedavg.strength=1"], ["--fedavg.strength: ", "accepted: no knob of fedavg"]),
         (["--ditto.x=1"], ["--ditto.x: ", "accepted: --ditto.strength"]),
     ],
-    ids=lambda value: "_".join(value) if isinstance(value, list) and value[0].startswith("-") else "",
+    ids=lambda value: (
+        "_".join(value) if isinstance(value, list) and value[0].startswith("-") else ""
+    ),
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, flags, words):
     line = one_line(call(train.COMMAND, *flags, code=2))
@@ -84,35 +102,61 @@ def test_a_missing_package_is_told_before_anything_is_done(monkeypatch):
     ("flags", "own", "said"),
     [
         ([], True, "the data set's own"),
-        (["--test_fraction=0.5"], False, "drawn from each client's examples; the data set's own are not used"),
+        (
+            ["--test_fraction=0.5"],
+            False,
+            "drawn from each client's examples; the data set's own are not used",
+        ),
     ],
 )
 def test_a_file_says_which_examples_are_for_testing(npz, flags, own, said):
     """Classes have names here; of each client's ten examples three are for testing, or half."""
     x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
-    y, is_test = np.array(["dog", "cat"])[np.arange(40) % 2], np.arange(40) % 10 >= 7
+    y = np.array(["dog", "cat"])[np.arange(40) % 2]
+    is_test = np.arange(40) % 10 >= 7
     path = npz("tests", x=x, y=y, client=np.arange(40) // 10, is_test=is_test)
-    words = ["--dataset=npz", f"--data_file={path}", "--method=local", "--rounds=1", "--hidden=4", *flags]
+    words = [
+        "--dataset=npz",
+        f"--data_file={path}",
+        "--method=local",
+        "--rounds=1",
+        "--hidden=4",
+        *flags,
+    ]
     run, _ = outcomes.trained(words)
     assert describe.surroundings(run.experiment) == [("test examples", said)]
     assert run.clients.test.size.tolist() == [3 if own else 5] * 4
     config = run.experiment.config
-    assert config["flags"]["official_test"] is own and config["data"]["class_names"] == ["cat", "dog"]
+    assert config["flags"]["official_test"] is own and config["data"]["class_names"] == [
+        "cat",
+        "dog",
+    ]
 
 
 def test_a_likely_mistake_is_one_line_on_the_command_line(npz):
     path = npz("single", x=np.ones((9, 3)), y=np.arange(9) % 2, client=np.arange(9) // 2)
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        said = call(train.COMMAND, "--dataset=npz", f"--data_file={path}", "--num_clients=5", code=2).splitlines()
-    assert said[0].startswith("warning: client: 1 of 5 clients have a single example and are left out; a client needs")
-    assert said[1:] == ["error: --num_clients=5: single has 4 clients with at least two examples; accepted: 1 to 4"]
+        said = call(
+            train.COMMAND, "--dataset=npz", f"--data_file={path}", "--num_clients=5", code=2
+        ).splitlines()
+    assert said[0].startswith(
+        "warning: client: 1 of 5 clients have a single example and are left out; a client needs"
+    )
+    assert said[1:] == [
+        "error: --num_clients=5: single has 4 clients with at least two examples; accepted: 1 to 4"
+    ]
 
 
 def test_a_data_set_that_is_not_prepared_says_how_to(tmp_path):
-    for name, extra in (("mnist", "prepare"), ("iris", "tfds")):  # TFDS encodes images with TensorFlow
-        line = one_line(call(train.COMMAND, f"--dataset=tfds:{name}", f"--data_dir={tmp_path}", code=2))
-        assert f"tfds:{name}" in line and f"pfljax[{extra}]" in line and "download_and_prepare" in line
+    # TFDS encodes images with TensorFlow
+    for name, extra in (("mnist", "prepare"), ("iris", "tfds")):
+        line = one_line(
+            call(train.COMMAND, f"--dataset=tfds:{name}", f"--data_dir={tmp_path}", code=2)
+        )
+        assert (
+            f"tfds:{name}" in line and f"pfljax[{extra}]" in line and "download_and_prepare" in line
+        )
 
 
 @pytest.mark.slow
@@ -123,22 +167,43 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
     assert printed.splitlines()[0] == "federico on digits, label_groups: 4 clients, 4 rounds"
     assert printed.splitlines()[1].split() == ["defaults", "digits.flags"]
     names = {path.name for path in out.iterdir()}
-    assert {"config.json", "results.npz", "metrics.jsonl", "summary.json", "collaboration.npz", "checkpoints"} <= names
+    assert {
+        "config.json",
+        "results.npz",
+        "metrics.jsonl",
+        "summary.json",
+        "collaboration.npz",
+        "checkpoints",
+    } <= names
     assert "report.html" in names and list((out / "figures").glob("*.png"))
     assert len(list((out / "tensorboard").glob("events.out.tfevents.*"))) == 1
     flags = files.read_json(out / "config.json")["flags"]
-    assert flags["federico.neighbors"] == 1 and flags["train_examples"] == 15 and flags["method"] == "federico"
+    assert (
+        flags["federico.neighbors"] == 1
+        and flags["train_examples"] == 15
+        and flags["method"] == "federico"
+    )
     before = files.read_json(out / "summary.json")
     assert before["last"]["round"] == 4
 
     line = one_line(call(train.COMMAND, *SMALL, f"--out={out}", code=2))
     assert f"--out={out}" in line and "resume" in line
-    line = one_line(call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--learning_rate=0.5", code=2))
+    line = one_line(
+        call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--learning_rate=0.5", code=2)
+    )
     assert line.startswith("--resume: ") and "--learning_rate was 0.3 and is 0.5" in line
     assert files.read_json(out / "summary.json") == before
 
     monkeypatch.setenv("PATH", "")  # without git a run goes on as well
-    call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--rounds=6", "--fedem.components=2", code=2)
+    call(
+        train.COMMAND,
+        *SMALL,
+        f"--out={out}",
+        "--resume",
+        "--rounds=6",
+        "--fedem.components=2",
+        code=2,
+    )
     call(train.COMMAND, *SMALL, f"--out={out}", "--resume", "--rounds=6")
     assert files.read_json(out / "config.json")["git_commit"] is None
     rows = files.read_jsonl(out / "metrics.jsonl")
@@ -148,15 +213,22 @@ def test_a_run_leaves_its_results_and_is_not_overwritten(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_planned_rounds_bound_a_run_and_are_no_setting_of_methods_that_do_not_read_them(tmp_path):
-    line = one_line(call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--planned_rounds=3", code=2))
+    line = one_line(
+        call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--planned_rounds=3", code=2)
+    )
     assert line == "--planned_rounds=3: accepted: 4, the number of rounds that are trained, or more"
     call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--planned_rounds=9")
     call(train.COMMAND, *SMALL, f"--out={tmp_path / 'run'}", "--resume", "--rounds=6")
     assert files.read_json(tmp_path / "run" / "summary.json")["last"]["round"] == 6
     floco = [*SMALL[:-2], "--method=floco", "--plan=map", f"--out={tmp_path / 'floco'}"]
     call(train.COMMAND, *floco, "--planned_rounds=6")
-    line = one_line(call(train.COMMAND, *floco, "--resume", "--rounds=6", "--planned_rounds=7", code=2))
-    assert line.startswith("--planned_rounds: ") and "was planned for 6 rounds, on which floco depends; now 7" in line
+    line = one_line(
+        call(train.COMMAND, *floco, "--resume", "--rounds=6", "--planned_rounds=7", code=2)
+    )
+    assert (
+        line.startswith("--planned_rounds: ")
+        and "was planned for 6 rounds, on which floco depends; now 7" in line
+    )
     call(train.COMMAND, *floco, "--resume", "--rounds=6")
 
 
@@ -166,16 +238,21 @@ def schedule(*words):
 
 
 def test_rates_fall_at_half_and_at_three_quarters_of_the_rounds():
-    rates = lambda rounds: [
-        float(schedule("--lr_schedule=multistep", f"--rounds={rounds}")(number)) for number in range(rounds)
-    ]
+    def rates(rounds):
+        return [
+            float(schedule("--lr_schedule=multistep", f"--rounds={rounds}")(number))
+            for number in range(rounds)
+        ]
+
     np.testing.assert_allclose(rates(8), [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01], rtol=1e-5)
     assert rates(1) == [1]
 
 
 def test_rates_may_fall_every_round():
     falling = schedule("--lr_schedule=exponential", "--lr_decay=0.9")
-    np.testing.assert_allclose([float(falling(number)) for number in range(3)], [1, 0.9, 0.81], rtol=1e-6)
+    np.testing.assert_allclose(
+        [float(falling(number)) for number in range(3)], [1, 0.9, 0.81], rtol=1e-6
+    )
     assert schedule() is None
 
 
@@ -183,7 +260,9 @@ def test_rates_may_fall_every_round():
 def test_more_rounds_are_another_run_where_rates_fall_by_them(tmp_path):
     flags = [*SMALL, f"--out={tmp_path / 'run'}", "--lr_schedule=multistep"]
     call(train.COMMAND, *flags)
-    assert "--rounds was 4 and is 6" in one_line(call(train.COMMAND, *flags, "--resume", "--rounds=6", code=2))
+    assert "--rounds was 4 and is 6" in one_line(
+        call(train.COMMAND, *flags, "--resume", "--rounds=6", code=2)
+    )
 
 
 def test_clients_that_diverge_are_dropped_unless_told_otherwise():
@@ -195,8 +274,16 @@ def test_clients_that_diverge_are_dropped_unless_told_otherwise():
 @pytest.mark.long
 def test_a_diverging_run_stops_with_the_round_and_the_client(tmp_path):
     out = tmp_path / "run"
-    learning = ["--method=local", "--optimizer=sgd", "--learning_rate=30", "--rounds=200", "--eval_every=1"]
-    line = one_line(call(train.COMMAND, "--dataset=sine", "--num_clients=3", *learning, f"--out={out}", code=1))
+    learning = [
+        "--method=local",
+        "--optimizer=sgd",
+        "--learning_rate=30",
+        "--rounds=200",
+        "--eval_every=1",
+    ]
+    line = one_line(
+        call(train.COMMAND, "--dataset=sine", "--num_clients=3", *learning, f"--out={out}", code=1)
+    )
     assert "round " in line and "client " in line and str(out) in line
     rows = files.read_jsonl(out / "metrics.jsonl")
     stopped = int(line.split("round ")[1].split(":")[0])
@@ -259,19 +346,49 @@ def three(a, b, c):
 def test_networks_of_random_streams_come_from_a_file_as_in_python(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(RANDOM)
-    flags = lambda name: ["--method=fedavg", f"--model={path}:{name}", f"--out={tmp_path / 'run'}"]
+
+    def flags(name):
+        return ["--method=fedavg", f"--model={path}:{name}", f"--out={tmp_path / 'run'}"]
+
     for name in ("Net", "Required", "Streams", "function"):
         assert outcomes.outcome(train.COMMAND, flags(name)) == (None, ""), name  # would train
-    for name, why in (("fails", "raised ZeroDivisionError: division by zero"), ("three", "raised TypeError: three()")):
+    for name, why in (
+        ("fails", "raised ZeroDivisionError: division by zero"),
+        ("three", "raised TypeError: three()"),
+    ):
         line = outcomes.refused(train.COMMAND, flags(name))
-        assert line.startswith(f"--model={path}:{name}: {why}") and "or a function of num_classes, rngs or both" in line
+        assert (
+            line.startswith(f"--model={path}:{name}: {why}")
+            and "or a function of num_classes, rngs or both" in line
+        )
 
 
 def test_the_scores_of_unseen_clients_are_printed(capsys):
-    scores = {"accuracy": 0.5, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 1.5, "f1": 0.75}
-    summary = {"task": "classification", "metrics": ["f1"], "method": "local", "dataset": "digits", "scored": "own"}
-    summary |= {"last": scores | {"round": 9}, "best": scores | {"round": 3, "selected_by": "train_loss"}}
-    unseen = {"accuracy": 0.375, "accuracy_bottom_decile": 0.25, "accuracy_min": 0.125, "loss": 2.5, "f1": 0.0625}
+    scores = {
+        "accuracy": 0.5,
+        "accuracy_bottom_decile": 0.25,
+        "accuracy_min": 0.125,
+        "loss": 1.5,
+        "f1": 0.75,
+    }
+    summary = {
+        "task": "classification",
+        "metrics": ["f1"],
+        "method": "local",
+        "dataset": "digits",
+        "scored": "own",
+    }
+    summary |= {
+        "last": scores | {"round": 9},
+        "best": scores | {"round": 3, "selected_by": "train_loss"},
+    }
+    unseen = {
+        "accuracy": 0.375,
+        "accuracy_bottom_decile": 0.25,
+        "accuracy_min": 0.125,
+        "loss": 2.5,
+        "f1": 0.0625,
+    }
     for privacy in (None, {"epsilon": 2.0, "delta": 1e-5}):
         train.show(summary | {"privacy": privacy, "unseen": None})
         assert "unseen" not in capsys.readouterr().out
@@ -304,12 +421,16 @@ def test_several_networks_come_as_a_list_or_from_a_file(tmp_path):
     assert plan["networks"].startswith("linear: ") and "mlp: " in plan["networks"]
     path = tmp_path / "mine.py"
     path.write_text(NETWORKS)
-    call(train.COMMAND, *small, "--method=fedproto", f"--model={path}:both", f"--out={tmp_path}/file")
+    call(
+        train.COMMAND, *small, "--method=fedproto", f"--model={path}:both", f"--out={tmp_path}/file"
+    )
     assert "deep: " in dict(files.read_json(tmp_path / "file" / "summary.json")["plan"])["networks"]
     line = one_line(call(train.COMMAND, *small, "--method=fedavg", "--model=linear,mlp", code=2))
     assert line.startswith("--model: differs between clients, and what this method sends")
     line = one_line(call(train.COMMAND, *small, "--method=local", "--model=mlp,mlp", code=2))
-    assert line == "--model=mlp,mlp: accepted: a list of different networks, or the name of one family"
+    assert (
+        line == "--model=mlp,mlp: accepted: a list of different networks, or the name of one family"
+    )
 
 
 def test_the_command_itself_ends_with_one_line(process):
@@ -322,13 +443,21 @@ def test_the_kind_of_a_file_is_found_on_the_command_line(tmp_path):
     pytest.importorskip("pyarrow")
     rows = [f"{i},{i % 2},{'abc'[i // 5]},{'test' if i % 5 == 4 else 'train'}" for i in range(15)]
     (tmp_path / "own.csv").write_text("\n".join(["size,label,who,part", *rows]))
-    words = ["--dataset=file", "--data_file=own.csv", "--data_client=who", "--data_test=part", "--hidden=4"]
+    words = [
+        "--dataset=file",
+        "--data_file=own.csv",
+        "--data_client=who",
+        "--data_test=part",
+        "--hidden=4",
+    ]
     run, printed = outcomes.trained([*words, "--method=local", "--rounds=1"])
     assert printed.splitlines()[0] == "local on own, natural: 3 clients, 1 rounds"
     flags = run.experiment.config["flags"]
     assert flags["dataset"] == "csv" and flags["official_test"] is True
     assert run.clients.test.size.tolist() == [1] * 3
-    assert one_line(call(train.COMMAND, *words, "--data_stride=2", code=2)).startswith("--data_stride: does not apply")
+    assert one_line(call(train.COMMAND, *words, "--data_stride=2", code=2)).startswith(
+        "--data_stride: does not apply"
+    )
     line = one_line(call(train.COMMAND, *words, "--data_label=lab", code=2))
     assert line == "--data_label=lab: own.csv has no such column; did you mean label?"
 

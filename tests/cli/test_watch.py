@@ -57,7 +57,8 @@ def test_only_the_page_is_served_and_only_to_this_machine(port):
 
 def test_a_browser_that_leaves_is_not_told_of(port, capfd):
     with socket.create_connection(("127.0.0.1", port)) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # resets the connection
+        # resets the connection
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         one.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer(port).status == 200 and capfd.readouterr().err == ""
 
@@ -72,7 +73,10 @@ def test_mistakes_are_one_line(tmp_path):
             ([], "give a run's folder: pfljax watch DIR..."),
             ([tmp_path / "nowhere"], f"{tmp_path / 'nowhere'}: No such file or directory"),
             ([tmp_path / "file"], f"{tmp_path / 'file'}: Not a directory"),
-            ([tmp_path, f"--port={used}"], f"--port={used}: address already in use; accepted: a free port"),
+            (
+                [tmp_path, f"--port={used}"],
+                f"--port={used}: address already in use; accepted: a free port",
+            ),
             ([tmp_path, "--port=65536"], "--port=65536: accepted: whole numbers"),
             ([tmp_path, "--refresh=0"], "--refresh=0: accepted: whole numbers"),
             ([tmp_path, "--rounds=3"], "--rounds: unknown flag"),
@@ -82,10 +86,12 @@ def test_mistakes_are_one_line(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_in_silence(tmp_path):
-    accept = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a background job ignores it
+    # a background job ignores it
+    accept = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"{accept}; from pfljax.cli import main; main(['watch', {str(tmp_path)!r}, '--port=0'])"
     words = [sys.executable, "-c", code]
-    root, pipes = Path(__file__).parents[2], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    root = Path(__file__).parents[2]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, cwd=root, env=os.environ, **pipes) as process:
         try:
             assert process.stdout.readline().startswith(f"watching {tmp_path} at http://127.0.0.1:")

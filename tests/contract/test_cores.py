@@ -21,9 +21,15 @@ print(plans[0].num_devices, len(told), *(str(warning.message) for warning in tol
 
 
 def run(code, **variables):
-    env = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+    }
     env |= {"JAX_PLATFORMS": "cpu"} | variables
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip()
 
 
@@ -34,7 +40,8 @@ def test_python_has_a_device_for_each_core():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variables", [{"JAX_NUM_CPU_DEVICES": "3"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}]
+    "variables",
+    [{"JAX_NUM_CPU_DEVICES": "3"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}],
 )
 def test_the_user_s_number_of_devices_is_kept(variables):
     assert run(COUNT, **variables) == "3"
@@ -45,5 +52,9 @@ def test_the_user_s_number_of_devices_is_kept(variables):
 def test_one_line_says_what_is_lost_if_jax_started_before():
     devices, warnings, text = run(LATE).split(maxsplit=2)
     assert (devices, warnings) == ("1", "1")
-    assert f"1 of {num_cores()} CPU cores" in text and "JAX_NUM_CPU_DEVICES" in text and "\n" not in text
+    assert (
+        f"1 of {num_cores()} CPU cores" in text
+        and "JAX_NUM_CPU_DEVICES" in text
+        and "\n" not in text
+    )
     assert run(LATE, JAX_NUM_CPU_DEVICES="1") == "1 0"

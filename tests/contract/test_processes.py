@@ -30,4 +30,6 @@ def test_the_coordinator_listens_on_loopback_where_its_address_is(address, expec
     monkeypatch.setattr(jax.config, "update", mock.Mock())
     processes.start(address, 1, 0)
     assert given.call_args.kwargs.get("coordinator_bind_address") == (address if expected else None)
-    assert given.call_args.kwargs.get("coordinator_address") == (None if address == "auto" else address)
+    assert given.call_args.kwargs.get("coordinator_address") == (
+        None if address == "auto" else address
+    )

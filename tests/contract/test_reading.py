@@ -26,7 +26,9 @@ def npy(array):
 def claims(shape, dtype="<f8", body=b"\0" * 96):
     """An npy file with this header and 96 bytes of data."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
     return file.getvalue() + body
 
 
@@ -49,15 +51,27 @@ def patched(path, marker, offset, value):
 
 
 HOSTILE = {
-    "a header of 36 TiB": ([("x.npy", claims((5_000_000, 1_000_000))), ("y.npy", npy(Y))], "is not an npz"),
+    "a header of 36 TiB": (
+        [("x.npy", claims((5_000_000, 1_000_000))), ("y.npy", npy(Y))],
+        "is not an npz",
+    ),
     "a header of fewer bytes": ([("x.npy", claims((3, 3))), ("y.npy", npy(Y))], "is not an npz"),
     "a negative size": ([("x.npy", claims((-4, -3))), ("y.npy", npy(Y))], "is not an npz"),
     "a size beyond 64 bits": ([("x.npy", claims((2**64,))), ("y.npy", npy(Y))], "is not an npz"),
     "a member that is no array": ([("x.npy", b"what is this"), ("y.npy", npy(Y))], "is not an npz"),
     "an empty member": ([("x.npy", b""), ("y.npy", npy(Y))], "is not an npz"),
-    "pickles": ([("x.npy", claims((4,), "|O", b"cos\nsystem\n.")), ("y.npy", npy(Y))], "is not an npz"),
-    "a field": ([("x.npy", npy(np.zeros(4, [("a", "f4")]))), ("y.npy", npy(Y))], "x is .*; accepted: numbers"),
-    "complex numbers": ([("x.npy", npy(X + 1j)), ("y.npy", npy(Y))], "x is complex128; accepted: numbers"),
+    "pickles": (
+        [("x.npy", claims((4,), "|O", b"cos\nsystem\n.")), ("y.npy", npy(Y))],
+        "is not an npz",
+    ),
+    "a field": (
+        [("x.npy", npy(np.zeros(4, [("a", "f4")]))), ("y.npy", npy(Y))],
+        "x is .*; accepted: numbers",
+    ),
+    "complex numbers": (
+        [("x.npy", npy(X + 1j)), ("y.npy", npy(Y))],
+        "x is complex128; accepted: numbers",
+    ),
     "no members": ([], "lacks x and y"),
 }
 
@@ -73,7 +87,11 @@ def test_hostile_archives_are_refused(tmp_path, case):
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_array_that_is_there_twice_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="x occurs twice"):
-        sources.npz(archive(tmp_path / "f.npz", [("x.npy", npy(X)), ("x.npy", npy(X + 1)), ("y.npy", npy(Y))]))
+        sources.npz(
+            archive(
+                tmp_path / "f.npz", [("x.npy", npy(X)), ("x.npy", npy(X + 1)), ("y.npy", npy(Y))]
+            )
+        )
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -95,7 +113,9 @@ def test_a_bomb_is_refused_by_what_it_claims(tmp_path, monkeypatch):
     np.savez_compressed(path, x=np.zeros((4, 10**6)), y=Y)
     assert path.stat().st_size < 10**5 and sources.npz(str(path)).x.shape == (4, 10**6)
     monkeypatch.setattr(reading, "free_memory", lambda: 10**7)
-    with pytest.raises(ArgumentError, match=r"needs 30\.5 MiB of memory, but only 9\.5 MiB is free"):
+    with pytest.raises(
+        ArgumentError, match=r"needs 30\.5 MiB of memory, but only 9\.5 MiB is free"
+    ):
         sources.npz(str(path))
 
 
@@ -121,7 +141,11 @@ def test_orders_and_byte_orders_are_read(tmp_path):
 def test_pipes_folders_and_devices_are_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
-    for name, why in (("pipe", "Not a regular file"), ("link", "Not a regular file"), (".", "Is a directory")):
+    for name, why in (
+        ("pipe", "Not a regular file"),
+        ("link", "Not a regular file"),
+        (".", "Is a directory"),
+    ):
         for read in (sources.npz, sources.text, reading.read_npy):
             with pytest.raises(ArgumentError, match=f"cannot be read .{why}"):
                 read(str(tmp_path / name))
@@ -134,7 +158,13 @@ def test_pipes_folders_and_devices_are_not_waited_for(tmp_path):
 def test_a_lone_array_is_one_of_a_plain_type(tmp_path):
     np.save(tmp_path / "f.npy", X)
     np.testing.assert_array_equal(reading.read_npy(str(tmp_path / "f.npy")), X)
-    for content in (npy(np.array([{}], object)), b"", npy(X)[:-1], npy(X) + b"\0", claims((10**9,))):
+    for content in (
+        npy(np.array([{}], object)),
+        b"",
+        npy(X)[:-1],
+        npy(X) + b"\0",
+        claims((10**9,)),
+    ):
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(ArgumentError, match="is not an npy file with a plain array"):
             reading.read_npy(str(tmp_path / "f.npy"))
@@ -146,7 +176,8 @@ def test_a_directory_that_swallows_a_member_is_damaged(tmp_path):
     content = bytearray(path.read_bytes())
     second = content.find(b"PK\x01\x02", content.find(b"PK\x01\x02") + 1)
     third = content.find(b"PK\x01\x02", second + 1)
-    length = content.find(b"PK\x05\x06") - third  # of the entry of client, which becomes a comment on y
+    # of the entry of client, which becomes a comment on y
+    length = content.find(b"PK\x05\x06") - third
     struct.pack_into("<H", content, second + 32, length)
     path.write_bytes(content)
     with zipfile.ZipFile(path) as found:

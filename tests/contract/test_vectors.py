@@ -16,7 +16,9 @@ def test_orthonormal_rows_span_the_given_ones():
 
 def test_functions_of_vectors_see_all_leaves_of_a_row_as_one():
     stack = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.arange(8.0).reshape(2, 2, 2)}
-    found = vectors.over_vectors(lambda rows: rows / jnp.linalg.norm(rows, axis=1, keepdims=True), stack)
+    found = vectors.over_vectors(
+        lambda rows: rows / jnp.linalg.norm(rows, axis=1, keepdims=True), stack
+    )
     for k in range(2):
         length = np.sqrt(np.square(stack["a"][k]).sum() + np.square(stack["b"][k]).sum())
         np.testing.assert_allclose(found["a"][k], stack["a"][k] / length, rtol=1e-6)

@@ -14,7 +14,9 @@ from pfljax.data.federation import pack
 from pfljax.data.sources import Source
 
 SIZES = (2, 3, 5, 40, 11)
-ASSIGNMENT = Assignment(np.split(np.arange(61), np.cumsum(SIZES)[:-1]), np.array([3, 1, 4, 1, 5], np.int32))
+ASSIGNMENT = Assignment(
+    np.split(np.arange(61), np.cumsum(SIZES)[:-1]), np.array([3, 1, 4, 1, 5], np.int32)
+)
 # x is the example's number, counted from 1, to distinguish it from padding (0); y follows from it.
 SOURCE = Source(
     x=np.arange(1, 62, dtype=np.float32)[:, None] * np.ones(2, np.float32),
@@ -59,7 +61,11 @@ def test_shapes_and_types_fit_the_interface():
     for split in parts(federation):
         assert (split.x.dtype, split.y.dtype, split.size.dtype) == (np.float32, np.int32, np.int32)
     np.testing.assert_array_equal(federation.group, ASSIGNMENT.group)
-    assert (federation.task, federation.num_classes, federation.name) == ("classification", 4, "toy")
+    assert (federation.task, federation.num_classes, federation.name) == (
+        "classification",
+        4,
+        "toy",
+    )
 
 
 def test_train_examples_caps_training_and_not_testing():
@@ -78,7 +84,9 @@ def test_test_examples_caps_testing_and_not_training():
     federation = pack(SOURCE, ASSIGNMENT, Splits(test_examples=3))
     whole = pack(SOURCE, ASSIGNMENT)
     np.testing.assert_array_equal(federation.test.size, [1, 1, 1, 3, 2])
-    assert federation.test.x.shape[1] == 3 and set(examples(federation.test, 3)) < set(examples(whole.test, 3))
+    assert federation.test.x.shape[1] == 3 and set(examples(federation.test, 3)) < set(
+        examples(whole.test, 3)
+    )
     np.testing.assert_array_equal(federation.train.x, whole.train.x)
     official = pack(SOURCE, ASSIGNMENT._replace(is_test=SOURCE.is_test), Splits(test_examples=3))
     np.testing.assert_array_equal(official.test.size, [1, 2, 2, 3, 3])
@@ -90,7 +98,10 @@ def test_sequences_keep_their_tokens_and_targets():
     source = dataclasses.replace(SOURCE, x=x, y=x + np.uint8(100))
     federation = pack(source, ASSIGNMENT, Splits(validation_fraction=0.25))
     for split in parts(federation):
-        assert split.x.shape == split.y.shape == (5, split.x.shape[1], 3) and split.x.dtype == split.y.dtype == np.uint8
+        assert (
+            split.x.shape == split.y.shape == (5, split.x.shape[1], 3)
+            and split.x.dtype == split.y.dtype == np.uint8
+        )
         for k, size in enumerate(split.size):
             np.testing.assert_array_equal(split.y[k, :size], split.x[k, :size] + 100)
             assert not split.x[k, size:].any() and not split.y[k, size:].any()
@@ -98,7 +109,11 @@ def test_sequences_keep_their_tokens_and_targets():
     np.testing.assert_array_equal(np.sort(found), ASSIGNMENT.indices[3] + 1)
     told = data.describe(federation)
     assert "classes_per_client" not in told and told["digest"] == data.digest(federation)
-    changed = pack(dataclasses.replace(source, y=x + np.uint8(101)), ASSIGNMENT, Splits(validation_fraction=0.25))
+    changed = pack(
+        dataclasses.replace(source, y=x + np.uint8(101)),
+        ASSIGNMENT,
+        Splits(validation_fraction=0.25),
+    )
     assert data.digest(changed) != data.digest(federation)
 
 
@@ -114,7 +129,9 @@ def test_what_is_for_testing_by_assignment_is_for_testing():
     assignment = ASSIGNMENT._replace(is_test=SOURCE.is_test)
     federation = pack(SOURCE, assignment)
     for k in range(5):
-        assert (examples(federation.test, k) % 2 == 0).all() and (examples(federation.train, k) % 2 == 1).all()
+        assert (examples(federation.test, k) % 2 == 0).all() and (
+            examples(federation.train, k) % 2 == 1
+        ).all()
     some = SOURCE.is_test & (np.arange(61) >= 5)  # clients 0 and 1 are left without test examples
     with pytest.raises(ArgumentError, match=r"^official_test: 2 of 5 clients"):
         pack(SOURCE, ASSIGNMENT._replace(is_test=some))
@@ -146,14 +163,20 @@ def test_unseen_clients_are_kept_out():
     assert (seen.num_clients, unseen.num_clients) == (3, 2)
     assert sorted([*seen.group, *unseen.group]) == sorted(ASSIGNMENT.group)
     both = np.concatenate([seen.test.x, unseen.test.x])
-    assert {client.tobytes() for client in both} == {client.tobytes() for client in federation.test.x}
+    assert {client.tobytes() for client in both} == {
+        client.tobytes() for client in federation.test.x
+    }
     for side in (seen, unseen):
         for k in range(side.num_clients):
             owner = {
-                int(np.searchsorted(np.cumsum(SIZES), i, side="right")) for s in parts(side) for i in examples(s, k)
+                int(np.searchsorted(np.cumsum(SIZES), i, side="right"))
+                for s in parts(side)
+                for i in examples(s, k)
             }
             assert len(owner) == 1 and ASSIGNMENT.group[owner.pop()] == side.group[k]
-    assert len({data.split_unseen(federation, 0.4, seed=s)[1].group.tobytes() for s in range(6)}) > 1
+    assert (
+        len({data.split_unseen(federation, 0.4, seed=s)[1].group.tobytes() for s in range(6)}) > 1
+    )
 
 
 @pytest.mark.parametrize("share", [0, 0.05, 0.95])
@@ -176,21 +199,29 @@ def animals(numbers, x=None, **options):
 
 def test_unseen_clients_have_training_s_classes_by_name():
     """Alone, a federation of dogs and eels has the classes 0 and 1; beside one with cats, these are 1 and 2."""
-    clients, unseen = animals([0, 1, 2] * 4), animals([2, 2, 0, 0, 2])
+    clients = animals([0, 1, 2] * 4)
+    unseen = animals([2, 2, 0, 0, 2])
     assert (clients.class_names, unseen.class_names) == (("cat", "dog", "eel"), ("dog", "eel"))
     found = data.match_classes(unseen, clients)
     assert found.class_names == clients.class_names and found.num_classes == 3
     for part in ("train", "test"):
-        before, after = getattr(unseen, part), getattr(found, part)
+        before = getattr(unseen, part)
+        after = getattr(found, part)
         for k, size in enumerate(before.size):
             np.testing.assert_array_equal(after.y[k, :size], before.y[k, :size] + 1)
-    assert data.match_classes(None, clients) is None and data.match_classes(clients, clients) is clients
+    assert (
+        data.match_classes(None, clients) is None
+        and data.match_classes(clients, clients) is clients
+    )
 
 
 @pytest.mark.parametrize(
     ("unseen", "message"),
     [
-        (animals([0, 3, 3, 0, 1]), "has classes that training does not know: fox; accepted: cat, dog, eel"),
+        (
+            animals([0, 3, 3, 0, 1]),
+            "has classes that training does not know: fox; accepted: cat, dog, eel",
+        ),
         (
             animals([0, 1, 2, 1], named=False),
             "is <arrays, .*, classes with numbers; accepted: data like that of .* names",
@@ -209,7 +240,10 @@ def test_numbers_beyond_training_s_classes_are_refused():
     clients = animals([0, 1, 2] * 4, named=False)
     with pytest.warns(UserWarning, match="^y: has labels from 2"):
         unseen = animals([2, 2, 3, 3], named=False)
-    with pytest.raises(ArgumentError, match=r"^unseen: has classes that training does not know: 3; accepted: 0, 1, 2$"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^unseen: has classes that training does not know: 3; accepted: 0, 1, 2$",
+    ):
         data.match_classes(unseen, clients)
     with pytest.warns(UserWarning, match="^y: has labels from 2"):
         same = animals([2, 2, 2, 2], named=False)
@@ -217,7 +251,8 @@ def test_numbers_beyond_training_s_classes_are_refused():
 
 
 def test_unseen_clients_are_scaled_as_the_training_clients(recwarn):
-    x, y = np.random.default_rng(0).normal(size=(12, 3)), [0, 1, 2] * 4
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    y = [0, 1, 2] * 4
     clients = animals(y, x)
     for unseen in (animals(y, x + 1), animals(y, x + 1, standardize=False)):
         found = data.match_classes(unseen, clients)
@@ -235,7 +270,11 @@ def test_the_digest_sees_sizes_targets_and_examples():
         federation = pack(SOURCE, ASSIGNMENT)
         changed = np.array(getattr(federation.test, name))
         changed.flat[0] += 1  # of a real example, not of padding
-        digests.add(data.digest(dataclasses.replace(federation, test=federation.test._replace(**{name: changed}))))
+        digests.add(
+            data.digest(
+                dataclasses.replace(federation, test=federation.test._replace(**{name: changed}))
+            )
+        )
     assert len(digests) == 4
 
 
@@ -253,8 +292,15 @@ def test_the_description_counts_and_is_json():
 def test_random_pixels_have_the_asked_shape():
     federation = data.random_pixels(3, 8, (5, 4, 1), 7, seed=0)
     assert federation.train.x.shape == (3, 8, 5, 4, 1) and federation.train.x.dtype == np.float32
-    assert federation.train.y.dtype == np.int32 and federation.train.y.max() < federation.num_classes == 7
-    assert federation.train.size.tolist() == [8, 8, 8] and federation.test.size.tolist() == [2, 2, 2]
+    assert (
+        federation.train.y.dtype == np.int32
+        and federation.train.y.max() < federation.num_classes == 7
+    )
+    assert federation.train.size.tolist() == [8, 8, 8] and federation.test.size.tolist() == [
+        2,
+        2,
+        2,
+    ]
     assert data.digest(federation) == data.digest(data.random_pixels(3, 8, (5, 4, 1), 7, seed=0))
 
 
@@ -271,7 +317,11 @@ def test_a_process_has_its_own_clients_examples_only(targets):
         data.load(data.sources.digits(), splits=Splits(targets=targets), seed=2, own=own)
         for own in (None, lambda num_clients: slice(4, num_clients))
     )
-    assert part.own == slice(4, 16) and part.num_clients == 16 and part.index_digest == whole.index_digest
+    assert (
+        part.own == slice(4, 16)
+        and part.num_clients == 16
+        and part.index_digest == whole.index_digest
+    )
     np.testing.assert_array_equal(part.test.x, whole.test.x[4:])
     np.testing.assert_array_equal(part.train.y, whole.train.y[4:])
     np.testing.assert_array_equal(part.train.size, whole.train.size)
@@ -286,8 +336,12 @@ def test_the_order_of_given_parts_is_each_client_s_own(first):
         client = np.repeat(np.arange(3), sizes)
         number = np.concatenate([np.arange(each) for each in sizes])
         x = np.stack([client, number], axis=1).astype(np.float32)
-        federation = data.Federation.from_arrays(x, number % 2, client, is_test=number < 1, standardize=False)
-        return federation.examples(2, "train")[0][:, 1].tolist(), federation.examples(0, "train")[0][:, 1].tolist()
+        federation = data.Federation.from_arrays(
+            x, number % 2, client, is_test=number < 1, standardize=False
+        )
+        return federation.examples(2, "train")[0][:, 1].tolist(), federation.examples(0, "train")[
+            0
+        ][:, 1].tolist()
 
     assert order(first)[0] == order(3)[0]
     assert sorted(order(first)[0]) == [1, 2, 3, 4]

@@ -37,11 +37,16 @@ def test_clusters_are_those_of_the_examples(tmp_path):
 
 def test_the_embedding_is_what_is_clustered(tmp_path):
     source, kind = blobs()
-    embed = lambda source: source.y[:, None].astype(np.float32)
+
+    def embed(source):
+        return source.y[:, None].astype(np.float32)
+
     found = latent.clusters(source, embed, 2, 0, str(tmp_path))
     assert same_partition(found, source.y) and not same_partition(found, kind)
     # This embedding has no key, so it is not cached.
-    assert same_partition(latent.clusters(source, lambda source: source.x, KINDS, 0, str(tmp_path)), kind)
+    assert same_partition(
+        latent.clusters(source, lambda source: source.x, KINDS, 0, str(tmp_path)), kind
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -92,12 +97,16 @@ def test_a_damaged_cache_is_made_anew(tmp_path, damage):
 def test_a_cache_that_cannot_be_written_is_no_mistake(tmp_path):
     (tmp_path / "file").write_text("")
     source, kind = blobs()
-    assert same_partition(latent.clusters(source, None, KINDS, 0, str(tmp_path / "file" / "folder")), kind)
+    assert same_partition(
+        latent.clusters(source, None, KINDS, 0, str(tmp_path / "file" / "folder")), kind
+    )
 
 
 @pytest.mark.parametrize("number", [0, 241])
 def test_there_are_at_most_as_many_clusters_as_examples(tmp_path, number):
-    with pytest.raises(ArgumentError, match=f"^groups={number}: accepted: 1 to 240, the number of examples"):
+    with pytest.raises(
+        ArgumentError, match=f"^groups={number}: accepted: 1 to 240, the number of examples"
+    ):
         latent.clusters(blobs()[0], None, number, 0, str(tmp_path))
 
 
@@ -105,7 +114,8 @@ def test_there_are_at_most_as_many_clusters_as_examples(tmp_path, number):
 def test_clients_are_dealt_evenly_to_clusters_and_share_nothing(official_test, monkeypatch):
     source, kind = blobs()
     monkeypatch.setattr(latent, "clusters", lambda *arguments: kind)
-    partition, splits = partitions.Latent(groups=KINDS), Splits(official_test=official_test)
+    partition = partitions.Latent(groups=KINDS)
+    splits = Splits(official_test=official_test)
     assignment = partitions.assign(source, partition, num_clients=7, splits=splits, seed=1)
     counts = np.bincount(assignment.group, minlength=KINDS)
     assert counts.max() - counts.min() <= 1
@@ -121,8 +131,12 @@ def test_clients_are_dealt_evenly_to_clusters_and_share_nothing(official_test, m
 
 def test_shuffled_targets_move_validation_and_test_together_and_nothing_else(tmp_path):
     partition = partitions.Latent(groups=3, cache=str(tmp_path))
-    make = lambda targets: data.digits(6, partition, seed=3, validation_fraction=0.2, targets=targets)
-    own, shuffled = make("own"), make("shuffled")
+
+    def make(targets):
+        return data.digits(6, partition, seed=3, validation_fraction=0.2, targets=targets)
+
+    own = make("own")
+    shuffled = make("shuffled")
     assert own.target is None and "shuffled" in shuffled.name
     np.testing.assert_array_equal(own.train.x, shuffled.train.x)
     origin = []

@@ -52,12 +52,20 @@ SOURCE = make_source()
 
 def counts(assignment, source=SOURCE):
     """(K, C) number of examples of each class per client."""
-    return np.array([np.bincount(source.y[ids], minlength=source.num_classes) for ids in assignment.indices])
+    return np.array(
+        [np.bincount(source.y[ids], minlength=source.num_classes) for ids in assignment.indices]
+    )
 
 
 def make(cls, **knobs):
     """A partition with the knobs that apply to it."""
-    return cls(**{field.name: knobs[field.name] for field in dataclasses.fields(cls) if field.name in knobs})
+    return cls(
+        **{
+            field.name: knobs[field.name]
+            for field in dataclasses.fields(cls)
+            if field.name in knobs
+        }
+    )
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 14, 38])
@@ -67,7 +75,8 @@ def test_every_example_goes_to_one_client(cls, num_clients):
         num_clients = 2
     assignment = assign(SOURCE, make(cls, classes=5), num_clients=num_clients)
     assert len(assignment.indices) == num_clients and assignment.is_test is None
-    if cls in (LabelDirichlet, Dirichlet):  # each client has a distribution of its own: there are no groups
+    # each client has a distribution of its own: there are no groups
+    if cls in (LabelDirichlet, Dirichlet):
         assert assignment.group is None
     else:
         assert assignment.group.dtype == np.int32 and len(assignment.group) == num_clients
@@ -82,7 +91,9 @@ def test_every_example_goes_to_one_client(cls, num_clients):
 @pytest.mark.parametrize("splits", [Splits(), Splits(replacement=True, train_examples=9)])
 @pytest.mark.parametrize("cls", POOLED)
 def test_the_seed_decides_everything(cls, splits):
-    first, again, other = (assign(SOURCE, cls(), num_clients=8, splits=splits, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        assign(SOURCE, cls(), num_clients=8, splits=splits, seed=seed) for seed in (1, 1, 2)
+    )
     for a, b in zip(first.indices, again.indices, strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(first.group, again.group)
@@ -123,7 +134,8 @@ def test_label_groups_are_pure_disjoint_and_even():
 def test_label_groups_draw_the_classes_then_the_clients():
     # The order of the draws is part of what a seed means: the same federation, in this version and the next.
     rng = np.random.default_rng([3, *b"partition"])
-    order, group = rng.permutation(10), rng.permutation(np.arange(11) % 4)
+    order = rng.permutation(10)
+    group = rng.permutation(np.arange(11) % 4)
     chunks = [set(chunk) for chunk in np.split(order, [3, 6, 8])]  # of 10 classes 3, 3, 2 and 2
     assignment = assign(SOURCE, LabelGroups(groups=4), num_clients=11, seed=3)
     np.testing.assert_array_equal(assignment.group, group)
@@ -143,7 +155,8 @@ def test_label_dirichlet_spreads_clusters():
 
 def test_dirichlet_deals_by_one_draw_a_class():
     assignment = assign(SOURCE, Dirichlet(alpha=0.7), num_clients=12, seed=5)
-    shares = np.random.default_rng([5, *b"partition"]).dirichlet(np.full(12, 0.7), size=10).T  # (K, C)
+    # (K, C)
+    shares = np.random.default_rng([5, *b"partition"]).dirichlet(np.full(12, 0.7), size=10).T
     dealt = shares * np.bincount(SOURCE.y)
     assert np.abs(counts(assignment) - dealt).max() <= 3  # rounding, and two examples for everyone
 
@@ -195,12 +208,18 @@ def test_natural_leaves_out_clients_with_one_example():
     client = np.minimum(np.arange(1200), 3)  # clients 0, 1 and 2 have one example each
     client[3:8] = 2
     told = pytest.warns(
-        UserWarning, match="^client: 2 of 4 clients have a single example and are left out; a client ne"
+        UserWarning,
+        match="^client: 2 of 4 clients have a single example and are left out; a client ne",
     )
     with told:
         assignment = assign(make_source(client=client, group=np.arange(4)), Natural())
     np.testing.assert_array_equal(assignment.group, [2, 3])
-    with told, pytest.raises(ArgumentError, match="num_clients=3: toy has 2 clients with at least two examples"):
+    with (
+        told,
+        pytest.raises(
+            ArgumentError, match="num_clients=3: toy has 2 clients with at least two examples"
+        ),
+    ):
         assign(make_source(client=client), Natural(), num_clients=3)
     with pytest.raises(ArgumentError, match="partition=natural: no client in toy has two examples"):
         assign(make_source(client=np.arange(1200)), Natural())
@@ -218,7 +237,8 @@ def test_with_replacement_clients_share_examples_but_no_test_example_is_trained_
     assert np.mean(train == 8) > 0.9
     ids = np.concatenate(assignment.indices)
     assert len(ids) > 3 * len(np.unique(ids))
-    assert abs(assignment.is_test.mean() - 0.2) < 0.01  # set apart for everybody, a fifth of every pool
+    # set apart for everybody, a fifth of every pool
+    assert abs(assignment.is_test.mean() - 0.2) < 0.01
 
 
 def test_with_replacement_label_distributions_are_kept():
@@ -233,7 +253,9 @@ def test_with_replacement_label_distributions_are_kept():
 
 def test_with_replacement_a_small_pool_is_taken_whole():
     source = make_source(n=20, classes=2)
-    assignment = assign(source, IID(), num_clients=3, splits=Splits(replacement=True, train_examples=1000))
+    assignment = assign(
+        source, IID(), num_clients=3, splits=Splits(replacement=True, train_examples=1000)
+    )
     for ids in assignment.indices:
         np.testing.assert_array_equal(np.sort(ids), np.arange(20))
 
@@ -253,7 +275,9 @@ def test_the_official_test_examples_can_be_kept(splits):
 
 FEW = make_source(n=100)
 REGRESSION = make_source(task="regression", num_classes=1)
-COARSE = make_source(y=(np.arange(1200) % 40).astype(np.int32), num_classes=40, coarse=np.arange(1200) % 40 // 5 * 7)
+COARSE = make_source(
+    y=(np.arange(1200) % 40).astype(np.int32), num_classes=40, coarse=np.arange(1200) % 40 // 5 * 7
+)
 SEQUENCES = make_source(y=np.zeros((1200, 3), np.uint8), group=np.arange(7))
 
 
@@ -265,17 +289,37 @@ OFFICIAL = Splits(official_test=True)
     ("partition", "source", "arguments", "message"),
     [
         *[
-            (cls(), FEW, {"num_clients": 52}, rf"num_clients=52: too many .* with partition={cls.name}; .*\d+, or any")
+            (
+                cls(),
+                FEW,
+                {"num_clients": 52},
+                rf"num_clients=52: too many .* with partition={cls.name}; .*\d+, or any",
+            )
             for cls in POOLED
         ],
         (IID(), FEW, {"num_clients": 51}, "num_clients=51: .*up to about 50,"),
         (IID(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
-        (LabelDirichlet(groups=11), SOURCE, {}, "groups=11: accepted: 1 to 10, the number of classes"),
+        (
+            LabelDirichlet(groups=11),
+            SOURCE,
+            {},
+            "groups=11: accepted: 1 to 10, the number of classes",
+        ),
         (LabelGroups(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
         (Latent(groups=9), SOURCE, {}, "groups=9: accepted: at most num_clients=8"),
-        (Pathological(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
+        (
+            Pathological(classes=11),
+            SOURCE,
+            {},
+            "classes=11: accepted: 1 to 10, the number of classes",
+        ),
         (Pairs(classes=11), SOURCE, {}, "classes=11: accepted: 1 to 10, the number of classes"),
-        (Pairs(), SOURCE, {"num_clients": 7}, "num_clients=7: accepted with partition=pairs: even numbers"),
+        (
+            Pairs(),
+            SOURCE,
+            {"num_clients": 7},
+            "num_clients=7: accepted with partition=pairs: even numbers",
+        ),
         (Natural(), make_source(client=None), {}, "partition=natural: toy has no client ids"),
         (Natural(), SOURCE, {"num_clients": 8}, "num_clients=8: toy has 7 clients"),
         (Natural(), SOURCE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
@@ -284,10 +328,26 @@ OFFICIAL = Splits(official_test=True)
         (Pachinko(), SOURCE, {}, "partition=pachinko: toy has no coarse labels"),
         (Pachinko(), COARSE, {"num_clients": 601}, "num_clients=601: .*up to 600"),
         (Pachinko(), COARSE, {"num_clients": 0}, "num_clients=0: accepted: 1 or more"),
-        (IID(), make_source(is_test=None), {"splits": OFFICIAL}, "official_test: toy has no official"),
-        *[(cls(), SEQUENCES, {}, f"partition={cls.name}: .*accepted for sequences: iid, natural") for cls in LABELS],
-        *[(cls(), REGRESSION, {}, f"partition={cls.name}: needs classes; .* iid, natural") for cls in LABELS],
-        ("iid", SOURCE, {}, "partition=iid: accepted: an object of pfl.partitions .IID, LabelGroups"),
+        (
+            IID(),
+            make_source(is_test=None),
+            {"splits": OFFICIAL},
+            "official_test: toy has no official",
+        ),
+        *[
+            (cls(), SEQUENCES, {}, f"partition={cls.name}: .*accepted for sequences: iid, natural")
+            for cls in LABELS
+        ],
+        *[
+            (cls(), REGRESSION, {}, f"partition={cls.name}: needs classes; .* iid, natural")
+            for cls in LABELS
+        ],
+        (
+            "iid",
+            SOURCE,
+            {},
+            "partition=iid: accepted: an object of pfl.partitions .IID, LabelGroups",
+        ),
         (IID, SOURCE, {}, "partition=<class .*IID'>: accepted: an object"),
     ],
 )
@@ -330,13 +390,16 @@ def test_label_groups_stay_pure_when_one_is_small():
 
 
 def test_a_replacement_pool_without_test_examples_is_refused():
-    source = make_source(y=np.minimum(np.arange(1200), 1).astype(np.int32))  # class 0 has one example
+    # class 0 has one example
+    source = make_source(y=np.minimum(np.arange(1200), 1).astype(np.int32))
     with pytest.raises(ArgumentError, match="replacement: a client's classes have no examples"):
         assign(source, Pathological(classes=1), num_clients=2, splits=DRAW)
 
 
 def test_regressions_can_be_divided_at_random_and_by_client():
-    source = make_source(task="regression", num_classes=1, y=np.linspace(0, 1, 1200, dtype=np.float32))
+    source = make_source(
+        task="regression", num_classes=1, y=np.linspace(0, 1, 1200, dtype=np.float32)
+    )
     assert assign(source, IID(), num_clients=4).group.tolist() == [0, 0, 0, 0]
     assert assign(source, Natural()).group is None
 
@@ -376,7 +439,9 @@ def test_pachinko_draws_follow_the_shares_of_both_levels():
     y = (np.arange(n) % 8).astype(np.int32)
     source = make_source(n=n, y=y, num_classes=8, coarse=y // 4)
     assignment = assign(source, Pachinko(alpha=5), num_clients=400)
-    held = np.array([np.bincount(y[ids], minlength=8) for ids in assignment.indices[:100]]).reshape(100, 2, 4)
+    held = np.array([np.bincount(y[ids], minlength=8) for ids in assignment.indices[:100]]).reshape(
+        100, 2, 4
+    )
     top = held.sum(axis=2)[:, 0] / 1000
     assert abs(top.mean() - 0.5) < 0.05 and abs(top.std() - np.sqrt(0.25 / 11)) < 0.03
     within = held / np.maximum(held.sum(axis=2, keepdims=True), 1)
@@ -384,7 +449,9 @@ def test_pachinko_draws_follow_the_shares_of_both_levels():
 
 
 def test_pachinko_is_decided_by_the_seed_and_keeps_the_official_test():
-    first, again, other = (assign(COARSE, Pachinko(), num_clients=8, splits=OFFICIAL, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (
+        assign(COARSE, Pachinko(), num_clients=8, splits=OFFICIAL, seed=seed) for seed in (1, 1, 2)
+    )
     np.testing.assert_array_equal(np.concatenate(first.indices), np.concatenate(again.indices))
     assert not np.array_equal(np.concatenate(first.indices), np.concatenate(other.indices))
     np.testing.assert_array_equal(first.is_test, COARSE.is_test)
@@ -398,11 +465,20 @@ def test_all_partitions_are_listed_under_their_names():
 def test_groups_that_are_drawn_have_different_numbers_of_clients():
     sizes = []
     for seed in range(20):
-        made = data.digits(num_clients=8, partition=partitions.LabelGroups(groups=4, balanced=False), seed=seed)
+        made = data.digits(
+            num_clients=8, partition=partitions.LabelGroups(groups=4, balanced=False), seed=seed
+        )
         sizes.append(tuple(np.bincount(made.group, minlength=4)))
         real = np.arange(made.train.y.shape[1]) < made.train.size[:, None]
         classes = [set(y[has].tolist()) for y, has in zip(made.train.y, real, strict=True)]
         for i, j in itertools.combinations(range(8), 2):
             assert bool(classes[i] & classes[j]) == (made.group[i] == made.group[j])
-    assert len(set(sizes)) > 5 and any(min(size) == 0 for size in sizes) and max(map(max, sizes)) >= 4
-    assert data.digits(num_clients=2, partition=partitions.LabelGroups(groups=5, balanced=False)).num_clients == 2
+    assert (
+        len(set(sizes)) > 5 and any(min(size) == 0 for size in sizes) and max(map(max, sizes)) >= 4
+    )
+    assert (
+        data.digits(
+            num_clients=2, partition=partitions.LabelGroups(groups=5, balanced=False)
+        ).num_clients
+        == 2
+    )

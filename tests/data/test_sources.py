@@ -10,7 +10,11 @@ from pfljax.data import sources
     ("load", "arguments", "message"),
     [
         (sources.npz, {"file": None}, "file: accepted: an npz"),
-        (sources.npz, {"file": "/nowhere/f.npz"}, "file=/nowhere/f.npz: cannot be read .No such file"),
+        (
+            sources.npz,
+            {"file": "/nowhere/f.npz"},
+            "file=/nowhere/f.npz: cannot be read .No such file",
+        ),
         (sources.npz, {"file": "/"}, "file=/: cannot be read .Is a directory"),
         (
             sources.synthetic,
@@ -18,7 +22,11 @@ from pfljax.data import sources
             "alpha=0.001: accepted for the published data: 0.01",
         ),
         (sources.text, {"file": ""}, "file=: cannot be read"),
-        (sources.text, {"file": "/nowhere/f.txt"}, r"file=/nowhere/f\.txt: cannot be read .No such file"),
+        (
+            sources.text,
+            {"file": "/nowhere/f.txt"},
+            r"file=/nowhere/f\.txt: cannot be read .No such file",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(load, arguments, message):

@@ -17,7 +17,10 @@ from pfljax.cli.launch import named
 from pfljax.cli.settings import parse
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
+PAGES = [
+    "README.md",
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
+]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SNIPPET = re.compile(r'--8<-- "(.*?)"')
 
@@ -69,7 +72,12 @@ def runs_here(line):
     elsewhere = line.startswith(
         ("pfljax estimate ", "pfljax watch ")
     )  # needs another compiler; serves until it is ended
-    return line.startswith("pfljax ") and not elsewhere and "--coordinator" not in line and "experiments/" not in line
+    return (
+        line.startswith("pfljax ")
+        and not elsewhere
+        and "--coordinator" not in line
+        and "experiments/" not in line
+    )
 
 
 def shorter(code, language):
@@ -101,7 +109,8 @@ def test_the_blocks_of_a_page_run(page, folder, monkeypatch):
     if page != "README.md":
         monkeypatch.setattr(pfl.Result, "write_report", lambda result: result.out / "report.html")
     program = types.ModuleType("program")
-    monkeypatch.setitem(sys.modules, program.__name__, program)  # where a dataclass looks its types up
+    # where a dataclass looks its types up
+    monkeypatch.setitem(sys.modules, program.__name__, program)
     registered = set(METHODS)
     for language, code in blocks(page):
         if language == "python":
@@ -123,21 +132,35 @@ def test_the_first_pages_have_code():
 
 def test_other_blocks_are_few():
     """Those that need a server or an account; "text" is what a program prints, or a cluster's script."""
-    others = {page for page in PAGES for language, _ in blocks(page) if language not in (*SHORTER, "text")}
+    others = {
+        page for page in PAGES for language, _ in blocks(page) if language not in (*SHORTER, "text")
+    }
     assert others == {"docs/howto/track.md"}
 
 
 def test_commands_that_take_hours_or_hosts_are_right():
     """Every flag is known; every module and extra is there."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    lines = [line for page in PAGES for language, code in blocks(page) if language == "bash" for line in lines_of(code)]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    lines = [
+        line
+        for page in PAGES
+        for language, code in blocks(page)
+        if language == "bash"
+        for line in lines_of(code)
+    ]
     for line in lines:
         program, *words = shlex.split(line, comments=True)
         if program == "pip":
-            assert words[0] == "install" and set(re.findall(r"\[(\w+)\]", words[-1])) <= set(extras), line
+            assert words[0] == "install" and set(re.findall(r"\[(\w+)\]", words[-1])) <= set(
+                extras
+            ), line
         elif program == "pfljax":
             made = command(words[0])
-            assert runs_here(line) or parse(made.define, named(words[1:], made.listed) if made.listed else words[1:])
+            assert runs_here(line) or parse(
+                made.define, named(words[1:], made.listed) if made.listed else words[1:]
+            )
         else:
             assert (program, words[0]) == ("python", "-m"), f"{line}: no test runs this"
             assert "--out" in call(importlib.import_module(words[1]).COMMAND, *words[2:], "--help")

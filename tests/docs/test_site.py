@@ -22,11 +22,13 @@ ELSEWHERE = ("http://", "https://", "mailto:", "data:", "javascript:")
 def anchors_of(path):
     """The names that a link may end in: of headings, as GitHub and MkDocs make them, and of HTML anchors."""
     text = path.read_text()
-    heads = re.findall(r"^#+ (.*)$", CODE.sub(lambda found: found[0].replace("#", ""), text), re.MULTILINE)
-    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", head) for head in heads]
-    return {re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in plain} | set(
-        re.findall(r'<a id="([^"]+)">', text)
+    heads = re.findall(
+        r"^#+ (.*)$", CODE.sub(lambda found: found[0].replace("#", ""), text), re.MULTILINE
     )
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)|`", r"\1", head) for head in heads]
+    return {
+        re.sub(r"[^\w\- ]", "", head).strip().lower().replace(" ", "-") for head in plain
+    } | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -38,7 +40,9 @@ def test_links_of_pages_lead_to_files_and_headings_of_the_repository(page):
         target = (page.parent / path).resolve() if path else page
         if link.startswith(ELSEWHERE):
             continue
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+        if not target.exists() or (
+            anchor and target.suffix == ".md" and anchor not in anchors_of(target)
+        ):
             missing.append(link)
     assert not missing
 
@@ -48,19 +52,33 @@ def site(tmp_path_factory):
     """The built site."""
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return folder
 
 
 @pytest.mark.slow
 def test_links_of_the_site_lead_somewhere_and_nothing_is_fetched(site):
-    missing, fetched, ids = [], [], {}
-    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]  # whose links start at the server's root
+    missing = []
+    fetched = []
+    ids = {}
+    # whose links start at the server's root
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
     for page in pages:
         text = page.read_text()
         ids[page] = set(re.findall(r'\bid="([^"]+)"', text))
-        fetched += [tag for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", text) if fetches(tag)]
+        fetched += [
+            tag for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", text) if fetches(tag)
+        ]
     for page in pages:
         for link in map(html.unescape, HREF.findall(page.read_text())):
             path, _, anchor = urllib.parse.unquote(link).partition("#")
@@ -83,7 +101,8 @@ def fetches(tag):
 @pytest.mark.xdist_group("browser")
 def test_the_site_is_searched_from_a_folder(site):
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    program, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
+    program = shutil.which("chromium")
+    driver_path = shutil.which("chromedriver")
     if not (program and driver_path):
         pytest.skip("needs Chromium and chromedriver")
     options = webdriver.ChromeOptions()

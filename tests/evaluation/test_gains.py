@@ -8,10 +8,20 @@ from pfljax.evaluation.statistics import Trial
 
 
 def test_clients_of_common_runs_are_paired_and_those_without_a_score_are_left_out():
-    own = {Trial(0): np.array([0.5, 0.9, np.nan]), Trial(1): np.array([0.1, 0.2, 0.3]), Trial(2): np.ones(3)}
-    others = {Trial(1): np.array([0.3, 0.2, 0.1]), Trial(0): np.array([0.4, 1.0, 0.7]), Trial(3): np.ones(3)}
+    own = {
+        Trial(0): np.array([0.5, 0.9, np.nan]),
+        Trial(1): np.array([0.1, 0.2, 0.3]),
+        Trial(2): np.ones(3),
+    }
+    others = {
+        Trial(1): np.array([0.3, 0.2, 0.1]),
+        Trial(0): np.array([0.4, 1.0, 0.7]),
+        Trial(3): np.ones(3),
+    }
     found = pairs(own, others)
-    np.testing.assert_array_equal(found, [[0.4, 0.5], [1.0, 0.9], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3]])
+    np.testing.assert_array_equal(
+        found, [[0.4, 0.5], [1.0, 0.9], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3]]
+    )
     assert pairs(own, {Trial(0): np.ones(2)}).shape == (0, 2)
 
 
@@ -24,7 +34,11 @@ def test_shares_of_clients_that_are_helped_and_hurt():
 
 def test_the_mean_gain_counts_a_client_once():
     """Runs 0 and 1 have the same clients, who gain 0.2 and 0 in the mean; run 2 has another, who gains 0.4."""
-    own = {Trial(0): np.array([0.5, 0.7]), Trial(1): np.array([0.9, 0.7]), Trial(2): np.array([0.9, np.nan])}
+    own = {
+        Trial(0): np.array([0.5, 0.7]),
+        Trial(1): np.array([0.9, 0.7]),
+        Trial(2): np.array([0.9, np.nan]),
+    }
     others = {trial: np.full(2, 0.5) for trial in own} | {Trial(1): np.array([0.5, 0.9])}
     mean, low, high = mean_gain(own, others, {Trial(0): "a", Trial(1): "a", Trial(2): "b"})
     # Three clients: mean 0.2, deviation 0.2, t(2) = 4.3027.
@@ -54,6 +68,8 @@ def test_a_trend_needs_three_evaluations_and_uses_the_last_three_if_the_quarter_
 
 
 def test_the_verdict_follows_the_interval_and_the_direction_in_which_scores_are_good():
-    assert Trend(0.2, 0.1, 0.3).verdict() == Trend(-0.2, -0.3, -0.1).verdict(-1) == "still improving"
+    assert (
+        Trend(0.2, 0.1, 0.3).verdict() == Trend(-0.2, -0.3, -0.1).verdict(-1) == "still improving"
+    )
     assert Trend(-0.2, -0.3, -0.1).verdict() == Trend(0.2, 0.1, 0.3).verdict(-1) == "getting worse"
     assert Trend(0.0, -0.1, 0.1).verdict() == "no trend"

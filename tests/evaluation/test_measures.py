@@ -36,8 +36,11 @@ def test_metrics_by_hand(name, value):
     metric = measures.METRICS[name]
     assert metric(LOGITS, Y) == pytest.approx(value, abs=1e-6)
     # the same places in a sequence, with one that has no class to predict
-    outputs, y = np.stack([LOGITS, LOGITS[::-1]]), np.stack([Y, np.array([255, 255, -1, 0])])
-    assert metric(outputs, y) == pytest.approx(metric(np.concatenate([LOGITS, LOGITS[:1]]), np.append(Y, 0)))
+    outputs = np.stack([LOGITS, LOGITS[::-1]])
+    y = np.stack([Y, np.array([255, 255, -1, 0])])
+    assert metric(outputs, y) == pytest.approx(
+        metric(np.concatenate([LOGITS, LOGITS[:1]]), np.append(Y, 0))
+    )
     assert np.isnan(metric(LOGITS[:0], Y[:0]))
 
 
@@ -48,8 +51,10 @@ def test_one_class_has_no_roc_curve():
 def test_the_f1_of_labels_is_the_mean_over_those_that_occur_or_are_predicted():
     y = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 1]])
     outputs = special.logit([[0.9, 0.1, 0.2], [0.2, 0.1, 0.1], [0.7, 0.3, 0.4]])
-    assert measures.f1_of_labels(outputs[:, :1], y[:, :1]) == pytest.approx(1 / 2)  # one hit, one miss, one too many
-    assert measures.f1_of_labels(outputs, y) == pytest.approx((1 / 2 + 0) / 2)  # nothing is said of the second label
+    # one hit, one miss, one too many
+    assert measures.f1_of_labels(outputs[:, :1], y[:, :1]) == pytest.approx(1 / 2)
+    # nothing is said of the second label
+    assert measures.f1_of_labels(outputs, y) == pytest.approx((1 / 2 + 0) / 2)
     assert measures.f1_of_labels(y - 0.5, y) == 1
     assert np.isnan(measures.f1_of_labels(outputs[:, 1:2], y[:, 1:2]))
 
@@ -58,7 +63,8 @@ def uneven(unseen=0):
     """Clients of 6 to 60 examples, one of them without test examples."""
     rng = np.random.default_rng(0)
     client = np.repeat(np.arange(5), [6, 20, 60, 31, 12])
-    x, y = rng.normal(size=(len(client), 4)), rng.integers(3, size=len(client))
+    x = rng.normal(size=(len(client), 4))
+    y = rng.integers(3, size=len(client))
     clients = pfl.Federation.from_arrays(x, y, client, validation_fraction=0.2)
     size = clients.test.size.copy()
     size[3] = 0
@@ -85,14 +91,19 @@ def number(outputs, y):
 def test_a_metric_gets_a_client_s_real_examples(method, store, monkeypatch):
     """Accuracy as a metric of one's own is the accuracy, in blocks of one client, too."""
     monkeypatch.setattr(device_store, "BLOCK_BYTES", 100)
-    clients, execution = uneven(), pfl.Execution(client_store=store)
+    clients = uneven()
+    execution = pfl.Execution(client_store=store)
     metrics = {"right": right, "n": number}
     run = pfl.Run(method, clients, pfl.models.MLP(hidden=()), metrics=metrics, execution=execution)
     result = run.train(1, progress=False)
     for part in ("train", "validation", "test"):
         sizes = getattr(clients, part).size
-        np.testing.assert_allclose(result.results[f"right_{part}"], result.results[f"accuracy_{part}"], rtol=1e-6)
-        np.testing.assert_array_equal(result.results[f"n_{part}"][-1], np.where(sizes, sizes, np.nan))
+        np.testing.assert_allclose(
+            result.results[f"right_{part}"], result.results[f"accuracy_{part}"], rtol=1e-6
+        )
+        np.testing.assert_array_equal(
+            result.results[f"n_{part}"][-1], np.where(sizes, sizes, np.nan)
+        )
     last = result.history[-1]
     assert last["right"] == pytest.approx(last["accuracy_mean"])
     assert last["right_bottom_decile"] == pytest.approx(last["accuracy_bottom_decile"])
@@ -103,17 +114,29 @@ def test_a_metric_gets_a_client_s_real_examples(method, store, monkeypatch):
 @pytest.mark.slow
 def test_replicates_and_samples_of_clients_have_metrics():
     clients = pfl.data.digits(num_clients=6, train_examples=8)
-    make = lambda seed: pfl.Run(
-        pfl.FedeRiCo(neighbors=2), clients, pfl.models.MLP(hidden=()), seed=seed, eval_clients=3, metrics={"own": right}
-    )
+
+    def make(seed):
+        return pfl.Run(
+            pfl.FedeRiCo(neighbors=2),
+            clients,
+            pfl.models.MLP(hidden=()),
+            seed=seed,
+            eval_clients=3,
+            metrics={"own": right},
+        )
+
     for result in pfl.train_replicates([make(0), make(1)], 1):
-        np.testing.assert_allclose(result.results["own_test"], result.results["accuracy_test"], rtol=1e-6)
+        np.testing.assert_allclose(
+            result.results["own_test"], result.results["accuracy_test"], rtol=1e-6
+        )
 
 
 @pytest.mark.slow
 def test_newcomers_have_metrics():
     clients, unseen = pfl.data.split_unseen(uneven(), 0.4, seed=0)
-    run = pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), unseen=unseen, metrics={"own": right})
+    run = pfl.Run(
+        pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), unseen=unseen, metrics={"own": right}
+    )
     scores = run.train(1, progress=False).summary["unseen"]
     assert scores["own"] == pytest.approx(scores["accuracy_mean"]) and "train_own" in scores
 
@@ -122,7 +145,10 @@ def test_newcomers_have_metrics():
     ("metrics", "message"),
     [
         (["f2"], "metrics=f2: is no function, and unknown; accepted: f1, "),
-        ({"accuracy": right}, "metrics=accuracy: accepted: names such as my_metric, other than accuracy"),
+        (
+            {"accuracy": right},
+            "metrics=accuracy: accepted: names such as my_metric, other than accuracy",
+        ),
         ({"validation_own": right}, "metrics=validation_own: accepted: names"),
         ({"a b": right}, "metrics=a b: accepted: names"),
         ({"own": 3}, "metrics=own: accepted: functions"),
@@ -160,7 +186,10 @@ def fails_in_two_lines(outputs, y):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        (lambda outputs, y: outputs, r"for outputs \(4, 3\) and y \(4,\), raised ValueError: .*a number"),
+        (
+            lambda outputs, y: outputs,
+            r"for outputs \(4, 3\) and y \(4,\), raised ValueError: .*a number",
+        ),
         (fails_in_two_lines, ".*raised ValueError: one; accepted: "),
         (fails_silently, ".*raised Silent: ; accepted: "),
     ],
@@ -173,7 +202,12 @@ def test_a_metric_that_fails_is_one_line(metric, message):
 
 
 def test_a_metric_that_fails_ends_the_run():
-    run = pfl.Run(pfl.FedAvg(), uneven(), pfl.models.MLP(hidden=()), metrics={"own": lambda outputs, y: 1 // 0})
+    run = pfl.Run(
+        pfl.FedAvg(),
+        uneven(),
+        pfl.models.MLP(hidden=()),
+        metrics={"own": lambda outputs, y: 1 // 0},
+    )
     with pytest.raises(pfl.ArgumentError, match=r"^metrics=own: .*raised ZeroDivisionError"):
         run.train(1, progress=False)
 
@@ -182,9 +216,14 @@ def test_a_metric_that_fails_ends_the_run():
 def test_a_run_goes_on_with_other_metrics(tmp_path):
     """Rounds before a metric was asked for have NaN; the models of the last checkpoint are scored by it."""
     clients = uneven()
-    start = lambda **options: pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), **options)
+
+    def start(**options):
+        return pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), **options)
+
     start(metrics={"old": right}).train(2, out=tmp_path / "run", eval_every=1, progress=False)
-    result = start(metrics={"own": right}).train(3, out=tmp_path / "run", eval_every=1, resume=True, progress=False)
+    result = start(metrics={"own": right}).train(
+        3, out=tmp_path / "run", eval_every=1, resume=True, progress=False
+    )
     own, old, accuracy = (result.results[f"{name}_test"] for name in ("own", "old", "accuracy"))
     assert np.isnan(own[:2]).all() and np.isnan(old[3]).all()
     np.testing.assert_allclose(own[2:], accuracy[2:], rtol=1e-6)
@@ -195,24 +234,37 @@ def test_a_run_goes_on_with_other_metrics(tmp_path):
 @pytest.mark.slow
 def test_a_cell_without_a_metric_is_scored_again(tmp_path):
     """A finished cell of a comparison gets a new metric without training; tables have the mean over seeds."""
-    clients, said = uneven(), []
-    model, local = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(0.1))
+    clients = uneven()
+    said = []
+    model = pfl.models.MLP(hidden=())
+    local = pfl.LocalTraining(optax.sgd(0.1))
     options = {"seeds": (0, 1), "rounds": 2, "out": tmp_path}
     before = pfl.compare([pfl.FedAvg()], clients, model, local, **options)
-    table = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options)
+    table = pfl.compare(
+        [pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options
+    )
     assert any("it lacks the metrics own" in line for line in said)
-    cells = [files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json")["last"] for seed in (0, 1)]
+    cells = [
+        files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json")["last"]
+        for seed in (0, 1)
+    ]
     scores = [cell["own"] for cell in cells]
     assert scores == pytest.approx([cell["accuracy_mean"] for cell in cells])
-    mean, std = np.mean(scores), np.std(scores, ddof=1)
+    mean = np.mean(scores)
+    std = np.std(scores, ddof=1)
     assert table.rows[0]["metrics"]["own"] == pytest.approx({"mean": mean, "std": std, "runs": 2})
-    assert table.rows[0]["seconds_per_round"] == before.rows[0]["seconds_per_round"]  # nothing was trained
+    # nothing was trained
+    assert table.rows[0]["seconds_per_round"] == before.rows[0]["seconds_per_round"]
     text = f"{mean:.3f} ± {std:.3f} (2)"
     for name in ("table.md", "table.csv"):
         assert text in (tmp_path / name).read_text()
-    assert files.read_json(tmp_path / "table.json")[0]["metrics"]["own"]["mean"] == pytest.approx(np.mean(scores))
+    assert files.read_json(tmp_path / "table.json")[0]["metrics"]["own"]["mean"] == pytest.approx(
+        np.mean(scores)
+    )
     assert "own" in (tmp_path / "report.html").read_text()
-    again = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options)
+    again = pfl.compare(
+        [pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options
+    )
     assert str(again) == str(table) and "already finished" in said[-2] + said[-3]
 
 
@@ -245,7 +297,9 @@ def test_one_s_own_metric_gets_probabilities_and_says_which_values_are_good():
 
 def test_the_roc_curve_of_confident_predictions_has_their_order():
     """AUROC was 0.50 where the order is perfect, since all probabilities were 1."""
-    logits = np.stack([np.zeros(6), np.array([20.0, 30, 40, 50, 60, 70])], axis=1).astype(np.float32)
+    logits = np.stack([np.zeros(6), np.array([20.0, 30, 40, 50, 60, 70])], axis=1).astype(
+        np.float32
+    )
     y = np.array([0, 0, 0, 1, 1, 1])
     assert measures.METRICS["auroc"](logits, y) == 1
     labels = measures.named(["auroc"], set(), "multilabel")["auroc"]

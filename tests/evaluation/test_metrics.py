@@ -13,7 +13,8 @@ from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange.plan import make_plan
 from pfljax.models import Model
 
-LOGITS = np.array([[3.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])  # of two models that look at nothing but their bias
+# of two models that look at nothing but their bias
+LOGITS = np.array([[3.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
 
 
 def bias_models(biases, features=3):
@@ -25,8 +26,12 @@ def bias_models(biases, features=3):
 
 def mixing(biases, index, weights, topology="shared"):
     """(a method whose clients mix these models, its state)."""
-    index, weights = jnp.asarray(index, jnp.int32), jnp.asarray(weights, jnp.float32)
-    whom = lambda context, row, size: Mixture(index[context.client], weights[context.client])
+    index = jnp.asarray(index, jnp.int32)
+    weights = jnp.asarray(weights, jnp.float32)
+
+    def whom(context, row, size):
+        return Mixture(index[context.client], weights[context.client])
+
     algorithm = make(topology=topology, whom=whom, download=neighbors(0))
     rows = jnp.zeros(len(index), jnp.int32)
     if algorithm.topology.on_server:
@@ -43,7 +48,8 @@ def mixing(biases, index, weights, topology="shared"):
     ],
 )
 def test_probabilities_are_mixed_and_not_logits(plan):
-    federation, key = toys.make_federation((2, 2, 2)), jax.random.key(0)
+    federation = toys.make_federation((2, 2, 2))
+    key = jax.random.key(0)
     problem = toys.make_problem(federation, plan=make_plan(*plan))
     y = np.array([[0, 1, 2, 0], [1, 1, 0, 0], [0, 0, 0, 0]], np.int32)
     split = Split(federation.test.x, y, np.array([3, 4, 0], np.int32))
@@ -55,15 +61,24 @@ def test_probabilities_are_mixed_and_not_logits(plan):
     probabilities = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
     mixed = np.einsum("kj,kjc->kc", weights, probabilities[index])
     for k, size in enumerate((3, 4)):
-        np.testing.assert_allclose(scores["loss"][k], -np.log(mixed[k][y[k, :size]]).mean(), rtol=1e-5)
-        np.testing.assert_allclose(scores["accuracy"][k], (mixed[k].argmax() == y[k, :size]).mean(), rtol=1e-6)
+        np.testing.assert_allclose(
+            scores["loss"][k], -np.log(mixed[k][y[k, :size]]).mean(), rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            scores["accuracy"][k], (mixed[k].argmax() == y[k, :size]).mean(), rtol=1e-6
+        )
     assert np.isnan(scores["loss"][2]) and np.isnan(scores["accuracy"][2])
     # The logits' mixture would put client 1's classes in another order of likelihood.
     mixed_logits = np.einsum("kj,kjc->kc", weights, LOGITS[index])
-    assert not np.allclose(mixed, np.exp(mixed_logits) / np.exp(mixed_logits).sum(axis=1, keepdims=True), atol=0.02)
+    assert not np.allclose(
+        mixed, np.exp(mixed_logits) / np.exp(mixed_logits).sum(axis=1, keepdims=True), atol=0.02
+    )
 
     x = federation.test.x[0]
-    use = lambda prediction, _: evaluation.predict(problem, algorithm, prediction, x)
+
+    def use(prediction, _):
+        return evaluation.predict(problem, algorithm, prediction, x)
+
     found = toys.serve(algorithm, problem, use, key, state, federation.client_data).found
     np.testing.assert_allclose(found, np.broadcast_to(mixed[:, None], found.shape), rtol=1e-5)
 
@@ -72,7 +87,9 @@ def test_outputs_are_mixed_in_a_regression():
     federation = toys.make_federation((2, 2), "regression")
     algorithm, state = mixing([[1.0], [3.0]], [[0, 1], [1, 0]], [[0.5, 0.5], [1, 0]], "peers")
     problem = toys.make_problem(federation)
-    scores = toys.evaluate(algorithm, problem, jax.random.key(0), state, federation.client_data, federation.test)
+    scores = toys.evaluate(
+        algorithm, problem, jax.random.key(0), state, federation.client_data, federation.test
+    )
     expected = [np.mean((federation.test.y[0] - 2) ** 2), np.mean((federation.test.y[1] - 3) ** 2)]
     np.testing.assert_allclose(scores["loss"], expected, rtol=1e-5)
     assert set(scores) == {"loss"}
@@ -84,7 +101,9 @@ def test_a_hopeless_prediction_has_its_loss_and_long_tests_are_summed_in_blocks(
     state = State(clients=First(jnp.zeros(1, jnp.int32), bias_models([[200.0, 0, 0]])))
     split = federation.test._replace(size=np.array([1030], np.int32))
     problem = toys.make_problem(federation)
-    scores = toys.evaluate(algorithm, problem, jax.random.key(0), state, federation.client_data, split)
+    scores = toys.evaluate(
+        algorithm, problem, jax.random.key(0), state, federation.client_data, split
+    )
     right = (split.y[0, :1030] == 0).mean()
     np.testing.assert_allclose(scores["accuracy"], [right], rtol=1e-5)
     np.testing.assert_allclose(scores["loss"], [(1 - right) * 200], rtol=1e-4)
@@ -98,12 +117,18 @@ def test_the_summary_is_over_clients_and_over_examples():
     assert found["loss"] == pytest.approx((10 + 40 + 15 + 20) / 40)
     assert found["accuracy"] == pytest.approx((5 + 18 + 0.5 + 3.5) / 40)
     assert found["accuracy_mean"] == pytest.approx(2.2 / 4)
-    assert found["accuracy_std"] == pytest.approx(np.sqrt(((np.array([0.5, 0.9, 0.1, 0.7]) - 0.55) ** 2).mean()))
-    assert found["accuracy_bottom_decile"] == pytest.approx(0.1 + 0.3 * 0.4)  # sorted .1 .5 .7 .9, position 0.3
+    assert found["accuracy_std"] == pytest.approx(
+        np.sqrt(((np.array([0.5, 0.9, 0.1, 0.7]) - 0.55) ** 2).mean())
+    )
+    # sorted .1 .5 .7 .9, position 0.3
+    assert found["accuracy_bottom_decile"] == pytest.approx(0.1 + 0.3 * 0.4)
     assert found["accuracy_min"] == pytest.approx(0.1)
     assert set(evaluation.summarize({"loss": loss}, sizes)) == {"loss"}
-    f1 = np.array([0.2, np.nan, 0.4, 0.9, 0.3])  # NaN where it is not known; the last client has no examples
-    assert evaluation.summarize({"loss": loss, "f1": f1}, sizes)["f1"] == pytest.approx((0.2 + 0.4 + 0.9) / 3)
+    # NaN where it is not known; the last client has no examples
+    f1 = np.array([0.2, np.nan, 0.4, 0.9, 0.3])
+    assert evaluation.summarize({"loss": loss, "f1": f1}, sizes)["f1"] == pytest.approx(
+        (0.2 + 0.4 + 0.9) / 3
+    )
 
 
 def test_the_bottom_decile_is_that_of_the_worst_clients():
@@ -133,5 +158,7 @@ def test_the_mixture_of_confident_models_is_that_of_their_probabilities():
 
 def log_odds(outputs, weights):
     """log p - log (1 - p) of a mixture of independent labels, in float64."""
-    log_p, log_q = (special.logsumexp(special.log_expit(sign * outputs), axis=0, b=weights) for sign in (1, -1))
+    log_p, log_q = (
+        special.logsumexp(special.log_expit(sign * outputs), axis=0, b=weights) for sign in (1, -1)
+    )
     return log_p - log_q

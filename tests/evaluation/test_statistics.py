@@ -32,7 +32,8 @@ def test_a_deviation_is_that_of_the_sample():
 
 
 def test_a_single_run_has_no_deviation():
-    one, none = OfRuns.of([0.5]), OfRuns.of([math.nan])
+    one = OfRuns.of([0.5])
+    none = OfRuns.of([math.nan])
     assert (one.mean, one.runs) == (0.5, 1) and math.isnan(one.std) and one.text(PERCENT) == "0.5"
     assert none.runs == 0 and none.text(PERCENT) == "-"
     assert np.isnan(statistics.deviation(np.ones((1, 3)))).all()
@@ -53,7 +54,11 @@ def test_an_interval_is_student_s(freedom):
 def test_differences_of_one_sign_have_the_smallest_p(number):
     """Of 2^n flips, only the one of all signs is as extreme: p = 2 / 2^n."""
     values = np.arange(1.0, number + 1)
-    assert statistics.sign_flip(values) == statistics.sign_flip(-values) == pytest.approx(2 / 2**number)
+    assert (
+        statistics.sign_flip(values)
+        == statistics.sign_flip(-values)
+        == pytest.approx(2 / 2**number)
+    )
 
 
 def test_a_sign_flip_test_counts_the_flips_that_are_as_extreme():
@@ -63,7 +68,8 @@ def test_a_sign_flip_test_counts_the_flips_that_are_as_extreme():
 
 
 def test_splits_are_the_unit_if_there_are_several():
-    ours, theirs = np.array([[0.5, 0.7], [0.8, 0.8], [0.2, 0.6]]), np.array([[0.5, 0.5], [0.6, 0.8], [0.3, 0.5]])
+    ours = np.array([[0.5, 0.7], [0.8, 0.8], [0.2, 0.6]])
+    theirs = np.array([[0.5, 0.5], [0.6, 0.8], [0.3, 0.5]])
     gains = (ours - theirs).mean(axis=1)  # 0.1, 0.1 and 0
     found = statistics.difference(of_splits(ours), of_splits(theirs))
     assert found.difference == pytest.approx(gains.mean())
@@ -77,13 +83,21 @@ def test_splits_are_the_unit_if_there_are_several():
     one = {(seed, 7): value for seed, value in enumerate([0.5, 0.7, 0.9])}
     other = {(seed, 7): 0.6 for seed in (0, 1, 5)}
     found = statistics.difference(one, other)
-    assert (found.wins, found.ties, found.losses) == (1, 0, 1) and found.difference == pytest.approx(0)
+    assert (found.wins, found.ties, found.losses) == (
+        1,
+        0,
+        1,
+    ) and found.difference == pytest.approx(0)
 
 
 def test_a_difference_turns_its_sign_with_the_methods_and_its_wins_with_the_score():
-    ours, theirs = of_seeds(3.0, 5.0, 2.0), of_seeds(1.0, 1.0, 4.0)
-    one, other = statistics.difference(ours, theirs), statistics.difference(theirs, ours)
-    assert (one.difference, one.difference_low) == pytest.approx((-other.difference, -other.difference_high))
+    ours = of_seeds(3.0, 5.0, 2.0)
+    theirs = of_seeds(1.0, 1.0, 4.0)
+    one = statistics.difference(ours, theirs)
+    other = statistics.difference(theirs, ours)
+    assert (one.difference, one.difference_low) == pytest.approx(
+        (-other.difference, -other.difference_high)
+    )
     assert (one.p, one.wins, one.losses) == (other.p, other.losses, other.wins) == (one.p, 2, 1)
     assert statistics.difference(ours, theirs, sign=-1)[4:] == (1, 0, 2)  # low losses are good
     again = {trial: ours[trial] for trial in reversed(ours)}
@@ -102,14 +116,22 @@ def test_methods_that_do_not_separate_share_a_rank():
     assert statistics.ranks(methods) == {"first": 1, "close": 1, "lower": 3, "worst": 4}
     assert statistics.ranks(methods, sign=-1) == {"worst": 1, "lower": 2, "close": 3, "first": 3}
     # Adding a number to a unit's scores changes no rank.
-    shifted = {name: {trial: score + trial[0] for trial, score in own.items()} for name, own in methods.items()}
+    shifted = {
+        name: {trial: score + trial[0] for trial, score in own.items()}
+        for name, own in methods.items()
+    }
     assert statistics.ranks(shifted) == statistics.ranks(methods)
 
 
 def test_a_sign_flip_test_decides_from_six_units_on():
     gains = np.array([1.0, 1.2, 0.9, 1.1, 1.0, 0.3])
-    p_of = lambda values: statistics.difference(of_seeds(*values), of_seeds(*(0 * values)))
-    five, six, mixed = p_of(gains[:5]), p_of(gains), p_of(np.array([9.0, 9, 9, 9, 9, -1]))
+
+    def p_of(values):
+        return statistics.difference(of_seeds(*values), of_seeds(*(0 * values)))
+
+    five = p_of(gains[:5])
+    six = p_of(gains)
+    mixed = p_of(np.array([9.0, 9, 9, 9, 9, -1]))
     assert five.p == 2 / 32 > 0.05 and five.separates  # by the t interval
     assert six.p == 2 / 64 and six.separates
     assert mixed.difference_low > 0 and mixed.p == 4 / 64 and not mixed.separates
@@ -118,7 +140,9 @@ def test_a_sign_flip_test_decides_from_six_units_on():
 def test_a_method_with_one_run_has_no_rank_and_no_interval():
     found = statistics.standings({"a": of_seeds(0.5), "b": of_seeds(0.6, 0.7)}, reference="b")
     assert (found["a"]["rank"], found["b"]["rank"]) == (None, 1)
-    assert found["a"]["difference"] == pytest.approx(-0.1) and math.isnan(found["a"]["interval_low"])
+    assert found["a"]["difference"] == pytest.approx(-0.1) and math.isnan(
+        found["a"]["interval_low"]
+    )
     assert found["b"]["difference"] is None
     alone = [*statistics.standings({"a": of_seeds(0.5)}).values()]
     assert statistics.columns(alone, PERCENT) == ([], [[]]) and statistics.told(alone) == ""
@@ -136,13 +160,20 @@ def test_a_table_shows_intervals_ranks_and_differences():
     assert body[1] == ["[-4.9, 7.9]", "1", "-", "-", "-"]
     assert "over 2 splits, each with the mean over its seeds" in statistics.told(rows)
     assert "need 6 or more" in statistics.told(rows)
-    assert [statistics.signed_text(value, PERCENT) for value in (1.25, -0.01, -2)] == ["+1.2", "0.0", "-2.0"]
+    assert [statistics.signed_text(value, PERCENT) for value in (1.25, -0.01, -2)] == [
+        "+1.2",
+        "0.0",
+        "-2.0",
+    ]
 
 
 def test_deviations_over_runs_are_computed_in_one_place():
     """NumPy's own divide by n. Those of a run's clients are in `pfljax.evaluation.metrics`."""
     root = Path(__file__).parents[2]
-    folders = [root / "experiments", *(root / "pfljax" / name for name in ("api", "cli", "report", "training"))]
+    folders = [
+        root / "experiments",
+        *(root / "pfljax" / name for name in ("api", "cli", "report", "training")),
+    ]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     own = re.compile(r"(?<!`\.)\b((nan)?(std|var)|pstdev)\(")  # but in docstrings
     assert len(files) > 50 and [path for path in files if own.search(path.read_text())] == []

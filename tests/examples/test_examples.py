@@ -32,7 +32,13 @@ def test_examples_learn(name, least):
 def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = load("paper_comparison").main(rounds=20, seeds=2)
-    assert {row["method"] for row in table.rows} == {"local", "fedavg", "ditto", "fedem", "federico"}
+    assert {row["method"] for row in table.rows} == {
+        "local",
+        "fedavg",
+        "ditto",
+        "fedem",
+        "federico",
+    }
     assert (tmp_path / "runs/paper/figures/clients-federico.pdf").exists()
     assert (tmp_path / "runs/paper/report.html").exists()
 
@@ -88,7 +94,11 @@ def test_metrics_of_one_s_own_are_in_the_table():
     assert heads[place + 1] == "worst recall"
     for row, cells in zip(table.rows, body, strict=True):
         scores = [row["metrics"][name]["mean"] for name in ("f1", "worst_recall")]
-        assert scores[0] > 0.4 and scores[0] > scores[1] and cells[place].startswith(f"{scores[0]:.3f} ")
+        assert (
+            scores[0] > 0.4
+            and scores[0] > scores[1]
+            and cells[place].startswith(f"{scores[0]:.3f} ")
+        )
 
 
 @pytest.mark.slow
@@ -109,23 +119,35 @@ def test_a_method_of_one_s_own_is_compared(name, other, own):
 @pytest.mark.slow
 def test_a_proximal_head_and_server_momentum_are_their_equations():
     """Two rounds by hand: two steps of the head, pulled to its start; two of the body; server momentum on the body."""
-    federation, strength, momentum = toys.make_federation(SIZES), 2.0, 0.5
+    federation = toys.make_federation(SIZES)
+    strength = 2.0
+    momentum = 0.5
     problem = toys.make_problem(federation, optax.sgd(RATE), hidden=(3,), epochs=2)
     algorithm = load("own_personal_head").PersonalHead(strength, momentum).build(problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
-    assert jax.tree.leaves(states[0].optimizer[0].trace["Dense_1"]) == []  # the server has no momentum of heads
+    # the server has no momentum of heads
+    assert jax.tree.leaves(states[0].optimizer[0].trace["Dense_1"]) == []
     theta = tree.first(states[0].models["Dense_0"])
-    heads = [jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own["Dense_1"]) for k in range(4)]
+    heads = [
+        jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own["Dense_1"]) for k in range(4)
+    ]
     speed = jax.tree.map(jnp.zeros_like, theta)
     for state in states[1:]:
         bodies = []
         for k in range(4):
-            x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
-            slope = jax.jit(jax.grad(lambda params, x=x, y=y: problem.model.loss(params, x, y).mean()))
-            phi, body = heads[k], theta
+            x = federation.train.x[k, : SIZES[k]]
+            y = federation.train.y[k, : SIZES[k]]
+            slope = jax.jit(
+                jax.grad(lambda params, x=x, y=y: problem.model.loss(params, x, y).mean())
+            )
+            phi = heads[k]
+            body = theta
             for _ in range(2):
                 step = slope({"Dense_0": theta, "Dense_1": phi})["Dense_1"]
-                pulled = lambda p, g, start: p - RATE * (g + strength * (p - start))
+
+                def pulled(p, g, start):
+                    return p - RATE * (g + strength * (p - start))
+
                 phi = jax.tree.map(pulled, phi, step, heads[k])
             for _ in range(2):
                 step = slope({"Dense_0": body, "Dense_1": phi})["Dense_0"]

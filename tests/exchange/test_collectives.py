@@ -18,7 +18,9 @@ CLIENTS = 64  # so that a gathered stack, (64, ...), is like nothing else
 
 def push(context, models, row, data):
     upload = jax.tree.map(lambda leaf: leaf[0], models)
-    return ClientOutput(row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((4,), 0.25))
+    return ClientOutput(
+        row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((4,), 0.25)
+    )
 
 
 def look_up(context, row, cohort):
@@ -37,23 +39,33 @@ METHODS = {
 @functools.cache
 def collectives(name, peers, cohort, kind=("map", 0)):
     """(operation, sizes of its results) of a round on four devices."""
-    algorithm, plan = METHODS[name], make_plan(*kind, devices=4, peers=peers)
+    algorithm = METHODS[name]
+    plan = make_plan(*kind, devices=4, peers=peers)
     clients = data_of([3] * CLIENTS)
 
     def spread(leaf, rows):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=rows))
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=plan.sharding(leaf, by_rows=rows)
+        )
 
-    shape = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients)
+    shape = jax.eval_shape(
+        functools.partial(lifting.init, algorithm, plan), jax.random.key(0), clients
+    )
     state = jax.tree.map(lambda leaf: spread(leaf, False), shape)
     state = state._replace(clients=jax.tree.map(lambda leaf: spread(leaf, True), shape.clients))
     one_round = make_round(algorithm, plan, cohort or CLIENTS)
-    lowered = jax.jit(one_round, out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None)).lower(
+    lowered = jax.jit(
+        one_round, out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), None)
+    ).lower(
         jax.random.key(0),
         jax.ShapeDtypeStruct((), jnp.int32),
         state,
         jax.tree.map(lambda leaf: spread(leaf, True), clients),
     )
-    found = re.findall(r"= (.+?) (all-gather|collective-permute|all-reduce)(?:-start)?\(", lowered.compile().as_text())
+    found = re.findall(
+        r"= (.+?) (all-gather|collective-permute|all-reduce)(?:-start)?\(",
+        lowered.compile().as_text(),
+    )
     return [(op, re.findall(r"(\w+)\[([\d,]*)\]", shapes)) for shapes, op in found]
 
 
@@ -61,14 +73,18 @@ def gathered(found):
     return [(kind, shape) for op, results in found if op == "all-gather" for kind, shape in results]
 
 
-MAP, CHUNK = ("map", 0), ("chunk", 5)  # 16 clients a device do not divide by 5
+# 16 clients a device do not divide by 5
+MAP = ("map", 0)
+CHUNK = ("chunk", 5)
 
 
 def long(*values):
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(("cohort", "kind"), [(16, CHUNK), long(0, MAP), long(0, CHUNK), long(16, MAP)])
+@pytest.mark.parametrize(
+    ("cohort", "kind"), [(16, CHUNK), long(0, MAP), long(0, CHUNK), long(16, MAP)]
+)
 def test_own_models_are_gathered_nowhere(cohort, kind):
     found = collectives("own", "gather", cohort, kind)
     assert gathered(found) == []
@@ -95,7 +111,9 @@ def test_only_received_models_are_gathered(cohort):
     """Peers' models travel; under push, clients receive none."""
     stack = ("f32", f"{cohort or CLIENTS},{PARAMETERS}")
     assert stack in gathered(collectives("peers", "gather", cohort))
-    assert not [kind for kind, _ in gathered(collectives("push", "gather", cohort)) if kind == "f32"]
+    assert not [
+        kind for kind, _ in gathered(collectives("push", "gather", cohort)) if kind == "f32"
+    ]
 
 
 def test_to_look_up_the_cohort_takes_no_collectives():

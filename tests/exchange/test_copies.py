@@ -18,19 +18,24 @@ CLIENTS = 13  # so that a loop of 13 steps is one over clients, and (13, ...) a 
 
 def computations(text):
     """The lines of each computation of a module, by name."""
-    heads = re.findall(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    heads = re.findall(
+        r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL
+    )
     return {name: lines.splitlines() for name, lines in heads}
 
 
 def loops_over_clients(text):
     """The names of the computations that run once for every client."""
-    lines, found = computations(text), set()
+    lines = computations(text)
+    found = set()
     for line in text.splitlines():
         if f'"known_trip_count":{{"n":"{CLIENTS}"}}' in line:
             found.update(re.findall(r"body=%?([\w.\-]+)", line))
     waiting = list(found)
     while waiting:
-        called = re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", "\n".join(lines[waiting.pop()]))
+        called = re.findall(
+            r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", "\n".join(lines[waiting.pop()])
+        )
         waiting += [name for name in called if name not in found]
         found.update(called)
     return {name: lines[name] for name in found}
@@ -39,8 +44,17 @@ def loops_over_clients(text):
 def copied_stacks(text):
     """Copies of whole stacks (at least one entry per client and coordinate) made for every client."""
     copies = re.compile(r"= \w+\[(\d+(?:,\d+)+)\]\S* copy\(")
-    shapes = [m[1].split(",") for lines in loops_over_clients(text).values() for m in map(copies.search, lines) if m]
-    return [shape for shape in shapes if str(CLIENTS) in shape and np.prod([int(n) for n in shape]) >= CLIENTS * 24]
+    shapes = [
+        m[1].split(",")
+        for lines in loops_over_clients(text).values()
+        for m in map(copies.search, lines)
+        if m
+    ]
+    return [
+        shape
+        for shape in shapes
+        if str(CLIENTS) in shape and np.prod([int(n) for n in shape]) >= CLIENTS * 24
+    ]
 
 
 def compiled(name, optimizer):
@@ -50,7 +64,9 @@ def compiled(name, optimizer):
     problem = toys.make_problem(federation, optimizer, plan=plan, batch_size=2, **network)
     algorithm = toys.make_algorithm(name, problem)
     clients = jax.tree.map(jnp.asarray, federation.client_data)
-    state = jax.eval_shape(functools.partial(toys.init, algorithm, problem), jax.random.key(0), clients)
+    state = jax.eval_shape(
+        functools.partial(toys.init, algorithm, problem), jax.random.key(0), clients
+    )
     one_round = jax.jit(make_round(algorithm, plan, CLIENTS), donate_argnums=2)
     return one_round.lower(jax.random.key(0), jnp.int32(0), state, clients).compile().as_text()
 
@@ -69,8 +85,15 @@ def test_no_client_s_step_copies_the_stack_of_all(name):
 def test_copies_in_loops_over_clients_are_found():
     def step(stack, at):  # reads a row again after another has been written
         row = jax.lax.dynamic_slice_in_dim(stack, at, 1)
-        return jax.lax.dynamic_update_slice_in_dim(stack, row + 1, CLIENTS - 1 - at, 0), row + stack[at]
+        return jax.lax.dynamic_update_slice_in_dim(
+            stack, row + 1, CLIENTS - 1 - at, 0
+        ), row + stack[at]
 
     stack = jnp.zeros((CLIENTS, 24))
-    text = jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(CLIENTS))).lower(stack).compile().as_text()
+    text = (
+        jax.jit(lambda s: jax.lax.scan(step, s, jnp.arange(CLIENTS)))
+        .lower(stack)
+        .compile()
+        .as_text()
+    )
     assert copied_stacks(text)

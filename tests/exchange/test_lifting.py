@@ -14,10 +14,17 @@ from pfljax.exchange.plan import make_plan
 
 SIZES = (2, 1, 3, 1, 2, 4, 5, 1)
 K = len(SIZES)
-KEY, ROUND = jax.random.key(7), 6
-SLOW, LONG = pytest.mark.slow, pytest.mark.long
+KEY = jax.random.key(7)
+ROUND = 6
+SLOW = pytest.mark.slow
+LONG = pytest.mark.long
 PLANS = pytest.mark.parametrize(
-    "plan", [("chunk", 3, 4), pytest.param(("vmap", 0, 2), marks=SLOW), pytest.param(("map", 0, 1), marks=LONG)]
+    "plan",
+    [
+        ("chunk", 3, 4),
+        pytest.param(("vmap", 0, 2), marks=SLOW),
+        pytest.param(("map", 0, 1), marks=LONG),
+    ],
 )
 KEYS = np.array([jax.random.key_data(jax.random.fold_in(KEY, k)) for k in range(K)])
 
@@ -39,24 +46,40 @@ def seen(prediction, inputs):
 def pairs(context, row, size):
     """Each client's own model, if it has one, and the next, with weights by its row and n_k."""
     number = context.client
-    return Mixture(jnp.stack([number, number + 1]) % K, jnp.stack([row / 100, 1 - row / 100]) + 0 * size)
+    return Mixture(
+        jnp.stack([number, number + 1]) % K, jnp.stack([row / 100, 1 - row / 100]) + 0 * size
+    )
 
 
 def in_threes(context, row, size):
-    return pairs(context, row, size)._replace(index=jnp.stack([context.client, context.client + 1]) % 3)
+    return pairs(context, row, size)._replace(
+        index=jnp.stack([context.client, context.client + 1]) % 3
+    )
 
 
 def noting(context, models, row, data):
     """Models as they came, and all else that a client sees."""
     server = context.server + jnp.zeros(())
-    found = {"key": jax.random.key_data(context.key), "round": context.round, "index": context.index}
-    found |= {"client": context.client, "server": server, "row": row, "x": data.train.x[...], "models": models["w"]}
+    found = {
+        "key": jax.random.key_data(context.key),
+        "round": context.round,
+        "index": context.index,
+    }
+    found |= {
+        "client": context.client,
+        "server": server,
+        "row": row,
+        "x": data.train.x[...],
+        "models": models["w"],
+    }
     return Prediction(inputs=found)
 
 
 def serve(algorithm, plan, ids=None, topology=None):
     """Of clients `ids`, or all."""
-    plan, clients, state = make_plan(*plan), data_of(SIZES), state_of(topology or algorithm.topology)
+    plan = make_plan(*plan)
+    clients = data_of(SIZES)
+    state = state_of(topology or algorithm.topology)
     inputs = np.arange(K) ** 2
     if ids is None:
         run = functools.partial(lifting.serve, algorithm, plan, seen)
@@ -67,7 +90,9 @@ def serve(algorithm, plan, ids=None, topology=None):
 
 @PLANS
 def test_first_rows_are_made_client_by_client(plan):
-    algorithm, clients, plan = make(topology="own"), data_of(SIZES), make_plan(*plan)
+    algorithm = make(topology="own")
+    clients = data_of(SIZES)
+    plan = make_plan(*plan)
     ids = jnp.array([5, 1], jnp.int32)
 
     @jax.jit
@@ -90,12 +115,17 @@ def test_the_server_s_models_are_no_rows():
     assert state.clients.model == () and state.server.state.shape == (4,)
 
 
-RECEIVES = [("shared", [[0, 1, 2]] * 3), ("own", [[1], [4], [6]]), ("peers", [[1, 4], [4, 6], [6, 1]])]
+RECEIVES = [
+    ("shared", [[0, 1, 2]] * 3),
+    ("own", [[1], [4], [6]]),
+    ("peers", [[1, 4], [4, 6], [6, 1]]),
+]
 
 
 @pytest.mark.parametrize(("topology", "expected"), RECEIVES)
 def test_what_clients_of_a_cohort_receive(topology, expected):
-    algorithm, plan = make(topology=topology, download=neighbors(1) if topology == "peers" else None), make_plan("map")
+    algorithm = make(topology=topology, download=neighbors(1) if topology == "peers" else None)
+    plan = make_plan("map")
     cohort = Cohort(jnp.array([1, 4, 6], jnp.int32))
     part = state_of(topology).with_rows(jnp.zeros(3, jnp.int32))
     download = jax.jit(functools.partial(lifting.download, algorithm, plan))
@@ -104,11 +134,20 @@ def test_what_clients_of_a_cohort_receive(topology, expected):
 
 def test_a_download_is_by_the_client_s_own_context_and_row():
     def download(context, row, cohort):
-        return jnp.stack([context.client, row + context.round, *jax.random.key_data(context.key).astype(jnp.int32)])
+        return jnp.stack(
+            [
+                context.client,
+                row + context.round,
+                *jax.random.key_data(context.key).astype(jnp.int32),
+            ]
+        )
 
-    algorithm, cohort = make(topology="peers", download=download), Cohort(jnp.array([1, 4, 6], jnp.int32))
+    algorithm = make(topology="peers", download=download)
+    cohort = Cohort(jnp.array([1, 4, 6], jnp.int32))
     part = state_of("peers").with_rows(jnp.array([7, 8, 9], jnp.int32))
-    found = jax.jit(functools.partial(lifting.download, algorithm, make_plan("map")))(KEY, part, cohort)
+    found = jax.jit(functools.partial(lifting.download, algorithm, make_plan("map")))(
+        KEY, part, cohort
+    )
     np.testing.assert_array_equal(found[:, :2], [[1, 7 + ROUND], [4, 8 + ROUND], [6, 9 + ROUND]])
     np.testing.assert_array_equal(np.uint32(found[:, 2:]), KEYS[[1, 4, 6]])
 
@@ -125,16 +164,20 @@ TOPOLOGIES = pytest.mark.parametrize(  # on other plans, that with models of oth
 
 
 @TOPOLOGIES
-def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own_also_if_some_are_served(topology, plan):
+def test_a_client_predicts_with_the_models_row_and_data_that_are_its_own_also_if_some_are_served(
+    topology, plan
+):
     download = neighbors(0) if topology in ("peers", "push") else None
     algorithm = make(topology=topology, whom=WHOM[topology], predict=noting, download=download)
     served = serve(algorithm, plan)
     (prediction, inputs), used = served
-    own, following = np.arange(K), np.arange(1, K + 1)
+    own = np.arange(K)
+    following = np.arange(1, K + 1)
     index = np.stack([own, following], axis=1) % (3 if topology == "shared" else K)
     weights = np.stack([own / 10, 1 - own / 10], axis=1)
     if WHOM[topology] is None:
-        index, weights = own[:, None], np.ones((K, 1))
+        index = own[:, None]
+        weights = np.ones((K, 1))
     found = prediction.inputs
     np.testing.assert_array_equal(found["client"], own)
     np.testing.assert_array_equal(found["index"], index)
@@ -163,11 +206,16 @@ def test_by_default_all_of_the_server_s_models_are_mixed_equally():
 
 RECEIVED = {"w": jnp.arange(4.0)[:, None]}
 OWN = {"w": jnp.array([[8.0], [9.0]])}
-MADE = {  # what a client makes of four models with weights 1/8, 3/8, 4/8 and 0 -> the models, the weights
+# what a client makes of four models with weights 1/8, 3/8, 4/8 and 0 -> the models, the weights
+MADE = {
     "nothing": (Prediction(), [0, 1, 2, 3], [0.125, 0.375, 0.5, 0]),
     "other weights": (Prediction(weights=jnp.array([0.25] * 4)), [0, 1, 2, 3], [0.25] * 4),
     "a choice": (Prediction(index=jnp.array([2, 1])), [2, 1], [0.5, 0.375]),
-    "a choice with weights": (Prediction((), jnp.array([0.8, 0.2]), jnp.array([2, 0])), [2, 0], [0.8, 0.2]),
+    "a choice with weights": (
+        Prediction((), jnp.array([0.8, 0.2]), jnp.array([2, 0])),
+        [2, 0],
+        [0.8, 0.2],
+    ),
     "models of its own": (Prediction(OWN), [8, 9], [0.5, 0.5]),
     "models of its own with weights": (Prediction(OWN, jnp.array([0.9, 0.1])), [8, 9], [0.9, 0.1]),
 }
@@ -176,7 +224,9 @@ MADE = {  # what a client makes of four models with weights 1/8, 3/8, 4/8 and 0 
 @pytest.mark.parametrize("how", MADE)
 def test_a_prediction_is_completed_by_what_was_received(how):
     made, models, weights = MADE[how]
-    found = lifting.resolved(made._replace(inputs="kept"), RECEIVED, jnp.array([0.125, 0.375, 0.5, 0]))
+    found = lifting.resolved(
+        made._replace(inputs="kept"), RECEIVED, jnp.array([0.125, 0.375, 0.5, 0])
+    )
     np.testing.assert_array_equal(found.models["w"][:, 0], models)
     np.testing.assert_allclose(found.weights, weights)
     assert found.inputs == "kept" and found.index is None
@@ -194,28 +244,40 @@ USED = {  # what `predict` returns -> topology, index and weights that are recor
 @pytest.mark.parametrize("how", USED)
 def test_whose_models_are_used_is_recorded(how):
     made, topology, index, weights = USED[how]
-    predict = lambda context, models, row, data: made
-    algorithm, clients = make(topology="peers", whom=pairs, predict=predict, download=neighbors(0)), data_of(SIZES)
+
+    def predict(context, models, row, data):
+        return made
+
+    algorithm = make(topology="peers", whom=pairs, predict=predict, download=neighbors(0))
+    clients = data_of(SIZES)
     used = serve(algorithm, ("map", 0, 1)).used
     np.testing.assert_array_equal(used["index"][2], index)
     np.testing.assert_allclose(used["weights"][2], weights, rtol=1e-6)
-    mixture, shape = lifting.shapes(algorithm, make_plan("map", devices=1), KEY, state_of("peers"), clients)
+    mixture, shape = lifting.shapes(
+        algorithm, make_plan("map", devices=1), KEY, state_of("peers"), clients
+    )
     assert lifting.recorded_topology("peers", shape, len(mixture.index)) == topology
 
 
 def test_a_model_made_of_one_s_own_is_recorded_as_one_s_own():
-    predict = lambda context, models, row, data: Prediction(jax.tree.map(jnp.ones_like, models))
+    def predict(context, models, row, data):
+        return Prediction(jax.tree.map(jnp.ones_like, models))
+
     for topology, num_models in (("own", 0), ("shared", 1)):
         algorithm = make(topology=topology, num_models=num_models, predict=predict)
         state = state_of(topology, num_models)
         run = functools.partial(lifting.serve, algorithm, make_plan("map", devices=1), seen)
-        used = jax.jit(run)(KEY, state, np.arange(K, dtype=np.int32), data_of(SIZES), np.zeros(K)).used
+        used = jax.jit(run)(
+            KEY, state, np.arange(K, dtype=np.int32), data_of(SIZES), np.zeros(K)
+        ).used
         np.testing.assert_array_equal(used["index"], np.arange(K)[:, None])
         np.testing.assert_array_equal(used["weights"], np.ones((K, 1)))
 
 
 def test_a_report_of_collaboration_replaces_what_is_recorded():
-    report = Report(collaboration=lambda context, row: {"affinity": row + jnp.arange(K), "round": context.round})
+    report = Report(
+        collaboration=lambda context, row: {"affinity": row + jnp.arange(K), "round": context.round}
+    )
     used = serve(make(topology="own", report=report), ("map", 0, 1)).used
     assert used.keys() == {"affinity", "round"}
     np.testing.assert_array_equal(used["affinity"], 10 * np.arange(K)[:, None] + np.arange(K))
@@ -223,9 +285,13 @@ def test_a_report_of_collaboration_replaces_what_is_recorded():
 
 def test_tuning_comes_last_with_a_key_of_its_own():
     def tune(context, prediction, data):
-        return prediction._replace(inputs=(jax.random.key_data(context.key), prediction.weights, data.train.size))
+        return prediction._replace(
+            inputs=(jax.random.key_data(context.key), prediction.weights, data.train.size)
+        )
 
-    (prediction, _), _ = serve(make(topology="peers", whom=pairs, download=neighbors(0), tune=tune), ("map", 0, 1))
+    (prediction, _), _ = serve(
+        make(topology="peers", whom=pairs, download=neighbors(0), tune=tune), ("map", 0, 1)
+    )
     keys, weights, sizes = prediction.inputs
     np.testing.assert_allclose(weights[3], [0.3, 0.7], rtol=1e-6)
     np.testing.assert_array_equal(sizes, SIZES)
@@ -241,7 +307,12 @@ def test_newcomers_predict_as_adapt_says(plan):
         return noted._replace(index=jnp.stack([context.client, context.client + 1]))
 
     newcomers = data_of((3, 1, 2), seed=5)
-    run = lambda algorithm: jax.jit(functools.partial(lifting.serve_newcomers, algorithm, make_plan(*plan), seen))
+
+    def run(algorithm):
+        return jax.jit(
+            functools.partial(lifting.serve_newcomers, algorithm, make_plan(*plan), seen)
+        )
+
     algorithm = make(topology="peers", adapt=adapt, download=neighbors(0))
     found, inputs = run(algorithm)(KEY, state_of("peers").with_rows(()), newcomers, np.arange(3))
     np.testing.assert_array_equal(found.models["w"][..., 0], [[0, 1], [1, 2], [2, 3]])
@@ -255,7 +326,11 @@ def test_newcomers_predict_as_adapt_says(plan):
         assert row == ()
         return noting(context, models, jnp.int32(0), data)
 
-    default = make(num_models=3, predict=predict, whom=lambda context, row, size: Mixture(size[None] - 1, jnp.ones(1)))
+    default = make(
+        num_models=3,
+        predict=predict,
+        whom=lambda context, row, size: Mixture(size[None] - 1, jnp.ones(1)),
+    )
     found, _ = run(default)(KEY, state_of("shared").with_rows(()), newcomers, np.arange(3))
     np.testing.assert_array_equal(found.models["w"][..., 0], [[2], [0], [1]])
     np.testing.assert_array_equal(found.inputs["index"], [[2], [0], [1]])
@@ -263,8 +338,11 @@ def test_newcomers_predict_as_adapt_says(plan):
 
 def test_what_is_fetched_for_some_is_what_the_index_says():
     """As the host store serves a block: each client's collaborators become adjacent models of its own."""
-    algorithm, plan = make(topology="peers", whom=pairs, download=neighbors(0)), make_plan("map", devices=1)
-    ids, state, clients = np.array([2, 7], np.int32), state_of("peers"), data_of(SIZES)
+    algorithm = make(topology="peers", whom=pairs, download=neighbors(0))
+    plan = make_plan("map", devices=1)
+    ids = np.array([2, 7], np.int32)
+    state = state_of("peers")
+    clients = data_of(SIZES)
     part = state.with_rows(state.rows[ids])
     some = jax.tree.map(lambda leaf: leaf[ids], clients)
 
@@ -279,15 +357,21 @@ def test_what_is_fetched_for_some_is_what_the_index_says():
     np.testing.assert_array_equal(found.used["index"], [[2, 3], [7, 0]])
 
 
-RECEIVED_SHAPES = {"shared": (2, [2]), "own": (1, [1]), "peers": (3, [3]), "push": (1, [3])}  # models and index
+# models and index
+RECEIVED_SHAPES = {"shared": (2, [2]), "own": (1, [1]), "peers": (3, [3]), "push": (1, [3])}
 
 
 @pytest.mark.parametrize("topology", RECEIVED_SHAPES)
 def test_the_shapes_of_a_client_are_those_of_what_it_receives_and_returns(topology):
     num_models, index = RECEIVED_SHAPES[topology]
     download = neighbors(2) if topology in ("peers", "push") else None
-    algorithm = make(step_to_mean, topology=topology, num_models=2, server=jnp.ones(4), download=download)
+    algorithm = make(
+        step_to_mean, topology=topology, num_models=2, server=jnp.ones(4), download=download
+    )
     found = lifting.shapes_of_client(algorithm, data_of(SIZES), cohort_size=4)
     assert found.models["w"].shape == (num_models, PARAMETERS) and list(found.index.shape) == index
-    assert found.output.row.shape == () and found.output.upload.update["w"].shape == (num_models, PARAMETERS)
+    assert found.output.row.shape == () and found.output.upload.update["w"].shape == (
+        num_models,
+        PARAMETERS,
+    )
     assert found.start.state.shape == (4,) and found.output.told.loss.shape == ()

@@ -22,8 +22,11 @@ from pfljax.stores.registry import STORES
 SIZES = (4, 3, 5, 2)
 FEDERATION = toys.make_federation(SIZES, features=32)
 HIDDEN = (64, 32)  # the first layer's outputs are spread, and the second one's inputs
-KERNELS = {(32, 64): (2, (32, 32)), (64, 32): (1, (32, 32))}  # the dimension that is cut, and a device's part
-MAP, VMAP, CHUNK = ("map", 0), ("vmap", 0), ("chunk", 2)
+# the dimension that is cut, and a device's part
+KERNELS = {(32, 64): (2, (32, 32)), (64, 32): (1, (32, 32))}
+MAP = ("map", 0)
+VMAP = ("vmap", 0)
+CHUNK = ("chunk", 2)
 
 
 @pytest.mark.parametrize(
@@ -55,12 +58,31 @@ def client(models, row, data):
 def exchanged(plan):
     """(what four clients with four models exchange, the compiled text)."""
     rng = np.random.default_rng(0)
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
-    models, rows, data = {"w": normal(4, 32, 64)}, {"r": normal(4, 32, 64)}, {"x": normal(4, 64)}
-    put = lambda leaf, leading: jax.device_put(leaf, plan.sharding(leaf, by_rows=True, leading=leading))
-    spread = lambda stack: jax.tree.map(lambda leaf: put(leaf, 1), stack)
-    args = spread(models), np.array([[0, 3], [1, 2], [2, 0], [1, 3]], np.int32), spread(rows), put(data["x"], None)
-    run = jax.jit(lambda models, index, rows, x: plan.exchange(client, models, index, rows, {"x": x}, topology="peers"))
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    models = {"w": normal(4, 32, 64)}
+    rows = {"r": normal(4, 32, 64)}
+    data = {"x": normal(4, 64)}
+
+    def put(leaf, leading):
+        return jax.device_put(leaf, plan.sharding(leaf, by_rows=True, leading=leading))
+
+    def spread(stack):
+        return jax.tree.map(lambda leaf: put(leaf, 1), stack)
+
+    args = (
+        spread(models),
+        np.array([[0, 3], [1, 2], [2, 0], [1, 3]], np.int32),
+        spread(rows),
+        put(data["x"], None),
+    )
+    run = jax.jit(
+        lambda models, index, rows, x: plan.exchange(
+            client, models, index, rows, {"x": x}, topology="peers"
+        )
+    )
     compiled = run.lower(*args).compile()
     return compiled(*args), compiled.as_text()
 
@@ -76,7 +98,10 @@ def on_one_device():
         ("gather", VMAP),
         ("ring", MAP),
         pytest.param("ring", CHUNK, marks=pytest.mark.slow),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("gather", MAP), ("gather", CHUNK), ("ring", VMAP))),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in (("gather", MAP), ("gather", CHUNK), ("ring", VMAP))
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
@@ -87,7 +112,9 @@ def test_only_parts_of_models_travel(peers, kind, on_one_device):
     for leaf in (rows["r"], sums.upload.update["w"]):
         assert leaf.sharding.spec == PartitionSpec("clients", None, "model")
         assert {each.data.shape for each in leaf.addressable_shards} == {(2, 32, 32)}
-    found = re.findall(r"= (.+?) (all-gather|collective-permute|all-reduce|reduce-scatter|all-to-all)\(", text)
+    found = re.findall(
+        r"= (.+?) (all-gather|collective-permute|all-reduce|reduce-scatter|all-to-all)\(", text
+    )
     moved = {shape for shapes, _ in found for shape in re.findall(r"f32\[([\d,]+)\]", shapes)}
     assert not [shape for shape in moved if shape.endswith("32,64")]
     assert [shape for shape in moved if shape.endswith("32,32")]
@@ -129,14 +156,17 @@ def assert_spread(stack, rows):
 )
 def test_a_servers_model_on_two_devices_trains_as_on_one(kind):
     """Clients have different numbers of steps, so the devices of one client wait for each other only."""
-    found, expected = states("fedavg", 0, (*kind, 4, "auto", 2))[-1], states("fedavg", 0, ("map", 0, 1))[-1]
+    found = states("fedavg", 0, (*kind, 4, "auto", 2))[-1]
+    expected = states("fedavg", 0, ("map", 0, 1))[-1]
     toys.assert_trees_close(found, expected, rtol=1e-5, atol=1e-6)
     assert_spread(found.models, 1)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cohort", [0, 2, 3])
-@pytest.mark.parametrize(("kind", "chunk", "peers"), [("map", 0, "ring"), ("vmap", 0, "gather"), ("chunk", 2, "ring")])
+@pytest.mark.parametrize(
+    ("kind", "chunk", "peers"), [("map", 0, "ring"), ("vmap", 0, "gather"), ("chunk", 2, "ring")]
+)
 def test_federicos_models_on_two_devices_train_as_on_one(kind, chunk, peers, cohort):
     """Also of sampled cohorts, whose rows visit other devices."""
     expected = states("federico", cohort, ("map", 0, 1))[-1]
@@ -144,7 +174,8 @@ def test_federicos_models_on_two_devices_train_as_on_one(kind, chunk, peers, coh
     toys.assert_trees_close(found, expected, rtol=1e-5, atol=1e-5)
     assert_spread(found.models, 2)
     kernels = [leaf for leaf in jax.tree.leaves(found.optimizer) if leaf.shape[-2:] == (32, 64)]
-    assert len(kernels) == 2 and all(leaf.sharding.spec[-1] == "model" for leaf in kernels)  # Adam's moments
+    # Adam's moments
+    assert len(kernels) == 2 and all(leaf.sharding.spec[-1] == "model" for leaf in kernels)
 
 
 def execution(**fields):
@@ -155,7 +186,9 @@ def run(out, devices, model_devices, rounds, **options):
     where = execution(devices=devices, model_devices=model_devices)
     local = pfl.LocalTraining(optax.sgd(0.1, momentum=0.9), batch_size=2, keep_optimizer=True)
     made = pfl.Run(pfl.Local(), FEDERATION, pfl.models.MLP(HIDDEN), local, execution=where)
-    return made.train(rounds=rounds, out=out, eval_every=1, checkpoint_every=1, progress=False, **options)
+    return made.train(
+        rounds=rounds, out=out, eval_every=1, checkpoint_every=1, progress=False, **options
+    )
 
 
 @pytest.mark.slow
@@ -182,7 +215,9 @@ def test_a_device_needs_memory_for_its_parts_only():
         )
         store = STORES["device"]
         data = store.put(plan, ONE, [FEDERATION.client_data], len(SIZES))
-        return memory.of_compiled(store.lower_segment(experiment, data, plan, 1, ONE).program.compile()).arguments
+        return memory.of_compiled(
+            store.lower_segment(experiment, data, plan, 1, ONE).program.compile()
+        ).arguments
 
     large = 2 * 2 * 2 * 32 * 64 * 4  # models and momenta of two clients, two kernels each
     assert arguments(1) - arguments(2) == pytest.approx(large / 2, abs=64)
@@ -191,8 +226,14 @@ def test_a_device_needs_memory_for_its_parts_only():
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"model_devices": 3}, "model_devices=3: accepted: a number that divides the 4 devices of a process"),
-        ({"model_devices": 8}, "model_devices=8: accepted: a number that divides the 4 devices of a process"),
+        (
+            {"model_devices": 3},
+            "model_devices=3: accepted: a number that divides the 4 devices of a process",
+        ),
+        (
+            {"model_devices": 8},
+            "model_devices=8: accepted: a number that divides the 4 devices of a process",
+        ),
         ({"client_store": "host"}, "model_devices=2: accepted with client_store=host: 1"),
         ({"client_store": "disk"}, "model_devices=2: accepted with client_store=disk: 1"),
         ({"plan": "python"}, "model_devices=2: accepted with plan=python: 1"),

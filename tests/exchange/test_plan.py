@@ -9,7 +9,11 @@ from pfljax.contract.types import ClientOutput, Told, Upload
 from pfljax.exchange.layout import lay_out
 from pfljax.exchange.plan import make_plan
 
-label = lambda plan: "-".join(str(part) for part in plan)
+
+def label(plan):
+    return "-".join(str(part) for part in plan)
+
+
 ONE_DEVICE = [("vmap", 0, 1), ("map", 0, 1), ("chunk", 3, 1)]
 PLANS = [*ONE_DEVICE, ("vmap", 0, 4), ("map", 0, 2), ("chunk", 3, 2)]
 RINGS = [("vmap", 0, 2, "ring"), ("map", 0, 4, "ring"), ("chunk", 3, 2, "ring")]
@@ -22,17 +26,28 @@ def cases(default, slow, others=()):
     marked += [(case, pytest.mark.slow) for case in slow]
     marked += [(case, pytest.mark.long) for case in others]
     names = ["-".join(str(value) for value in (*case[:-1], label(case[-1]))) for case, _ in marked]
-    return [pytest.param(*case, marks=marks, id=name) for (case, marks), name in zip(marked, names, strict=True)]
+    return [
+        pytest.param(*case, marks=marks, id=name)
+        for (case, marks), name in zip(marked, names, strict=True)
+    ]
 
 
 def problem(num_clients, num_models, held, seed=0):
     """Models, index, rows and data with leaves of several shapes and types."""
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
     models = {"w": normal(num_models, 4), "b": {"c": normal(num_models, 2, 3)}}
-    index = np.stack([rng.permutation(num_models)[:held] for _ in range(num_clients)]).astype(np.int32)
+    index = np.stack([rng.permutation(num_models)[:held] for _ in range(num_clients)]).astype(
+        np.int32
+    )
     rows = {"r": normal(num_clients, 2), "n": rng.integers(9, size=num_clients).astype(np.int32)}
-    data = {"x": normal(num_clients, 5, 4), "pick": rng.integers(5, size=num_clients).astype(np.int32)}
+    data = {
+        "x": normal(num_clients, 5, 4),
+        "pick": rng.integers(5, size=num_clients).astype(np.int32),
+    }
     return models, index, rows, data
 
 
@@ -41,7 +56,9 @@ def client(models, row, data):
     scores = models["w"] @ data["x"][...].sum(axis=0) + models["b"]["c"].sum(axis=(1, 2))
     upload = Upload(models["w"] * scores[:, None] + row["r"][0], sums={"s": scores})
     told = Told(scores.mean(), entries={"picked": data["x"][data["pick"]]})
-    return ClientOutput({"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, told, sent=scores > 0)
+    return ClientOutput(
+        {"r": row["r"] * 2 + scores.sum(), "n": row["n"] + 1}, upload, told, sent=scores > 0
+    )
 
 
 def by_hand(models, index, rows, data):
@@ -60,7 +77,8 @@ def by_hand(models, index, rows, data):
     for k, held in enumerate(index):
         scores = []
         for j, model in enumerate(held):
-            w, c = models["w"][model], models["b"]["c"][model]
+            w = models["w"][model]
+            c = models["b"]["c"][model]
             score = w @ data["x"][k].sum(axis=0) + c.sum()
             scores.append(score)
             if score > 0:
@@ -76,7 +94,10 @@ def by_hand(models, index, rows, data):
 
 def compare(result, expected):
     rows, returned = result
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+    def close(a, b):
+        return np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
     close(rows["r"], expected["r"])
     np.testing.assert_array_equal(rows["n"], expected["n"])
     close(returned.upload.update, expected["w"])
@@ -109,7 +130,8 @@ def test_peers_exchange_as_a_loop_over_clients_does(num_clients, plan):
     "plan", cases([(ONE_DEVICE[1],), (RINGS[2],)], [(GATHERS[1],)], [(ONE_DEVICE[2],), (RINGS[1],)])
 )
 def test_peers_with_their_own_model_first_exchange_as_a_loop_over_clients_does(plan):
-    plan, num_clients = make_plan(*plan), 8
+    plan = make_plan(*plan)
+    num_clients = 8
     models, index, rows, data = problem(num_clients, num_clients, 3)
     own = np.arange(num_clients)[:, None]
     others = np.stack([np.setdiff1d(row, [k])[:2] for k, row in enumerate(index)])
@@ -120,7 +142,9 @@ def test_peers_with_their_own_model_first_exchange_as_a_loop_over_clients_does(p
     compare(run(*args), expected)
 
 
-@pytest.mark.parametrize("plan", cases([(PLANS[3],), (PLANS[5],)], [(PLANS[2],)], [(PLANS[n],) for n in (0, 1, 4)]))
+@pytest.mark.parametrize(
+    "plan", cases([(PLANS[3],), (PLANS[5],)], [(PLANS[2],)], [(PLANS[n],) for n in (0, 1, 4)])
+)
 def test_a_server_exchanges_as_a_loop_over_clients_does(plan):
     plan = make_plan(*plan)
     args = problem(7, 3, 2)
@@ -144,7 +168,8 @@ def compare_own(result, args):
     assert sent.any() and not sent.all()
     rows, returned = result
     next_w = np.where(sent[:, None], expected["w"], models["w"])
-    next_c = models["b"]["c"] + expected["s"][:, None, None]  # the sum is zero where nothing is sent
+    # the sum is zero where nothing is sent
+    next_c = models["b"]["c"] + expected["s"][:, None, None]
     np.testing.assert_allclose(returned.upload.update["w"], next_w, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(returned.upload.update["b"]["c"], next_c, rtol=2e-5, atol=2e-5)
     np.testing.assert_array_equal(returned.num_sent, sent)
@@ -163,7 +188,12 @@ def compare_own(result, args):
 def test_own_models_are_replaced_where_sent(num_clients, held, plan):
     plan = make_plan(*plan)
     models, _, rows, data = problem(num_clients, num_clients * held, 1)
-    args = models, np.arange(num_clients * held, dtype=np.int32).reshape(num_clients, held), rows, data
+    args = (
+        models,
+        np.arange(num_clients * held, dtype=np.int32).reshape(num_clients, held),
+        rows,
+        data,
+    )
     compare_own(jax.jit(lambda *args: plan.exchange(next_own, *args, topology="own"))(*args), args)
 
 
@@ -171,13 +201,20 @@ def test_own_models_are_replaced_where_sent(num_clients, held, plan):
 def test_helpers_map_over_models_and_rows(plan):
     plan = make_plan(*plan)
     x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
-    np.testing.assert_allclose(plan.over_models(lambda a, b: a @ b, x, 2 * x), 2 * (x * x).sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        plan.over_models(lambda a, b: a @ b, x, 2 * x), 2 * (x * x).sum(axis=1), rtol=1e-5
+    )
     np.testing.assert_allclose(plan.over_rows(lambda a: a.sum(), x), x.sum(axis=1), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("num_rows", "devices"),
-    [(7, 1), (8, 2), (8, 4), *(pytest.param(*case, marks=pytest.mark.long) for case in ((8, 1), (7, 2), (7, 4)))],
+    [
+        (7, 1),
+        (8, 2),
+        (8, 4),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((8, 1), (7, 2), (7, 4))),
+    ],
 )
 def test_rows_are_taken_and_put_back_wherever_they_live(devices, num_rows):
     plan = make_plan("map", devices=devices)
@@ -187,7 +224,9 @@ def test_rows_are_taken_and_put_back_wherever_they_live(devices, num_rows):
         "b": rng.integers(99, size=num_rows).astype(np.int32),
         "c": rng.normal(size=(num_rows, 0)).astype(np.float32),
     }
-    placed = jax.tree.map(lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True)), stack)
+    placed = jax.tree.map(
+        lambda leaf: jax.device_put(leaf, plan.sharding(leaf, by_rows=True)), stack
+    )
     ids = np.array([0, 2, 3, 5, 6], np.int32)
     rows = jax.jit(plan.take_rows)(placed, ids)
     for name, leaf in stack.items():
@@ -203,7 +242,12 @@ def test_rows_are_taken_and_put_back_wherever_they_live(devices, num_rows):
 def test_plans_say_what_they_are():
     assert make_plan("auto", devices=2).num_devices == 2
     assert make_plan("map").num_devices == 4
-    assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [1, 1, 0, 5]
+    assert [make_plan(kind, 5, 1).chunk for kind in ("auto", "map", "vmap", "chunk")] == [
+        1,
+        1,
+        0,
+        5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +273,12 @@ def test_plans_say_what_they_are():
 def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size, layout):
     """By a matrix product if most clients receive most models, otherwise by scattering; also with uneven division."""
     rng = np.random.default_rng(0)
-    index = np.stack([[k, *rng.choice([n for n in range(num) if n != k], held, replace=False)] for k in range(num)])
+    index = np.stack(
+        [
+            [k, *rng.choice([n for n in range(num) if n != k], held, replace=False)]
+            for k in range(num)
+        ]
+    )
     index = index.astype(np.int32)
     weights = rng.random(index.shape).astype(np.float32)
     sent = rng.random(index.shape) < 0.7
@@ -245,11 +294,17 @@ def test_a_push_counts_one_upload_with_each_receiver_s_weight(num, held, by_size
     plan = make_plan(*layout)
     plan = plan.for_steps(sizes, num) if by_size else plan
     rows = np.zeros((num, 1), np.float32)
-    run = jax.jit(lambda m: plan.exchange(client, m, index, rows, (weights, sent), topology="push", sizes=sizes))
+    run = jax.jit(
+        lambda m: plan.exchange(
+            client, m, index, rows, (weights, sent), topology="push", sizes=sizes
+        )
+    )
     _, returned = run(models)
     expected = np.zeros((num, 3))
     for k in range(num):
-        np.add.at(expected, index[k], (weights[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k]))
+        np.add.at(
+            expected, index[k], (weights[k] * sent[k])[:, None] * 2 * np.float64(models["w"][k])
+        )
     np.testing.assert_allclose(returned.upload.update["w"], expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(returned.num_sent, np.bincount(index[sent], minlength=num))
     assert (np.asarray(returned.told.entries["held"]) == 1).all()
@@ -262,10 +317,13 @@ def log_normal_steps(num_clients, seed=0, batch=10):
 
 def waiting(steps, buckets):
     """The share of idle steps, counted client by client."""
-    queue, useful, done = sorted(steps.tolist(), reverse=True), int(steps.sum()), 0
+    queue = sorted(steps.tolist(), reverse=True)
+    useful = int(steps.sum())
+    done = 0
     for width, count in buckets:
         for _ in range(count):
-            together, queue = queue[:width], queue[width:]
+            together = queue[:width]
+            queue = queue[width:]
             done += width * max(together, default=0)
     assert not queue
     return 1 - useful / done
@@ -279,9 +337,12 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
         plan = make_plan(*kind, devices=1)
         sorted_plan = plan.for_steps(steps, num_clients)
         assert waiting(steps, sorted_plan.buckets) < 0.2
-        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(waiting(steps, sorted_plan.buckets))
+        assert sorted_plan.waiting(steps, num_clients) == pytest.approx(
+            waiting(steps, sorted_plan.buckets)
+        )
         assert plan.waiting(steps, num_clients) > 0.5  # as they come
-        assert sum(width * count for width, count in sorted_plan.buckets) == num_clients  # none are made up
+        # none are made up
+        assert sum(width * count for width, count in sorted_plan.buckets) == num_clients
         assert len(sorted_plan.buckets) <= 5 and max(width for width, _ in sorted_plan.buckets) > 1
     even = np.full(num_clients, 7)
     assert plan.for_steps(even, num_clients) == plan
@@ -300,7 +361,9 @@ def test_clients_of_log_normal_sizes_hardly_wait(num_clients, kind):
         (12, 4, 0, 99, ((3, 1),)),
     ],
 )
-def test_chunks_that_travel_together_are_whole_and_leave_none_over(clients, devices, chunk, together, buckets):
+def test_chunks_that_travel_together_are_whole_and_leave_none_over(
+    clients, devices, chunk, together, buckets
+):
     layout = lay_out(clients, devices, chunk, together=together)
     assert tuple(layout.buckets) == buckets
     assert layout.at_once == (chunk or clients // devices)
@@ -316,7 +379,8 @@ def test_repetitions_are_means_over_chunks_on_the_device_that_needs_the_most():
 @pytest.mark.parametrize("kind", [("vmap", 0), ("chunk", 64)])
 def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
     """Averaged over cohorts other than those that the plan was made for, on two devices."""
-    steps, rng = log_normal_steps(num_clients), np.random.default_rng(5)
+    steps = log_normal_steps(num_clients)
+    rng = np.random.default_rng(5)
     plan = make_plan(*kind, devices=2).for_steps(steps, size)
     assert plan.waiting(steps, size) < 0.2
     useful = done = 0
@@ -331,7 +395,11 @@ def test_clients_of_random_cohorts_hardly_wait(num_clients, size, kind):
 @pytest.mark.parametrize(
     ("topology", "layout"),
     cases(
-        [("peers", ("chunk", 3, 4, "gather")), ("shared", ("vmap", 0, 4)), ("own", ("chunk", 3, 1))],
+        [
+            ("peers", ("chunk", 3, 4, "gather")),
+            ("shared", ("vmap", 0, 4)),
+            ("own", ("chunk", 3, 1)),
+        ],
         [("peers", ("chunk", 4, 4, "ring"))],
         [("peers", ("vmap", 0, 1)), ("shared", ("chunk", 4, 1)), ("own", ("chunk", 4, 4))],
     ),
@@ -343,8 +411,16 @@ def test_sorted_clients_exchange_as_a_loop_over_clients_does(topology, layout):
     assert plan.buckets
     if topology == "own":
         models, _, rows, data = problem(num_clients, 2 * num_clients, 2)
-        args = models, np.arange(2 * num_clients, dtype=np.int32).reshape(num_clients, 2), rows, data
-        compare_own(jax.jit(lambda *a: plan.exchange(next_own, *a, topology="own", sizes=sizes))(*args), args)
+        args = (
+            models,
+            np.arange(2 * num_clients, dtype=np.int32).reshape(num_clients, 2),
+            rows,
+            data,
+        )
+        compare_own(
+            jax.jit(lambda *a: plan.exchange(next_own, *a, topology="own", sizes=sizes))(*args),
+            args,
+        )
         return
     args = problem(num_clients, 3 if topology == "shared" else num_clients, 3)
     run = jax.jit(lambda *a: plan.exchange(client, *a, topology=topology, sizes=sizes))
@@ -354,12 +430,17 @@ def test_sorted_clients_exchange_as_a_loop_over_clients_does(topology, layout):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_own_models_and_rows_are_replaced_in_place(devices):
     """No second stack of models or rows exists besides the donated ones."""
-    plan, num = make_plan("map", devices=devices), 96
+    plan = make_plan("map", devices=devices)
+    num = 96
     stack = jax.ShapeDtypeStruct((num, 100, 50), jnp.float32)
-    stack = jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=plan.sharding(stack, by_rows=True))
+    stack = jax.ShapeDtypeStruct(
+        stack.shape, stack.dtype, sharding=plan.sharding(stack, by_rows=True)
+    )
 
-    def client(models, row, data):  # products, since XLA would fuse elementwise work with the replacement
-        own, data = models[0], data[...]
+    # products, since XLA would fuse elementwise work with the replacement
+    def client(models, row, data):
+        own = models[0]
+        data = data[...]
         new = own + data @ (data.T @ own)
         row = row + own @ (own.T @ row)
         return ClientOutput(row, Upload(new[None]), Told(new.sum()), sent=new.sum()[None] > 0)
@@ -369,7 +450,12 @@ def test_own_models_and_rows_are_replaced_in_place(devices):
         rows, returned = plan.exchange(client, models, index, rows, data, topology="own")
         return returned.upload.update, rows
 
-    stats = jax.jit(one_round, donate_argnums=(0, 1)).lower(stack, stack, stack).compile().memory_analysis()
+    stats = (
+        jax.jit(one_round, donate_argnums=(0, 1))
+        .lower(stack, stack, stack)
+        .compile()
+        .memory_analysis()
+    )
     model = 4 * 100 * 50
     assert stats.argument_size_in_bytes >= 3 * model * num / devices
     assert stats.temp_size_in_bytes < 12 * model

@@ -33,7 +33,9 @@ def pooled(federation, seed=0):
         index[real] = places
         return split._replace(x=Pooled(pool, index))
 
-    return dataclasses.replace(federation, **{part: one(getattr(federation, part)) for part in PARTS})
+    return dataclasses.replace(
+        federation, **{part: one(getattr(federation, part)) for part in PARTS}
+    )
 
 
 @pytest.fixture
@@ -46,7 +48,15 @@ def test_pooled_examples_are_read_as_an_array_is():
     examples = pooled(toys.make_federation(SIZES)).train.x
     assert (examples.shape, examples.ndim, examples.dtype) == (stacked.shape, 3, stacked.dtype)
     assert len(examples) == K
-    keys = (..., 2, (0, slice(3)), (slice(None), 1), (2, 1, 2), ([0, 3], [1, 2]), (slice(2), slice(2), 0))
+    keys = (
+        ...,
+        2,
+        (0, slice(3)),
+        (slice(None), 1),
+        (2, 1, 2),
+        ([0, 3], [1, 2]),
+        (slice(2), slice(2), 0),
+    )
     for key in (*keys, (..., 0), (0, ..., 1), (1, 2, ...), (slice(3), ..., slice(2)), (...,)):
         np.testing.assert_array_equal(examples[key], stacked[key])
     for key in (slice(2, 5), np.array([3, 0, 3])):  # of clients: by reference
@@ -54,11 +64,15 @@ def test_pooled_examples_are_read_as_an_array_is():
         np.testing.assert_array_equal(np.asarray(examples[key]), stacked[key])
 
 
-@pytest.mark.parametrize(("devices", "num", "spread"), [(1, 8, False), (2, 8, True), (4, 8, True), (2, 7, False)])
+@pytest.mark.parametrize(
+    ("devices", "num", "spread"), [(1, 8, False), (2, 8, True), (4, 8, True), (2, 7, False)]
+)
 def test_a_device_holds_what_its_clients_need(devices, num, spread, always_pooled):
     """Rows 10 k to 10 k + 3 of the pool are client k's, and row 0 everybody's."""
     pool = np.random.default_rng(0).normal(size=(100, 2)).astype(np.float32)
-    index = np.concatenate([10 * np.arange(num)[:, None] + np.arange(4), np.tile([0, -1], (num, 1))], axis=1)
+    index = np.concatenate(
+        [10 * np.arange(num)[:, None] + np.arange(4), np.tile([0, -1], (num, 1))], axis=1
+    )
     examples = Pooled(pool, index.astype(np.int32))
     plan = make_plan("map", devices=devices)
     found = place(plan, examples, num)
@@ -76,11 +90,13 @@ def test_a_device_holds_what_its_clients_need(devices, num, spread, always_poole
 
 def test_copies_are_made_where_they_cost_little():
     """Eight clients with five examples: 40 examples of 12 bytes, a row of zeros, and 40 index entries of 4 bytes."""
-    plan, rows = make_plan("map", devices=1), np.arange(40, dtype=np.int32).reshape(8, 5)
+    plan = make_plan("map", devices=1)
+    rows = np.arange(40, dtype=np.int32).reshape(8, 5)
     pool = np.ones((40, 3), np.float32)
     assert isinstance(place(plan, Pooled(pool, rows), 8), jax.Array)
     half = np.where(rows % 5 < 2, rows, -1)
-    copies, by_index = 40 * 12, 17 * 12 + 40 * 4
+    copies = 40 * 12
+    by_index = 17 * 12 + 40 * 4
     assert copies > GAIN * by_index and is_pooled(place(plan, Pooled(pool, half), 8))
 
 
@@ -88,7 +104,8 @@ def test_copies_are_made_where_they_cost_little():
 def test_rows_of_pooled_examples_are_taken_wherever_they_live(devices, always_pooled):
     federation = toys.make_federation(SIZES)
     plan = make_plan("map", devices=devices)
-    split, ids = place(plan, pooled(federation).train, K), np.array([1, 2, 6])
+    split = place(plan, pooled(federation).train, K)
+    ids = np.array([1, 2, 6])
     found = jax.jit(plan.take_rows)(split, ids)
     for leaf, expected in zip(found, federation.train, strict=True):
         np.testing.assert_array_equal(np.asarray(leaf[...]), expected[ids])
@@ -112,19 +129,30 @@ def test_a_run_gives_the_same_figures_to_the_bit(name, kind, devices, cohort, nu
     summaries = []
     for each in (federation, pooled(federation)):
         outcome = toys.run(toys.make_experiment(name, problem, each, plan=plan), 3)
-        summaries.append((outcome.summary["last"], outcome.summary["per_client"], jax.device_get(outcome.state)))
+        summaries.append(
+            (outcome.summary["last"], outcome.summary["per_client"], jax.device_get(outcome.state))
+        )
     for summary in summaries:
         summary[0].pop("seconds")
-    assert summaries[0][:2] == summaries[1][:2] and toys.same_trees(summaries[0][2], summaries[1][2])
+    assert summaries[0][:2] == summaries[1][:2] and toys.same_trees(
+        summaries[0][2], summaries[1][2]
+    )
 
 
 @pytest.mark.slow
 def test_replicates_have_pools_of_their_own(always_pooled):
     federations = [toys.make_federation(SIZES, seed=seed) for seed in range(2)]
     problem = toys.make_problem(federations[0], batch_size=2, hidden=(3,))
-    plan, last = make_plan("map", devices=2), []
-    for each in (federations, [pooled(federation, seed) for seed, federation in enumerate(federations)]):
-        runs = [toys.make_experiment("fedavg", problem, one, plan=plan, seed=n) for n, one in enumerate(each)]
+    plan = make_plan("map", devices=2)
+    last = []
+    for each in (
+        federations,
+        [pooled(federation, seed) for seed, federation in enumerate(federations)],
+    ):
+        runs = [
+            toys.make_experiment("fedavg", problem, one, plan=plan, seed=n)
+            for n, one in enumerate(each)
+        ]
         last.append([outcome.summary["last"] for outcome in Trainer(runs).train(2)])
     for row in (*last[0], *last[1]):
         row.pop("seconds")
@@ -144,14 +172,17 @@ def test_on_the_host_a_cohort_s_examples_are_copied_and_no_others():
 
 def sequences(num=4, length=6):
     """Uneven clients with sequence targets, which take more memory than an index."""
-    rng, sizes = np.random.default_rng(0), np.array([9, 1, 2, 1][:num], np.int32)
+    rng = np.random.default_rng(0)
+    sizes = np.array([9, 1, 2, 1][:num], np.int32)
 
     def split(sizes):
         real = np.arange(sizes.max()) < sizes[:, None]
         index = np.full(real.shape, -1, np.int32)
         index[real] = np.arange(real.sum())
         tokens = rng.integers(5, size=(real.sum(), length + 1), dtype=np.uint8)
-        return Split(Pooled(tokens[:, :-1], index), Pooled(tokens[:, 1:], index), sizes.astype(np.int32))
+        return Split(
+            Pooled(tokens[:, :-1], index), Pooled(tokens[:, 1:], index), sizes.astype(np.int32)
+        )
 
     parts = split(sizes), split(np.zeros(num, np.int32) + np.array([1, 1, 1, 1])), split(sizes)
     return Federation(*parts, np.zeros(num, np.int32), "classification", 5, "sequences")
@@ -160,10 +191,16 @@ def sequences(num=4, length=6):
 @pytest.mark.slow
 def test_sequences_whose_targets_are_pooled_too_are_trained_on():
     pooled_sequences = sequences()
-    dense = lambda split: Split(np.asarray(split.x), np.asarray(split.y), split.size)
+
+    def dense(split):
+        return Split(np.asarray(split.x), np.asarray(split.y), split.size)
+
     stacked = {part: dense(getattr(pooled_sequences, part)) for part in PARTS}
     problem = toys.make_problem(
-        pooled_sequences, model=models.CharacterLSTM(embedding=3, hidden=(4,)), batch_size=2, cohort=2
+        pooled_sequences,
+        model=models.CharacterLSTM(embedding=3, hidden=(4,)),
+        batch_size=2,
+        cohort=2,
     )
     found = []
     for each in (pooled_sequences, dataclasses.replace(pooled_sequences, **stacked)):

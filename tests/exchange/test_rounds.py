@@ -14,13 +14,16 @@ from pfljax.exchange.plan import make_plan
 from pfljax.exchange.rounds import cohort_of, draw_cohort, make_round, participations, sample_cohort
 
 SIZES = (2, 1, 3, 1, 2)
-K, MODEL = len(SIZES), 4 * PARAMETERS  # bytes of a model
+# bytes of a model
+K = len(SIZES)
+MODEL = 4 * PARAMETERS
 KEY = jax.random.key(3)
 
 
 def play(algorithm, cohort=3, *, number=0, devices=1):
     """(state before a round, state after it, its record)."""
-    clients, plan = data_of(SIZES), make_plan("map", devices=devices)
+    clients = data_of(SIZES)
+    plan = make_plan("map", devices=devices)
     state = init(algorithm, plan, KEY, clients)
     one_round = jax.jit(make_round(algorithm, plan, cohort))
     return state, *one_round(KEY, np.int32(number), state, clients)
@@ -37,9 +40,11 @@ def test_both_ways_to_draw_a_cohort_are_uniform(num, size):
     draw = jax.jit(jax.vmap(lambda key: draw_cohort(key, num, size).ids))
     ids = np.asarray(draw(jax.random.split(jax.random.key(1), 3000)))
     assert ids.min() == 0 and ids.max() == num - 1 and (np.diff(ids, axis=1) > 0).all()
-    counts, expected = np.bincount(ids.ravel(), minlength=num), 3000 * size / num
+    counts = np.bincount(ids.ravel(), minlength=num)
+    expected = 3000 * size / num
     variance = expected * (1 - size / num)
-    assert ((counts - expected) ** 2 / variance).sum() < 75  # chi-square, 39 degrees: beyond the 99.9 % point
+    # chi-square, 39 degrees: beyond the 99.9 % point
+    assert ((counts - expected) ** 2 / variance).sum() < 75
     both = ((ids == 0).any(axis=1) & (ids == 39).any(axis=1)).mean()
     assert abs(both - size * (size - 1) / (num * (num - 1))) < 0.04  # pairs, too: 4 standard errors
 
@@ -56,9 +61,12 @@ def test_cohorts_are_uniform_without_replacement():
     assert (np.diff(ids, axis=1) > 0).all()
     counts = np.bincount(ids.ravel(), minlength=7)
     expected = 3000 * 3 / 7
-    assert ((counts - expected) ** 2 / expected).sum() < 30  # chi-square, 6 degrees: far beyond the 99.9 % point
+    # chi-square, 6 degrees: far beyond the 99.9 % point
+    assert ((counts - expected) ** 2 / expected).sum() < 30
     assert ((place >= 0).sum(axis=1) == 3).all()
-    np.testing.assert_array_equal(np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape))
+    np.testing.assert_array_equal(
+        np.take_along_axis(place, ids, axis=1), np.broadcast_to(np.arange(3), ids.shape)
+    )
     assert draw_cohort(jax.random.key(0), 7, 7).position(jnp.array(5)) == 5
 
 
@@ -83,11 +91,14 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
         seen.append(state.round)
         return jnp.argsort(10 * state.rows - clients.train.size)[:2]  # in no order
 
-    seen, clients, plan = [], data_of(SIZES), make_plan("map", devices=1)
+    seen = []
+    clients = data_of(SIZES)
+    plan = make_plan("map", devices=1)
     algorithm = make(step_to_mean, topology=topology, sample=sample)
     one_round = jax.jit(make_round(algorithm, plan, 2))
     first = state = init(algorithm, plan, KEY, clients)
-    counts, models = [], []
+    counts = []
+    models = []
     for number in range(2):
         state, _ = one_round(KEY, np.int32(number), state, clients)
         counts.append(state.rows.tolist())
@@ -96,7 +107,10 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
     assert len(seen) == 1
     first = np.asarray(first.models["w"])
     means = clients.train.x.sum(axis=1) / np.array(SIZES)[:, None]
-    half = lambda k, start: (start + means[k]) / 2
+
+    def half(k, start):
+        return (start + means[k]) / 2
+
     expected = first.copy()
     if topology == "own":
         expected[[0, 2]] = [half(k, first[k]) for k in (0, 2)]
@@ -106,13 +120,17 @@ def test_a_method_chooses_the_cohort_by_its_state_and_data(topology):
 
 
 def test_a_chosen_cohort_may_be_all_clients():
-    everyone = make(step_to_mean, topology="own", sample=lambda key, state, clients: jnp.arange(K)[::-1])
-    chosen, uniform = play(everyone, cohort=K), play(make(step_to_mean, topology="own"), cohort=K)
+    everyone = make(
+        step_to_mean, topology="own", sample=lambda key, state, clients: jnp.arange(K)[::-1]
+    )
+    chosen = play(everyone, cohort=K)
+    uniform = play(make(step_to_mean, topology="own"), cohort=K)
     jax.tree.map(np.testing.assert_array_equal, chosen[1], uniform[1])
 
 
 def test_a_chosen_cohort_has_the_size_and_a_key_of_its_own():
-    keys, clients = [], data_of(SIZES)
+    keys = []
+    clients = data_of(SIZES)
 
     def sample(key, state, clients):
         keys.append(tuple(jax.random.key_data(key).tolist()))
@@ -122,8 +140,14 @@ def test_a_chosen_cohort_has_the_size_and_a_key_of_its_own():
     state = init(algorithm, make_plan("map", devices=1), KEY, clients)
     cohorts = [sample_cohort(algorithm, KEY, number, state, clients, 3) for number in (0, 1)]
     assert cohorts[0].ids.tolist() == [0, 1, 2] and cohorts[0].ids.dtype == jnp.int32
-    fold = lambda purpose: jax.random.fold_in(jax.random.fold_in(KEY, purpose), 0)
-    assert len({*keys, *(tuple(jax.random.key_data(fold(purpose)).tolist()) for purpose in range(4))}) == 6
+
+    def fold(purpose):
+        return jax.random.fold_in(jax.random.fold_in(KEY, purpose), 0)
+
+    assert (
+        len({*keys, *(tuple(jax.random.key_data(fold(purpose)).tolist()) for purpose in range(4))})
+        == 6
+    )
     with pytest.raises(ValueError, match=r"sample: returned ids of shape \(3,\); accepted: \(2,\)"):
         sample_cohort(algorithm, KEY, 0, state, clients, 2)
 
@@ -147,11 +171,17 @@ def test_a_push_sends_one_upload_to_all_receivers(devices):
 
     def push(context, models, row, data):
         upload = jax.tree.map(lambda leaf: leaf[0], models)
-        return ClientOutput(row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((2,), 0.5))
+        return ClientOutput(
+            row, Upload(upload), Told(jnp.zeros(())), mixing_weights=jnp.full((2,), 0.5)
+        )
 
-    before, after, record = play(make(push, topology="push", download=neighbors(1)), cohort=K, devices=devices)
+    before, after, record = play(
+        make(push, topology="push", download=neighbors(1)), cohort=K, devices=devices
+    )
     models = np.asarray(before.models["w"])
-    np.testing.assert_allclose(after.models["w"], (models + np.roll(models, 1, axis=0)) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        after.models["w"], (models + np.roll(models, 1, axis=0)) / 2, rtol=1e-6
+    )
     assert (float(record.down), float(record.up)) == (K * MODEL, K * MODEL)
 
 
@@ -173,7 +203,11 @@ TRAFFIC = {  # a method, and its bytes down and up in a round of three clients
     "shared models, each way": (make(step_to_mean, num_models=2), 3 * 2 * MODEL, 3 * 2 * MODEL),
     "own models stay": (make(step_to_mean, topology="own", via_server=True), 0, 0),
     "a model in a report": (make(ships_model, topology="own"), 0, 3 * MODEL),
-    "what clients read of the server, but for scalars": (make(reads_weights, server=SERVER), 3 * (MODEL + 4 * K), 0),
+    "what clients read of the server, but for scalars": (
+        make(reads_weights, server=SERVER),
+        3 * (MODEL + 4 * K),
+        0,
+    ),
     "what no client reads of the server": (make(server=SERVER), 3 * MODEL, 0),
 }
 
@@ -199,12 +233,16 @@ def test_a_method_may_send_fewer_bytes_than_the_engine_counts():
         return output._replace(upload=Upload(models), told=told)
 
     def halve(counted):
-        parts = {part: getattr(counted, part) / 2 for part in ("model", "upload", "report", "server")}
+        parts = {
+            part: getattr(counted, part) / 2 for part in ("model", "upload", "report", "server")
+        }
         return counted._replace(**parts)
 
     halved = make(both, server=SERVER, traffic=halve)
     assert traffic(halved) == (3 * (MODEL + 4 * K) / 2, 3 * (MODEL + MODEL) / 2)
-    one_bit = make(both, server=SERVER, traffic=lambda counted: counted._replace(upload=counted.upload / 32))
+    one_bit = make(
+        both, server=SERVER, traffic=lambda counted: counted._replace(upload=counted.upload / 32)
+    )
     assert traffic(one_bit) == (3 * (MODEL + 4 * K), 3 * (MODEL + MODEL / 32))
 
 
@@ -240,22 +278,31 @@ def test_an_update_is_added_up_with_its_weight_and_sent_where_that_is_positive()
         weight = jnp.float32(data.train.size)[None]
         update = jax.tree.map(lambda leaf: jnp.ones_like(leaf) * (context.client + 1), models)
         sums = {"clients": jnp.float32(context.client)[None]}
-        return ClientOutput(row, Upload(update, weight, sums, count=2 * weight), Told(jnp.zeros(())))
+        return ClientOutput(
+            row, Upload(update, weight, sums, count=2 * weight), Told(jnp.zeros(()))
+        )
 
     def server_update(key, state, aggregate):
         return state.with_server(aggregate), {}
 
     server = jax.tree.map(jnp.zeros_like, received(work, server_update, sizes, server=()))
     aggregate = received(work, server_update, sizes, server=server)
-    np.testing.assert_allclose(aggregate.upload.update["w"], np.full((1, PARAMETERS), 3 * 1 + 5 * 3))
+    np.testing.assert_allclose(
+        aggregate.upload.update["w"], np.full((1, PARAMETERS), 3 * 1 + 5 * 3)
+    )
     assert aggregate.upload.weight.tolist() == [8] and aggregate.upload.count.tolist() == [16]
     assert aggregate.upload.sums["clients"].tolist() == [2]
-    assert aggregate.num_sent.tolist() == [2] and aggregate.sent[:, 0].tolist() == [True, False, True]
+    assert aggregate.num_sent.tolist() == [2] and aggregate.sent[:, 0].tolist() == [
+        True,
+        False,
+        True,
+    ]
 
 
 def received(work, server_update, sizes, server):
     """What the server gets in a round."""
-    clients, plan = data_of(sizes), make_plan("map", devices=1)
+    clients = data_of(sizes)
+    plan = make_plan("map", devices=1)
     algorithm = make(work, server=server, server_update=server_update)
     state = init(algorithm, plan, KEY, clients)
     return make_round(algorithm, plan, len(sizes))(KEY, np.int32(0), state, clients)[0].server.state

@@ -23,7 +23,9 @@ def test_figures_are_kept_and_told(tmp_path):
     assert "flops per second" in printed
     commands.call(accelerator.COMMAND, *flags)
     assert json.loads((tmp_path / "accelerator.json").read_text()) == first  # measured once
-    printed = commands.call(accelerator.COMMAND, *SMALL, "--parts=rounds", "--seconds=0", f"--out={tmp_path}")
+    printed = commands.call(
+        accelerator.COMMAND, *SMALL, "--parts=rounds", "--seconds=0", f"--out={tmp_path}"
+    )
     assert "skipped, time is up" in printed
 
 
@@ -36,7 +38,9 @@ def test_all_parts_but_the_table_run(tmp_path):
     assert set(parts["rounds"]) == {f"mlp, K=5, {plan}" for plan in ("vmap", "map", "chunk")}
     assert all(row["achieved_flops_per_second"] > 0 for row in parts["rounds"].values())
     assert "share of matmul rate" in (tmp_path / "accelerator.md").read_text()
-    times = [parts["methods"][f"{name}, mlp, K=5"]["seconds_per_round"] for name in ("federico", "local")]
+    times = [
+        parts["methods"][f"{name}, mlp, K=5"]["seconds_per_round"] for name in ("federico", "local")
+    ]
     assert parts["methods"]["federico / local, mlp"]["ratio"] == pytest.approx(times[0] / times[1])
     assert "compute" in parts["profile"]["federico, cnn"]["shares"]
 

@@ -60,7 +60,12 @@ def test_tokens_are_followed_by_their_targets():
 @pytest.mark.slow
 def test_the_catalog_s_networks_are_those_of_users():
     """Networks that stand both in pfljax and here have the same parameters."""
-    names = {"McMahan's CNN": "mcmahan_cnn", "CNN 3 x 128": "cnn", "MobileNet-V2": "mobilenet_v2", "VGG-11": "vgg11"}
+    names = {
+        "McMahan's CNN": "mcmahan_cnn",
+        "CNN 3 x 128": "cnn",
+        "MobileNet-V2": "mobilenet_v2",
+        "VGG-11": "vgg11",
+    }
     for name, own in names.items():
         work = ARCHITECTURES[name]
         model = models.make(own, work.shape, "classification", linen.CLASSES)

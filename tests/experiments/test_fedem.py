@@ -22,7 +22,13 @@ def call(module, *flags, code=0):
 
 @pytest.mark.slow
 def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
-    flags = ["--methods=fedavg,fedem", "--tune=0.01,0.3", "--tune_widen=0", "--seeds=0", f"--out={tmp_path}"]
+    flags = [
+        "--methods=fedavg,fedem",
+        "--tune=0.01,0.3",
+        "--tune_widen=0",
+        "--seeds=0",
+        f"--out={tmp_path}",
+    ]
     printed = call(table2, *flags)
     assert "68.2 / 58.9" in printed and "74.7 / 66.7" in printed  # the paper's Table 2
     rows = rows_of(tmp_path)
@@ -30,39 +36,75 @@ def test_table2_tunes_and_stands_beside_the_paper(tmp_path):
     for row in rows:
         tuning = json.loads((tmp_path / row["method"] / "tuning.json").read_text())
         assert row["learning_rate"] == (0.01, 0.3)[int(np.argmax(tuning["scores"]))]
-        last = json.loads((tmp_path / row["method"] / "seed-0" / "summary.json").read_text())["last"]
+        last = json.loads((tmp_path / row["method"] / "seed-0" / "summary.json").read_text())[
+            "last"
+        ]
         assert "validation_accuracy" not in last  # the final run trains on all of the training part
         assert row["accuracy_mean"] == pytest.approx(last["accuracy"])
-        assert f"{100 * last['accuracy']:.1f} / {100 * last['accuracy_bottom_decile']:.1f}" in printed
+        assert (
+            f"{100 * last['accuracy']:.1f} / {100 * last['accuracy_bottom_decile']:.1f}" in printed
+        )
     assert (tmp_path / "curves.png").stat().st_size > 5000
     again = call(table2, *flags)
-    assert again.count("already finished") == again.count("seed-0:") and again.count("already tuned") == 2
+    assert (
+        again.count("already finished") == again.count("seed-0:")
+        and again.count("already tuned") == 2
+    )
 
 
 @pytest.mark.long
 def test_published_labels_come_with_the_authors_model_of_one_logit(tmp_path):
     published = "--synthetic_labels=published"
-    model_of = lambda *words: PAPER.settings_of(paper.start(parse(table2.define, words)).settings, "fedem").model
-    assert (model_of(), model_of(published), model_of(published, "--model=mlp")) == ("linear", "logistic", "mlp")
+
+    def model_of(*words):
+        return PAPER.settings_of(paper.start(parse(table2.define, words)).settings, "fedem").model
+
+    assert (model_of(), model_of(published), model_of(published, "--model=mlp")) == (
+        "linear",
+        "logistic",
+        "mlp",
+    )
     for labels, size in (("published", 151), ("mixture", 302)):
-        call(table2, "--methods=local", "--seeds=0", f"--synthetic_labels={labels}", f"--out={tmp_path / labels}")
+        call(
+            table2,
+            "--methods=local",
+            "--seeds=0",
+            f"--synthetic_labels={labels}",
+            f"--out={tmp_path / labels}",
+        )
         title = (tmp_path / labels / "table.md").read_text().splitlines()[-1]
-        assert title.startswith(f"synthetic, {labels} labels, {size} parameters per model, test accuracy")
+        assert title.startswith(
+            f"synthetic, {labels} labels, {size} parameters per model, test accuracy"
+        )
 
 
 def test_table2_has_a_row_for_every_column_of_the_paper_s():
     methods = parse(table2.define, []).methods
-    assert all(list(columns) == methods for columns in paper.TABLE2.values()) and METHODS.keys() >= set(methods)
+    assert all(
+        list(columns) == methods for columns in paper.TABLE2.values()
+    ) and METHODS.keys() >= set(methods)
 
 
 @pytest.mark.long
 def test_table7_has_fedem_in_a_share_of_the_rounds_too(tmp_path):
-    call(table7, "--methods=fedavg,fedem", "--fedem.components=2", "--rounds=5", "--seeds=0", f"--out={tmp_path}")
+    call(
+        table7,
+        "--methods=fedavg,fedem",
+        "--fedem.components=2",
+        "--rounds=5",
+        "--seeds=0",
+        f"--out={tmp_path}",
+    )
     rows = rows_of(tmp_path)
     assert [row["method"] for row in rows] == ["fedavg", "fedem", "fedem, 2 rounds"]
-    assert [row["rounds"][-1] for row in rows] == [5, 5, 2] and [row["paper"] is None for row in rows] == [0, 0, 1]
-    config = json.loads((tmp_path / "fedem-2-rounds" / "seed-0" / "config.json").read_text())["flags"]
-    assert (config["rounds"], config["lr_schedule"]) == (2, "multistep")  # so the rate falls after round 1
+    assert [row["rounds"][-1] for row in rows] == [5, 5, 2] and [
+        row["paper"] is None for row in rows
+    ] == [0, 0, 1]
+    config = json.loads((tmp_path / "fedem-2-rounds" / "seed-0" / "config.json").read_text())[
+        "flags"
+    ]
+    # so the rate falls after round 1
+    assert (config["rounds"], config["lr_schedule"]) == (2, "multistep")
 
 
 @pytest.mark.long
@@ -70,7 +112,11 @@ def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
     call(appendix_j1, "--dfedem.graph=complete", "--seeds=0", f"--out={tmp_path}")
     rows = {row["method"]: row for row in rows_of(tmp_path)}
     assert list(rows) == ["fedavg", "fedem", "dfedem"] and rows["dfedem"]["paper"] is None
-    assert rows["dfedem"]["learning_rate"] == rows["fedem"]["learning_rate"] != rows["fedavg"]["learning_rate"]
+    assert (
+        rows["dfedem"]["learning_rate"]
+        == rows["fedem"]["learning_rate"]
+        != rows["fedavg"]["learning_rate"]
+    )
     config = json.loads((tmp_path / "dfedem" / "seed-0" / "config.json").read_text())["flags"]
     assert config["dfedem.graph"] == "complete" and config["keep_optimizer"]
 
@@ -79,18 +125,33 @@ def test_appendix_j1_runs_d_fedem_with_fedem_s_settings(tmp_path):
 def test_appendix_j6_samples_clients_of_apfl_too(tmp_path):
     call(appendix_j6, "--participations=0.5,1", "--seeds=0", f"--out={tmp_path}")
     points = rows_of(tmp_path)
-    found = [(point["method"], point["value"], point["paper"] and round(point["paper"], 3)) for point in points]
+    found = [
+        (point["method"], point["value"], point["paper"] and round(point["paper"], 3))
+        for point in points
+    ]
     own = {"fedem": 0.747, "fedavg_plus": 0.689, "apfl": None}
-    assert found == [(name, value, own[name] if value == 1 else None) for name in own for value in (0.5, 1)]
+    assert found == [
+        (name, value, own[name] if value == 1 else None) for name in own for value in (0.5, 1)
+    ]
     settings = paper.start(parse(appendix_j6.define, [])).settings
-    rate = lambda name: PAPER.settings_of(settings, name).of_method(name).learning_rate
+
+    def rate(name):
+        return PAPER.settings_of(settings, name).of_method(name).learning_rate
+
     assert rate("apfl") == rate("fedavg")
     assert (tmp_path / "sampling.png").stat().st_size > 5000
 
 
 @pytest.mark.long
 def test_table3_scores_clients_that_were_kept_out(tmp_path):
-    printed = call(table3, "--methods=fedem", "--seeds=0", "--tune=0.1,0.2", "--tune_widen=0", f"--out={tmp_path}")
+    printed = call(
+        table3,
+        "--methods=fedem",
+        "--seeds=0",
+        "--tune=0.1,0.2",
+        "--tune_widen=0",
+        f"--out={tmp_path}",
+    )
     assert "73.0 (74.1)" in printed  # the paper's Table 3
     (row,) = rows_of(tmp_path)
     unseen = json.loads((tmp_path / "fedem" / "seed-0" / "summary.json").read_text())["unseen"]
@@ -103,7 +164,13 @@ def test_table3_scores_clients_that_were_kept_out(tmp_path):
 
 @pytest.mark.long
 def test_figure1_sweeps_sampling_and_components(tmp_path):
-    flags = ["--methods=fedem", "--participations=0.5,1", "--components=1,2", "--seeds=0", f"--out={tmp_path}"]
+    flags = [
+        "--methods=fedem",
+        "--participations=0.5,1",
+        "--components=1,2",
+        "--seeds=0",
+        f"--out={tmp_path}",
+    ]
     call(figure1, *flags)
     points = rows_of(tmp_path)
     found = [(point["panel"], point["value"], point["paper"]) for point in points]
@@ -113,7 +180,9 @@ def test_figure1_sweeps_sampling_and_components(tmp_path):
         ("components", 1, None),
         ("components", 2, None),
     ]
-    config = json.loads((tmp_path / "fedem-components-2" / "seed-0" / "config.json").read_text())["flags"]
+    config = json.loads((tmp_path / "fedem-components-2" / "seed-0" / "config.json").read_text())[
+        "flags"
+    ]
     assert config["fedem.components"] == 2 and config["participation"] == 1.0
     assert (tmp_path / "figure1.png").stat().st_size > 5000
 
@@ -139,7 +208,9 @@ def test_mistakes_are_one_line(tmp_path, module, flag, word):
 OF_TABLES = (*parse(table2.define, []).methods, "pfedme")
 
 
-@pytest.mark.parametrize("methods", [OF_TABLES, pytest.param(METHODS, marks=pytest.mark.slow)], ids=["tables", "all"])
+@pytest.mark.parametrize(
+    "methods", [OF_TABLES, pytest.param(METHODS, marks=pytest.mark.slow)], ids=["tables", "all"]
+)
 @pytest.mark.parametrize("name", PAPER.names)
 def test_every_data_set_has_its_settings(name, methods):
     """So that no method of a table is run with other data or another model than the rest."""
@@ -155,7 +226,14 @@ def test_every_data_set_has_its_settings(name, methods):
 
 # The rates and the pulls that FedEM's authors tuned.
 RATES = {
-    "cifar10": {"fedavg": 0.01, "fedavg_plus": 0.001, "local": 0.03, "clustered": 0.003, "fedem": 0.03, "ditto": 0.01},
+    "cifar10": {
+        "fedavg": 0.01,
+        "fedavg_plus": 0.001,
+        "local": 0.03,
+        "clustered": 0.003,
+        "fedem": 0.03,
+        "ditto": 0.01,
+    },
     "femnist": {"fedavg": 0.03, "local": 0.01, "fedprox": 0.05, "pfedme": 0.03, "dfedem": 0.03},
     "shakespeare": {"fedavg": 0.01, "fedprox": 0.01, "fedem": 0.05},
 }
@@ -174,7 +252,15 @@ def test_a_method_has_the_rate_of_its_authors(name):
 def test_the_preset_of_a_data_set_and_a_method_is_found():
     settings = parse(table2.define, ["--learning_rate=0.5"])
     own = PAPER.settings_of(settings, "fedem")
-    assert (own.dataset, own.batch_size, own["fedem.components"], own.learning_rate) == ("synthetic", 128, 3, 0.5)
+    assert (own.dataset, own.batch_size, own["fedem.components"], own.learning_rate) == (
+        "synthetic",
+        128,
+        3,
+        0.5,
+    )
     other = PAPER.settings_of(settings.replace(preset="cifar10"), "fedavg")
     assert (other.model, other.num_clients, other.learning_rate) == ("mobilenet_v2", 80, 0.5)
-    assert PAPER.settings_of(settings.replace(dataset="npz"), "fedem").values == settings.replace(dataset="npz").values
+    assert (
+        PAPER.settings_of(settings.replace(dataset="npz"), "fedem").values
+        == settings.replace(dataset="npz").values
+    )

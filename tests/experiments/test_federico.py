@@ -37,21 +37,31 @@ def test_the_paper_s_tables_show_federico_above_all_others():
             best = max(rows, key=lambda name: rows[name][groups][0])
             assert best == "federico", (data, groups)
             assert set(rows) == set(paper.METHODS)
-    assert max(paper.TABLE4["features"], key=lambda name: paper.TABLE4["features"][name][0]) == "federico"
+    assert (
+        max(paper.TABLE4["features"], key=lambda name: paper.TABLE4["features"][name][0])
+        == "federico"
+    )
 
 
 @pytest.mark.parametrize("size", list(paper.SIZES))
 @pytest.mark.parametrize("data", paper.PAPER.names)
 def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
     file = tmp_path / "data.npz"
-    words = [f"--size={size}", f"--preset={data}"] + ([] if data == "digits" else [f"--data_file={file}"])
+    words = [f"--size={size}", f"--preset={data}"] + (
+        [] if data == "digits" else [f"--data_file={file}"]
+    )
     study = paper.start(parse(table1.define, words))
     own = study.settings
     assert (own.optimizer, own.learning_rate, own["fedem.components"]) == ("adam", 0.01, 4)
     assert own.num_clients == (10 if data == "features" else 8) and not own.partition_balanced
-    assert (own["federico.neighbors"], own["federico.epsilon"], own["federico.beta"]) == (3, 0.3, 0.6)
+    assert (own["federico.neighbors"], own["federico.epsilon"], own["federico.beta"]) == (
+        3,
+        0.3,
+        0.6,
+    )
     assert study.paper.settings_of(own, "fedfomo").validation_fraction == 0.2
-    assert study.paper.settings_of(own, "federico").validation_fraction == 0.0  # FedFomo alone gives up data
+    # FedFomo alone gives up data
+    assert study.paper.settings_of(own, "federico").validation_fraction == 0.0
     if size == "paper":
         runs = {"cifar10": 15, "cifar100": 3, "features": 3, "digits": 15}[data]
         assert len(study.trials) == runs and own.rounds == (400 if data == "features" else 150)
@@ -61,23 +71,37 @@ def test_every_size_has_the_paper_s_settings(size, data, tmp_path):
 
 @pytest.mark.slow
 def test_table1_is_paired_by_split_and_seed(tmp_path):
-    flags = [*SMALL, "--partition_groups=2", "--methods=local,federico", "--splits=3", "--seeds=0,1"]
+    flags = [
+        *SMALL,
+        "--partition_groups=2",
+        "--methods=local,federico",
+        "--splits=3",
+        "--seeds=0,1",
+    ]
     flags += ["--federico.rule=posterior"]  # friends are not looked for in two rounds
     printed = commands.call(table1.COMMAND, *flags, f"--out={tmp_path}")
-    assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed  # the paper's, CIFAR-10 with two groups
+    # the paper's, CIFAR-10 with two groups
+    assert "40.1 ± 2.8" in printed and "56.6 ± 2.5" in printed
     local, federico, literal = rows_of(tmp_path)
     assert literal["method"] == paper.LITERAL and literal["D2"]["paper"] == federico["D2"]["paper"]
     accuracies = {}
     for name in ("local", "federico"):
         folders = [tmp_path / "D2" / name / f"split-3-seed-{seed}" for seed in (0, 1)]
-        accuracies[name] = [files.read_json(out / "summary.json")["last"]["accuracy"] for out in folders]
+        accuracies[name] = [
+            files.read_json(out / "summary.json")["last"]["accuracy"] for out in folders
+        ]
     assert local["D2"]["accuracies"] == accuracies["local"]
     assert federico["D2"]["paper"] == pytest.approx([0.5661, 0.0251])
     gains = 100 * np.subtract(accuracies["federico"], accuracies["local"])
-    low, high = gains.mean() + np.array([-1, 1]) * 12.7062 * abs(gains[0] - gains[1]) / 2  # Student's t of two seeds
+    # Student's t of two seeds
+    low, high = gains.mean() + np.array([-1, 1]) * 12.7062 * abs(gains[0] - gains[1]) / 2
     lead = f"{gains.mean():+.1f} [{low:+.1f}, {high:+.1f}] ({(gains > 0).sum()} of 2)"
-    table, local = (tmp_path / "table.md").read_text(), 100 * np.array(accuracies["local"])
-    assert lead in table and f"{local.mean():.1f} ± {abs(local[0] - local[1]) / np.sqrt(2):.1f} (2)" in table
+    table = (tmp_path / "table.md").read_text()
+    local = 100 * np.array(accuracies["local"])
+    assert (
+        lead in table
+        and f"{local.mean():.1f} ± {abs(local[0] - local[1]) / np.sqrt(2):.1f} (2)" in table
+    )
     assert (federico["D2"]["unit"], federico["D2"]["units"]) == ("seed", 2)
     assert 0 <= federico["D2"]["across"] <= 1
 
@@ -85,7 +109,13 @@ def test_table1_is_paired_by_split_and_seed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [table1, table4])
 def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_path, monkeypatch):
-    asked, cell = [], of_accuracies([0.5]) | {"std_over_clients": 0.1, "parameters": 1, "within": 1, "across": 0}
+    asked = []
+    cell = of_accuracies([0.5]) | {
+        "std_over_clients": 0.1,
+        "parameters": 1,
+        "within": 1,
+        "across": 0,
+    }
 
     def accuracies(study, row, out):
         asked.append((row.title, study.settings_of(row), out))
@@ -112,7 +142,10 @@ def test_tables_have_a_row_of_the_algorithm_as_the_paper_writes_it(module, tmp_p
     [
         figure3,
         table4,
-        *(pytest.param(each, marks=pytest.mark.long) for each in (figure4, figure5, figure6, figure7, figure10)),
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in (figure4, figure5, figure6, figure7, figure10)
+        ),
     ],
 )
 def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
@@ -132,11 +165,20 @@ def test_the_other_commands_leave_a_table_and_figures(module, tmp_path):
 )
 def test_readings_are_compared_on_splits_of_their_own(names, tmp_path, monkeypatch):
     monkeypatch.setattr(readings, "READINGS", {name: readings.READINGS[name] for name in names})
-    flags = ["--rounds=2", "--eval_every=1", "--hidden=4", "--devices=1", "--seeds=0", f"--out={tmp_path}"]
+    flags = [
+        "--rounds=2",
+        "--eval_every=1",
+        "--hidden=4",
+        "--devices=1",
+        "--seeds=0",
+        f"--out={tmp_path}",
+    ]
     commands.call(readings.COMMAND, *flags)
     rows = rows_of(tmp_path)
     assert [row["reading"] for row in rows] == 3 * list(readings.READINGS)
-    assert {path.name for path in (tmp_path / "D4" / "local").iterdir()} == {f"split-{n}-seed-0" for n in range(5, 10)}
+    assert {path.name for path in (tmp_path / "D4" / "local").iterdir()} == {
+        f"split-{n}-seed-0" for n in range(5, 10)
+    }
     assert all(len(row["gains"]) == 5 for row in rows)
 
 
@@ -145,7 +187,9 @@ def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
     flags = ["--rounds=3", "--eval_every=3", "--devices=1", f"--out={tmp_path}"]
     commands.call(figure1.COMMAND, *flags)
     rows = rows_of(tmp_path)
-    assert [row["run"] for row in rows] == ["paper", "federico"] and rows[0]["loss"] != rows[1]["loss"]
+    assert [row["run"] for row in rows] == ["paper", "federico"] and rows[0]["loss"] != rows[1][
+        "loss"
+    ]
     assert (tmp_path / "paper" / "figures" / "curve.png").exists()
     found = files.read_npz(tmp_path / "paper" / "curve.npz")
     np.testing.assert_allclose(found["truth"], np.sin(found["grid"]), atol=1e-6)
@@ -162,15 +206,22 @@ def test_figure1_compares_the_letter_with_ours_and_resumes(tmp_path):
 def test_splits_and_seeds_are_crossed():
     trials = build.trials_of(parse(table1.define, ["--splits=4,7", "--seeds=0,1"]))
     assert [(trial.of_data, trial.seed) for trial in trials] == [(4, 0), (4, 1), (7, 0), (7, 1)]
-    assert trials[1].folder == "split-4-seed-1" and table.named(trials) == "seeds 0, 1 on splits 4, 7"
+    assert (
+        trials[1].folder == "split-4-seed-1" and table.named(trials) == "seeds 0, 1 on splits 4, 7"
+    )
     alone = build.trials_of(parse(table1.define, ["--seeds=5"]))
     assert [(trial.of_data, trial.folder) for trial in alone] == [(5, "seed-5")]
 
 
-@pytest.mark.parametrize("flags", [["--splits=0,0"], ["--splits=-1"], ["--splits=a"], ["--seeds=1,1"]])
+@pytest.mark.parametrize(
+    "flags", [["--splits=0,0"], ["--splits=-1"], ["--splits=a"], ["--seeds=1,1"]]
+)
 def test_splits_are_different_whole_numbers(flags, tmp_path):
     said = commands.call(table1.COMMAND, *flags, f"--out={tmp_path / 'out'}", code=2)
-    assert said.startswith(f"error: {flags[0]}: accepted: different whole numbers") and not (tmp_path / "out").exists()
+    assert (
+        said.startswith(f"error: {flags[0]}: accepted: different whole numbers")
+        and not (tmp_path / "out").exists()
+    )
 
 
 def test_the_small_network_is_as_small_as_it_says():
@@ -181,13 +232,16 @@ def test_the_small_network_is_as_small_as_it_says():
 def test_clients_that_share_nothing_have_labels_and_axes_of_their_own():
     x, y, _ = unshared.read(None)
     assert x.shape == (1797, 64) and np.square(x).mean() == pytest.approx(1, abs=1e-4)
-    own, rotated = (unshared.clients_of(f"{kind}-20", (x, y, None))(3) for kind in ("own", "rotated"))
+    own, rotated = (
+        unshared.clients_of(f"{kind}-20", (x, y, None))(3) for kind in ("own", "rotated")
+    )
     assert own.train.size.tolist() == rotated.train.size.tolist() == [20] * 8
     known = {row.tobytes(): label for row, label in zip(x, y, strict=True)}
     for k in range(8):
         shown = zip(np.asarray(own.train.x[k]), np.asarray(own.train.y[k]), strict=True)
         pairs = {(known[row.tobytes()], int(label)) for row, label in shown}
-        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})  # one-to-one
+        # one-to-one
+        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
     lengths = np.linalg.norm(np.asarray(rotated.train.x[0]), axis=1)
     everyone = np.linalg.norm(x, axis=1)
     assert all(np.abs(everyone - length).min() < 1e-3 for length in lengths)
@@ -195,17 +249,34 @@ def test_clients_that_share_nothing_have_labels_and_axes_of_their_own():
 
 @pytest.mark.long
 def test_methods_are_compared_with_local_for_each_client(tmp_path, monkeypatch, capsys):
-    flags = ["--cells=own-20", "--methods=local,federico", "--seeds=0,1", "--rounds=2", f"--out={tmp_path}"]
+    flags = [
+        "--cells=own-20",
+        "--methods=local,federico",
+        "--seeds=0,1",
+        "--rounds=2",
+        f"--out={tmp_path}",
+    ]
     monkeypatch.setattr("sys.argv", ["unshared", *flags])
     unshared.main()
     table = dict(line.split(",", 1) for line in (tmp_path / "table.csv").read_text().splitlines())
-    of = lambda name, seed: files.read_npz(tmp_path / "own-20" / name / f"seed-{seed}" / "results.npz")
-    local, federico = ([100 * of(name, seed)["accuracy_test"][-1] for seed in (0, 1)] for name in ("local", "federico"))
-    gain, losing = np.mean(federico) - np.mean(local), np.mean(np.subtract(federico, local) < -5)
+
+    def of(name, seed):
+        return files.read_npz(tmp_path / "own-20" / name / f"seed-{seed}" / "results.npz")
+
+    local, federico = (
+        [100 * of(name, seed)["accuracy_test"][-1] for seed in (0, 1)]
+        for name in ("local", "federico")
+    )
+    gain = np.mean(federico) - np.mean(local)
+    losing = np.mean(np.subtract(federico, local) < -5)
     assert float(table["local"]) == pytest.approx(np.mean(local), abs=0.06)
-    accuracy, told, lost = table["federico"].strip('"').split(", ", 1)[0], table["federico"], f"{losing:.0%}"
+    accuracy = table["federico"].strip('"').split(", ", 1)[0]
+    told = table["federico"]
+    lost = f"{losing:.0%}"
     assert float(accuracy) == pytest.approx(np.mean(federico), abs=0.06)
-    assert lost in told and float(told.split(", ")[1].split(" [")[0]) == pytest.approx(gain, abs=0.06)
+    assert lost in told and float(told.split(", ")[1].split(" [")[0]) == pytest.approx(
+        gain, abs=0.06
+    )
     assert "own-20" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["unshared", "--cells=twins"])
     with pytest.raises(SystemExit) as error:

@@ -41,12 +41,15 @@ def by_numpy(x, y, layer):
 def test_an_update_of_one_step_is_the_gradient_and_reveals_example_and_label():
     victims, model, params, gradients = seen()
     for k, gradient in enumerate(gradients):
-        x, y = victims.train.x[k, 0], victims.train.y[k, 0]
+        x = victims.train.x[k, 0]
+        y = victims.train.y[k, 0]
         kernel, bias = by_numpy(x, y, params["Dense_0"])
         np.testing.assert_allclose(gradient["Dense_0"]["kernel"], kernel, rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(gradient["Dense_0"]["bias"], bias, rtol=1e-3, atol=1e-5)
         assert inversion.label_of(gradient, 3) == np.argmin(bias) == y
-        found = inversion.reconstructed(model, SEARCH, jax.random.key(0), params, gradient, jnp.int32(y))
+        found = inversion.reconstructed(
+            model, SEARCH, jax.random.key(0), params, gradient, jnp.int32(y)
+        )
         np.testing.assert_allclose(found, kernel[:, y] / bias[y], atol=0.02)  # which is x, exactly
         np.testing.assert_allclose(found, x, atol=0.02)
 
@@ -65,7 +68,9 @@ def test_a_hidden_layer_reveals_the_example_as_well():
 
 @pytest.mark.slow
 def test_what_is_seen_is_what_clipping_noise_and_compression_leave():
-    flat = lambda gradient: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
+    def flat(gradient):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)])
+
     plain = flat(seen()[3][0])
     clipped = flat(seen(privacy=pfl.Privacy(clip_norm=0.1))[3][0])
     np.testing.assert_allclose(clipped, 0.1 * plain / np.linalg.norm(plain), rtol=1e-3, atol=1e-5)
@@ -77,15 +82,29 @@ def test_what_is_seen_is_what_clipping_noise_and_compression_leave():
 
 
 def test_the_table_has_the_error_of_the_picture():
-    originals, found = np.zeros((2, 4)), np.array([[0.6] * 4, [0.0, 0, 0, 1.2]])
+    originals = np.zeros((2, 4))
+    found = np.array([[0.6] * 4, [0.0, 0, 0, 1.2]])
     row = inversion.row_of("noise", originals, found, [True, False], SEARCH)
-    assert row["mse"] == pytest.approx((0.01 + 0.01) / 2) and row["psnr"] == pytest.approx(20) and row["labels"] == 1
-    np.testing.assert_allclose(inversion.total_variation(jnp.array([[0.0, 1], [2, 5]])), (2 + 4) / 2 + (1 + 3) / 2)
+    assert (
+        row["mse"] == pytest.approx((0.01 + 0.01) / 2)
+        and row["psnr"] == pytest.approx(20)
+        and row["labels"] == 1
+    )
+    np.testing.assert_allclose(
+        inversion.total_variation(jnp.array([[0.0, 1], [2, 5]])), (2 + 4) / 2 + (1 + 3) / 2
+    )
 
 
 @pytest.mark.slow
 def test_the_command_shows_that_noise_protects(tmp_path):
-    words = ["--victims=2", "--hidden=8", "--guesses=200", "--tries=1", "--noises=1", "--compressions="]
+    words = [
+        "--victims=2",
+        "--hidden=8",
+        "--guesses=200",
+        "--tries=1",
+        "--noises=1",
+        "--compressions=",
+    ]
     printed = commands.call(inversion.COMMAND, *words, f"--out={tmp_path}")
     plain, noised = commands.rows_of(tmp_path)
     assert plain["mse"] < 0.01 < noised["mse"] and "2 of 2" in printed

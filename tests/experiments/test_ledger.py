@@ -146,7 +146,9 @@ def test_a_table_of_runs_has_means_sample_deviations_leads_and_the_papers_values
     )
     assert f"| federico | {best.mean():.1f} ± {best.std(ddof=1):.1f} | 56.6 |  |" in made
     assert made.startswith("|  | D=2, n = 3 | paper, CIFAR-10 | federico above |")
-    assert "not kept" not in tables.block("one", entry) and "not kept" in tables.block("one", entries.made(GIVEN))
+    assert "not kept" not in tables.block("one", entry) and "not kept" in tables.block(
+        "one", entries.made(GIVEN)
+    )
 
 
 def test_a_cell_with_fewer_runs_says_so():
@@ -170,7 +172,11 @@ def test_orders_hold_differ_or_tie():
     pairs = list(zip(ours, [50, 40, 60, 10], strict=True))
     assert scoreboard.counted(pairs) == {"hold": 3, "differ": 2, "tie": 1}
     # a tie in the paper's values counts as one too
-    assert scoreboard.counted([(Value(90), 50), (Value(80), 50.4)]) == {"hold": 0, "differ": 0, "tie": 1}
+    assert scoreboard.counted([(Value(90), 50), (Value(80), 50.4)]) == {
+        "hold": 0,
+        "differ": 0,
+        "tie": 1,
+    }
 
 
 def test_deviations_make_ties():
@@ -178,21 +184,31 @@ def test_deviations_make_ties():
     assert scoreboard.order(Value(80, 4.0, 6), Value(77, 4.0, 6)) == 0
     assert scoreboard.order(Value(80, 4.0, 16), Value(77, 4.0, 16)) == 1
     assert scoreboard.order(Value(77, 4.0, 16), Value(80, 4.0, 16)) == -1
-    runs = lambda *values: entries.summary({(None, seed): value for seed, value in enumerate(values)})
-    assert scoreboard.order(runs(70, 80, 90), runs(69, 79, 89)) == 1  # paired, the difference is 1 in every run
+
+    def runs(*values):
+        return entries.summary({(None, seed): value for seed, value in enumerate(values)})
+
+    # paired, the difference is 1 in every run
+    assert scoreboard.order(runs(70, 80, 90), runs(69, 79, 89)) == 1
 
 
 def test_the_scoreboard_counts_every_column_that_has_the_papers_values():
     raw = of_runs()
-    made = scoreboard.table({"one": entries.made(raw), "given": entries.made(GIVEN)}, {"one": "page.md"})
+    made = scoreboard.table(
+        {"one": entries.made(raw), "given": entries.made(GIVEN)}, {"one": "page.md"}
+    )
     *_, line, paper, whole = made.splitlines()
     assert line == "| FedeRiCo, Table 1, CIFAR-10 | [one](page.md#one), D=2 | 2 | 0 | 0 | 1 |"
-    assert paper.startswith("| **FedeRiCo** |") and whole.endswith("| 0 (0 %) | 0 (0 %) | 1 (100 %) |")
+    assert paper.startswith("| **FedeRiCo** |") and whole.endswith(
+        "| 0 (0 %) | 0 (0 %) | 1 (100 %) |"
+    )
 
 
 def git(folder, *words):
     own = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-    told = subprocess.run(["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True)
+    told = subprocess.run(
+        ["git", *own, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
     return told.stdout.strip()
 
 
@@ -206,13 +222,19 @@ def test_stale_tables_are_those_whose_files_changed(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    commit = lambda text: git(tmp_path, "add", "-A") + git(tmp_path, "commit", "-qm", text)
+
+    def commit(text):
+        return git(tmp_path, "add", "-A") + git(tmp_path, "commit", "-qm", text)
+
     git(tmp_path, "init", "-q")
     commit("before")
     before = git(tmp_path, "rev-parse", "HEAD")
-    of = lambda *methods, **values: entries.made(
-        copy.deepcopy(GIVEN) | {"commit": before, "methods": [*methods], "command": ""} | values
-    )
+
+    def of(*methods, **values):
+        return entries.made(
+            copy.deepcopy(GIVEN) | {"commit": before, "methods": [*methods], "command": ""} | values
+        )
+
     both = {"new": of("fedavg"), "old": of("local", date="2026-11-01")}
     assert stale.lines(both, tmp_path) == []
     (tmp_path / "pfljax/algorithms/common/averaging.py").write_text("x = 1\n")
@@ -222,7 +244,10 @@ def test_stale_tables_are_those_whose_files_changed(tmp_path):
     ]
     (tmp_path / "pfljax/local/solve.py").write_text("x = 1\n")
     oldest, newest = stale.lines(both, tmp_path)  # a change that is not committed counts, too
-    assert oldest.startswith("2026-11-01  old:") and newest == "2026-11-22  new: own files none; engine 1 files"
+    assert (
+        oldest.startswith("2026-11-01  old:")
+        and newest == "2026-11-22  new: own files none; engine 1 files"
+    )
 
 
 def test_stale_says_what_it_cannot_know(root, capsys):
@@ -233,7 +258,13 @@ def test_stale_says_what_it_cannot_know(root, capsys):
 def finished(folder, method, seed, accuracy, commit="0123456789abcdef"):
     """A finished run's folder, as far as the ledger reads it."""
     folder.mkdir(parents=True)
-    last = {"round": 10, "accuracy": accuracy, "accuracy_mean": accuracy, "bytes_down": 3e6, "bytes_up": 2e6}
+    last = {
+        "round": 10,
+        "accuracy": accuracy,
+        "accuracy_mean": accuracy,
+        "bytes_down": 3e6,
+        "bytes_up": 2e6,
+    }
     (folder / "summary.json").write_text(json.dumps({"last": last, "seed": seed, "unseen": None}))
     config = {
         "flags": {"method": method, "learning_rate": 0.1},
@@ -249,7 +280,14 @@ def test_add_makes_an_entry_of_finished_runs(root, tmp_path, capsys):
     for seed, accuracy in enumerate([0.5, 0.7]):
         finished(out / "D2" / "local" / f"split-3-seed-{seed}", "local", seed, accuracy)
         finished(out / "D2" / "faithful" / f"split-3-seed-{seed}", "federico", seed, accuracy + 0.1)
-    words = ["add", "new", str(out), "--figures=accuracy,megabytes", "--lead=faithful", "--machine=2 CPU cores"]
+    words = [
+        "add",
+        "new",
+        str(out),
+        "--figures=accuracy,megabytes",
+        "--lead=faithful",
+        "--machine=2 CPU cores",
+    ]
     assert main([*words, "--paper=federico.TABLE1.cifar10.{row}.{column}"], root) == 0
     assert "no page shows it" in capsys.readouterr().out
     entry = entries.read(root)["new"]
@@ -269,11 +307,16 @@ def test_add_takes_the_cells_of_an_experiments_own_table(root, tmp_path):
     out = tmp_path / "out"
     for seed in (0, 1):
         finished(out / "local" / f"seed-{seed}", "local", seed, 0.5)
-    (out / "table.csv").write_text("groups,reading,accuracy,paper,paper\n2,mean,60.0 ± 1.2,40.1 ± 2.8,1\n2,sum,1,2,3\n")
+    (out / "table.csv").write_text(
+        "groups,reading,accuracy,paper,paper\n2,mean,60.0 ± 1.2,40.1 ± 2.8,1\n2,sum,1,2,3\n"
+    )
     assert main(["add", "new", str(out), "--cells"], root) == 0
     entry = entries.read(root)["new"]
     assert [column.head for column in entry.columns] == ["reading", "accuracy", "paper", "paper #2"]
-    assert [row.cells for row in entry.rows] == [["mean", "60.0 ± 1.2", "40.1", "1"], ["sum", "1", "2", "3"]]
+    assert [row.cells for row in entry.rows] == [
+        ["mean", "60.0 ± 1.2", "40.1", "1"],
+        ["sum", "1", "2", "3"],
+    ]
     assert entry.runs is not None and len(entry.runs) == 2
     assert "| 2 | mean | 60.0 ± 1.2 | 40.1 | 1 |" in tables.table(entry)
 
@@ -287,7 +330,12 @@ def test_add_refuses_folders_without_runs_and_runs_without_a_commit(root, tmp_pa
     known = ["add", "new", str(tmp_path / "out"), "--commit=abc"]
     assert main([*known, "--cells"], root) == 1
     assert "table.csv" in capsys.readouterr().err
-    for paper in ("federico.TABLE9.cifar10", "nobody.TABLE1.cifar10", "federico.TABLE1.{method}", "federico"):
+    for paper in (
+        "federico.TABLE9.cifar10",
+        "nobody.TABLE1.cifar10",
+        "federico.TABLE1.{method}",
+        "federico",
+    ):
         assert main([*known, f"--paper={paper}"], root) == 1
         assert f"paper {paper}; accepted" in capsys.readouterr().err
     assert main(known, root) == 0

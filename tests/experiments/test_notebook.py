@@ -30,7 +30,11 @@ def execute(tmp_path_factory):
 
     def execute(notebook, **variables):
         folder = tmp_path_factory.mktemp("notebook")
-        executed(notebook, folder, **({"PFLJAX_CACHE": str(cache), "PFLJAX_NOTEBOOK": "small"} | variables))
+        executed(
+            notebook,
+            folder,
+            **({"PFLJAX_CACHE": str(cache), "PFLJAX_NOTEBOOK": "small"} | variables),
+        )
         return {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
 
     return execute
@@ -56,7 +60,9 @@ def table(outputs):
     """The rows of the only table."""
     (shown,) = of_kind(outputs, "text/markdown")
     heads, _, *rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if "|" in line
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.splitlines()
+        if "|" in line
     ]
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
@@ -67,7 +73,8 @@ def test_the_committed_file_is_whole():
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)
     assert notebook.metadata.accelerator == "TPU" and notebook.metadata.kernelspec.name == "python3"
-    before, counts = None, []
+    before = None
+    counts = []
     for cell in notebook.cells:
         if cell.cell_type == "code":
             counts.append(cell.execution_count)
@@ -78,7 +85,12 @@ def test_the_committed_file_is_whole():
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
     for name in ("collaboration", "weights", "accuracy", "comparison", "scaling-figure"):
         assert len(of_kind(outputs[name], "image/png")) == 1, name
-    assert [row["method"] for row in table(outputs["compare"])] == ["local", "fedavg", "fedavg_plus", "federico"]
+    assert [row["method"] for row in table(outputs["compare"])] == [
+        "local",
+        "fedavg",
+        "fedavg_plus",
+        "federico",
+    ]
     check_stored(notebook)
 
 
@@ -86,7 +98,10 @@ def test_outputs_that_are_large_or_name_a_folder_are_not_stored():
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[])])
     check_stored(notebook)
     home = str(Path.home() / "runs")
-    for text, said in (("x" * 1_000_001, "bytes; accepted: at most"), (home, "an output of the cell .* names")):
+    for text, said in (
+        ("x" * 1_000_001, "bytes; accepted: at most"),
+        (home, "an output of the cell .* names"),
+    ):
         notebook.cells[0].outputs = [nbformat.v4.new_output("stream", text=text)]
         with pytest.raises(ValueError, match=said):
             check_stored(notebook)
@@ -105,7 +120,12 @@ def test_there_is_a_kernel():
 @pytest.mark.long
 def test_it_runs_and_shows_what_it_promises(execute):
     outputs = execute(read())
-    assert not [name for name, of_cell in outputs.items() for output in of_cell if output.output_type == "error"]
+    assert not [
+        name
+        for name, of_cell in outputs.items()
+        for output in of_cell
+        if output.output_type == "error"
+    ]
 
     assert "nothing is installed" in text(outputs["install"])
     assert re.match(r"\d+ x cpu \(cpu\)\njax \d", text(outputs["devices"]))
@@ -118,14 +138,20 @@ def test_it_runs_and_shows_what_it_promises(execute):
     for name in ("collaboration", "weights", "accuracy", "comparison", "scaling-figure"):
         assert len(of_kind(outputs[name], "image/png")) == 1, name
     assert f"accuracy {100 * accuracy:.1f} %" in text(outputs["result"])
-    assert all(0 <= float(found) <= 1 for found in re.findall(r"probability ([\d.]+)", text(outputs["result"])))
+    assert all(
+        0 <= float(found) <= 1
+        for found in re.findall(r"probability ([\d.]+)", text(outputs["result"]))
+    )
 
     rows = table(outputs["compare"])
     assert [row["method"] for row in rows] == ["local", "fedavg", "fedavg_plus", "federico"]
     assert all(0 < float(row["test accuracy, %"].split()[0]) < 100 for row in rows)
     sent = [float(found) for found in re.findall(r"([\d.]+) KiB sent", text(outputs["adapters"]))]
     assert len(sent) == 2 and sent[1] < sent[0] / 2
-    assert re.findall(r"^(\d+) clients: [\d.]+ s a round", text(outputs["scaling"]), re.M) == ["4", "8"]
+    assert re.findall(r"^(\d+) clients: [\d.]+ s a round", text(outputs["scaling"]), re.M) == [
+        "4",
+        "8",
+    ]
 
     for name in ("summary.json", "report.html", "table.md", "results.npz"):
         assert name in text(outputs["files"])
@@ -133,7 +159,9 @@ def test_it_runs_and_shows_what_it_promises(execute):
 
 def test_a_wrong_size_says_what_is_accepted(execute):
     notebook = only(read(), "parameters", "sizes")
-    notebook.cells.insert(1, nbformat.v4.new_code_cell("import os\nfrom types import SimpleNamespace as Space"))
+    notebook.cells.insert(
+        1, nbformat.v4.new_code_cell("import os\nfrom types import SimpleNamespace as Space")
+    )
     notebook.cells.insert(2, nbformat.v4.new_code_cell("device = Space(platform='cpu')"))
     with pytest.raises(CellExecutionError, match="SIZE=huge: accepted: auto, small"):
         execute(notebook, PFLJAX_NOTEBOOK="huge")
@@ -149,7 +177,8 @@ def test_a_wrong_size_says_what_is_accepted(execute):
     ],
 )
 def test_installing_leaves_the_accelerator_its_jax(before, after, commands):
-    versions, run = dict(before), []
+    versions = dict(before)
+    run = []
 
     def version(package):
         if package not in versions:
@@ -169,10 +198,17 @@ def test_installing_leaves_the_accelerator_its_jax(before, after, commands):
 def run_install(SOURCE, version, run, present=()):
     """Runs the install cell with other versions, another pip, and only the modules that are present."""
     code = source("install")
-    find = lambda name: name in present or None
+
+    def find(name):
+        return name in present or None
+
     fakes = {
-        "importlib": SimpleNamespace(util=SimpleNamespace(find_spec=find), invalidate_caches=lambda: None),
-        "metadata": SimpleNamespace(version=version, PackageNotFoundError=metadata.PackageNotFoundError),
+        "importlib": SimpleNamespace(
+            util=SimpleNamespace(find_spec=find), invalidate_caches=lambda: None
+        ),
+        "metadata": SimpleNamespace(
+            version=version, PackageNotFoundError=metadata.PackageNotFoundError
+        ),
         "subprocess": SimpleNamespace(run=run),
         "sys": sys,
         "Path": Path,
@@ -186,13 +222,21 @@ def test_what_is_installed(tmp_path, monkeypatch):
     installed = []
 
     def install(source="", present=()):
-        run_install(source, lambda package: "1", lambda command, check: installed.append(command[-1]), present)
+        run_install(
+            source,
+            lambda package: "1",
+            lambda command, check: installed.append(command[-1]),
+            present,
+        )
         return installed.pop() if installed else None
 
     folder = tmp_path / "checkout" / "experiments" / "notebooks"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    with pytest.raises(ValueError, match=r"SOURCE: empty, .*; accepted: a wheel, a checkout's folder, a git address"):
+    with pytest.raises(
+        ValueError,
+        match=r"SOURCE: empty, .*; accepted: a wheel, a checkout's folder, a git address",
+    ):
         install()
     assert install(present=["pfljax", "flax", "optax"]) is None
     (tmp_path / "checkout" / "pfljax").mkdir()
@@ -203,4 +247,6 @@ def test_what_is_installed(tmp_path, monkeypatch):
         (folder / f"pfljax-0.{number}.0-py3-none-any.whl").touch()
     assert install() == str(folder / "pfljax-0.2.0-py3-none-any.whl")
     assert install("pfljax-0.1.0-py3-none-any.whl") == str(folder / "pfljax-0.1.0-py3-none-any.whl")
-    assert install("https://host/name") == install("git+https://host/name") == "git+https://host/name"
+    assert (
+        install("https://host/name") == install("git+https://host/name") == "git+https://host/name"
+    )

@@ -33,13 +33,18 @@ def local(w, x, y, rate):
     """Epochs of SGD on a client's examples, in order."""
     for first in [*range(0, len(y), shared.BATCH)] * shared.EPOCHS:
         slopes = gradient(w, x[first : first + shared.BATCH], y[first : first + shared.BATCH])
-        w = tuple((a - rate * da, b - rate * db) for (a, b), (da, db) in zip(w, slopes, strict=True))
+        w = tuple(
+            (a - rate * da, b - rate * db) for (a, b), (da, db) in zip(w, slopes, strict=True)
+        )
     return w
 
 
 def average(models, weights):
     """The weighted mean of models."""
-    mean = lambda layer, leaf: np.average([model[layer][leaf] for model in models], axis=0, weights=weights)
+
+    def mean(layer, leaf):
+        return np.average([model[layer][leaf] for model in models], axis=0, weights=weights)
+
     return tuple((mean(layer, 0), mean(layer, 1)) for layer in (0, 1))
 
 
@@ -48,13 +53,21 @@ def fedavg(rate=shared.RATE, weigh=len, start=0.0):
 
     def play(task, on_round):
         layers = [task.start[f"Dense_{number}"] for number in (0, 1)]
-        w = tuple((np.float64(layer["kernel"]) + start, np.float64(layer["bias"])) for layer in layers)
+        w = tuple(
+            (np.float64(layer["kernel"]) + start, np.float64(layer["bias"])) for layer in layers
+        )
         data = [task.arrays(client) for client in range(len(SIZES))]
 
         def snapshot():
-            named = {f"Dense_{n}": {"kernel": np.float32(a), "bias": np.float32(b)} for n, (a, b) in enumerate(w)}
+            named = {
+                f"Dense_{n}": {"kernel": np.float32(a), "bias": np.float32(b)}
+                for n, (a, b) in enumerate(w)
+            }
             (a, b), (c, d) = w
-            right = [(np.maximum(x @ a + b, 0) @ c + d).argmax(axis=1) == y for x, y in (p["test"] for p in data)]
+            right = [
+                (np.maximum(x @ a + b, 0) @ c + d).argmax(axis=1) == y
+                for x, y in (p["test"] for p in data)
+            ]
             return Snapshot({"global": named}, float(np.concatenate(right).mean()))
 
         while True:
@@ -66,7 +79,13 @@ def fedavg(rate=shared.RATE, weigh=len, start=0.0):
 
 
 def cell(play, **options):
-    return Cell(pfl.FedAvg(), lambda state: {"global": tree.first(state.models)}, play, sizes=SIZES, **options)
+    return Cell(
+        pfl.FedAvg(),
+        lambda state: {"global": tree.first(state.models)},
+        play,
+        sizes=SIZES,
+        **options,
+    )
 
 
 @pytest.mark.slow
@@ -89,9 +108,14 @@ def test_a_wrong_peer_is_far_away(wrong):
     [
         (fedavg(start=1e-3), "initial parameters differ by 0.001"),
         pytest.param(
-            lambda task, on_round: on_round(lambda: Snapshot({}, 0.0)), "different parameters", marks=pytest.mark.slow
+            lambda task, on_round: on_round(lambda: Snapshot({}, 0.0)),
+            "different parameters",
+            marks=pytest.mark.slow,
         ),
-        (lambda task, on_round: on_round(lambda: Snapshot({"global": {"x": np.ones(2)}}, 0.0)), "different parameters"),
+        (
+            lambda task, on_round: on_round(lambda: Snapshot({"global": {"x": np.ones(2)}}, 0.0)),
+            "different parameters",
+        ),
         (lambda task, on_round: None, "the peer played -1 rounds"),
     ],
 )
@@ -103,7 +127,10 @@ def test_what_cannot_be_compared_is_refused(play, said):
 def test_clients_have_their_sizes_and_five_classes_as_often():
     federation = shared.digits((20, 40))
     assert np.asarray(federation.train.size).tolist() == [20, 40]
-    counts = [np.bincount(np.asarray(federation.train.y[k, : 20 * (k + 1)]), minlength=10) for k in range(2)]
+    counts = [
+        np.bincount(np.asarray(federation.train.y[k, : 20 * (k + 1)]), minlength=10)
+        for k in range(2)
+    ]
     assert counts[0].tolist() == [4] * 5 + [0] * 5 and counts[1].tolist() == [0] + [8] * 5 + [0] * 4
 
 
@@ -126,7 +153,10 @@ def test_results_are_kept(monkeypatch, tmp_path, capsys):
     assert "| FedAvg |" in (tmp_path / "out" / "parity.md").read_text()
     known["FedAvg"] = cell(lambda task, on_round: pytest.fail("measured twice"))
     call(monkeypatch, *flags, "--rounds=1")
-    for wrong, said in (("--rounds=2", "choose a new folder"), ("--methods=Else", "accepted: FedAvg; Other")):
+    for wrong, said in (
+        ("--rounds=2", "choose a new folder"),
+        ("--methods=Else", "accepted: FedAvg; Other"),
+    ):
         with pytest.raises(SystemExit):
             call(monkeypatch, *flags, "--rounds=1", wrong)
         assert said in capsys.readouterr().err
@@ -138,7 +168,9 @@ def test_a_folder_that_is_no_checkout_is_one_line(peer, monkeypatch, tmp_path, c
         call(monkeypatch, f"--peer={peer}", f"--peer_folder={tmp_path}")
     said = capsys.readouterr().err.splitlines()[-1]
     _, repository, sign = command.PEERS[peer]
-    assert f"--peer_folder={tmp_path}: accepted: a checkout of {repository}, which has {sign}" in said
+    assert (
+        f"--peer_folder={tmp_path}: accepted: a checkout of {repository}, which has {sign}" in said
+    )
 
 
 SCRIPT = """
@@ -186,7 +218,10 @@ def of_script(folder, monkeypatch, **knobs):
         **options,
     )
     local = {"epochs": 1, "optimizer": authors.heavy(**knobs)}
-    mine = lambda state: {"global": tree.first(state.models)}
+
+    def mine(state):
+        return {"global": tree.first(state.models)}
+
     return Cell(pfl.FedAvg(), mine, play, sizes=(20, 20), local=local)
 
 
@@ -200,6 +235,11 @@ def test_a_script_of_authors_is_played_quietly_and_in_order(tmp_path, monkeypatc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("knobs", [{"momentum": 0.4, "decay": 0.01}, {"momentum": 0.5, "decay": 0.1}])
+@pytest.mark.parametrize(
+    "knobs", [{"momentum": 0.4, "decay": 0.01}, {"momentum": 0.5, "decay": 0.1}]
+)
 def test_another_optimizer_than_the_script_has_is_far_away(knobs, tmp_path, monkeypatch):
-    assert shared.measure(of_script(tmp_path, monkeypatch, **knobs), [2])["rows"][0]["difference"] > 1e-4
+    assert (
+        shared.measure(of_script(tmp_path, monkeypatch, **knobs), [2])["rows"][0]["difference"]
+        > 1e-4
+    )

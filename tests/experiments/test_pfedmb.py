@@ -22,9 +22,15 @@ def test_table1_has_both_averages_and_tunes_everybody(tmp_path):
     printed = call(table1, "--methods=local,pfedmb", "--seeds=0", f"--out={tmp_path}")
     assert "paper, CIFAR-10" in printed and "89.5" in printed and "87.3" in printed
     assert [row["method"] for row in rows_of(tmp_path)] == ["local", paper.WITHOUT, "pfedmb"]
-    plain, own = (flags_of(tmp_path / "pairs" / name) for name in ("pfedmb-plain-average", "pfedmb"))
+    plain, own = (
+        flags_of(tmp_path / "pairs" / name) for name in ("pfedmb-plain-average", "pfedmb")
+    )
     assert (plain["pfedmb.averaging"], own["pfedmb.averaging"]) == ("plain", "alpha")
-    assert own["pfedmb.per_layer"] is False and own["fine_tune_epochs"] == 5 and own["num_clients"] == 10
+    assert (
+        own["pfedmb.per_layer"] is False
+        and own["fine_tune_epochs"] == 5
+        and own["num_clients"] == 10
+    )
     scored = files.read_json(tmp_path / "pairs" / "local" / "seed-0" / "summary.json")["scored"]
     assert scored == "each client's own model, fine-tuned by each client on its training data"
 
@@ -34,7 +40,13 @@ def test_table2_has_two_partitions_and_two_sizes(tmp_path):
     printed = call(table2, "--methods=fedavg", "--clients=5,20", f"--out={tmp_path}")
     assert "Dirichlet" in printed and "two classes" in printed
     (row,) = rows_of(tmp_path)
-    assert row.keys() == {"method", "pathological-5", "pathological-20", "dirichlet-5", "dirichlet-20"}
+    assert row.keys() == {
+        "method",
+        "pathological-5",
+        "pathological-20",
+        "dirichlet-5",
+        "dirichlet-20",
+    }
     few, many = (flags_of(tmp_path / f"dirichlet-{n}" / "fedavg") for n in (5, 20))
     assert (few["participation"], many["participation"], many["partition_alpha"]) == (1.0, 0.2, 0.5)
 
@@ -45,7 +57,10 @@ def test_pairs_find_each_other(tmp_path):
     commands.call(figure3.COMMAND, "--seeds=0", f"--out={tmp_path}")
     rows = rows_of(tmp_path)
     assert [(row["averaging"], row["seed"]) for row in rows] == [("alpha", 0), ("plain", 0)]
-    assert sum(cosine > 0.95 for cosine in rows[0]["cosines"]) >= 4 and len(set(rows[0]["branches"])) >= 4
+    assert (
+        sum(cosine > 0.95 for cosine in rows[0]["cosines"]) >= 4
+        and len(set(rows[0]["branches"])) >= 4
+    )
     assert (tmp_path / "figure3.png").stat().st_size > 5000
 
 

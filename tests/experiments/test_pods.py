@@ -16,10 +16,19 @@ from pfljax.planner.targets import Chip, Target
 def test_a_row_for_each_exchange_and_an_entry(monkeypatch, tmp_path):
     chip = Chip(1 << 30, 1e12, 1e11, 1e10)
     monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:2], chip, {}))
-    words = ("--networks=mlp", "--targets=tpu:v5e:1x2", "--num_clients=1,2", "--methods=local", f"--out={tmp_path}")
+    words = (
+        "--networks=mlp",
+        "--targets=tpu:v5e:1x2",
+        "--num_clients=1,2",
+        "--methods=local",
+        f"--out={tmp_path}",
+    )
     out = call(pods.COMMAND, *words)
-    assert [row.split(" MLP")[0] for row in out.splitlines()] == ["Local training"]  # 1 client is left out
-    rows = json.loads((tmp_path / "pods.json").read_text())["mlp tpu:v5e:1x2 2 local vmap device float32"]
+    # 1 client is left out
+    assert [row.split(" MLP")[0] for row in out.splitlines()] == ["Local training"]
+    rows = json.loads((tmp_path / "pods.json").read_text())[
+        "mlp tpu:v5e:1x2 2 local vmap device float32"
+    ]
     entry = json.loads((tmp_path / "entry.json").read_text())
     assert len(rows) == len(entry["rows"]) == 1 and rows[0]["milliseconds"] > 0
     assert call(pods.COMMAND, *words) == out
@@ -30,7 +39,12 @@ def test_a_table_of_methods_tells_what_does_not_compile(monkeypatch, tmp_path):
     """With a network in Linen and in NNX; FedIT needs adapters."""
     chip = Chip(1 << 30, 1e12, 1e11, 1e10)
     monkeypatch.setattr(targets, "find", lambda name: Target(name, jax.devices()[:1], chip, {}))
-    words = ("--networks=small,small_nnx", "--targets=tpu:v5e:1x1", "--num_clients=2", "--methods=local,fedit")
+    words = (
+        "--networks=small,small_nnx",
+        "--targets=tpu:v5e:1x1",
+        "--num_clients=2",
+        "--methods=local,fedit",
+    )
     call(pods.COMMAND, *words, "--plans=map", "--table=methods", f"--out={tmp_path}")
     entry = json.loads((tmp_path / "entry.json").read_text())
     assert [column["head"] for column in entry["columns"]] == [

@@ -22,7 +22,11 @@ def test_products_inside_of_loops_and_calls_are_counted():
 
 
 def test_operations_of_a_convolution():
-    conv = lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    def conv(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
     jaxpr = jax.make_jaxpr(conv)(jnp.ones((2, 8, 6, 3)), jnp.ones((3, 3, 3, 4))).jaxpr
     (found,) = roofline.products(jaxpr)
     assert found.flop == 2 * (2 * 8 * 6 * 4) * (3 * 3 * 3)
@@ -31,11 +35,19 @@ def test_operations_of_a_convolution():
 def test_operations_of_a_network_with_convolutions():
     """Each layer's product, and those of the gradients of its kernel and, except in the first, of its input."""
     model = models.build(models.CNN(channels=(4, 8)), (8, 8, 3), "classification", 3)
-    params, x, y = jax.eval_shape(model.init, jax.random.key(0)), jnp.zeros((5, 8, 8, 3)), jnp.zeros(5, int)
-    gradient = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, x, y).mean()))(params).jaxpr
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    x = jnp.zeros((5, 8, 8, 3))
+    y = jnp.zeros(5, int)
+    gradient = jax.make_jaxpr(jax.grad(lambda params: model.loss(params, x, y).mean()))(
+        params
+    ).jaxpr
     needed = pe.dce_jaxpr(gradient, [True] * len(gradient.outvars))[0]
-    first, second, dense = 5 * 64 * 27 * 4, 5 * 16 * 36 * 8, 5 * 32 * 3
-    assert sum(product.flop for product in roofline.products(needed)) == 2 * (2 * first + 3 * second + 3 * dense)
+    first = 5 * 64 * 27 * 4
+    second = 5 * 16 * 36 * 8
+    dense = 5 * 32 * 3
+    assert sum(product.flop for product in roofline.products(needed)) == 2 * (
+        2 * first + 3 * second + 3 * dense
+    )
 
 
 def test_the_least_work_of_an_mlp(monkeypatch):
@@ -73,4 +85,7 @@ def test_a_step_is_timed_without_what_a_call_costs(monkeypatch):
     monkeypatch.setattr(roofline.jax, "block_until_ready", wait)
     monkeypatch.setattr(roofline, "SECONDS", 20)
     start = jnp.ones(4)
-    assert roofline.seconds(make_plan("map", devices=1), lambda x: io_callback(tick, start, x), start) == 2
+    assert (
+        roofline.seconds(make_plan("map", devices=1), lambda x: io_callback(tick, start, x), start)
+        == 2
+    )

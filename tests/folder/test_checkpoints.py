@@ -16,7 +16,9 @@ def test_a_checkpoint_that_cannot_be_read_is_skipped_with_one_line(damage, tmp_p
         (tmp_path / "3").mkdir()
     like = State(Start(models=np.zeros((2, 3), np.float32)), round=np.int32(0))
     assert checkpoints.restore(tmp_path, 3, like) is None
-    (message,) = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    (message,) = [
+        record.getMessage() for record in caplog.records if "damaged" in record.getMessage()
+    ]
     before, _, reason = message.partition(" is damaged and is skipped: ")
     assert before == f"checkpoint {tmp_path / '3'}"
     assert reason and "\n" not in reason
@@ -26,11 +28,17 @@ SERVER = {"rate": np.float32([0.5])}
 MODELS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
 STATES = {
     "a server's models": State(
-        Start(SERVER, MODELS, opt_state=(np.ones(2),)), First(np.arange(4)), np.full((), 3, np.int32)
+        Start(SERVER, MODELS, opt_state=(np.ones(2),)),
+        First(np.arange(4)),
+        np.full((), 3, np.int32),
     ),
-    "clients' models": State(Start(), First({"seen": np.arange(2)}, MODELS), np.full((), 3, np.int32)),
+    "clients' models": State(
+        Start(), First({"seen": np.arange(2)}, MODELS), np.full((), 3, np.int32)
+    ),
     "rows in files": State(
-        Start(SERVER), {"slots": np.ones(4, np.uint8), "sums": np.zeros(4, np.uint32)}, np.full((), 3, np.int32)
+        Start(SERVER),
+        {"slots": np.ones(4, np.uint8), "sums": np.zeros(4, np.uint32)},
+        np.full((), 3, np.int32),
     ),
 }
 
@@ -46,7 +54,11 @@ def test_a_state_is_restored_as_it_was_saved(what, tmp_path):
 
 
 FORMER = {  # what earlier versions saved
-    "models beside the server": {"models": MODELS, "clients": np.arange(4), "round": np.full((), 3, np.int32)},
+    "models beside the server": {
+        "models": MODELS,
+        "clients": np.arange(4),
+        "round": np.full((), 3, np.int32),
+    },
     "rows in files": {
         "slots": np.ones(4, np.uint8),
         "sums": np.zeros(4, np.uint32),

@@ -11,7 +11,9 @@ from pfljax.folder import files
 
 def test_a_file_is_there_whole_or_as_before(tmp_path):
     path = tmp_path / "new" / "summary.json"
-    files.write_json(path, {"loss": float("nan"), "round": np.int64(3), "all": [np.float32(1.5), np.arange(2)]})
+    files.write_json(
+        path, {"loss": float("nan"), "round": np.int64(3), "all": [np.float32(1.5), np.arange(2)]}
+    )
     assert files.read_json(path) == {"loss": None, "round": 3, "all": [1.5, [0, 1]]}
 
     def fail(file):
@@ -20,7 +22,9 @@ def test_a_file_is_there_whole_or_as_before(tmp_path):
 
     with pytest.raises(OSError, match="full"):
         files.write_atomically(path, fail)
-    assert files.read_json(path)["round"] == 3 and [file.name for file in path.parent.iterdir()] == ["summary.json"]
+    assert files.read_json(path)["round"] == 3 and [
+        file.name for file in path.parent.iterdir()
+    ] == ["summary.json"]
 
 
 def test_temporary_names_differ_and_what_lies_there_is_not_written_to(tmp_path, monkeypatch):
@@ -44,7 +48,8 @@ def test_a_folder_that_cannot_be_written_to_is_refused_and_nothing_is_made(tmp_p
         files.check_writable(folder)
     for name in ("file", "file/x", "broken", "broken/x", "y" * 300, "a\0b"):
         with pytest.raises(
-            ArgumentError, match=r"^out=.*cannot be written to .*; accepted: an existing or new folder$"
+            ArgumentError,
+            match=r"^out=.*cannot be written to .*; accepted: an existing or new folder$",
         ):
             files.check_writable(tmp_path / name)
     with pytest.raises(ArgumentError, match=r"^profile=.*cannot be written to"):

@@ -58,7 +58,9 @@ def test_files_that_an_own_file_imports_are_among_the_sources(folder):
 
 def test_a_package_names_its_own_modules_in_full(folder, monkeypatch):
     (folder / "__init__.py").touch()
-    (folder / "mine.py").write_text("import study.helper\nfrom study.part import late\ndef update(x): return x")
+    (folder / "mine.py").write_text(
+        "import study.helper\nfrom study.part import late\ndef update(x): return x"
+    )
     (folder / "helper.py").write_text("from .deeper import f")
     monkeypatch.syspath_prepend(folder.parent)
     found = fingerprint.source(importlib.import_module("study.mine").update)
@@ -67,11 +69,13 @@ def test_a_package_names_its_own_modules_in_full(folder, monkeypatch):
 
 
 def test_a_changed_neighbor_is_named_where_versions_differ(folder):
-    described = lambda: {
-        "method": "Mine",
-        "parts": {},
-        "sources": fingerprint.source(own_files.load("method", f"{folder / 'mine.py'}:update")),
-    }
+    def described():
+        return {
+            "method": "Mine",
+            "parts": {},
+            "sources": fingerprint.source(own_files.load("method", f"{folder / 'mine.py'}:update")),
+        }
+
     before = described() | {"versions": dict.fromkeys(fingerprint.LIBRARIES, "1")}
     (folder / "helper.py").write_text("import deeper\nSCALE = 3.0")
     now = described() | {"versions": dict.fromkeys(fingerprint.LIBRARIES, "2")}

@@ -73,7 +73,8 @@ def test_a_changed_list_is_told_as_on_the_command_line():
     config = {"settings": {"--channels": ["16"], "--metrics": ["f1"], "--lr_schedule": "step"}}
     experiment = types.SimpleNamespace(config=config, program=dict)
     expected = (
-        "--channels was 128,64 and is 16; --metrics was empty and is f1; --lr_schedule was 'cosine' and is 'step'"
+        "--channels was 128,64 and is 16; --metrics was empty and is f1; --lr_schedule "
+        "was 'cosine' and is 'step'"
     )
     assert folders.changed(before, experiment) == f"with other settings: {expected}"
 
@@ -94,13 +95,17 @@ def test_a_changed_bit_in_any_part_of_a_checkpoint_is_found(copied, whole):
 
 
 @pytest.mark.parametrize("resume", [True, "if_possible", "from_scratch"])
-def test_a_run_that_has_lost_its_checkpoints_is_started_over_only_if_asked_to(resume, copied, whole):
+def test_a_run_that_has_lost_its_checkpoints_is_started_over_only_if_asked_to(
+    resume, copied, whole
+):
     for step in (4, 6):
         for path in parts_of(copied, step):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
     if resume is True:
-        with pytest.raises(ArgumentError, match=r"resume: .*run has no intact checkpoint left; resume from scratch"):
+        with pytest.raises(
+            ArgumentError, match=r"resume: .*run has no intact checkpoint left; resume from scratch"
+        ):
             resumed(copied)
         assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
     else:
@@ -133,7 +138,9 @@ def test_from_scratch_replaces_a_whole_run_but_nothing_else(copied, whole, tmp_p
     assert (other / "config.json").exists() and (other / "thesis.txt").exists()
 
 
-def test_from_scratch_empties_what_links_point_to_and_keeps_the_links(copied, whole, tmp_path, monkeypatch):
+def test_from_scratch_empties_what_links_point_to_and_keeps_the_links(
+    copied, whole, tmp_path, monkeypatch
+):
     names = ("checkpoints", "clients", "figures", "tensorboard")
     mine = tmp_path / "elsewhere" / "mine"
     for name in names:
@@ -150,12 +157,18 @@ def test_from_scratch_empties_what_links_point_to_and_keeps_the_links(copied, wh
         patch.setattr(loop, "progress", killed)  # which is shown as the first round begins
         with pytest.raises(RuntimeError, match="killed"):
             resumed(copied, "from_scratch")
-    assert all((copied / name).is_symlink() and not any((copied / name).iterdir()) for name in names)
+    assert all(
+        (copied / name).is_symlink() and not any((copied / name).iterdir()) for name in names
+    )
     assert (mine / "thesis.txt").read_text() == "mine"
-    assert "no checkpoint was saved yet; starting at round 0" in resumed(copied)  # not from the old run's weights
+    # not from the old run's weights
+    assert "no checkpoint was saved yet; starting at round 0" in resumed(copied)
     assert_same_runs(whole("local")[0], copied)
-    assert (copied / "checkpoints").is_symlink() and manifest.read(copied).damaged(copied, ROUNDS) is None
-    assert f"resumed after round {ROUNDS}" in resumed(copied)  # the empty link "clients" names no store
+    assert (copied / "checkpoints").is_symlink() and manifest.read(copied).damaged(
+        copied, ROUNDS
+    ) is None
+    # the empty link "clients" names no store
+    assert f"resumed after round {ROUNDS}" in resumed(copied)
 
 
 def test_what_cannot_be_deleted_is_told(copied, monkeypatch):
@@ -163,13 +176,18 @@ def test_what_cannot_be_deleted_is_told(copied, monkeypatch):
         raise PermissionError(13, "Permission denied", f"{path}/6")
 
     monkeypatch.setattr("shutil.rmtree", refused)
-    with pytest.raises(ArgumentError, match=r"^out=.*run: cannot delete .*checkpoints/6: Permission denied$"):
+    with pytest.raises(
+        ArgumentError, match=r"^out=.*run: cannot delete .*checkpoints/6: Permission denied$"
+    ):
         resumed(copied, "from_scratch")
     assert manifest.read(copied).rounds == ROUNDS
 
 
-def test_old_checkpoints_that_are_links_are_unlinked_and_others_are_told(copied, tmp_path, monkeypatch, caplog):
-    folder, elsewhere = copied / "checkpoints", tmp_path / "elsewhere"
+def test_old_checkpoints_that_are_links_are_unlinked_and_others_are_told(
+    copied, tmp_path, monkeypatch, caplog
+):
+    folder = copied / "checkpoints"
+    elsewhere = tmp_path / "elsewhere"
     shutil.move(folder / "4", elsewhere)
     (folder / "4").symlink_to(elsewhere)
     checkpoints.keep(folder, [6])
@@ -183,7 +201,9 @@ def test_old_checkpoints_that_are_links_are_unlinked_and_others_are_told(copied,
 def test_a_damaged_config_is_restored(content, copied, whole):
     (copied / "config.json").write_text(content)
     assert f"resumed after round {ROUNDS}" in resumed(copied)
-    assert files.read_json(copied / "config.json") == files.read_json(whole("local")[0] / "config.json")
+    assert files.read_json(copied / "config.json") == files.read_json(
+        whole("local")[0] / "config.json"
+    )
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "flipped"])
@@ -208,7 +228,10 @@ def test_a_lost_manifest_is_made_before_the_next_round(copied, monkeypatch):
     with pytest.raises(RuntimeError, match="killed"):
         resumed(copied, rounds=ROUNDS + 2)
     assert folders.whole_checkpoints(copied) == [ROUNDS]
-    assert manifest.read(copied).rounds == ROUNDS and manifest.read(copied).damaged(copied, ROUNDS) is None
+    assert (
+        manifest.read(copied).rounds == ROUNDS
+        and manifest.read(copied).damaged(copied, ROUNDS) is None
+    )
 
 
 def test_a_folder_of_a_later_version_is_refused(copied, monkeypatch):
@@ -216,7 +239,9 @@ def test_a_folder_of_a_later_version_is_refused(copied, monkeypatch):
     with monkeypatch.context() as later:
         later.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
         manifest.write(copied, {}, ROUNDS, [])
-    with pytest.raises(ArgumentError, match=r"in format 3 by another version of pfljax; accepted: format 2"):
+    with pytest.raises(
+        ArgumentError, match=r"in format 3 by another version of pfljax; accepted: format 2"
+    ):
         resumed(copied)
 
 
@@ -227,7 +252,8 @@ def test_a_lock_that_a_dead_process_left_is_taken_over(copied):
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "text", "folder", "pipe"])
 def test_what_is_not_a_lock_is_neither_written_to_nor_deleted(kind, copied, tmp_path):
-    lock, other = copied / ".lock", tmp_path / "thesis.txt"
+    lock = copied / ".lock"
+    other = tmp_path / "thesis.txt"
     other.write_text("1234")
     if kind == "text":
         lock.write_text("mine")
@@ -240,10 +266,15 @@ def test_what_is_not_a_lock_is_neither_written_to_nor_deleted(kind, copied, tmp_
     else:
         lock.symlink_to(other if kind == "link" else tmp_path / "nothing")
     with pytest.raises(
-        ArgumentError, match=r"^out=.*run: its \.lock is not a lock of pfljax; move or delete .*/\.lock$"
+        ArgumentError,
+        match=r"^out=.*run: its \.lock is not a lock of pfljax; move or delete .*/\.lock$",
     ):
         resumed(copied)
-    assert other.read_text() == "1234" and os.path.lexists(lock) and not (tmp_path / "nothing").exists()
+    assert (
+        other.read_text() == "1234"
+        and os.path.lexists(lock)
+        and not (tmp_path / "nothing").exists()
+    )
     assert kind != "text" or lock.read_text() == "mine"
 
 
@@ -268,7 +299,9 @@ def test_an_interrupted_run_saves_its_rounds(tmp_path, monkeypatch):
                 trainer.train(ROUNDS, rare)
         assert stop.value.number == signal.SIGTERM
         said = []
-        Trainer([make_experiment("local")], outs=[out], resume=True, say=said.append).train(ROUNDS, rare)
+        Trainer([make_experiment("local")], outs=[out], resume=True, say=said.append).train(
+            ROUNDS, rare
+        )
         assert f"  resumed after round {round_number}" in said
         assert_same_runs(tmp_path / "whole", out)
 
@@ -299,7 +332,9 @@ def test_the_first_signal_saves(number, tmp_path, capfd, interrupts):
         if evaluation.round == 3:
             signal.raise_signal(number)
 
-    with pytest.raises(endings.Interrupted, match="interrupted after round 3, which is saved in") as stop:
+    with pytest.raises(
+        endings.Interrupted, match="interrupted after round 3, which is saved in"
+    ) as stop:
         train(make_experiment("local"), tmp_path / "run", trackers=[signaled])
     assert stop.value.number == number and manifest.read(tmp_path / "run").rounds == 3
     assert f"{number.name}: finishing the current rounds" in capfd.readouterr().err
@@ -353,16 +388,23 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatc
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a small disk")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of files that Orbax cannot close
+# of files that Orbax cannot close
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("pages", [0, 6])
-def test_a_disk_that_fills_up_while_it_is_written_to_loses_nothing(pages, tmp_path, monkeypatch, whole):
-    place, said = tmp_path / "disk", []
+def test_a_disk_that_fills_up_while_it_is_written_to_loses_nothing(
+    pages, tmp_path, monkeypatch, whole
+):
+    place = tmp_path / "disk"
+    said = []
     place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=False
+    ).returncode:
         pytest.skip("no small disk can be made here")
     try:
         train(make_experiment("local"), place / "run", 2)
-        usage, filler = shutil.disk_usage(place), place / "filler"
+        usage = shutil.disk_usage(place)
+        filler = place / "filler"
         filler.write_bytes(bytes(usage.free - pages * 4096))  # room for some of what is written
         message = r"out of disk space in .*\. Earlier checkpoints are intact"
         with monkeypatch.context() as unseen, pytest.raises(RunError, match=message):
@@ -418,10 +460,14 @@ def test_nothing_to_resume_is_said(tmp_path):
 def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
     script = "import sys, time\nfrom pathlib import Path\nfrom pfljax.folder.locks import locked\n"
     script += "with locked([Path(sys.argv[1])], print):\n    print('held', flush=True)\n    time.sleep(60)\n"
-    other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(ArgumentError, match=f"another process .number {other.pid}. is writing to it"):
+        with pytest.raises(
+            ArgumentError, match=f"another process .number {other.pid}. is writing to it"
+        ):
             train(make_experiment("local"), tmp_path / "run")
     finally:
         other.kill()
@@ -431,7 +477,8 @@ def test_one_process_at_a_time_writes_to_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [('{"checked": true}', True), ("{}", False), ("[]", False), ("{", False)]
+    ("content", "expected"),
+    [('{"checked": true}', True), ("{}", False), ("[]", False), ("{", False)],
 )
 def test_a_run_that_started_over_to_drop_clients_says_so(tmp_path, content, expected):
     (tmp_path / "config.json").write_text(content)

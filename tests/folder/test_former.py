@@ -23,7 +23,11 @@ BEFORE = {"method": "algorithm", "group": "distribution"}
 
 def with_former_names(entries):
     """The entries as an earlier version named them; the score's direction was not among them."""
-    return {BEFORE.get(name, name): value for name, value in entries.items() if name != "higher_is_better"}
+    return {
+        BEFORE.get(name, name): value
+        for name, value in entries.items()
+        if name != "higher_is_better"
+    }
 
 
 def make_former(out):
@@ -35,7 +39,9 @@ def make_former(out):
     config = files.read_json(out / "config.json")
     config["settings"] = with_former_names(config["settings"])
     files.write_json(out / "config.json", config)
-    files.write_npz(out / "collaboration.npz", with_former_names(files.read_npz(out / "collaboration.npz")))
+    files.write_npz(
+        out / "collaboration.npz", with_former_names(files.read_npz(out / "collaboration.npz"))
+    )
 
     body = files.read_json(out / "manifest.json")["manifest"]
     body["settings"] = config["settings"]
@@ -78,7 +84,8 @@ def test_a_run_is_loaded_by_its_present_names(former_run, finished_run, digits_c
 
 
 def test_pages_show_a_run_as_they_did(former_run, finished_run):
-    now, then = RunData.read(finished_run.out), RunData.read(former_run)
+    now = RunData.read(finished_run.out)
+    then = RunData.read(former_run)
     np.testing.assert_array_equal(then.group, now.group)
     assert then.has_groups and then.knows_groups and then.client_rows == now.client_rows
     assert "fedem on" in report.write(former_run).read_text()
@@ -88,8 +95,12 @@ def test_pages_show_a_run_as_they_did(former_run, finished_run):
 
 
 def test_a_run_goes_on_with_the_same_method_alone(former_run, digits_clients):
-    with pytest.raises(ArgumentError, match="with other settings: method was 'fedem' and is 'fedavg'"):
-        fedem_run(pfl.FedAvg(), digits_clients).train(ROUNDS, eval_every=EVAL_EVERY, out=former_run, resume=True)
+    with pytest.raises(
+        ArgumentError, match="with other settings: method was 'fedem' and is 'fedavg'"
+    ):
+        fedem_run(pfl.FedAvg(), digits_clients).train(
+            ROUNDS, eval_every=EVAL_EVERY, out=former_run, resume=True
+        )
     result = fedem_run(pfl.FedEM(components=2), digits_clients).train(
         ROUNDS + 1, eval_every=EVAL_EVERY, out=former_run, resume=True, progress=False
     )
@@ -113,7 +124,9 @@ def test_finished_cells_of_a_comparison_are_read(finished_comparison, tmp_path):
     assert len(runs) == 4
     for run in runs:
         make_former(run)
-    files.write_json(out / "table.json", [with_former_names(row) for row in files.read_json(out / "table.json")])
+    files.write_json(
+        out / "table.json", [with_former_names(row) for row in files.read_json(out / "table.json")]
+    )
     before = {run: (run / "summary.json").read_bytes() for run in runs}
     pages = report.write_comparison(out / "report.html", [out])
     assert "fedavg" in pages.read_text()

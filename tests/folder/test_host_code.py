@@ -349,8 +349,12 @@ SAME = {
     "an empty line": Edit(CONSTANT, "    def score", "\n\n    def score"),
     "parentheses": Edit(CONSTANT, "(outputs > 0.25).mean()", "((outputs > 0.25).mean())"),
     "a line break": Edit(CONSTANT, "return LIMIT *", "return LIMIT \\\n            *"),
-    "a docstring": Edit(CONSTANT, "def score(outputs, y):", 'def score(outputs, y):\n        """Of all."""'),
-    "a docstring of an inner function": Edit(LAMBDA, "inner(value):", 'inner(value):\n            """Inner."""'),
+    "a docstring": Edit(
+        CONSTANT, "def score(outputs, y):", 'def score(outputs, y):\n        """Of all."""'
+    ),
+    "a docstring of an inner function": Edit(
+        LAMBDA, "inner(value):", 'inner(value):\n            """Inner."""'
+    ),
     "a docstring of a class": Edit(CLASS, "class Base:", 'class Base:\n        """A base."""'),
     "the order of a set": Edit(CONSTANT, '{"x", "y"}', '{"y", "x"}'),
     "another name for a local variable": Edit(
@@ -360,7 +364,9 @@ SAME = {
         CONSTANT, "    def score", "    def other():\n        return 1\n    def score"
     ),
     "a global that it does not use": Edit(CONSTANT, "    LIMIT", "    UNUSED = 3\n    LIMIT"),
-    "annotations": Edit(CONSTANT, "def score(outputs, y):", "def score(outputs: float, y: int) -> float:"),
+    "annotations": Edit(
+        CONSTANT, "def score(outputs, y):", "def score(outputs: float, y: int) -> float:"
+    ),
     "the order of methods": Edit(
         CLASS,
         '        limit = 0.5\n        __slots__ = ("own",)\n',
@@ -372,7 +378,9 @@ SAME = {
     "a docstring in a helper": Edit(
         HELPED, "def deeper(outputs):", 'def deeper(outputs):\n        """Mean."""', HELPER
     ),
-    "an import that it does not use": Edit(CONSTANT, "import numpy as np", "import numpy as np\n    import math"),
+    "an import that it does not use": Edit(
+        CONSTANT, "import numpy as np", "import numpy as np\n    import math"
+    ),
 }
 
 
@@ -499,7 +507,11 @@ def test_which_of_two_equal_globals_is_read_is_noticed_if_one_is_assigned_to(tmp
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("found + LIMIT", "found + found"), ("limit=LIMIT", "limit=OTHER"), ("inner(LIMIT)", "inner(OTHER)")],
+    [
+        ("found + LIMIT", "found + found"),
+        ("limit=LIMIT", "limit=OTHER"),
+        ("inner(LIMIT)", "inner(OTHER)"),
+    ],
 )
 def test_which_variable_a_helper_reads_is_noticed(old, new):
     assert syntax_of(IN_HELPER) != syntax_of(IN_HELPER.replace(old, new))
@@ -507,7 +519,9 @@ def test_which_variable_a_helper_reads_is_noticed(old, new):
 
 def test_a_default_is_not_a_local_variable():
     """Although both have the same name."""
-    other = IN_HELPER.replace("limit=LIMIT", "limit=OTHER").replace("        LIMIT = value", "        OTHER = value")
+    other = IN_HELPER.replace("limit=LIMIT", "limit=OTHER").replace(
+        "        LIMIT = value", "        OTHER = value"
+    )
     other = other.replace("inner(LIMIT)", "inner(OTHER)")
     assert syntax_of(IN_HELPER) != syntax_of(other)
 
@@ -538,8 +552,14 @@ def test_an_identity_is_the_same_in_every_process(tmp_path):
     program += "print([identity(each.score)['code'] for each in (constant, classes, estimator)])"
     found = set()
     for seed in ("1", "2"):
-        environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": "/usr/bin:/bin"}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        environment = {
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "PATH": "/usr/bin:/bin",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         found.add(done.stdout)
     assert len(found) == 1

@@ -51,12 +51,16 @@ SCORE = """
 
 def test_an_edited_metric_is_another_program_and_named_with_its_file(tmp_path):
     edited = SCORE.replace("== y", "!= y")
-    found = [metric_from(tmp_path / name, code) for name, code in {"before": SCORE, "after": edited}.items()]
+    found = [
+        metric_from(tmp_path / name, code)
+        for name, code in {"before": SCORE, "after": edited}.items()
+    ]
     before, after = (program(metrics={"own": metric}) for metric in found)
     assert differences(before, after) == ["metric own: score.py changed"]
     commented = metric_from(tmp_path / "commented", SCORE + "    # of all\n")
     assert differences(before, program(metrics={"own": commented})) == []
-    assert differences(before, program()) == differences(program(), before) == []  # it may go on with other metrics
+    # it may go on with other metrics
+    assert differences(before, program()) == differences(program(), before) == []
 
 
 @pytest.mark.slow
@@ -70,8 +74,12 @@ def test_a_table_does_not_show_scores_of_an_edited_metric(tmp_path):
     text = r"^rerun: .*by another program; what differs: metric own: score\.py changed; accepted: changed"
     with pytest.raises(pfl.ArgumentError, match=text):
         pfl.compare(methods, CLIENTS, MODEL, LOCAL, metrics={"own": edited}, **options)
-    table = pfl.compare(methods, CLIENTS, MODEL, LOCAL, metrics={"own": edited}, rerun="changed", **options)
-    right = pfl.compare(methods, CLIENTS, MODEL, LOCAL, metrics={"own": edited}, rounds=1, seeds=[0])
+    table = pfl.compare(
+        methods, CLIENTS, MODEL, LOCAL, metrics={"own": edited}, rerun="changed", **options
+    )
+    right = pfl.compare(
+        methods, CLIENTS, MODEL, LOCAL, metrics={"own": edited}, rounds=1, seeds=[0]
+    )
     for found, wanted in zip(table.rows, right.rows, strict=True):
         assert found["metrics"]["own"]["mean"] == wanted["metrics"]["own"]["mean"]
     with pytest.raises(pfl.ArgumentError, match="metric own: "):
@@ -124,7 +132,9 @@ def by_callback(table):
 
     def scale(x):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return x + jax.pure_callback(table.times, shape, jax.lax.stop_gradient(x), vmap_method="sequential")
+        return x + jax.pure_callback(
+            table.times, shape, jax.lax.stop_gradient(x), vmap_method="sequential"
+        )
 
     return scale
 
@@ -195,7 +205,9 @@ def test_code_that_another_point_of_a_grid_runs_is_noticed(tmp_path):
             if self.kind == "plain":
                 return super().build(problem)
             loss = problem.model.loss
-            return super().build(problem.with_loss(lambda *args, **kwargs: factor[0] * loss(*args, **kwargs)))
+            return super().build(
+                problem.with_loss(lambda *args, **kwargs: factor[0] * loss(*args, **kwargs))
+            )
 
     def tune():
         knobs = {"kind": ["plain", "other"]}
@@ -222,7 +234,9 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
             if self.layers < 3:
                 return super().build(problem)
             loss = problem.model.loss
-            return super().build(problem.with_loss(lambda *args, **kwargs: factor[0] * loss(*args, **kwargs)))
+            return super().build(
+                problem.with_loss(lambda *args, **kwargs: factor[0] * loss(*args, **kwargs))
+            )
 
     def scores_of(runs, *_):
         return [float(run.experiment.method.layers) for run in runs], [0.0] * len(runs)
@@ -231,7 +245,9 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
 
     def tune():
         knobs = {"layers": [1, 2]}
-        return pfl.tune(Deep(), CLIENTS, MODEL, LOCAL, rounds=1, seeds=[0], knobs=knobs, out=tmp_path)
+        return pfl.tune(
+            Deep(), CLIENTS, MODEL, LOCAL, rounds=1, seeds=[0], knobs=knobs, out=tmp_path
+        )
 
     assert tune().best.knobs == {"layers": 3} == tune().best.knobs
     factor[0] = 5.0
@@ -242,7 +258,9 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
 @pytest.mark.slow
 def test_runs_whose_networks_scale_pixels_differently_share_no_program(tmp_path):
     for seed in range(2):
-        np.save(tmp_path / f"x{seed}.npy", RNG.integers(0, 100 * (seed + 1), (60, 16), dtype=np.uint8))
+        np.save(
+            tmp_path / f"x{seed}.npy", RNG.integers(0, 100 * (seed + 1), (60, 16), dtype=np.uint8)
+        )
     runs = []
     for seed in range(2):
         x = np.load(tmp_path / f"x{seed}.npy", mmap_mode="r")

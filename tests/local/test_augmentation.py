@@ -45,7 +45,8 @@ def test_all_moves_come_alike_and_half_of_the_images_are_mirrored():
     one = 1 + np.arange(9 * 9, dtype=np.float32).reshape(9, 9, 1)
     stack = jnp.asarray(np.broadcast_to(one, (8000, 9, 9, 1)))
     found = np.asarray(jax.jit(augmentation.crop_flip)(jax.random.key(0), stack))
-    centers = found[:, 4, 4, 0].astype(int) - 1  # the only pixel that no move loses, and no mirror moves
+    # the only pixel that no move loses, and no mirror moves
+    centers = found[:, 4, 4, 0].astype(int) - 1
     rows, columns = np.divmod(centers, 9)
     for draws in (rows, columns):
         share = np.bincount(draws, minlength=9) / 8000
@@ -63,8 +64,11 @@ def solver(augment, batch_size=2):
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, 0])
 def test_a_batch_holds_the_same_examples_cropped_and_its_padding_is_one_of_them(batch_size):
-    split = Split(jnp.asarray(images(5)).at[3:].set(jnp.nan), jnp.array([0, 1, 2, 0, 0]), jnp.int32(3))
-    found, plain = ([], [])
+    split = Split(
+        jnp.asarray(images(5)).at[3:].set(jnp.nan), jnp.array([0, 1, 2, 0, 0]), jnp.int32(3)
+    )
+    found = []
+    plain = []
     for augment, batches in (("crop_flip", found), ("none", plain)):
         how, _ = solver(augment, batch_size)
         orders = how.draw_orders(jax.random.key(1), split.size, 5)
@@ -78,26 +82,42 @@ def test_a_batch_holds_the_same_examples_cropped_and_its_padding_is_one_of_them(
         assert np.isfinite(a.x).all()
         for image, original in zip(a.x[: int(a.mask.sum())], b.x, strict=False):
             original = np.asarray(original)
-            made = [moved(original, (i, j), flip) for i in range(-4, 5) for j in range(-4, 5) for flip in (False, True)]
+            made = [
+                moved(original, (i, j), flip)
+                for i in range(-4, 5)
+                for j in range(-4, 5)
+                for flip in (False, True)
+            ]
             assert any(np.array_equal(image, other) for other in made)
     # Every step draws anew, and the same key gives the same draws.
     first, second = (np.asarray(batch.x) for batch in (found[0], found[2 if batch_size else 1]))
     assert not np.array_equal(np.sort(first, axis=None), np.sort(second, axis=None))
     how, _ = solver("crop_flip", batch_size)
-    again = how.take_batch(jax.random.key(1), how.draw_orders(jax.random.key(1), split.size, 5), split, jnp.int32(0))
+    again = how.take_batch(
+        jax.random.key(1), how.draw_orders(jax.random.key(1), split.size, 5), split, jnp.int32(0)
+    )
     np.testing.assert_array_equal(again.x, found[0].x)
 
 
 @pytest.mark.slow
 def test_evaluation_sees_the_images_themselves():
     split = Split(jnp.asarray(images(5)), jnp.array([0, 1, 2, 0, 1]), jnp.int32(4))
-    (how, model), (plain, _) = solver("crop_flip"), solver("none")
+    (how, model) = solver("crop_flip")
+    (plain, _) = solver("none")
     params = model.init(jax.random.key(0))
     losses = model.loss(params, split.x[:4], split.y[:4])
     np.testing.assert_allclose(how.total_loss(params, split), losses.sum(), rtol=1e-5)
-    gradient = lambda how: how.loss_and_gradient(params, split)[1]
+
+    def gradient(how):
+        return how.loss_and_gradient(params, split)[1]
+
     toys.assert_trees_close(gradient(how), gradient(plain))
-    fit = lambda how: how.fit(jax.random.key(0), params, how.optimizer.init(params), split, round_number=0)[0]
+
+    def fit(how):
+        return how.fit(
+            jax.random.key(0), params, how.optimizer.init(params), split, round_number=0
+        )[0]
+
     assert not toys.same_trees(fit(how), fit(plain))  # training does not
 
 
@@ -105,7 +125,8 @@ def test_evaluation_sees_the_images_themselves():
 def test_it_is_for_images_only(shape):
     model = models.make("mlp", shape, "classification", 3)
     with pytest.raises(
-        ArgumentError, match=r"^augment=crop_flip: needs images .*accepted for inputs of shape .*: none"
+        ArgumentError,
+        match=r"^augment=crop_flip: needs images .*accepted for inputs of shape .*: none",
     ):
         LocalTraining(augment="crop_flip").bind(model)
     with pytest.raises(ArgumentError, match=r"^augment=mirror: accepted: none, crop_flip"):

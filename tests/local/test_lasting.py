@@ -13,7 +13,10 @@ import pfljax as pfl
 from pfljax.local import lasting
 
 DECAY = optax.exponential_decay(0.4, transition_steps=1, decay_rate=0.5)
-PARAMS = {"dense": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)}, "temperature": jnp.zeros(())}
+PARAMS = {
+    "dense": {"kernel": jnp.zeros((3, 2)), "bias": jnp.zeros(2)},
+    "temperature": jnp.zeros(()),
+}
 
 
 class One(nn.Module):
@@ -62,18 +65,37 @@ def left(rates):
     [
         (optax.sgd(DECAY), [0.4 * 0.5**t for t in range(8)]),
         pytest.param(
-            optax.sgd(optax.linear_schedule(0.0, 0.4, 8)), [0.05 * t for t in range(8)], marks=pytest.mark.slow
+            optax.sgd(optax.linear_schedule(0.0, 0.4, 8)),
+            [0.05 * t for t in range(8)],
+            marks=pytest.mark.slow,
         ),
         pytest.param(
-            optax.inject_hyperparams(optax.sgd)(DECAY), [0.4 * 0.5**t for t in range(8)], marks=pytest.mark.slow
+            optax.inject_hyperparams(optax.sgd)(DECAY),
+            [0.4 * 0.5**t for t in range(8)],
+            marks=pytest.mark.slow,
         ),
-        pytest.param(optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation(), [0.1, 0.1], marks=pytest.mark.slow),
         pytest.param(
-            optax.apply_if_finite(optax.sgd(DECAY), 3), [0.4 * 0.5**t for t in range(8)], marks=pytest.mark.long
+            optax.MultiSteps(optax.sgd(0.1), 4).gradient_transformation(),
+            [0.1, 0.1],
+            marks=pytest.mark.slow,
         ),
-        pytest.param(optax.chain(optax.sgd(0.1), optax.apply_every(4)), [0.4, 0.4], marks=pytest.mark.long),
+        pytest.param(
+            optax.apply_if_finite(optax.sgd(DECAY), 3),
+            [0.4 * 0.5**t for t in range(8)],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            optax.chain(optax.sgd(0.1), optax.apply_every(4)), [0.4, 0.4], marks=pytest.mark.long
+        ),
     ],
-    ids=["schedule", "warm-up", "inject_hyperparams", "MultiSteps", "apply_if_finite", "apply_every"],
+    ids=[
+        "schedule",
+        "warm-up",
+        "inject_hyperparams",
+        "MultiSteps",
+        "apply_if_finite",
+        "apply_every",
+    ],
 )
 def test_a_schedule_inside_the_optimizer_goes_on_with_a_shared_model(optimizer, rates):
     """With one step a round: FedAvg's rate decays as Local's does, a warm-up warms up, and MultiSteps takes steps."""
@@ -117,13 +139,24 @@ def test_the_count_of_adam_starts_anew_with_its_moments():
         (optax.sgd(0.1, 0.9), set()),
         (optax.adam(0.1), set()),
         (optax.adam(DECAY), {"ScaleByScheduleState.count"}),
-        (optax.masked(optax.adam(DECAY), {"dense": True, "temperature": False}), {"ScaleByScheduleState.count"}),
         (
-            optax.partition({"a": optax.adam(DECAY), "b": optax.sgd(0.1)}, {"dense": "a", "temperature": "b"}),
+            optax.masked(optax.adam(DECAY), {"dense": True, "temperature": False}),
             {"ScaleByScheduleState.count"},
         ),
-        (optax.named_chain(("one", optax.adam(DECAY)), ("two", optax.ema(0.9))), {"ScaleByScheduleState.count"}),
-        (optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)), {"AddNoiseState.count", "AddNoiseState.rng_key"}),
+        (
+            optax.partition(
+                {"a": optax.adam(DECAY), "b": optax.sgd(0.1)}, {"dense": "a", "temperature": "b"}
+            ),
+            {"ScaleByScheduleState.count"},
+        ),
+        (
+            optax.named_chain(("one", optax.adam(DECAY)), ("two", optax.ema(0.9))),
+            {"ScaleByScheduleState.count"},
+        ),
+        (
+            optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)),
+            {"AddNoiseState.count", "AddNoiseState.rng_key"},
+        ),
         (
             optax.MultiSteps(optax.adam(DECAY), 2).gradient_transformation(),
             {f"MultiStepsState.{name}" for name in ("mini_step", "gradient_step", "acc_grads")}
@@ -147,7 +180,11 @@ def test_counts_of_steps_go_on_and_moments_do_not(optimizer, goes_on, pairs):
             jax.eval_shape(optimizer.init, params)
         except (ValueError, KeyError):
             pytest.skip("its labels are those of single models")
-    text = lasting.described(optimizer, params).partition("; in each round")[0].removeprefix("over rounds goes on: ")
+    text = (
+        lasting.described(optimizer, params)
+        .partition("; in each round")[0]
+        .removeprefix("over rounds goes on: ")
+    )
     assert set(text.split(", ") if goes_on else ()) == goes_on
     state = optimizer.init(params)
     marked = lasting.marks(optimizer, params)
@@ -158,7 +195,10 @@ def test_counts_of_steps_go_on_and_moments_do_not(optimizer, goes_on, pairs):
 
 def own():
     """A transformation with a count beside arrays like the parameters."""
-    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+
+    def zeros(params):
+        return jax.tree.map(jnp.zeros_like, params)
+
     return optax.GradientTransformation(
         lambda params: Counted(jnp.zeros((), jnp.int32), zeros(params)),
         lambda grads, state, params=None: (
@@ -170,7 +210,11 @@ def own():
 
 @pytest.mark.parametrize(
     ("optimizer", "name"),
-    [(optax.contrib.dog(), "DoGState"), (optax.rprop(0.1), "ScaleByRpropState"), (own(), "Counted")],
+    [
+        (optax.contrib.dog(), "DoGState"),
+        (optax.rprop(0.1), "ScaleByRpropState"),
+        (own(), "Counted"),
+    ],
     ids=["DoG", "Rprop", "own"],
 )
 def test_optimizers_that_learn_from_many_steps_are_told(optimizer, name):
@@ -181,7 +225,9 @@ def test_optimizers_that_learn_from_many_steps_are_told(optimizer, name):
 @pytest.mark.slow
 def test_the_plan_says_what_is_kept():
     lines = []
-    pfl.Run(pfl.FedAvg(), ones(), One(), pfl.LocalTraining(optax.adam(DECAY))).train(rounds=1, say=lines.append)
+    pfl.Run(pfl.FedAvg(), ones(), One(), pfl.LocalTraining(optax.adam(DECAY))).train(
+        rounds=1, say=lines.append
+    )
     (line,) = [line for line in lines if "optimizer's state" in line]
     assert "over rounds goes on: ScaleByScheduleState.count" in line
     assert "in each round starts anew: ScaleByAdamState.count" in line

@@ -34,7 +34,8 @@ def batch_of(k, size=4):
     """Client k's first examples; masked beyond its size."""
     split = FEDERATION.train
     inside = np.arange(size) < split.size[k]
-    x, y = np.where(inside[:, None], split.x[k, :size], 0), np.where(inside, split.y[k, :size], 0)
+    x = np.where(inside[:, None], split.x[k, :size], 0)
+    y = np.where(inside, split.y[k, :size], 0)
     return Batch(x, y, inside.astype(np.float32), np.arange(size), jax.random.key(k))
 
 
@@ -56,7 +57,10 @@ def solver_of(privacy):
 
 def params_of(theta):
     return {
-        "Dense_0": {"kernel": jnp.asarray(theta[:-1, None], jnp.float32), "bias": jnp.asarray(theta[-1:], jnp.float32)}
+        "Dense_0": {
+            "kernel": jnp.asarray(theta[:-1, None], jnp.float32),
+            "bias": jnp.asarray(theta[-1:], jnp.float32),
+        }
     }
 
 
@@ -91,7 +95,8 @@ def test_gradients_are_clipped_example_by_example(k, weights):
 
 def test_what_reads_no_data_is_not_clipped():
     _, solver = solver_of(Privacy(clip_norm=0.1))
-    batch, anchor = batch_of(0), params_of(np.zeros(4))
+    batch = batch_of(0)
+    anchor = params_of(np.zeros(4))
     grads = jax.jit(jax.grad(solver.proximal(anchor, 3.0)))(params_of(THETA), batch)
     expected = clipped(gradients_by_hand(THETA, batch), 0.1).sum(axis=0) / 4 + 3.0 * THETA
     np.testing.assert_allclose(vector(grads), expected, rtol=1e-5)
@@ -109,17 +114,25 @@ def test_clipping_a_stack_is_clipping_client_by_client():
     for k, batch in enumerate(batches):
         expected = clipped(gradients_by_hand(thetas[k], batch), 1.0).sum(axis=0) / batch.mask.sum()
         np.testing.assert_allclose(found[k], expected, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(found[k], vector(gradient(params_of(thetas[k]), batch)), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found[k], vector(gradient(params_of(thetas[k]), batch)), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_noise_has_the_stated_size_on_the_sum_of_gradients():
     privacy = Privacy(noise_multiplier=2.0, clip_norm=0.5)
     batch = batch_of(1)  # three examples
-    loss = lambda params, x, y: jnp.square(x @ params["w"] - y)
-    examples, inside = (batch.x, batch.y, np.ones(4, np.float32)), batch.mask > 0
+
+    def loss(params, x, y):
+        return jnp.square(x @ params["w"] - y)
+
+    examples = (batch.x, batch.y, np.ones(4, np.float32))
+    inside = batch.mask > 0
 
     def gradient(key):
-        return jax.grad(lambda p: private_mean(privacy, key, loss, p, examples, inside))({"w": jnp.zeros(3)})["w"]
+        return jax.grad(lambda p: private_mean(privacy, key, loss, p, examples, inside))(
+            {"w": jnp.zeros(3)}
+        )["w"]
 
     draws = np.asarray(jax.lax.map(gradient, jax.random.split(jax.random.key(0), 1500)))
     rows = -2 * (batch.y * batch.mask)[:, None] * batch.x
@@ -135,7 +148,11 @@ def test_without_noise_and_clipping_training_is_as_ever(name):
     found = []
     for privacy in (Privacy(), Privacy(0.0, 1e6)):
         private = problem._replace(solver=problem.solver._replace(privacy=privacy))
-        found.append(toys.train(toys.make_algorithm(name, private), private, FEDERATION.client_data, 2)[0][-1])
+        found.append(
+            toys.train(toys.make_algorithm(name, private), private, FEDERATION.client_data, 2)[0][
+                -1
+            ]
+        )
     toys.assert_trees_close(*found, rtol=1e-4, atol=1e-5)
 
 
@@ -159,7 +176,10 @@ def test_a_client_s_noise_is_its_own():
     start = {"w": jnp.zeros((3, 2))}
     batch = Batch(jnp.zeros((1, 2)), jnp.zeros(1), jnp.ones(1), jnp.arange(1), jax.random.key(0))
     solver = private.solver.with_loss(lambda params, x, y: x @ params["w"] - y)
-    gradient = lambda p, n: jax.grad(lambda p: solver.mean_loss(p, batch.of_model(n)))(p)
+
+    def gradient(p, n):
+        return jax.grad(lambda p: solver.mean_loss(p, batch.of_model(n)))(p)
+
     noise = private.plan.over_rows(gradient, start, jnp.arange(3))["w"]
     assert len({float(value) for value in noise[:, 0]}) == 3
     assert tree.num_rows(start) == 3
@@ -172,7 +192,12 @@ def test_the_noise_of_later_steps_is_new():
     @jax.jit
     def draw(key, split):
         orders = solver.draw_orders(key, split.size, 6)
-        return jnp.stack([jax.random.key_data(solver.take_batch(key, orders, split, step).key) for step in range(3)])
+        return jnp.stack(
+            [
+                jax.random.key_data(solver.take_batch(key, orders, split, step).key)
+                for step in range(3)
+            ]
+        )
 
     assert len(np.unique(draw(jax.random.key(0), split), axis=0)) == 3
 
@@ -180,7 +205,9 @@ def test_the_noise_of_later_steps_is_new():
 def accountant(sigma, q, steps, delta):
     """dp-accounting itself."""
     ledger = dp_accounting.pld.PLDAccountant()
-    ledger.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), steps)
+    ledger.compose(
+        dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), steps
+    )
     return ledger.get_epsilon(delta)
 
 
@@ -204,7 +231,9 @@ def test_the_ledger_is_the_accountant_s(noise, gradients, size, count):
 
 
 def test_without_noise_there_is_no_bound():
-    np.testing.assert_array_equal(epsilons(Privacy(0.0, 1.0), np.array([5, 0]), 5, np.array([3, 0])), [math.inf, 0])
+    np.testing.assert_array_equal(
+        epsilons(Privacy(0.0, 1.0), np.array([5, 0]), 5, np.array([3, 0])), [math.inf, 0]
+    )
 
 
 @toys.each_method(fast=("fedem", "per_fedavg"), slow=("local", "fedpac", "apple", "fedavg_data"))
@@ -226,7 +255,8 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
     per_client = len(calls) / 4
     assert per_client >= 1 and np.isfinite(records[0].train_loss)
     ledger = algorithm.ledger
-    assert (ledger.gradients == 0) == (name in ("fedavg_data", "perada"))  # which send examples themselves
+    # which send examples themselves
+    assert (ledger.gradients == 0) == (name in ("fedavg_data", "perada"))
     if ledger.gradients:
         # FedEM's components, pFedMe's steps, ...: no more than the ledger states.
         assert per_client <= ledger.gradients * ledger.passes
@@ -235,9 +265,13 @@ def test_the_ledger_counts_every_gradient_of_a_mini_batch(name, monkeypatch):
 @pytest.mark.slow
 def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     """Uneven clients, half of them per round: each takes epochs x ceil(n_k / B) steps in each of its rounds."""
-    sizes, rounds, size, epochs = (7, 2, 5, 4, 0, 3), 5, 3, 2
+    sizes = (7, 2, 5, 4, 0, 3)
+    rounds = 5
+    size = 3
+    epochs = 2
     federation = toys.make_federation(sizes)
-    privacy, key = Privacy(1.1, 1.0, 1e-4), jax.random.key(3)
+    privacy = Privacy(1.1, 1.0, 1e-4)
+    key = jax.random.key(3)
     problem = toys.make_problem(federation, batch_size=3, epochs=epochs, cohort=size)
     problem = problem._replace(solver=problem.solver._replace(privacy=privacy))
     algorithm = toys.make_algorithm("fedavg", problem)
@@ -253,14 +287,23 @@ def test_a_run_s_ledger_is_of_its_own_cohorts_steps_and_sizes(tmp_path):
     assert counts.sum() == rounds * size and len(set(counts.tolist())) > 1
     steps = counts * np.array([epochs * math.ceil(n / 3) for n in sizes])
     experiment = toys.make_experiment("fedavg", problem, federation)
-    spent = lambda **ledger: scoring.spent(
-        experiment, dataclasses.replace(algorithm, ledger=Ledger(**{"gradients": 1} | ledger)), key, rounds
-    )
-    found, expected = spent(), epsilons(privacy, np.array(sizes), 3, steps)
+
+    def spent(**ledger):
+        return scoring.spent(
+            experiment,
+            dataclasses.replace(algorithm, ledger=Ledger(**{"gradients": 1} | ledger)),
+            key,
+            rounds,
+        )
+
+    found = spent()
+    expected = epsilons(privacy, np.array(sizes), 3, steps)
     np.testing.assert_allclose(found["epsilon_per_client"], expected)
     assert found["epsilon"] == max(found["epsilon_per_client"]) and found["unaccounted"] is None
     twice = spent(passes=2)
-    np.testing.assert_allclose(twice["epsilon_per_client"], epsilons(privacy, np.array(sizes), 3, 2 * steps))
+    np.testing.assert_allclose(
+        twice["epsilon_per_client"], epsilons(privacy, np.array(sizes), 3, 2 * steps)
+    )
     shared = spent(gradients=0, unaccounted="all")
     assert shared["epsilon"] is None and shared["unaccounted"] == "all"
     scaled = dataclasses.replace(federation, scaling=Scaling(np.zeros(3), np.ones(3)))
@@ -293,12 +336,17 @@ def test_clipping_counts_only_what_is_trained():
     def train(params):
         parts = [solver.part(mask) for mask in masks]
         key = jax.random.key(1)
-        return [part.fit(key, params, part.optimizer.init(params), split, round_number=0) for part in parts]
+        return [
+            part.fit(key, params, part.optimizer.init(params), split, round_number=0)
+            for part in parts
+        ]
 
     for mask, (trained, _, _) in zip(masks, train(params), strict=True):
         moved = tree.subtract(trained, params)
         assert np.sqrt(tree.inner(moved, moved)) == pytest.approx(0.01, rel=1e-4)
-        held = jax.tree.map(lambda chosen, leaf: not chosen and bool(jnp.any(leaf != 0)), mask, moved)
+        held = jax.tree.map(
+            lambda chosen, leaf: not chosen and bool(jnp.any(leaf != 0)), mask, moved
+        )
         assert not any(jax.tree.leaves(held))
 
 
@@ -314,7 +362,9 @@ def models_of(rounds=1, privacy=NOISY, seed=0, trainer=None):
 
 
 def experiment_of(privacy=NOISY, seed=0):
-    return toys.make_experiment("fedavg", toys.make_problem(CLIENTS, cohort=2, privacy=privacy), CLIENTS, seed=seed)
+    return toys.make_experiment(
+        "fedavg", toys.make_problem(CLIENTS, cohort=2, privacy=privacy), CLIENTS, seed=seed
+    )
 
 
 def rounds_key(trainer):
@@ -329,12 +379,18 @@ def flat(models):
 @pytest.mark.slow
 def test_the_noise_does_not_follow_from_the_seed():
     """Otherwise 2 model(sigma) - model(2 sigma) is the model without noise: each holds the same draws."""
-    trained = lambda *noise: models_of(privacy=Privacy(*noise))
-    plain, once, twice = trained(1e-9, 1.0, 1e-5, 3), trained(1.0, 1.0), trained(2.0, 1.0)
+
+    def trained(*noise):
+        return models_of(privacy=Privacy(*noise))
+
+    plain = trained(1e-9, 1.0, 1e-5, 3)
+    once = trained(1.0, 1.0)
+    twice = trained(2.0, 1.0)
     assert np.abs(2 * once - twice - plain).max() > 1e-3
     assert np.abs(once - trained(1.0, 1.0)).max() > 1e-3
     known = [trained(sigma, 1.0, 1e-5, 3) for sigma in (1.0, 2.0)]
-    np.testing.assert_allclose(2 * known[0] - known[1], plain, atol=1e-6)  # which the noise seed allows
+    # which the noise seed allows
+    np.testing.assert_allclose(2 * known[0] - known[1], plain, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -343,11 +399,18 @@ def test_cohorts_and_first_models_follow_from_the_seed():
     trainers = [Trainer([experiment_of()]) for _ in range(2)]
     for trainer in trainers:
         trainer.play(3)
-    ids = [[cohort_of(rounds_key(each), n, 4, 2).ids.tolist() for n in range(3)] for each in trainers]
-    plain = [cohort_of(jax.random.fold_in(jax.random.key(0), 1), n, 4, 2).ids.tolist() for n in range(3)]
+    ids = [
+        [cohort_of(rounds_key(each), n, 4, 2).ids.tolist() for n in range(3)] for each in trainers
+    ]
+    plain = [
+        cohort_of(jax.random.fold_in(jax.random.key(0), 1), n, 4, 2).ids.tolist() for n in range(3)
+    ]
     assert ids == [plain, plain]
     assert trainers[0].histories[0].rows[0]["loss"] == trainers[1].histories[0].rows[0]["loss"]
-    spent = [scoring.spent(each.experiments[0], each.compiled.algorithm, rounds_key(each), 3) for each in trainers]
+    spent = [
+        scoring.spent(each.experiments[0], each.compiled.algorithm, rounds_key(each), 3)
+        for each in trainers
+    ]
     assert spent[0] == spent[1]
 
 
@@ -355,13 +418,16 @@ def test_cohorts_and_first_models_follow_from_the_seed():
 def test_a_resumed_run_draws_other_noise(tmp_path):
     """From one checkpoint, two resumed runs differ, and neither writes its secret."""
     Trainer([experiment_of()], outs=[tmp_path / "run"]).play(2, Schedule(1, 1))
-    ends, secrets = [], []
+    ends = []
+    secrets = []
     for name in ("a", "b"):
         shutil.copytree(tmp_path / "run", tmp_path / name)
         trainer = Trainer([experiment_of()], outs=[tmp_path / name], resume=True)
         ends.append(models_of(3, trainer=trainer))
         secrets.append(np.asarray(jax.random.key_data(trainer.secrets[0])))
-        written = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file())
+        written = b"".join(
+            path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file()
+        )
         assert secrets[-1].tobytes() not in written
         assert not any(str(number).encode() in written for number in secrets[-1].tolist())
     assert np.abs(ends[0] - ends[1]).max() > 1e-3 and (secrets[0] != secrets[1]).any()
@@ -383,14 +449,17 @@ def test_replicates_draw_their_own_noise():
 
 def test_the_secret_is_an_argument_of_the_program():
     """Runs with different secrets compile to the same text."""
-    texts, plan = set(), make_plan("map", devices=1)
+    texts = set()
+    plan = make_plan("map", devices=1)
     for _ in range(2):
         trainer = Trainer([experiment_of()])
         algorithm = trainer.experiments[0].algorithm(plan)
         init = functools.partial(lifting.init, algorithm, plan)
         state = jax.eval_shape(init, trainer.keys[0], CLIENTS.client_data)
         rounds = jax.jit(make_round(algorithm, plan, 2))
-        texts.add(rounds.lower(rounds_key(trainer), np.int32(0), state, CLIENTS.client_data).as_text())
+        texts.add(
+            rounds.lower(rounds_key(trainer), np.int32(0), state, CLIENTS.client_data).as_text()
+        )
     assert len(texts) == 1 and trainer.secrets[0] != trainer.keys[0]
 
 
@@ -398,11 +467,19 @@ def test_the_ledger_counts_the_cohorts_and_names_a_seed_for_the_noise():
     """Each client takes a step in each of its rounds."""
     key = jax.random.key(3)
     rounds = 5
-    counts = sum(np.isin(np.arange(4), cohort_of(key, number, 4, 2).ids) for number in range(rounds))
+    counts = sum(
+        np.isin(np.arange(4), cohort_of(key, number, 4, 2).ids) for number in range(rounds)
+    )
     assert len(set(counts.tolist())) > 1
     for privacy, named in ((Privacy(6.0, 1.0), False), (Privacy(6.0, 1.0, 1e-5, 5), True)):
         experiment = experiment_of(privacy)
-        found = scoring.spent(experiment, experiment.algorithm(make_plan("map", devices=1)), key, rounds)
-        np.testing.assert_allclose(found["epsilon_per_client"], epsilons(privacy, np.full(4, 4), 4, counts))
+        found = scoring.spent(
+            experiment, experiment.algorithm(make_plan("map", devices=1)), key, rounds
+        )
+        np.testing.assert_allclose(
+            found["epsilon_per_client"], epsilons(privacy, np.full(4, 4), 4, counts)
+        )
         assert found["epsilon"] == max(found["epsilon_per_client"])
-        assert ("the noise, which whoever knows its seed can subtract" in (found["unaccounted"] or "")) == named
+        assert (
+            "the noise, which whoever knows its seed can subtract" in (found["unaccounted"] or "")
+        ) == named

@@ -45,28 +45,40 @@ def test_an_objective_that_is_no_scalar_is_named():
     def per_example(params, batch):
         return made.loss(params, batch.x, batch.y)
 
-    number, key = jnp.int32(0), jax.random.key(0)
+    number = jnp.int32(0)
+    key = jax.random.key(0)
     context = ClientContext(key, number, number, number[None])
     stacked = jax.tree.map(lambda leaf: leaf[None], params)
     for train in (
         lambda: made.fit(
-            key, params, made.optimizer.init(params), client(5), round_number=number, objective=per_example
+            key,
+            params,
+            made.optimizer.init(params),
+            client(5),
+            round_number=number,
+            objective=per_example,
         ),
         lambda: problem.fit(context, stacked, (), client(5), objective=per_example),
     ):
-        with pytest.raises(ArgumentError, match=r"objective=\S*per_example: returns shape \(7,\); accepted: a scalar"):
+        with pytest.raises(
+            ArgumentError,
+            match=r"objective=\S*per_example: returns shape \(7,\); accepted: a scalar",
+        ):
             train()
 
 
 def sgd_by_hand(params, split, batches, rate=RATE):
     """Steps of gradient descent on the mean squared error of each batch of example numbers; also the losses."""
-    w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
+    w = np.float64(params["Dense_0"]["kernel"][:, 0])
+    b = np.float64(params["Dense_0"]["bias"][0])
     losses = []
     for batch in batches:
-        x, y = np.float64(split.x[batch]), np.float64(split.y[batch])
+        x = np.float64(split.x[batch])
+        y = np.float64(split.y[batch])
         error = x @ w + b - y
         losses.append(np.mean(error**2))
-        w, b = w - rate * 2 * x.T @ error / len(batch), b - rate * 2 * error.mean()
+        w = w - rate * 2 * x.T @ error / len(batch)
+        b = b - rate * 2 * error.mean()
     return w, b, np.mean(losses)
 
 
@@ -84,7 +96,8 @@ def fit(how, key):
 
 
 def test_epochs_of_mini_batches_are_a_plain_loop():
-    (how, params), key = solver(batch_size=3, epochs=2), jax.random.key(8)
+    (how, params) = solver(batch_size=3, epochs=2)
+    key = jax.random.key(8)
     train = fit(how, key)
     for size in (1, 2, 5, 7):
         orders = np.asarray(how.draw_orders(key, size, 7))[:, :size]
@@ -98,11 +111,16 @@ def test_epochs_of_mini_batches_are_a_plain_loop():
 
 
 def test_a_number_of_steps_takes_as_many_batches():
-    (how, params), key = solver(batch_size=3, steps=4), jax.random.key(8)
+    (how, params) = solver(batch_size=3, steps=4)
+    key = jax.random.key(8)
     assert how.num_steps(2, 7) == how.num_steps(7, 7) == how.max_steps(7) == 4
-    train, orders = fit(how, key), np.asarray(how.draw_orders(key, 7, 7))
+    train = fit(how, key)
+    orders = np.asarray(how.draw_orders(key, 7, 7))
     # Seven examples are three batches an epoch, so the fourth step begins the second epoch; two are always one batch.
-    batches = {2: [np.arange(2)] * 4, 7: [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]]}
+    batches = {
+        2: [np.arange(2)] * 4,
+        7: [orders[0][0:3], orders[0][3:6], orders[0][6:7], orders[1][0:3]],
+    }
     for size, taken in batches.items():
         check(train(params, client(size)), sgd_by_hand(params, client(size), taken))
 
@@ -116,8 +134,11 @@ def test_a_batch_of_everything_is_gradient_descent():
 
 
 def test_padding_and_the_way_of_sorting_leave_the_order_as_it_is():
-    key, size = jax.random.key(4), jnp.asarray(900)
-    draw = jax.jit(lambda size: {n_max: shuffle(key, size, n_max, 2) for n_max in (900, 4096, 4097)})
+    key = jax.random.key(4)
+    size = jnp.asarray(900)
+    draw = jax.jit(
+        lambda size: {n_max: shuffle(key, size, n_max, 2) for n_max in (900, 4096, 4097)}
+    )
     orders = jax.tree.map(np.asarray, draw(size))  # the last sorts pairs
     for n_max, order in orders.items():
         np.testing.assert_array_equal(np.sort(order), [np.arange(n_max)] * 2)
@@ -131,14 +152,18 @@ def test_all_orders_are_alike_probable():
     orders = np.asarray(draw(jax.random.split(jax.random.key(1), 6000)))
     assert (orders[:, 3] == 3).all()
     _, counts = np.unique(orders, axis=0, return_counts=True)
-    assert len(counts) == 6 and ((counts - 1000) ** 2 / 1000).sum() < 25.7  # chi squared, 5 degrees: p = 1e-4
+    # chi squared, 5 degrees: p = 1e-4
+    assert len(counts) == 6 and ((counts - 1000) ** 2 / 1000).sum() < 25.7
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"batch_size": 3, "steps": 4}])
 def test_a_client_without_examples_stays_as_it_is(options):
     how, params = solver(optax.adam(RATE), **options)
     state = how.optimizer.init(params)
-    run = lambda p, s: how.fit(jax.random.key(0), p, state, s, round_number=0)
+
+    def run(p, s):
+        return how.fit(jax.random.key(0), p, state, s, round_number=0)
+
     trained, after, loss = jax.jit(run)(params, client(0))
     toys.assert_trees_close((trained, after), (params, state))
     assert loss == 0
@@ -160,27 +185,43 @@ def test_padding_changes_nothing(task, batch_size, padding):
     padded = Split(split.x.copy(), split.y.copy(), split.size)
     padded.x[4:] = padding
     padded.y[4:] = padding if task == "regression" else 1
-    train = lambda p, s: how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+
+    def train(p, s):
+        return how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+
     run = jax.jit(lambda p, s: (train(p, s), how.total_loss(p, s)))
     toys.assert_trees_close(run(params, padded), run(params, split))
-    pad = lambda leaf: np.pad(leaf, [(0, 5), *[(0, 0)] * (leaf.ndim - 1)])  # other sums, the same order of examples
+
+    # other sums, the same order of examples
+    def pad(leaf):
+        return np.pad(leaf, [(0, 5), *[(0, 0)] * (leaf.ndim - 1)])
+
     wider = Split(pad(split.x), pad(split.y), split.size)
     toys.assert_trees_close(run(params, wider), run(params, split), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_stay_with_their_examples_in_shuffled_batches():
     how, params = solver(batch_size=3)
-    split, key = client(7), jax.random.key(8)
+    split = client(7)
+    key = jax.random.key(8)
     weights = jnp.linspace(0, 2, 7)
-    weighted = lambda params, batch: how.mean_loss(params, batch, weights)
-    run = lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
+
+    def weighted(params, batch):
+        return how.mean_loss(params, batch, weights)
+
+    def run(p, s):
+        return how.fit(key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
+
     found = jax.jit(run)(params, split)
-    w, b = np.float64(params["Dense_0"]["kernel"][:, 0]), np.float64(params["Dense_0"]["bias"][0])
+    w = np.float64(params["Dense_0"]["kernel"][:, 0])
+    b = np.float64(params["Dense_0"]["bias"][0])
     order = np.asarray(how.draw_orders(key, 7, 7))[0]
     for batch in (order[:3], order[3:6], order[6:]):
-        x, y = np.float64(split.x[batch]), np.float64(split.y[batch])
+        x = np.float64(split.x[batch])
+        y = np.float64(split.y[batch])
         error = (x @ w + b - y) * np.float64(weights[batch]) / len(batch)
-        w, b = w - RATE * 2 * x.T @ error, b - RATE * 2 * error.sum()
+        w = w - RATE * 2 * x.T @ error
+        b = b - RATE * 2 * error.sum()
     np.testing.assert_allclose(found[0]["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(found[0]["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
 
@@ -206,7 +247,11 @@ def test_rates_follow_the_schedule_over_rounds():
 
 @pytest.mark.parametrize(
     "blocks",
-    [(4, 2), (8, 3), *(pytest.param(each, marks=pytest.mark.slow) for each in ((512, 32), (64, 5)))],
+    [
+        (4, 2),
+        (8, 3),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ((512, 32), (64, 5))),
+    ],
 )
 def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, blocks):
     monkeypatch.setattr(blocks_of, "BLOCKS", blocks)
@@ -216,7 +261,12 @@ def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, blocks):
     def run(params, split):
         summed = sum_over_examples(lambda x, y, m: jnp.where(m, x[:, 0] * y, 0).sum(), split)
         losses = how.losses_of_examples(params, split)
-        return summed, losses, how.loss(params, split.x, split.y), how.loss_and_gradient(params, split)
+        return (
+            summed,
+            losses,
+            how.loss(params, split.x, split.y),
+            how.loss_and_gradient(params, split),
+        )
 
     for size in (0, 1, 5, 8, 11):
         split = client(size, n_max=11)
@@ -232,14 +282,18 @@ def test_sums_and_losses_in_blocks_are_sums_and_losses(monkeypatch, blocks):
         error = x @ layer["kernel"][:, 0] + layer["bias"] - split.y[:size]
         slope = 2 * x.T @ error / max(size, 1)
         np.testing.assert_allclose(gradient["Dense_0"]["kernel"][:, 0], slope, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(gradient["Dense_0"]["bias"][0], 2 * error.sum() / max(size, 1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            gradient["Dense_0"]["bias"][0], 2 * error.sum() / max(size, 1), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_models_depend_on_their_number_and_newcomers_train_alone():
     federation = toys.make_federation((4, 3, 5), "regression")
     problem = toys.make_problem(federation, optax.sgd(RATE))
     models = problem.init_models(jax.random.key(0), 3)
-    toys.assert_trees_close(jax.tree.map(lambda leaf: leaf[:2], models), problem.init_models(jax.random.key(0), 2))
+    toys.assert_trees_close(
+        jax.tree.map(lambda leaf: leaf[:2], models), problem.init_models(jax.random.key(0), 2)
+    )
     kernels = np.asarray(models["Dense_0"]["kernel"])
     assert not np.allclose(kernels[0], kernels[1])
     common = problem._replace(common_init=True).init_models(jax.random.key(0), 3)

@@ -63,19 +63,26 @@ START = np.stack([np.zeros(3), np.ones(3)])
 def test_local_steps_move_them_by_the_layer_s_formula(optimizer, batch_size):
     """Whatever the optimizer, of the examples in the batch; the last batch of an epoch may have only one."""
     problem = problem_of(optimizer, batch_size=batch_size, epochs=2)
-    solver, params, key = problem.solver, start(problem), jax.random.key(5)
+    solver = problem.solver
+    params = start(problem)
+    key = jax.random.key(5)
     fit = jax.jit(lambda p, s: solver.fit(key, p, solver.optimizer.init(p), s, round_number=0))
     for split in map(client, range(2)):
         trained, _, loss = fit(params, split)
         orders = solver.draw_orders(key, split.size, 5)
         orders = np.stack([np.arange(5)] * 2) if orders is None else np.asarray(orders)
-        expected, batch, size = START, batch_size or 5, int(split.size)
+        expected = START
+        batch = batch_size or 5
+        size = int(split.size)
         for order in orders:
             for first in range(0, size, batch):
                 places = np.arange(first, min(first + batch, size))
                 expected = moved(expected, np.float64(split.x)[order[places]])
         np.testing.assert_allclose(statistics_of(trained), expected, rtol=1e-4, atol=1e-6)
-        assert np.isfinite(loss) and np.abs(trained["Dense_0"]["kernel"] - params["Dense_0"]["kernel"]).min() > 0
+        assert (
+            np.isfinite(loss)
+            and np.abs(trained["Dense_0"]["kernel"] - params["Dense_0"]["kernel"]).min() > 0
+        )
 
 
 def test_the_mean_loss_and_the_statistics_of_a_filled_batch_are_of_the_real_examples():
@@ -86,13 +93,19 @@ def test_the_mean_loss_and_the_statistics_of_a_filled_batch_are_of_the_real_exam
     np.testing.assert_array_equal(batch.x[3], split.x[0])
     params = start(problem)
     x = np.float64(batch.x)[:3]
-    outputs = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
+    outputs = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-5)) @ np.float64(
+        params["Dense_0"]["kernel"]
+    )[:, 0]
     expected = np.mean((outputs - np.float64(batch.y)[:3]) ** 2)
 
     @jax.jit
     def measure(params):
         losses = problem.model.loss(params, split.x[:3], split.y[:3])
-        return problem.solver.mean_loss(params, batch), problem.solver.total_loss(params, split), losses
+        return (
+            problem.solver.mean_loss(params, batch),
+            problem.solver.total_loss(params, split),
+            losses,
+        )
 
     mean, total, losses = measure(params)
     np.testing.assert_allclose(mean, expected, rtol=1e-4)
@@ -104,7 +117,9 @@ def test_predictions_use_the_running_statistics():
     params = start(problem)
     params["batch_stats"]["BatchNorm_0"] = {"mean": jnp.full(3, 0.5), "var": jnp.full(3, 4.0)}
     x = FEDERATION.test.x[0]
-    expected = (np.float64(x) - 0.5) / np.sqrt(4.0 + 1e-5) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
+    expected = (
+        (np.float64(x) - 0.5) / np.sqrt(4.0 + 1e-5) @ np.float64(params["Dense_0"]["kernel"])[:, 0]
+    )
     np.testing.assert_allclose(problem.model.predict(params, x), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -120,12 +135,16 @@ def test_weighted_gradients_move_them_by_the_weighted_sum():
         batches = [solver.take_batch(jax.random.key(k), None, client(k), 0) for k in range(2)]
         grads = [jax.grad(solver.mean_loss)(params, batch) for batch in batches]
         total = jax.tree.map(lambda one, other: weights[0] * one + weights[1] * other, *grads)
-        return solver.optimizer.update(total, solver.optimizer.init(params), params, round_number=0)[0]
+        return solver.optimizer.update(
+            total, solver.optimizer.init(params), params, round_number=0
+        )[0]
 
     updates = update(params)
     x = [np.float64(client(0).x), np.float64(client(1).x)[:3]]
     expected = START + sum(w * (moved(START, x[k]) - START) for k, w in enumerate(weights))
-    np.testing.assert_allclose(statistics_of(optax.apply_updates(params, updates)), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        statistics_of(optax.apply_updates(params, updates)), expected, rtol=1e-4, atol=1e-6
+    )
 
 
 @toys.each_method(["fedavg", "fedadam"], fast=["fedadam"])
@@ -159,7 +178,10 @@ def test_statistics_outside_a_part_stay(num):
     params = start(problem)
     mask = problem.model.mask(params, num)  # the normalization is the first of two layers
     solver = problem.solver.part(mask)
-    run = lambda p, s: solver.fit(jax.random.key(0), p, solver.optimizer.init(p), s, round_number=0)
+
+    def run(p, s):
+        return solver.fit(jax.random.key(0), p, solver.optimizer.init(p), s, round_number=0)
+
     trained = jax.jit(run)(params, client(0))[0]
     same = jax.tree.map(np.array_equal, trained, params)
     assert same == jax.tree.map(lambda chosen: not chosen, mask)

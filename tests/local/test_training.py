@@ -20,7 +20,9 @@ FEDERATION = toys.make_federation((7, 4, 0))
 
 
 def problem_of(**options):
-    return toys.make_problem(FEDERATION, options.pop("optimizer", optax.adam(0.1)), hidden=(4,), **options)
+    return toys.make_problem(
+        FEDERATION, options.pop("optimizer", optax.adam(0.1)), hidden=(4,), **options
+    )
 
 
 def start(problem):
@@ -55,21 +57,34 @@ def test_classes_are_weighed_in_training():
     weights = np.array([0.5, 2.0, 3.0])
     model = toys.make_problem(FEDERATION).model
     params = jax.jit(model.init)(jax.random.key(0))
-    kernel, bias = np.float64(params["Dense_0"]["kernel"]), np.float64(params["Dense_0"]["bias"])
-    x, y = np.float64(FEDERATION.train.x[0, :7]), FEDERATION.train.y[0, :7]
+    kernel = np.float64(params["Dense_0"]["kernel"])
+    bias = np.float64(params["Dense_0"]["bias"])
+    x = np.float64(FEDERATION.train.x[0, :7])
+    y = FEDERATION.train.y[0, :7]
     assert set(y) == {0, 1, 2}
     logits = x @ kernel + bias
-    error = (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(3)[y]) * weights[y][:, None] / 7
+    error = (
+        (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True) - np.eye(3)[y])
+        * weights[y][:, None]
+        / 7
+    )
 
     @jax.jit
     def train(params):
         settings = [(0.1, tuple(weights)), (0.1, (2.0, 2.0, 2.0)), (0.2, ())]
-        solvers = [LocalTraining(optax.sgd(rate), class_weights=each or None).bind(model) for rate, each in settings]
+        solvers = [
+            LocalTraining(optax.sgd(rate), class_weights=each or None).bind(model)
+            for rate, each in settings
+        ]
         return [fit(solver, params) for solver in solvers]
 
     (trained, _, loss), (same, _, _), (faster, _, _) = train(params)
-    np.testing.assert_allclose(trained["Dense_0"]["kernel"], kernel - 0.1 * x.T @ error, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(trained["Dense_0"]["bias"], bias - 0.1 * error.sum(axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        trained["Dense_0"]["kernel"], kernel - 0.1 * x.T @ error, rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        trained["Dense_0"]["bias"], bias - 0.1 * error.sum(axis=0), rtol=1e-4, atol=1e-6
+    )
     nll = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(7), y]
     np.testing.assert_allclose(loss, (weights[y] * nll).mean(), rtol=1e-5)
     toys.assert_trees_close(same, faster, rtol=1e-5, atol=1e-6)
@@ -81,17 +96,25 @@ def test_classes_are_not_weighed_in_evaluation():
     algorithm = toys.make_algorithm("fedavg", problem)
     params = start(problem)
     prediction = Prediction(tree.stack_one(params), jnp.ones(1))
-    found = jax.jit(lambda split: metrics.evaluate(problem, algorithm, prediction, split))(client(0))
+    found = jax.jit(lambda split: metrics.evaluate(problem, algorithm, prediction, split))(
+        client(0)
+    )
     x = np.float64(FEDERATION.train.x[0, :7])
     y = FEDERATION.train.y[0, :7]
-    shares = softmax(x @ np.float64(params["Dense_0"]["kernel"]) + np.float64(params["Dense_0"]["bias"]))
+    shares = softmax(
+        x @ np.float64(params["Dense_0"]["kernel"]) + np.float64(params["Dense_0"]["bias"])
+    )
     np.testing.assert_allclose(found["loss"], -np.log(shares[np.arange(7), y]).mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, float("inf")), ((1.0, 2.0, 3.0),)])
+@pytest.mark.parametrize(
+    "weights", [(1.0, 2.0), (1.0, 2.0, 0.0), (1.0, 2.0, float("inf")), ((1.0, 2.0, 3.0),)]
+)
 def test_class_weights_are_positive_numbers_one_for_each_class(weights):
     model = toys.make_problem(FEDERATION).model
-    with pytest.raises(ArgumentError, match=r"^class_weights=.*: accepted: (3 )?positive numbers, one per class"):
+    with pytest.raises(
+        ArgumentError, match=r"^class_weights=.*: accepted: (3 )?positive numbers, one per class"
+    ):
         LocalTraining(class_weights=weights).bind(model)
 
 
@@ -114,7 +137,9 @@ def test_what_is_written_is_what_the_solver_does():
     @jax.jit
     def update(params, number):
         grads = jax.tree.map(jnp.ones_like, params)
-        return solver.optimizer.update(grads, solver.optimizer.init(params), params, round_number=number)[0]
+        return solver.optimizer.update(
+            grads, solver.optimizer.init(params), params, round_number=number
+        )[0]
 
     for number, rate in ((0, 0.1), (1, 0.05)):
         updates = update(params, number)
@@ -126,7 +151,9 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
     optimizer = optax.chain(optax.add_decayed_weights(0.1), optax.adam(0.1))
     problem = problem_of(optimizer=optimizer, batch_size=batch_size)
     params = start(problem)
-    loss = lambda head, x, y, key=None: problem.solver.loss(params | {"Dense_1": head}, x, y)
+
+    def loss(head, x, y, key=None):
+        return problem.solver.loss(params | {"Dense_1": head}, x, y)
 
     @jax.jit
     def train(params):
@@ -138,7 +165,10 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
     (trained, state, _), (alone, _, _), every, whole = train(params)
     toys.assert_trees_close(trained["Dense_0"], params["Dense_0"])
     assert np.abs(trained["Dense_1"]["kernel"] - params["Dense_1"]["kernel"]).min() > 0
-    sizes = lambda tree: sorted(leaf.size for leaf in jax.tree.leaves(tree))
+
+    def sizes(tree):
+        return sorted(leaf.size for leaf in jax.tree.leaves(tree))
+
     assert sizes(state) == sizes(optimizer.init(params["Dense_1"]))
     toys.assert_trees_close(trained["Dense_1"], alone, rtol=1e-5, atol=1e-7)
     toys.assert_trees_close(every[0], whole[0], rtol=1e-6)
@@ -152,24 +182,34 @@ def test_passes_are_a_multiple_of_the_rounds_mini_batches():
 
 def test_a_problem_with_another_loss_number_of_epochs_or_part():
     problem = problem_of(batch_size=3, steps=2)
-    loss = lambda params, x, y, key=None: x
+
+    def loss(params, x, y, key=None):
+        return x
+
     assert problem.with_loss(loss).solver == problem.solver._replace(loss=loss)
     assert problem.with_epochs(4).solver == problem.solver._replace(epochs=4, steps=0)
     assert problem.with_epochs(None) == problem
     params = start(problem)
     mask = problem.model.mask(params, 1)
     state = problem._replace(keep_optimizer=True).part(mask).kept_optimizers(tree.stack_one(params))
-    sizes = lambda of: sum(leaf.size for leaf in jax.tree.leaves(of))
+
+    def sizes(of):
+        return sum(leaf.size for leaf in jax.tree.leaves(of))
+
     assert sizes(state) == sizes(problem.solver.optimizer.init(params["Dense_1"]))
 
 
 def test_a_number_of_steps_at_run_time_is_that_number():
     """Three and two mini-batches an epoch; the client without examples takes no step."""
     problem = problem_of(batch_size=3)
-    solver, params = problem.solver, start(problem)
-    run = lambda split, **steps: solver.fit(
-        jax.random.key(0), params, solver.optimizer.init(params), split, round_number=0, **steps
-    )
+    solver = problem.solver
+    params = start(problem)
+
+    def run(split, **steps):
+        return solver.fit(
+            jax.random.key(0), params, solver.optimizer.init(params), split, round_number=0, **steps
+        )
+
     count = jax.jit(run)
     for k, epoch in enumerate((3, 2, 5)):
         toys.assert_trees_close(count(client(k), steps=epoch), count(client(k)))
@@ -186,14 +226,23 @@ def test_dropout_differs_between_steps_rounds_and_clients():
     train = jax.jit(lambda params, key: fit(problem.solver, params, key)[0])
     one, again, other = (train(params, number) for number in (0, 0, 1))
     toys.assert_trees_close(one, again)
-    assert not toys.same_trees(one, other)  # the batch is all of the examples, so that only dropout can differ
+    # the batch is all of the examples, so that only dropout can differ
+    assert not toys.same_trees(one, other)
     split = client(0)
 
     @jax.jit
     def measure(params):
-        batches = [problem.solver.take_batch(jax.random.key(0), None, split, step) for step in range(2)]
-        losses = [problem.solver.mean_loss(params, batch) for batch in (*batches, batches[0].of_model(1))]
-        return losses, problem.solver.total_loss(params, split) / 7, problem.model.loss(params, split.x, split.y)
+        batches = [
+            problem.solver.take_batch(jax.random.key(0), None, split, step) for step in range(2)
+        ]
+        losses = [
+            problem.solver.mean_loss(params, batch) for batch in (*batches, batches[0].of_model(1))
+        ]
+        return (
+            losses,
+            problem.solver.total_loss(params, split) / 7,
+            problem.model.loss(params, split.x, split.y),
+        )
 
     losses, evaluated, without = measure(params)
     assert len(set(map(float, losses))) == 3
@@ -202,11 +251,18 @@ def test_dropout_differs_between_steps_rounds_and_clients():
 
 def test_with_private_gradients_every_example_has_its_own_dropout():
     problem = toys.make_problem(FEDERATION, model=toys.Dropped, privacy=Privacy(0.0, 1e6))
-    draw = lambda key: jax.random.uniform(key)
-    solver = problem.solver._replace(loss=lambda params, x, y, key=None: params["w"] * draw(key) * jnp.ones(x.shape[0]))
+
+    def draw(key):
+        return jax.random.uniform(key)
+
+    solver = problem.solver._replace(
+        loss=lambda params, x, y, key=None: params["w"] * draw(key) * jnp.ones(x.shape[0])
+    )
     batch = solver.take_batch(jax.random.key(0), None, client(1), 0)
     gradient = jax.jit(jax.grad(lambda params, weights: solver.mean_loss(params, batch, weights)))
-    drawn = [float(gradient({"w": jnp.float32(1.0)}, 4 * jnp.eye(7)[keep])["w"]) for keep in range(4)]
+    drawn = [
+        float(gradient({"w": jnp.float32(1.0)}, 4 * jnp.eye(7)[keep])["w"]) for keep in range(4)
+    ]
     assert len(set(drawn)) == 4 and 0 < min(drawn) < max(drawn) < 1
 
 
@@ -227,13 +283,25 @@ def test_models_that_a_client_received_are_trained_on_an_objective_with_and_with
     problem = problem_of(optimizer=optax.sgd(0.5))
     received = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), start(problem))
     anchor = jax.tree.map(lambda leaf: leaf + 3, start(problem))
-    pull = lambda params, anchor: 0.2 * tree.squared_distance(params, anchor) / 2
+
+    def pull(params, anchor):
+        return 0.2 * tree.squared_distance(params, anchor) / 2
+
     context = ClientContext(jax.random.key(0), jnp.int32(0), jnp.int32(0), jnp.arange(2))
-    same = lambda models, split: problem.fit(context, models, (), split, lambda params, batch: pull(params, anchor))[0]
-    each = lambda models, split: problem.fit(
-        context, models, (), split, lambda params, batch, other: pull(params, other), received
-    )[0]
+
+    def same(models, split):
+        return problem.fit(context, models, (), split, lambda params, batch: pull(params, anchor))[
+            0
+        ]
+
+    def each(models, split):
+        return problem.fit(
+            context, models, (), split, lambda params, batch, other: pull(params, other), received
+        )[0]
+
     expected = jax.tree.map(lambda leaf, other: leaf - 0.1 * (leaf - other), received, anchor)
-    alike, apart = jax.jit(lambda models, split: (same(models, split), each(models, split)))(received, client(0))
+    alike, apart = jax.jit(lambda models, split: (same(models, split), each(models, split)))(
+        received, client(0)
+    )
     toys.assert_trees_close(alike, expected, rtol=1e-5, atol=1e-6)
     toys.assert_trees_close(apart, received)

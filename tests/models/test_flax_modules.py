@@ -15,7 +15,8 @@ from pfljax.contract.errors import ArgumentError
 
 MOMENTUM = 0.8
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(6, 4)).astype(np.float32), RNG.integers(3, size=6).astype(np.int32)
+X = RNG.normal(size=(6, 4)).astype(np.float32)
+Y = RNG.integers(3, size=6).astype(np.int32)
 EXAMPLE = jnp.zeros((1, 4))
 
 
@@ -58,7 +59,8 @@ class Given(nnx.Module):
     """Takes its random streams with each call, and has none of its own."""
 
     def __init__(self, rate, *, rngs):
-        self.body, self.head = nnx.Linear(4, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
+        self.body = nnx.Linear(4, 5, rngs=rngs)
+        self.head = nnx.Linear(5, 3, rngs=rngs)
         self.drop = nnx.Dropout(rate)
 
     def __call__(self, x, *, rngs: nnx.Rngs | None):
@@ -75,7 +77,8 @@ start = jax.jit(lambda model, key: model.init(key), static_argnums=0)
 apply = jax.jit(lambda model, params, x: model.apply(params, x), static_argnums=0)
 losses = jax.jit(lambda model, params, key: model.loss(params, X, Y, key), static_argnums=0)
 gradient = jax.jit(
-    lambda model, params, key: jax.grad(lambda p: model.loss(p, X, Y, key).mean())(params), static_argnums=0
+    lambda model, params, key: jax.grad(lambda p: model.loss(p, X, Y, key).mean())(params),
+    static_argnums=0,
 )
 
 
@@ -95,14 +98,25 @@ def test_a_module_of_parameters_alone_keeps_its_tree():
     expected = jax.jit(module.init)(jax.random.key(3), EXAMPLE)["params"]
     assert jax.tree.structure(params) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, params, expected)
-    np.testing.assert_array_equal(apply(model, params, X), jax.jit(module.apply)({"params": params}, X))
-    assert model.statistics(params) is None and not model.network.stochastic and not model.network.fixed
-    np.testing.assert_array_equal(losses(model, params, jax.random.key(0)), losses(model, params, None))
+    np.testing.assert_array_equal(
+        apply(model, params, X), jax.jit(module.apply)({"params": params}, X)
+    )
+    assert (
+        model.statistics(params) is None
+        and not model.network.stochastic
+        and not model.network.fixed
+    )
+    np.testing.assert_array_equal(
+        losses(model, params, jax.random.key(0)), losses(model, params, None)
+    )
 
 
 def statistics_by_hand(mean, var):
     """The running statistics after a forward pass on X, by the layer's momentum."""
-    kept = lambda old, new: MOMENTUM * old + (1 - MOMENTUM) * new
+
+    def kept(old, new):
+        return MOMENTUM * old + (1 - MOMENTUM) * new
+
     return kept(mean, X.mean(axis=0)), kept(var, X.var(axis=0))
 
 
@@ -120,17 +134,23 @@ def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
         return losses, pull(jnp.full(6, 1 / 6))[0], in_predictions
 
     losses, grads, in_predictions = run(params)
-    pick = lambda tree: tree["batch_stats"]["BatchNorm_0"] if "batch_stats" in tree else tree["norm"]
+
+    def pick(tree):
+        return tree["batch_stats"]["BatchNorm_0"] if "batch_stats" in tree else tree["norm"]
+
     mean, var = statistics_by_hand(np.full(4, 0.5), np.full(4, 1.5))
     np.testing.assert_allclose(pick(grads)["mean"], 0.5 - mean, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(pick(grads)["var"], 1.5 - var, rtol=1e-4, atol=1e-6)
     assert sum(jax.tree.leaves(marks)) == 2 and model.network.momenta == [MOMENTUM]
 
     # The term has no value, and in predictions the running statistics are constants.
-    logits = lambda h: jax.nn.log_softmax(h)[np.arange(6), Y]
+    def logits(h):
+        return jax.nn.log_softmax(h)[np.arange(6), Y]
+
     normalized = (X - X.mean(axis=0)) / np.sqrt(X.var(axis=0) + 1e-5)
     weights = params if "head" in params else as_nnx(params)
-    body, head = weights["body"]["0"], weights["head"]
+    body = weights["body"]["0"]
+    head = weights["head"]
     hidden = np.maximum(normalized @ body["kernel"] + body["bias"], 0)
     expected = -logits(hidden @ head["kernel"] + head["bias"])
     np.testing.assert_allclose(losses, expected, rtol=1e-3, atol=1e-5)
@@ -139,7 +159,8 @@ def test_a_statistic_s_gradient_is_its_old_value_less_the_written_one(make):
 
 
 def test_nnx_is_linen_for_the_same_weights():
-    one, other = linen(), of_nnx()
+    one = linen()
+    other = of_nnx()
     params = start(one, jax.random.key(0))
     shifted = jax.tree.map(lambda leaf: leaf + 0.2, params)
     same = as_nnx(shifted)
@@ -147,19 +168,28 @@ def test_nnx_is_linen_for_the_same_weights():
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(model, params):
-        outputs = [fn(params, X) for fn in (model.apply, model.predict, model.features, model.embedding)]
-        return outputs, jax.grad(lambda params: model.loss(params, X, Y, jax.random.key(0)).mean())(params)
+        outputs = [
+            fn(params, X) for fn in (model.apply, model.predict, model.features, model.embedding)
+        ]
+        return outputs, jax.grad(lambda params: model.loss(params, X, Y, jax.random.key(0)).mean())(
+            params
+        )
 
-    (expected, expected_grads), (found, grads) = run(one, shifted), run(other, same)
+    (expected, expected_grads) = run(one, shifted)
+    (found, grads) = run(other, same)
     for outputs, others in zip(found, expected, strict=True):
         np.testing.assert_allclose(outputs, others, rtol=1e-5)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+    def close(a, b):
+        return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
     jax.tree.map(close, grads, as_nnx(expected_grads))
 
 
 @pytest.mark.parametrize("make", [linen, of_nnx, given])
 def test_dropout_is_in_training_alone_and_has_its_own_key(make):
-    model, without = make(0.5), make()
+    model = make(0.5)
+    without = make()
     params = start(model, jax.random.key(0))
     assert model.network.stochastic
 
@@ -196,12 +226,21 @@ def test_two_layers_of_dropout_draw_apart():
     assert (drawn[:, :4] != drawn[:, 4:]).any()
 
 
-@pytest.mark.parametrize("name", ["train", "training", "is_training", "deterministic", "use_running_average"])
+@pytest.mark.parametrize(
+    "name", ["train", "training", "is_training", "deterministic", "use_running_average"]
+)
 def test_the_argument_that_tells_the_mode_may_have_any_usual_name(name):
     told = []
     space = {}
-    exec(f"def call(self, x, {name}):\n    self.note({name})\n    return nn.Dense(3)(x)", {"nn": nn}, space)
-    members = {"__call__": nn.compact(space["call"]), "note": lambda self, value: told.append(value)}
+    exec(
+        f"def call(self, x, {name}):\n    self.note({name})\n    return nn.Dense(3)(x)",
+        {"nn": nn},
+        space,
+    )
+    members = {
+        "__call__": nn.compact(space["call"]),
+        "note": lambda self, value: told.append(value),
+    }
     model = models.Model(type("Told", (nn.Module,), members)(), EXAMPLE)
     params = jax.eval_shape(model.init, jax.random.key(0))
     told.clear()
@@ -221,14 +260,21 @@ def test_layers_are_in_the_order_of_computation_and_statistics_belong_to_theirs(
     model = make()
     params = start(model, jax.random.key(0))
     assert model.layers == layers
-    numbers, normalizes = model.layer_numbers(params), model.normalization(params)
+    numbers = model.layer_numbers(params)
+    normalizes = model.normalization(params)
     if make is linen:
         assert numbers["batch_stats"]["BatchNorm_0"] == {"mean": 0, "var": 0}
         assert normalizes["batch_stats"]["BatchNorm_0"] == {"mean": True, "var": True}
-        assert numbers["Dense_0"] == {"bias": 1, "kernel": 1} and numbers["Dense_1"] == {"bias": 2, "kernel": 2}
+        assert numbers["Dense_0"] == {"bias": 1, "kernel": 1} and numbers["Dense_1"] == {
+            "bias": 2,
+            "kernel": 2,
+        }
     else:
         assert numbers["norm"] == dict.fromkeys(("bias", "mean", "scale", "var"), 0)
-        assert numbers["body"]["0"] == {"bias": 1, "kernel": 1} and numbers["head"] == {"bias": 2, "kernel": 2}
+        assert numbers["body"]["0"] == {"bias": 1, "kernel": 1} and numbers["head"] == {
+            "bias": 2,
+            "kernel": 2,
+        }
     assert all(jax.tree.leaves(normalizes[norm])) and sum(jax.tree.leaves(normalizes)) == 4
     mask = model.mask(params, 2)
     assert jax.tree.map(lambda number: number >= 1, numbers) == mask
@@ -248,7 +294,11 @@ def test_a_normalization_belongs_to_the_layer_before_it_and_a_lone_module_is_loo
 
     model = models.Model(Lone(), EXAMPLE)
     # Dense_1 is made before Dense_2, and called after it.
-    assert model.layers == (("body/Dense_0", "body/LayerNorm_0"), ("body/Dense_2",), ("body/Dense_1",))
+    assert model.layers == (
+        ("body/Dense_0", "body/LayerNorm_0"),
+        ("body/Dense_2",),
+        ("body/Dense_1",),
+    )
     params = start(model, jax.random.key(0))
     assert model.layer_numbers(params)["body"]["LayerNorm_0"] == {"bias": 0, "scale": 0}
     assert model.normalization(params)["body"]["LayerNorm_0"] == {"bias": True, "scale": True}
@@ -262,7 +312,10 @@ def test_parameters_of_the_module_itself_are_a_layer():
             return nn.Dense(3)(x * self.param("scale", nn.initializers.ones, (4,)))
 
     model = models.Model(Plain(), EXAMPLE)
-    assert model.layer_numbers(start(model, jax.random.key(0))) == {"scale": 0, "Dense_0": {"bias": 1, "kernel": 1}}
+    assert model.layer_numbers(start(model, jax.random.key(0))) == {
+        "scale": 0,
+        "Dense_0": {"bias": 1, "kernel": 1},
+    }
 
 
 def test_an_nnx_module_is_the_initial_model_and_stays_as_it_is():
@@ -332,8 +385,16 @@ def test_values_of_a_regression_may_have_an_axis_of_one():
 @pytest.mark.parametrize(
     ("given", "task", "text"),
     [
-        (Sized(4), "classification", r"outputs of shape \(batch, 4\); accepted: \(batch, 3\) logits"),
-        (Sized(2), "regression", r"outputs of shape \(batch, 2\); accepted: \(batch,\) or \(batch, 1\) values"),
+        (
+            Sized(4),
+            "classification",
+            r"outputs of shape \(batch, 4\); accepted: \(batch, 3\) logits",
+        ),
+        (
+            Sized(2),
+            "regression",
+            r"outputs of shape \(batch, 2\); accepted: \(batch,\) or \(batch, 1\) values",
+        ),
         (models.LeNet(), "classification", r"LeNet: needs images .* at least 16 x 16"),
         (models.CharacterLSTM(), "regression", r"outputs of shape"),
         (nn.Embed(3, 3), "classification", r"model=Embed: fails on inputs of shape \(2, 4\)"),
@@ -372,8 +433,16 @@ def test_probabilities_in_place_of_logits_are_refused(end, refused):
 @pytest.mark.slow
 def test_a_recurrent_network_has_features():
     """The dense layers inside its cell, which a scan traces, are not theirs."""
-    model = models.Model(nn.Sequential([nn.RNN(nn.LSTMCell(5)), lambda h: h[:, -1], nn.Dense(3)]), jnp.zeros((1, 4, 3)))
-    params, x = start(model, jax.random.key(0)), RNG.normal(size=(2, 4, 3)).astype(np.float32)
+    model = models.Model(
+        nn.Sequential([nn.RNN(nn.LSTMCell(5)), lambda h: h[:, -1], nn.Dense(3)]),
+        jnp.zeros((1, 4, 3)),
+    )
+    params = start(model, jax.random.key(0))
+    x = RNG.normal(size=(2, 4, 3)).astype(np.float32)
     last = params["layers_2"]
-    features, outputs = jax.jit(lambda params: (model.features(params, x), model.apply(params, x)))(params)
-    np.testing.assert_allclose(outputs, features @ last["kernel"] + last["bias"], rtol=1e-4, atol=1e-6)
+    features, outputs = jax.jit(lambda params: (model.features(params, x), model.apply(params, x)))(
+        params
+    )
+    np.testing.assert_allclose(
+        outputs, features @ last["kernel"] + last["bias"], rtol=1e-4, atol=1e-6
+    )

@@ -21,7 +21,11 @@ start = jax.jit(lambda model: model.init(jax.random.key(0)), static_argnums=0)
 def reference_convolution(x, kernel, size, margin=None, stride=1):
     margin = (size - 1) // 2 if margin is None else margin
     return jax.lax.conv_general_dilated(
-        x, kernel, (stride, stride), [(margin, margin)] * 2, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x,
+        kernel,
+        (stride, stride),
+        [(margin, margin)] * 2,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 
 
@@ -31,8 +35,13 @@ def reference_pool(x):
 
 def lstm_by_hand(x, wx, wh, b):
     """The equations of an LSTM, one step after another, in NumPy."""
-    sigmoid = lambda z: 1 / (1 + np.exp(-z))
-    h, c, out = np.zeros((x.shape[1], wh.shape[0])), np.zeros((x.shape[1], wh.shape[0])), []
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
+    h = np.zeros((x.shape[1], wh.shape[0]))
+    c = np.zeros((x.shape[1], wh.shape[0]))
+    out = []
     for step in x:
         i, f, g, o = np.split(step @ wx + h @ wh + b, 4, axis=1)
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
@@ -65,7 +74,9 @@ def test_the_lstm_is_its_equations_and_its_gradients_are_their_differences():
                 moved = [array.copy() for array in arrays]
                 moved[number][place] += step
                 values.append((lstm_by_hand(*moved) * weights).sum())
-            np.testing.assert_allclose(grad[place], (values[0] - values[1]) / 2e-5, rtol=2e-3, atol=1e-4)
+            np.testing.assert_allclose(
+                grad[place], (values[0] - values[1]) / 2e-5, rtol=2e-3, atol=1e-4
+            )
 
 
 @pytest.mark.slow
@@ -79,8 +90,11 @@ def test_characters_are_predicted_from_those_before():
     later[:, 4] = 2
     changed = np.abs(model.apply(params, later) - logits).max(axis=(0, 2))
     assert (changed[:4] == 0).all() and (changed[4:] > 0).all()
+
     # Table 1: an embedding of 8 and two layers of 256; weights into and within the gates, biases, dense outputs.
-    layer = lambda inputs: (inputs + 256 + 1) * 4 * 256
+    def layer(inputs):
+        return (inputs + 256 + 1) * 4 * 256
+
     assert count("lstm", (80,), 65) == 65 * 8 + layer(8) + layer(256) + 256 * 65 + 65
 
 
@@ -93,7 +107,10 @@ def test_a_sequence_s_loss_is_the_mean_over_its_places_that_are_characters():
     log_p = np.log(np.float64(model.predict(params, x)))
     expected = [-(log_p[0, 0, 1] + log_p[0, 1, 2] + log_p[0, 2, 3]) / 3, -log_p[1, 0, 2]]
     np.testing.assert_allclose(model.loss(params, x, y), expected, rtol=1e-5)
-    weighed = [-(2 * log_p[0, 0, 1] + 3 * log_p[0, 1, 2] + 4 * log_p[0, 2, 3]) / 3, -3 * log_p[1, 0, 2]]
+    weighed = [
+        -(2 * log_p[0, 0, 1] + 3 * log_p[0, 1, 2] + 4 * log_p[0, 2, 3]) / 3,
+        -3 * log_p[1, 0, 2],
+    ]
     found = model.loss(params, x, y, class_weights=np.array([1, 2, 3, 4], np.float32))
     np.testing.assert_allclose(found, weighed, rtol=1e-5)
 
@@ -110,10 +127,13 @@ class Varied(nn.Module):
 @pytest.mark.parametrize("key", [None, 7])
 def test_a_shift_is_added_to_the_logits_of_the_loss(key):
     """Also in training mode, where outputs and features match the loss, and statistics are updated as usual."""
-    x, y = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32), np.array([0, 2, 1, 2])
+    x = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    y = np.array([0, 2, 1, 2])
     model = models.Model(Varied(), x)
-    params, key = start(model), None if key is None else jax.random.key(key)
-    shift, weights = np.array([0.5, -1.0, 2.0], np.float32), np.array([1, 2, 3], np.float32)
+    params = start(model)
+    key = None if key is None else jax.random.key(key)
+    shift = np.array([0.5, -1.0, 2.0], np.float32)
+    weights = np.array([1, 2, 3], np.float32)
     shifts = [shift, np.outer([0, 1, 2, 3], shift).astype(np.float32)]
 
     @jax.jit
@@ -121,10 +141,19 @@ def test_a_shift_is_added_to_the_logits_of_the_loss(key):
         loss = functools.partial(model.loss, x=x, y=y, key=key)
         losses = [loss(params, shift=added) for added in shifts]
         weighed = [loss(params, class_weights=weights, shift=added) for added in shifts]
-        slopes = [jax.grad(lambda p, added=added: loss(p, shift=added).mean())(params) for added in (shift, None)]
+        slopes = [
+            jax.grad(lambda p, added=added: loss(p, shift=added).mean())(params)
+            for added in (shift, None)
+        ]
         slopes.append(jax.grad(lambda p: model.features(p, x, key).sum())(params))
         of_statistics = [slope["batch_stats"] for slope in slopes]
-        return model.apply(params, x, key), model.features(params, x, key), losses, weighed, of_statistics
+        return (
+            model.apply(params, x, key),
+            model.features(params, x, key),
+            losses,
+            weighed,
+            of_statistics,
+        )
 
     outputs, features, losses, weighed, (shifted, plain, of_features) = run(params)
     for added, loss, times in zip(shifts, losses, weighed, strict=True):
@@ -132,7 +161,9 @@ def test_a_shift_is_added_to_the_logits_of_the_loss(key):
         np.testing.assert_allclose(loss, expected, rtol=1e-4)
         np.testing.assert_allclose(times, weights[y] * expected, rtol=1e-4)
     last = params["Dense_1"]
-    np.testing.assert_allclose(outputs, features @ last["kernel"] + last["bias"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        outputs, features @ last["kernel"] + last["bias"], rtol=1e-4, atol=1e-6
+    )
     dropped = np.abs(features) == 0
     assert dropped.any() == (key is not None)
     toys.assert_trees_close(shifted, plain)
@@ -156,19 +187,33 @@ def test_networks_have_the_papers_sizes():
     assert count("femnist_cnn", (28, 28, 1), 62) == 2_278_334  # as the paper's authors' network has
     # torchvision's network for ten classes has the same number: each norm has a scale and a shift in both.
     assert count("mobilenet_v2", (32, 32, 3), 10) == 2_236_682
-    assert count("lenet", (32, 32, 3)) == 62_006  # 75*6+6 + 150*16+16 + 400*120+120 + 120*84+84 + 84*10+10
+    # 75*6+6 + 150*16+16 + 400*120+120 + 120*84+84 + 84*10+10
+    assert count("lenet", (32, 32, 3)) == 62_006
     assert count("mcmahan_cnn", (28, 28, 1)) == 1_663_370  # as its paper says
     # 32 - 2 - 2 = 28 pixels per side, halved to 14.
-    assert (27 * 32 + 32) + (9 * 32 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + (128 * 10 + 10) == 1_626_442
+    assert (27 * 32 + 32) + (9 * 32 * 64 + 64) + (14 * 14 * 64 * 128 + 128) + (
+        128 * 10 + 10
+    ) == 1_626_442
     assert count("pfl_research_cnn", (32, 32, 3)) == 1_626_442  # as its benchmark says
-    block = lambda a, b: 9 * a * b + 9 * b * b + 4 * b  # two convolutions without bias, two norms
-    shortcut = lambda a, b: a * b + 2 * b
+
+    def block(a, b):
+        return 9 * a * b + 9 * b * b + 4 * b  # two convolutions without bias, two norms
+
+    def shortcut(a, b):
+        return a * b + 2 * b
+
     stages = 2 * block(64, 64) + sum(
-        block(a, b) + shortcut(a, b) + block(b, b) for a, b in itertools.pairwise([64, 128, 256, 512])
+        block(a, b) + shortcut(a, b) + block(b, b)
+        for a, b in itertools.pairwise([64, 128, 256, 512])
     )
-    assert count("resnet18", (32, 32, 3)) == (27 * 64 + 2 * 64) + stages + (512 * 10 + 10) == 11_173_962
+    assert (
+        count("resnet18", (32, 32, 3))
+        == (27 * 64 + 2 * 64) + stages + (512 * 10 + 10)
+        == 11_173_962
+    )
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
-    convolutions = sum(9 * a * b + b + 2 * b for a, b in itertools.pairwise(widths))  # and a norm's scale and shift
+    # and a norm's scale and shift
+    convolutions = sum(9 * a * b + b + 2 * b for a, b in itertools.pairwise(widths))
     dense = (512 * 4096 + 4096) + (4096 * 4096 + 4096) + (4096 * 10 + 10)
     assert count("vgg11", (32, 32, 3)) == convolutions + dense
 
@@ -179,13 +224,20 @@ def test_networks_have_the_papers_sizes():
         # Parameters of each layer, from the input on.
         ("mlp", (4,), [4 * 6 + 6, 6 * 3 + 3]),
         ("linear", (4,), [4 * 3 + 3]),
-        ("mcmahan_cnn", (8, 8, 1), [25 * 32 + 32, 25 * 32 * 64 + 64, 2 * 2 * 64 * 512 + 512, 512 * 3 + 3]),
+        (
+            "mcmahan_cnn",
+            (8, 8, 1),
+            [25 * 32 + 32, 25 * 32 * 64 + 64, 2 * 2 * 64 * 512 + 512, 512 * 3 + 3],
+        ),
         ("cnn", (8, 8, 2), [18 * 5 + 5, 45 * 7 + 7, 2 * 2 * 7 * 3 + 3]),
         pytest.param(
             "vgg11",
             (32, 32, 3),
             [
-                *(9 * a * b + 3 * b for a, b in itertools.pairwise([3, 64, 128, 256, 256, 512, 512, 512, 512])),
+                *(
+                    9 * a * b + 3 * b
+                    for a, b in itertools.pairwise([3, 64, 128, 256, 256, 512, 512, 512, 512])
+                ),
                 *(512 * 4096 + 4096, 4096 * 4096 + 4096, 4096 * 3 + 3),
             ],
             marks=pytest.mark.slow,
@@ -199,7 +251,11 @@ def test_masks_cover_the_last_layers(name, shape, sizes):
     for num in range(len(sizes) + 1):
         mask = model.mask(params, num)
         assert jax.tree.structure(mask) == jax.tree.structure(params)
-        covered = sum(p.size for p, on in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True) if on)
+        covered = sum(
+            p.size
+            for p, on in zip(jax.tree.leaves(params), jax.tree.leaves(mask), strict=True)
+            if on
+        )
         assert covered == sum(sizes[len(sizes) - num :])
 
 
@@ -227,7 +283,9 @@ def test_an_embedding_is_the_last_hidden_layer_before_its_relu():
     model = models.make("mlp", (4,), "classification", 9, hidden=(6,))
     params = start(model)
     expected = x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
-    embedding, features = jax.jit(lambda params: (model.embedding(params, x), model.features(params, x)))(params)
+    embedding, features = jax.jit(
+        lambda params: (model.embedding(params, x), model.features(params, x))
+    )(params)
     np.testing.assert_allclose(embedding, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(features, np.maximum(expected, 0), rtol=1e-5, atol=1e-6)
     linear = models.make("linear", (4,), "classification", 9)
@@ -246,7 +304,9 @@ def test_vgg_has_two_hidden_layers_of_4096():
 @pytest.mark.parametrize("platform", ["default", "tpu"])
 def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeypatch):
     """In outputs and gradients, although a TPU pools before it adds the bias."""
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
+    monkeypatch.setattr(
+        jax.lax, "platform_dependent", lambda *args, **forms: forms[platform](*args)
+    )
     cnn = networks.CNN((4, 5), 3)
     x = np.random.default_rng(2).normal(size=(3, 9, 8, 2)).astype(np.float32)
     params = jax.jit(cnn.init)(jax.random.key(0), x)["params"]
@@ -256,13 +316,17 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeyp
         h = x
         for number in range(2):
             layer = params[f"Conv_{number}"]
-            h = jax.nn.relu(reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"]))
+            h = jax.nn.relu(
+                reference_pool(reference_convolution(h, layer["kernel"], 3) + layer["bias"])
+            )
         return h.reshape(3, -1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
 
     @jax.jit
     def run(params):
         forms = (lambda params: cnn.apply({"params": params}, x)), expected
-        slopes = [jax.grad(lambda params, fn=fn: jnp.square(fn(params)).sum())(params) for fn in forms]
+        slopes = [
+            jax.grad(lambda params, fn=fn: jnp.square(fn(params)).sum())(params) for fn in forms
+        ]
         return [fn(params) for fn in forms], slopes
 
     outputs, slopes = run(params)
@@ -271,18 +335,25 @@ def test_the_cnn_is_convolution_pooling_relu_and_a_dense_layer(platform, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("size", "padding"), [pytest.param(3, "SAME", marks=pytest.mark.slow), (4, "SAME"), (5, "VALID")]
+    ("size", "padding"),
+    [pytest.param(3, "SAME", marks=pytest.mark.slow), (4, "SAME"), (5, "VALID")],
 )
 def test_the_largest_of_four_convolutions_is_the_pooled_one(size, padding):
     """Also where pooling drops a last row or column; derivatives are those of pooling."""
     rng = np.random.default_rng(3)
-    x, kernel = rng.normal(size=(2, 9, 10, 3)), rng.normal(size=(size, size, 3, 4))
+    x = rng.normal(size=(2, 9, 10, 3))
+    kernel = rng.normal(size=(size, size, 3, 4))
 
     @jax.jit
     def run(x, kernel):
         y = networks.convolved(x, kernel, 1, padding)
-        from_four = lambda y: networks.pooled(y, x, kernel, padding)
-        slope = lambda pool: jax.grad(lambda y: jnp.square(pool(y)).sum())(y)
+
+        def from_four(y):
+            return networks.pooled(y, x, kernel, padding)
+
+        def slope(pool):
+            return jax.grad(lambda y: jnp.square(pool(y)).sum())(y)
+
         return (from_four(y), reference_pool(y)), (slope(from_four), slope(networks.pool))
 
     outputs, slopes = run(x, kernel)
@@ -314,15 +385,25 @@ def test_families_have_torchvision_s_sizes_and_one_width_of_features():
         example = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
         assert jax.eval_shape(built.features, built.network.shapes, example).shape == (2, 512)
         found[name] = built.num_parameters
-    head, stem = 512 * 10 + 10, 27 * 64 + 2 * 64
+    head = 512 * 10 + 10
+    stem = 27 * 64 + 2 * 64
     assert found["cnn"] == (75 * 32 + 32) + (25 * 32 * 64 + 64) + (5 * 5 * 64 * 512 + 512) + head
     of_stem = 49 * 3 * 64 + 64 * 64 + 9 * 64 * 192 + 2 * (64 + 64 + 192)
-    assert found["googlenet"] == 6_624_904 - (1024 * 1000 + 1000) - of_stem + (27 * 192 + 2 * 192) + head
+    assert (
+        found["googlenet"]
+        == 6_624_904 - (1024 * 1000 + 1000) - of_stem + (27 * 192 + 2 * 192) + head
+    )
     assert found["mobilenet_v2"] == 2_236_682 - 1280 * 10 + 512 * 10
-    totals = {"resnet34": (21_797_672, 512), "resnet50": (25_557_032, 2048), "resnet101": (44_549_160, 2048)}
+    totals = {
+        "resnet34": (21_797_672, 512),
+        "resnet50": (25_557_032, 2048),
+        "resnet101": (44_549_160, 2048),
+    }
     for name, (total, width) in totals.items():
         assert found[name] == total - (width * 1000 + 1000) - (49 * 3 * 64 + 2 * 64) + stem + head
-    assert {family: tuple(modules) for family, modules in models.FAMILIES.items() if family != "htfe8"} == {
+    assert {
+        family: tuple(modules) for family, modules in models.FAMILIES.items() if family != "htfe8"
+    } == {
         "htfe2": ("cnn", "resnet18"),
         "htfe3": ("resnet10", "resnet18", "resnet34"),
         "htfe4": ("cnn", "googlenet", "mobilenet_v2", "resnet18"),
@@ -346,13 +427,18 @@ def test_resnet_is_its_layers():
 
     def reference(params, x):
         layers_of = {kind: itertools.count() for kind in ("Conv", "Dense", "GroupNorm")}
-        following = lambda kind: params[f"{kind}_{next(layers_of[kind])}"]
+
+        def following(kind):
+            return params[f"{kind}_{next(layers_of[kind])}"]
 
         def norm(x):
             layer = following("GroupNorm")
             groups = x.reshape(len(x), *x.shape[1:3], 8, -1)
-            mean, var = groups.mean((1, 2, 4), keepdims=True), groups.var((1, 2, 4), keepdims=True)
-            return ((groups - mean) / jnp.sqrt(var + 1e-6)).reshape(x.shape) * layer["scale"] + layer["bias"]
+            mean = groups.mean((1, 2, 4), keepdims=True)
+            var = groups.var((1, 2, 4), keepdims=True)
+            return ((groups - mean) / jnp.sqrt(var + 1e-6)).reshape(x.shape) * layer[
+                "scale"
+            ] + layer["bias"]
 
         def convolution(x, size=3, stride=1):
             kernel = following("Conv")["kernel"]
@@ -380,7 +466,8 @@ def test_one_logit_makes_two_classes():
     params = start(model)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 151  # as FedEM's authors have it
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(6, 150)).astype(np.float32), np.array([0, 1, 1, 0, 1, 0], np.int32)
+    x = rng.normal(size=(6, 150)).astype(np.float32)
+    y = np.array([0, 1, 1, 0, 1, 0], np.int32)
     z = np.float64(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])[:, 0]
     ones = 1 / (1 + np.exp(-z))
 
@@ -394,7 +481,9 @@ def test_one_logit_makes_two_classes():
     np.testing.assert_allclose(losses, np.logaddexp(0, z) - y * z, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(gradient, x.T @ (ones - y), rtol=1e-3, atol=1e-4)
     for task, classes in (("classification", 3), ("regression", 1)):
-        with pytest.raises(ArgumentError, match=r"model=logistic: accepted only for data with two classes"):
+        with pytest.raises(
+            ArgumentError, match=r"model=logistic: accepted only for data with two classes"
+        ):
             models.make("logistic", (150,), task, classes)
 
 

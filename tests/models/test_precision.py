@@ -41,14 +41,22 @@ def rounded(values):
 
 def build(module, like=X, computes_in="bfloat16", **options):
     return models.build(
-        module, like.shape[1:], "classification", 3, dtype=like.dtype, computes_in=computes_in, **options
+        module,
+        like.shape[1:],
+        "classification",
+        3,
+        dtype=like.dtype,
+        computes_in=computes_in,
+        **options,
     )
 
 
 def products(fn, *args):
     """The types of the operands of every product of a traced function."""
     found = equations(jax.make_jaxpr(fn)(*args).jaxpr)
-    return [{str(v.aval.dtype) for v in eqn.invars} for eqn in found if eqn.primitive.name in PRODUCTS]
+    return [
+        {str(v.aval.dtype) for v in eqn.invars} for eqn in found if eqn.primitive.name in PRODUCTS
+    ]
 
 
 def training(model, x, y):
@@ -62,14 +70,21 @@ def dtypes(tree):
 
 def test_a_linear_model_s_loss_and_gradient_are_those_of_rounded_operands():
     """NumPy rounds inputs, weights and the slopes of the logits; sums, the softmax and the loss are not rounded."""
-    exact, model = (build(models.MLP(hidden=()), computes_in=dtype) for dtype in ("float32", "bfloat16"))
+    exact, model = (
+        build(models.MLP(hidden=()), computes_in=dtype) for dtype in ("float32", "bfloat16")
+    )
     params = jax.jit(model.init)(KEY)
     # The columns' sums are 0, so that the logits are differences of inputs; the kernel is rounded to fourths.
     signs = np.array([[1, 1, 1], [-1, -1, 1], [1, -1, -1], [-1, 1, -1]])
-    layer = {"kernel": np.float32(signs * (1 + 2.0**-10) / 4), "bias": np.array([0.3, -0.1, 0], np.float32)}
+    layer = {
+        "kernel": np.float32(signs * (1 + 2.0**-10) / 4),
+        "bias": np.array([0.3, -0.1, 0], np.float32),
+    }
     assert jax.tree.map(np.shape, params) == jax.tree.map(np.shape, {"Dense_0": layer})
     params = {"Dense_0": layer}
-    x, kernel, bias = rounded(X), rounded(layer["kernel"]), rounded(layer["bias"])
+    x = rounded(X)
+    kernel = rounded(layer["kernel"])
+    bias = rounded(layer["bias"])
     logits = x @ kernel + bias
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     expected = -np.log(shares[np.arange(6), Y])
@@ -83,7 +98,9 @@ def test_a_linear_model_s_loss_and_gradient_are_those_of_rounded_operands():
     grads = jax.jit(training(model, X, Y))(params, None)["Dense_0"]
     size = np.abs(x).T @ np.abs(slopes)
     assert np.all(np.abs(grads["kernel"] - x.T @ slopes) <= 2.0**-6 * size)
-    np.testing.assert_allclose(grads["bias"], slopes.sum(axis=0), atol=2.0**-6 * np.abs(slopes).sum(axis=0).max())
+    np.testing.assert_allclose(
+        grads["bias"], slopes.sum(axis=0), atol=2.0**-6 * np.abs(slopes).sum(axis=0).max()
+    )
     assert dtypes((params, grads)) == {"float32"}
 
 
@@ -100,7 +117,8 @@ class OfNNX(nnx.Module):
     """A convolution and a dense layer in NNX."""
 
     def __init__(self, rngs):
-        self.conv, self.head = nnx.Conv(2, 4, (3, 3), rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+        self.conv = nnx.Conv(2, 4, (3, 3), rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
 
     def __call__(self, x):
         return self.head(nnx.relu(self.conv(x)).mean(axis=(1, 2)))
@@ -118,7 +136,13 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["pixels", "tokens", "nnx", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "cnn"))]
+    "name",
+    [
+        "pixels",
+        "tokens",
+        "nnx",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mlp", "cnn")),
+    ],
 )
 def test_every_product_of_the_traced_program_has_bfloat16_operands(name):
     module, x = NETWORKS[name]
@@ -137,9 +161,15 @@ def test_every_product_of_the_traced_program_has_bfloat16_operands(name):
 
 def test_the_lstm_s_products_are_bfloat16_behind_the_one_hot_rows():
     model = models.build(
-        recurrent.CharacterLSTM(hidden=(6, 6)), (7,), "classification", 9, computes_in="bfloat16", target_shape=(7,)
+        recurrent.CharacterLSTM(hidden=(6, 6)),
+        (7,),
+        "classification",
+        9,
+        computes_in="bfloat16",
+        target_shape=(7,),
     )
-    x, params = jnp.zeros((2, 7), jnp.int32), jax.eval_shape(model.init, KEY)
+    x = jnp.zeros((2, 7), jnp.int32)
+    params = jax.eval_shape(model.init, KEY)
     grads = jax.jit(jax.grad(lambda params: model.loss(params, x, x).mean()))
     lines = grads.trace(params).lower(lowering_platforms=("tpu",)).as_text().splitlines()
     used = [line for line in lines if "stablehlo.dot_general" in line]
@@ -150,7 +180,9 @@ def test_the_lstm_s_products_are_bfloat16_behind_the_one_hot_rows():
 def test_integers_stay_integers():
     """Token 257, which bfloat16 does not have, is looked up as it is."""
     module = nn.Sequential([nn.Embed(300, 3), lambda x: x[:, 0]])
-    model = models.build(module, (1,), "classification", 3, dtype=np.dtype("int32"), computes_in="bfloat16")
+    model = models.build(
+        module, (1,), "classification", 3, dtype=np.dtype("int32"), computes_in="bfloat16"
+    )
     table = np.arange(900, dtype=np.float32).reshape(300, 3) / 1024
     params = jax.tree.map(lambda _: table, jax.eval_shape(model.init, KEY))
     found = model.apply(params, np.array([[256], [257], [299]], np.int32))
@@ -172,7 +204,8 @@ def test_layers_keep_types_of_their_own_and_parameters_are_float32():
     grads = training(model, X, Y)
     assert dtypes((params, jax.eval_shape(grads, params, None))) == {"float32"}
     assert products(model.apply, params, X) == [{"bfloat16"}, {"float32"}]
-    own = build(Own(), computes_in="float32")  # everything is as the network has it, but losses are float32
+    # everything is as the network has it, but losses are float32
+    own = build(Own(), computes_in="float32")
     kept = jax.eval_shape(own.init, KEY)
     assert dtypes(kept["Dense_0"]) == {"bfloat16"} and dtypes(kept["Dense_1"]) == {"float32"}
     halves = build(nn.Dense(3, dtype=jnp.bfloat16), computes_in="float32")
@@ -192,13 +225,16 @@ class NormalizedInNNX(nnx.Module):
     """The same in NNX."""
 
     def __init__(self, rngs):
-        self.norm, self.head = nnx.BatchNorm(4, momentum=0.5, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, momentum=0.5, rngs=rngs)
+        self.head = nnx.Linear(4, 3, rngs=rngs)
 
     def __call__(self, x):
         return self.head(self.norm(x))
 
 
-@pytest.mark.parametrize("module", [Normalized(), lambda rngs: NormalizedInNNX(rngs)], ids=["linen", "nnx"])
+@pytest.mark.parametrize(
+    "module", [Normalized(), lambda rngs: NormalizedInNNX(rngs)], ids=["linen", "nnx"]
+)
 def test_batch_statistics_are_float32_means_of_rounded_inputs(module):
     """Their slope is the old value less the new one: half the batch's own, minus half of the initial 0 and 1."""
     x = RNG.uniform(1, 2, size=(50, 4)).astype(np.float32)
@@ -213,13 +249,20 @@ def test_batch_statistics_are_float32_means_of_rounded_inputs(module):
 def test_updates_too_small_for_a_bfloat16_parameter_add_up():
     """Twenty steps of 1e-4 from 1: in bfloat16 the next number below 1 is 4e-3 away, so nothing would move."""
     model = models.build(
-        models.MLP(hidden=()), (1,), "regression", 1, loss=lambda outputs, y: outputs, computes_in="bfloat16"
+        models.MLP(hidden=()),
+        (1,),
+        "regression",
+        1,
+        loss=lambda outputs, y: outputs,
+        computes_in="bfloat16",
     )
     solver = LocalTraining(optax.sgd(1e-4), steps=20, dtype="bfloat16").bind(model)
     split = Split(jnp.ones((1, 1)), jnp.zeros((1,)), jnp.int32(1))
     params = jax.tree.map(jnp.ones_like, jax.jit(model.init)(KEY))
     fit = jax.jit(
-        lambda params: solver.fit(KEY, params, solver.optimizer.init(params), split, round_number=jnp.int32(0))
+        lambda params: solver.fit(
+            KEY, params, solver.optimizer.init(params), split, round_number=jnp.int32(0)
+        )
     )
     found, _, loss = fit(params)
     np.testing.assert_allclose(jax.tree.leaves(found)[0], 1 - 20e-4, rtol=1e-6)
@@ -231,52 +274,77 @@ def test_gradients_of_convolutions_are_float32_sums_over_images(monkeypatch):
     """In bfloat16, adding the 4 of each image would end at 1024, whose next number is 1032."""
     rewriting.by_platform.cache_clear()
     monkeypatch.setattr(convolutions, "CACHE_BYTES", 1)  # one image at a time
-    convolve = rewritten(lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=LAYOUT))
-    x, kernel = jnp.ones((512, 2, 2, 1), jnp.bfloat16), jnp.ones((3, 3, 1, 1), jnp.bfloat16)
+    convolve = rewritten(
+        lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=LAYOUT)
+    )
+    x = jnp.ones((512, 2, 2, 1), jnp.bfloat16)
+    kernel = jnp.ones((3, 3, 1, 1), jnp.bfloat16)
     slope = jax.jit(jax.grad(lambda kernel: convolve(x, kernel).astype(jnp.float32).sum()))(kernel)
     assert slope.dtype == jnp.bfloat16 and slope[1, 1, 0, 0] == 4 * 512
 
 
 def make_run(name="fedavg", **training):
-    clients = toys.make_federation((4, 3, 5, 2), validation_size=3 * toys.METHODS[name].info.validates)
+    clients = toys.make_federation(
+        (4, 3, 5, 2), validation_size=3 * toys.METHODS[name].info.validates
+    )
     model = toys.network(name).get("model", models.MLP(hidden=(4, 4)))
     local = pfl.LocalTraining(optax.sgd, 0.1, **training)
-    return pfl.Run(toys.METHODS[name](), clients, model, local, execution=pfl.Execution(plan="vmap", devices=1))
+    return pfl.Run(
+        toys.METHODS[name](), clients, model, local, execution=pfl.Execution(plan="vmap", devices=1)
+    )
 
 
 def programs(run):
     """A round of the run and its evaluation, with the shapes that they are traced for."""
     experiment = run.experiment
-    problem, plan = experiment.problem, experiment.problem.plan
-    algorithm, clients = experiment.algorithm(plan), experiment.federation.client_data
+    problem = experiment.problem
+    plan = experiment.problem.plan
+    algorithm = experiment.algorithm(plan)
+    clients = experiment.federation.client_data
     state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), KEY, clients)
     one_round = make_round(algorithm, plan, problem.cohort_size)
     served = functools.partial(lifting.serve, algorithm, plan, serving.scores(problem, algorithm))
     ids = jnp.arange(problem.num_clients)
     splits = {"test": experiment.federation.test}
-    return (one_round, KEY, jnp.int32(0), state, clients), (served, KEY, state, ids, clients, splits)
+    return (one_round, KEY, jnp.int32(0), state, clients), (
+        served,
+        KEY,
+        state,
+        ids,
+        clients,
+        splits,
+    )
 
 
 HIGHEST = (jax.lax.Precision.HIGHEST,) * 2
 
 
 @toys.each_method(fast=("fedavg", "dfedem"), slow=("fedem", "federico", "fedpac"))
-def test_methods_train_and_predict_in_bfloat16_and_keep_float32_and_the_precision_reaches_every_product(name):
+def test_methods_train_and_predict_in_bfloat16_and_keep_float32_and_the_precision_reaches_every_product(
+    name,
+):
     training, predicting = programs(make_run(name, dtype=jnp.bfloat16, matmul_precision="highest"))
     traced = [jax.make_jaxpr(fn, return_shape=True)(*args) for fn, *args in (training, predicting)]
     for jaxpr, _ in traced:
         found = [eqn for eqn in equations(jaxpr.jaxpr) if eqn.primitive.name in PRODUCTS]
         assert {"bfloat16"} in [{str(v.aval.dtype) for v in eqn.invars} for eqn in found]
         assert all(eqn.params["precision"] == HIGHEST for eqn in found)
-    state, (after, record) = training[3], traced[0][1]
-    assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(lambda leaf: leaf.dtype, state)
+    state = training[3]
+    (after, record) = traced[0][1]
+    assert jax.tree.map(lambda leaf: leaf.dtype, after) == jax.tree.map(
+        lambda leaf: leaf.dtype, state
+    )
     assert "bfloat16" not in dtypes((after, record, traced[1][1]))
 
 
 @toys.each_method(["fedavg", "dfedem", "federico"], fast=["fedavg", "dfedem"], slow=["federico"])
 def test_without_a_precision_products_have_that_of_jax_or_of_the_method(name):
     for fn, *args in programs(make_run(name)):
-        found = [eqn for eqn in equations(jax.make_jaxpr(fn)(*args).jaxpr) if eqn.primitive.name in PRODUCTS]
+        found = [
+            eqn
+            for eqn in equations(jax.make_jaxpr(fn)(*args).jaxpr)
+            if eqn.primitive.name in PRODUCTS
+        ]
         assert found and not all(eqn.params["precision"] == HIGHEST for eqn in found)
 
 
@@ -289,26 +357,38 @@ def test_another_dtype_or_precision_is_another_run(tmp_path):
     assert settings["local.dtype"] == "bfloat16" and settings["local.matmul_precision"] is None
     for other, text in (
         ({}, "local.dtype was 'bfloat16' and is 'float32'"),
-        ({"dtype": "bfloat16", "matmul_precision": "high"}, "local.matmul_precision was None and is 'high'"),
+        (
+            {"dtype": "bfloat16", "matmul_precision": "high"},
+            "local.matmul_precision was None and is 'high'",
+        ),
     ):
         with pytest.raises(ArgumentError, match=text):
             make_run(**other).train(1, out=tmp_path / "run", resume=True, progress=False)
     others = ({}, {"dtype": "bfloat16"}, {"matmul_precision": "high"})
     parts = [make_run(**each).experiment.program()["parts"] for each in others]
-    assert len({each["client_update"] for each in parts}) == len({each["predict"] for each in parts}) == 3
+    assert (
+        len({each["client_update"] for each in parts})
+        == len({each["predict"] for each in parts})
+        == 3
+    )
 
 
 @pytest.mark.parametrize("given", ["float16", jnp.float16, "half", np.dtype("float64"), 16, None])
 def test_other_types_are_refused_in_a_line_that_says_what_is_accepted(given):
     with pytest.raises(ArgumentError, match=r"^dtype.*accepted: float32, bfloat16[^\n]*$"):
         pfl.LocalTraining(dtype=given)
-    with pytest.raises(ArgumentError, match=r"^matmul_precision=fast: accepted: default, high, highest, bfloat16, ten"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^matmul_precision=fast: accepted: default, high, highest, bfloat16, ten",
+    ):
         pfl.LocalTraining(matmul_precision="fast")  # pyright: ignore[reportArgumentType]
 
 
 def test_types_are_named_in_any_of_jax_s_ways():
     for given in ("bfloat16", jnp.bfloat16, jnp.dtype(jnp.bfloat16), ml_dtypes.bfloat16):
-        assert pfl.LocalTraining(dtype=given) == dataclasses.replace(pfl.LocalTraining(), dtype="bfloat16")
+        assert pfl.LocalTraining(dtype=given) == dataclasses.replace(
+            pfl.LocalTraining(), dtype="bfloat16"
+        )
     assert pfl.LocalTraining(dtype=np.float32).dtype == "float32"
 
 
@@ -318,10 +398,14 @@ class Mixed(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(3)(
-            jax.lax.scan(lambda carry, row: (row, None), jnp.zeros((x.shape[0], 4)), x.swapaxes(0, 1))[0]
+            jax.lax.scan(
+                lambda carry, row: (row, None), jnp.zeros((x.shape[0], 4)), x.swapaxes(0, 1)
+            )[0]
         )
 
 
 def test_a_network_that_cannot_is_refused_with_the_type():
-    with pytest.raises(ArgumentError, match=r"^model=Mixed: fails on inputs of shape \(2, 5, 4\) in bfloat16: "):
+    with pytest.raises(
+        ArgumentError, match=r"^model=Mixed: fails on inputs of shape \(2, 5, 4\) in bfloat16: "
+    ):
         models.build(Mixed(), (5, 4), "classification", 3, computes_in="bfloat16")

@@ -26,7 +26,9 @@ def slow(*values):
 
 
 def convolve(x, kernel, strides=1, padding="SAME"):
-    return jax.lax.conv_general_dilated(x, kernel, (strides,) * 2, padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jax.lax.conv_general_dilated(
+        x, kernel, (strides,) * 2, padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def text_of(fn, *args):
@@ -41,7 +43,9 @@ def with_gradients(fn, *args):
         return y, pull(dy)
 
     shapes = jax.eval_shape(fn, *args)
-    dy = jax.tree.map(lambda leaf: np.random.default_rng(1).normal(size=leaf.shape).astype(leaf.dtype), shapes)
+    dy = jax.tree.map(
+        lambda leaf: np.random.default_rng(1).normal(size=leaf.shape).astype(leaf.dtype), shapes
+    )
     return jax.jit(run)(dy, *args)
 
 
@@ -64,13 +68,24 @@ def axes_of(draw, number, values):
 @st.composite
 def convolution_cases(draw):
     """Shapes and parameters of a convolution in one to three dimensions."""
-    axes, groups = draw(st.sampled_from([1, 2, 2, 3])), draw(st.sampled_from([1, 1, 2, 3]))
-    inputs, outputs = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    axes = draw(st.sampled_from([1, 2, 2, 3]))
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    inputs = draw(st.integers(1, 3))
+    outputs = draw(st.integers(1, 3))
     x = (draw(st.sampled_from([1, 4])), *axes_of(draw, axes, range(2, 8)), groups * inputs)
     kernel = (*axes_of(draw, axes, range(1, 4)), inputs, groups * outputs)
     padding = tuple((draw(st.integers(-1, 3)), draw(st.integers(-1, 3))) for _ in range(axes))
-    options = {"lhs_dilation": axes_of(draw, axes, (1, 1, 2, 3)), "rhs_dilation": axes_of(draw, axes, (1, 1, 2))}
-    return x, kernel, axes_of(draw, axes, (1, 1, 2, 3)), padding, options | {"feature_group_count": groups}
+    options = {
+        "lhs_dilation": axes_of(draw, axes, (1, 1, 2, 3)),
+        "rhs_dilation": axes_of(draw, axes, (1, 1, 2)),
+    }
+    return (
+        x,
+        kernel,
+        axes_of(draw, axes, (1, 1, 2, 3)),
+        padding,
+        options | {"feature_group_count": groups},
+    )
 
 
 @pytest.mark.slow
@@ -94,11 +109,15 @@ def check_convolution(case):
     layout = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
 
     def fn(x, kernel):
-        return jax.lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=layout, **options)
+        return jax.lax.conv_general_dilated(
+            x, kernel, strides, padding, dimension_numbers=layout, **options
+        )
 
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in (x, kernel)]
     assume(jax.eval_shape(fn, *shapes).size)
-    arrays = [np.random.default_rng(2).normal(size=shape).astype(np.float32) for shape in (x, kernel)]
+    arrays = [
+        np.random.default_rng(2).normal(size=shape).astype(np.float32) for shape in (x, kernel)
+    ]
     assert "stablehlo.convolution" not in text_of(rewritten(fn), *arrays)
     check(fn, *arrays)
 
@@ -115,13 +134,16 @@ def check_convolution(case):
 )
 def test_convolutions_with_fewer_products_are_jax_s(shape, outputs, padding):
     rng = np.random.default_rng(4)
-    x, kernel = (rng.normal(size=size).astype(np.float32) for size in (shape, (3, 3, shape[-1], outputs)))
+    x, kernel = (
+        rng.normal(size=size).astype(np.float32) for size in (shape, (3, 3, shape[-1], outputs))
+    )
     fn = functools.partial(convolve, padding=padding)
     assert f"tensor<16x{shape[-1]}x{outputs}xf32>" in text_of(
         rewritten(fn), x, kernel
     )  # a matrix for each of 16 places
     check(fn, x, kernel)
-    half = [array.astype(jnp.bfloat16) for array in (x, kernel)]  # of which sums and differences would lose too much
+    # of which sums and differences would lose too much
+    half = [array.astype(jnp.bfloat16) for array in (x, kernel)]
     assert f"tensor<16x{shape[-1]}x{outputs}xbf16>" not in text_of(rewritten(fn), *half)
 
 
@@ -147,19 +169,31 @@ def test_pooling_has_jax_s_values_and_gradients(pool, window, strides, padding):
 @given(st.data())
 def test_pooling_is_jax_s_in_value_and_gradients(data):
     axes = data.draw(st.sampled_from([1, 2, 2, 3]))
-    x = np.random.default_rng(3).normal(size=(2, *axes_of(data.draw, axes, range(3, 7)), 2)).astype(np.float32)
-    window, strides = axes_of(data.draw, axes, range(1, 4)), axes_of(data.draw, axes, range(1, 4))
+    x = (
+        np.random.default_rng(3)
+        .normal(size=(2, *axes_of(data.draw, axes, range(3, 7)), 2))
+        .astype(np.float32)
+    )
+    window = axes_of(data.draw, axes, range(1, 4))
+    strides = axes_of(data.draw, axes, range(1, 4))
     padding = data.draw(st.sampled_from(["SAME", "VALID", ((1, 1),) * axes]))
     pool = data.draw(st.sampled_from([nn.max_pool, nn.avg_pool]))
-    fn = lambda x: pool(x, window, strides, padding)
+
+    def fn(x):
+        return pool(x, window, strides, padding)
+
     assume(jax.eval_shape(fn, x).size and min(window) > 1 and max(strides) > 1)
-    assert "reduce_window" not in text_of(rewritten(lambda x: nn.max_pool(x, window, strides, padding)), x)
+    assert "reduce_window" not in text_of(
+        rewritten(lambda x: nn.max_pool(x, window, strides, padding)), x
+    )
     check(fn, x)
 
 
 def test_a_tie_s_gradient_goes_to_the_first():
     x = np.array([[1.0, 2.0], [2.0, 2.0]], np.float32).reshape(1, 2, 2, 1)
-    gradient = jax.grad(lambda x: 5 * rewritten(lambda x: nn.max_pool(x, (2, 2), (2, 2)))(x).sum())(x)
+    gradient = jax.grad(lambda x: 5 * rewritten(lambda x: nn.max_pool(x, (2, 2), (2, 2)))(x).sum())(
+        x
+    )
     np.testing.assert_array_equal(gradient[0, :, :, 0], [[0, 5], [0, 0]])
 
 
@@ -179,8 +213,11 @@ def test_convolutions_in_blocks_of_images_are_the_same(form, groups):
         y, pull = jax.vjp(plain, x, kernel)
         dy = jnp.cos(y)
         found = []
-        for cache, loops in ((1, 4), (1 << 30, 1)):  # each of the four images alone, and all at once
-            windows = convolutions.Windows((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), (1, 1), groups, cache)
+        # each of the four images alone, and all at once
+        for cache, loops in ((1, 4), (1 << 30, 1)):
+            windows = convolutions.Windows(
+                (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)), (1, 1), groups, cache
+            )
             assert convolutions.num_blocks(x.shape, kernel, windows) == loops
             found.append((form.convolve(x, kernel, windows), *form.slopes(dy, x, kernel, windows)))
         return found, (y, *pull(dy))
@@ -191,7 +228,9 @@ def test_convolutions_in_blocks_of_images_are_the_same(form, groups):
 
 
 def scanned(x, kernel):
-    return jax.lax.scan(lambda x, t: (jnp.tanh(convolve(x, kernel)) * t, x.sum()), x, jnp.arange(3.0))
+    return jax.lax.scan(
+        lambda x, t: (jnp.tanh(convolve(x, kernel)) * t, x.sum()), x, jnp.arange(3.0)
+    )
 
 
 def chosen(x, kernel):
@@ -200,7 +239,9 @@ def chosen(x, kernel):
 
 
 def repeated(x, kernel):
-    return jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, convolve(c[1], kernel)), (0, x))[1]
+    return jax.lax.while_loop(
+        lambda c: c[0] < 2, lambda c: (c[0] + 1, convolve(c[1], kernel)), (0, x)
+    )[1]
 
 
 NESTED = {
@@ -231,7 +272,9 @@ def test_derivatives_that_a_function_defines_are_kept(kind):
     else:
         fn.defjvp(lambda x, dx: (fn(*x), 7 * dx[0]))
     assert "stablehlo.convolution" not in text_of(rewritten(fn), X)
-    np.testing.assert_array_equal(jax.grad(lambda x: rewritten(fn)(x).sum())(X), np.full(X.shape, 7.0))
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: rewritten(fn)(x).sum())(X), np.full(X.shape, 7.0)
+    )
     np.testing.assert_allclose(rewritten(fn)(X), convolve(X, KERNEL), rtol=1e-4, atol=1e-5)
 
 
@@ -239,14 +282,28 @@ def test_derivatives_that_a_function_defines_are_kept(kind):
     ("fn", "args"),
     [
         (lambda x, k: convolve(x.astype(np.int32), k.astype(np.int32)), (X, 9 * KERNEL)),
-        (lambda x: jax.lax.reduce_window(x, np.inf, jax.lax.min, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), (X,)),
-        (lambda x: jax.lax.reduce_window(x, -np.inf, jax.lax.max, (2, 1, 1, 1), (1, 1, 1, 1), "VALID"), (X,)),
-        (lambda x, k: convolve(x, k), (np.ones((1, 20, 20, 1), np.float32), np.ones((12, 12, 1, 1), np.float32))),
+        (
+            lambda x: jax.lax.reduce_window(
+                x, np.inf, jax.lax.min, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+            ),
+            (X,),
+        ),
+        (
+            lambda x: jax.lax.reduce_window(
+                x, -np.inf, jax.lax.max, (2, 1, 1, 1), (1, 1, 1, 1), "VALID"
+            ),
+            (X,),
+        ),
+        (
+            lambda x, k: convolve(x, k),
+            (np.ones((1, 20, 20, 1), np.float32), np.ones((12, 12, 1, 1), np.float32)),
+        ),
     ],
 )
 def test_the_rest_stays_as_it_is(fn, args):
     args = tuple(map(jnp.asarray, args))
-    own, found = text_of(fn, *args), text_of(rewritten(fn), *args)
+    own = text_of(fn, *args)
+    found = text_of(rewritten(fn), *args)
     for name in ("stablehlo.convolution", "stablehlo.reduce_window"):
         assert own.count(name) == found.count(name)
     np.testing.assert_array_equal(rewritten(fn)(*args), jax.jit(fn)(*args))
@@ -261,10 +318,16 @@ def test_sums_over_both_sides_of_an_axis_add_whole_rows_first(data):
     others = [axis for axis in range(middle) if axis and data.draw(st.booleans())]
     axes = tuple(axis for axis in range(len(shape)) if axis not in (middle, *others))
     x = np.random.default_rng(4).normal(size=shape).astype(np.float32)
-    fn = lambda x: jnp.sin(jnp.square(x).sum(axes))
+
+    def fn(x):
+        return jnp.sin(jnp.square(x).sum(axes))
+
     check(fn, x)
     assert jax.grad(lambda x: rewritten(fn)(x).sum())(x[:0]).shape == x[:0].shape  # no examples
-    assert (text_of(fn, x).count("stablehlo.reduce("), text_of(rewritten(fn), x).count("stablehlo.reduce(")) == (1, 2)
+    assert (
+        text_of(fn, x).count("stablehlo.reduce("),
+        text_of(rewritten(fn), x).count("stablehlo.reduce("),
+    ) == (1, 2)
 
 
 PRODUCTS = {
@@ -280,11 +343,18 @@ PRODUCTS = {
 def test_products_of_arrays_are_products_of_matrices(name):
     *shapes, left, right = PRODUCTS[name]
     a, b = (np.random.default_rng(5).normal(size=shape).astype(np.float32) for shape in shapes)
-    fn = lambda a, b: jax.lax.dot_general(a, b, ((left, right), ((), ())))
-    np.testing.assert_allclose(rewritten(fn)(a, b), np.tensordot(a, b, (left, right)), rtol=1e-5, atol=1e-5)
+
+    def fn(a, b):
+        return jax.lax.dot_general(a, b, ((left, right), ((), ())))
+
+    np.testing.assert_allclose(
+        rewritten(fn)(a, b), np.tensordot(a, b, (left, right)), rtol=1e-5, atol=1e-5
+    )
     check(fn, a, b)
     grads = jax.jit(jax.grad(lambda *args: jnp.sin(rewritten(fn)(*args)).sum(), (0, 1)))
-    operands = re.findall(r"dot_general.*: \(tensor<(.*)xf32>, tensor<(.*)xf32>\)", grads.lower(a, b).as_text())
+    operands = re.findall(
+        r"dot_general.*: \(tensor<(.*)xf32>, tensor<(.*)xf32>\)", grads.lower(a, b).as_text()
+    )
     assert len(operands) >= 1 and all(shape.count("x") == 1 for shape in itertools.chain(*operands))
 
 
@@ -297,8 +367,12 @@ def test_products_of_arrays_are_products_of_matrices(name):
     ],
 )
 def test_matrices_batches_and_other_orders_of_axes_stay(left, right, dims):
-    a, b = np.ones(left, np.float32), np.ones(right, np.float32)
-    fn = lambda a, b: jax.lax.dot_general(a, b, dims)
+    a = np.ones(left, np.float32)
+    b = np.ones(right, np.float32)
+
+    def fn(a, b):
+        return jax.lax.dot_general(a, b, dims)
+
     assert "reshape" not in text_of(rewritten(fn), a, b)
 
 
@@ -317,19 +391,35 @@ def stacks(*arrays):
 
 @pytest.mark.parametrize(
     ("axes", "patches", "patches_in_gradients"),
-    [slow((0, 0), True, True), ((None, 0), True, True), ((0, None), False, True), (None, False, False)],
+    [
+        slow((0, 0), True, True),
+        ((None, 0), True, True),
+        ((0, None), False, True),
+        (None, False, False),
+    ],
 )
-def test_stacked_clients_on_a_gpu_convolve_patches(monkeypatch, axes, patches, patches_in_gradients):
+def test_stacked_clients_on_a_gpu_convolve_patches(
+    monkeypatch, axes, patches, patches_in_gradients
+):
     """Of stacked kernels, XLA would make groups of channels; one client's convolution stays XLA's own."""
     of_all = (lambda fn: fn) if axes is None else (lambda fn: jax.vmap(fn, axes))
-    args = [stacks(a)[0] if axes and axis == 0 else a for a, axis in zip((X, KERNEL), axes or (0, 0), strict=True)]
+    args = [
+        stacks(a)[0] if axes and axis == 0 else a
+        for a, axis in zip((X, KERNEL), axes or (0, 0), strict=True)
+    ]
     plain = functools.partial(convolve, strides=2)
 
     def both(fn):
         return of_all(fn), of_all(jax.grad(lambda *args: jnp.sin(fn(*args)).sum(), (0, 1)))
 
     def convolutions_of(fn):
-        return jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.convolution")
+        return (
+            jax.jit(fn)
+            .trace(*args)
+            .lower(lowering_platforms=("cuda",))
+            .as_text()
+            .count("stablehlo.convolution")
+        )
 
     forward, backward = both(rewritten(plain))
     assert (convolutions_of(forward) == 0) == patches
@@ -362,13 +452,17 @@ class EverythingInNNX(nnx.Module):
     """The same in NNX."""
 
     def __init__(self, rngs):
-        self.first, self.norm = nnx.Conv(3, 8, (3, 3), 2, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)
+        self.first = nnx.Conv(3, 8, (3, 3), 2, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
         self.depthwise = nnx.Conv(8, 8, (3, 3), feature_group_count=8, rngs=rngs)
-        self.drop, self.up = nnx.Dropout(0.3, rngs=rngs), nnx.ConvTranspose(8, 4, (3, 3), (2, 2), rngs=rngs)
+        self.drop = nnx.Dropout(0.3, rngs=rngs)
+        self.up = nnx.ConvTranspose(8, 4, (3, 3), (2, 2), rngs=rngs)
         self.head = nnx.Linear(24, 3, rngs=rngs)
 
     def __call__(self, x):
-        x = nnx.max_pool(nnx.remat(lambda m, x: m(x))(self.depthwise, self.norm(self.first(x))), (2, 2), (1, 1))
+        x = nnx.max_pool(
+            nnx.remat(lambda m, x: m(x))(self.depthwise, self.norm(self.first(x))), (2, 2), (1, 1)
+        )
         x = nnx.avg_pool(self.up(self.drop(x)), (2, 2), (2, 2))
         return self.head(x.reshape(x.shape[0], -1))
 
@@ -383,7 +477,9 @@ def test_models_compute_what_their_modules_do(kind, monkeypatch):
     params = model.init(jax.random.key(1))
 
     def run(model, params):
-        loss = lambda params: model.loss(params, X, np.arange(4) % 3, jax.random.key(2))
+        def loss(params):
+            return model.loss(params, X, np.arange(4) % 3, jax.random.key(2))
+
         value, pull = jax.vjp(loss, params)
         return model.apply(params, X), value, pull(jnp.ones(4))
 
@@ -414,8 +510,11 @@ def test_a_network_is_traced_once_for_all_calls_of_a_shape():
     model = models.Model(Counting(), jnp.zeros((1, 3)))
     params = model.init(jax.random.key(0))
     traced.clear()
-    x, stack = jnp.ones((5, 3)), jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
-    jax.make_jaxpr(lambda params: [model.loss(params, x, jnp.zeros(5, int)) for _ in range(3)])(params)
+    x = jnp.ones((5, 3))
+    stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
+    jax.make_jaxpr(lambda params: [model.loss(params, x, jnp.zeros(5, int)) for _ in range(3)])(
+        params
+    )
     jax.make_jaxpr(jax.vmap(jax.grad(lambda params: model.apply(params, x).sum())))(stack)
     jax.make_jaxpr(lambda stack: jax.lax.map(lambda params: model.apply(params, x), stack))(stack)
     assert traced == [(5, 3)]
@@ -436,10 +535,14 @@ def test_initial_values_need_no_forward_pass():
     ],
 )
 def test_random_numbers_are_jax_s(draw, impl):
-    shaped = lambda key: draw(key, shape=(3, 3, 4, 5))
+    def shaped(key):
+        return draw(key, shape=(3, 3, 4, 5))
+
     key = jax.random.key(3, impl=impl)
     np.testing.assert_array_equal(rewritten(shaped)(key), jax.jit(shaped)(key))
-    assert "<180xui32>" in text_of(rewritten(shaped), key) and "<180xui32>" not in text_of(shaped, key)
+    assert "<180xui32>" in text_of(rewritten(shaped), key) and "<180xui32>" not in text_of(
+        shaped, key
+    )
 
 
 @pytest.mark.slow
@@ -448,10 +551,16 @@ def test_orthogonal_initial_values_are_drawn_one_by_one():
     model = models.Model(nn.RNN(nn.LSTMCell(5)), jnp.zeros((1, 4, 3)))
     keys = jax.random.split(jax.random.key(0), 3)
     start = jax.jit(jax.vmap(model.init))
-    batched = [line for line in start.lower(keys).as_text().splitlines() if "lapack" in line and "3x5x5" in line]
+    batched = [
+        line
+        for line in start.lower(keys).as_text().splitlines()
+        if "lapack" in line and "3x5x5" in line
+    ]
     assert not batched
     for number, key in enumerate(keys):
-        for found, expected in zip(*map(jax.tree.leaves, (start(keys), model.init(key))), strict=True):
+        for found, expected in zip(
+            *map(jax.tree.leaves, (start(keys), model.init(key))), strict=True
+        ):
             np.testing.assert_allclose(found[number], expected, rtol=1e-4, atol=1e-6)
 
 
@@ -465,7 +574,8 @@ class Wide(nn.Module):
 class WideInNNX(nnx.Module):
     def __init__(self, rngs):
         self.near = nnx.Conv(3, 2, (3, 3), rngs=rngs)
-        self.far, self.head = nnx.Conv(2, 2, (15, 15), rngs=rngs), nnx.Linear(2 * 42, 3, rngs=rngs)
+        self.far = nnx.Conv(2, 2, (15, 15), rngs=rngs)
+        self.head = nnx.Linear(2 * 42, 3, rngs=rngs)
 
     def __call__(self, x):
         return self.head(self.far(self.near(x)).reshape(x.shape[0], -1))

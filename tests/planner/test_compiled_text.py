@@ -60,7 +60,10 @@ def test_loops_of_known_length_are_weighed():
     assert found.cycles == (7 - 2) * 100 + 3  # from 2 to 7; what has no estimate does not count
     assert found.unknown == 1
     size = 8 * 16 * 4
-    assert collectives(found) == {"all-reduce": (size, 5, False), "all-gather": (4 * size, 1, False)}
+    assert collectives(found) == {
+        "all-reduce": (size, 5, False),
+        "all-gather": (4 * size, 1, False),
+    }
     assert not found.doubles
 
 
@@ -109,7 +112,11 @@ ENTRY %main (l: f32[4,8,2], r: f32[4,2,3], w: f32[100,5], i: s32[]) -> f32[4,8,3
         ("f32", "", "tf32"),
         ("f32", ", operand_precision={high,high}", "tf32"),
         ("f32", ", operand_precision={highest,highest}", "f32"),
-        ("f32", ', backend_config={"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}', "f32"),
+        (
+            "f32",
+            ', backend_config={"precision_config":{"operand_precision":["HIGHEST","HIGHEST"]}}',
+            "f32",
+        ),
         ("f32", ", algorithm=dot_bf16_bf16_f32", "bf16"),
         ("bf16", "", "bf16"),
         ("f16", ", operand_precision={highest,highest}", "f16"),
@@ -129,7 +136,12 @@ ENTRY %main (l: {kind}[8,2], r: {kind}[2,3]) -> f32[8,3] {{
 
 @pytest.mark.parametrize(
     ("shape", "size"),
-    [("f32[]", 4), ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30), ("(s32[2]{0}, pred[7])", 15), ("f64[2]", 16)],
+    [
+        ("f32[]", 4),
+        ("bf16[3,5]{1,0:T(8,128)(2,1)}", 30),
+        ("(s32[2]{0}, pred[7])", 15),
+        ("f64[2]", 16),
+    ],
 )
 def test_bytes_of_shapes(shape, size):
     assert compiled_text.num_bytes(shape) == size
@@ -152,8 +164,12 @@ def test_groups_of_collectives(told, devices):
 
 def test_a_gather_counts_the_devices_of_its_group():
     """A part of f32[8,16] from each of 2 devices of 4."""
-    text = program("condition").replace("all-gather(%part), ", "all-gather(%part), replica_groups={{0,1},{2,3}}, ")
-    (found,) = (each for each in compiled_text.read(text, 4).collectives if each.kind == "all-gather")
+    text = program("condition").replace(
+        "all-gather(%part), ", "all-gather(%part), replica_groups={{0,1},{2,3}}, "
+    )
+    (found,) = (
+        each for each in compiled_text.read(text, 4).collectives if each.kind == "all-gather"
+    )
     assert (found.devices, found.bytes) == (2, 2 * 8 * 16 * 4)
 
 
@@ -164,8 +180,13 @@ def test_doubles_are_seen():
 def test_a_collective_in_pieces_counts_once():
     """A TPU's compiler spreads one gather over fusions in a row, and names it in each of them."""
     piece = "%fused_N (q: f32[8,16]) -> f32[32,16] {\n  %q = f32[8,16]{1,0} parameter(0)\n  ROOT %g = f32[32,16]{1,0} "
-    piece += 'all-gather(%q), channel_id=4, dimensions={0}, frontend_attributes={chain_id="0"}\n}\n\n'
+    piece += (
+        'all-gather(%q), channel_id=4, dimensions={0}, frontend_attributes={chain_id="0"}\n}\n\n'
+    )
     calls = [f"  %w{n} = f32[32,16]{{1,0}} fusion(%part), calls=%fused_{n}\n" for n in range(3)]
-    text = program("condition").replace("ENTRY", "".join(piece.replace("_N", f"_{n}") for n in range(3)) + "ENTRY")
+    text = program("condition").replace(
+        "ENTRY", "".join(piece.replace("_N", f"_{n}") for n in range(3)) + "ENTRY"
+    )
     text = text.replace("  %gathered", "".join(calls) + "  %gathered")
-    assert collectives(compiled_text.read(text, 4))["all-gather"] == (4 * 8 * 16 * 4, 1 + 1, False)  # and %gathered
+    # and %gathered
+    assert collectives(compiled_text.read(text, 4))["all-gather"] == (4 * 8 * 16 * 4, 1 + 1, False)

@@ -37,7 +37,8 @@ def experiment(method, clients=4, batch=3, model=MODEL, sizes=None, **options):
     sizes = np.arange(clients) % 2 * 4 + 4 if sizes is None else sizes  # 4 and 8 examples
     client = np.repeat(np.arange(clients), np.array(sizes))
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(len(client), 5)).astype(np.float32), rng.integers(0, 3, len(client))
+    x = rng.normal(size=(len(client), 5)).astype(np.float32)
+    y = rng.integers(0, 3, len(client))
     federation = pfl.Federation.from_arrays(x, y, client=client)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=batch)
     return pfl.Run(method, federation, model, local, **options).experiment.with_rounds(100)
@@ -52,7 +53,9 @@ def test_every_plan_of_a_method_is_compiled(local):
     assert [row.plan for row in local.rows] == ["vmap", "map"]
     for row in local.rows:
         assert row.fits and not row.why and not row.doubles
-        assert row.milliseconds == pytest.approx(row.compute_milliseconds + row.collectives_milliseconds)
+        assert row.milliseconds == pytest.approx(
+            row.compute_milliseconds + row.collectives_milliseconds
+        )
         assert row.hours == pytest.approx(100 * row.milliseconds / 3.6e6)
         assert all(each["scalars"] for each in row.collectives)  # no model leaves its device
     best = min(local.rows, key=lambda row: row.milliseconds)
@@ -93,7 +96,12 @@ def test_nothing_is_allocated_and_the_host_store_holds_a_cohort():
 def test_a_model_on_several_devices():
     """Of 4 devices 2 share a model of 5 x 1024 and 1024 x 3 weights, so that a device holds half of what 2 of 2 do."""
     wide = pfl.models.MLP(hidden=(1024,))
-    make = lambda number: experiment(pfl.Local(), model=wide, execution=pfl.Execution(devices=4, model_devices=number))
+
+    def make(number):
+        return experiment(
+            pfl.Local(), model=wide, execution=pfl.Execution(devices=4, model_devices=number)
+        )
+
     (whole, _), (parts, compiling) = (
         estimating.prepare(make(number), here(devices=2 * number), 1, "") for number in (1, 2)
     )
@@ -103,36 +111,52 @@ def test_a_model_on_several_devices():
     row = compiling()
     assert row.fits and {each["devices"] for each in row.collectives} >= {2}
     assert [chunk for chunk, _ in estimating.choices(make(2), here(devices=4))] == [0, 1]
-    with pytest.raises(pfl.ArgumentError, match="model_devices=2: accepted: a number that divides the 1 devices"):
+    with pytest.raises(
+        pfl.ArgumentError, match="model_devices=2: accepted: a number that divides the 1 devices"
+    ):
         estimating.prepare(make(2), here(devices=1), 1, "")
 
 
 def test_loops_count_as_often_as_the_largest_client_of_a_chunk_steps():
     run = experiment(pfl.Local())
     steps = run.steps  # of clients 0 to 3
-    for chunk, expected in [(0, np.maximum(*steps.reshape(2, 2).T).max()), (1, steps.reshape(2, 2).mean(axis=1).max())]:
+    for chunk, expected in [
+        (0, np.maximum(*steps.reshape(2, 2).T).max()),
+        (1, steps.reshape(2, 2).mean(axis=1).max()),
+    ]:
         plan = here().plan(chunk, "auto")
         assert estimating.lengths(run, plan)("steps") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
     ("block", "chunk"),
-    [(32, 1), (3, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(32, 0), (32, 2), (3, 0)])],
+    [
+        (32, 1),
+        (3, 2),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(32, 0), (32, 2), (3, 0)]),
+    ],
 )
 def test_loops_over_blocks_count_as_often_as_they_run(monkeypatch, block, chunk):
     """A program that calls back from its blocks of examples, once for each client side by side."""
     monkeypatch.setattr(batches, "BLOCKS", (40, block))
-    run, calls = experiment(pfl.Local(), sizes=(60, 130, 6, 90)), []
+    run = experiment(pfl.Local(), sizes=(60, 130, 6, 90))
+    calls = []
     size = run.federation.train.size
-    split = Split(jnp.zeros((4, run.federation.train.y.shape[1], 1)), jnp.ones(run.federation.train.y.shape), size)
+    split = Split(
+        jnp.zeros((4, run.federation.train.y.shape[1], 1)),
+        jnp.ones(run.federation.train.y.shape),
+        size,
+    )
 
     def total(x, y, mask):
         jax.debug.callback(lambda _: calls.append(1), mask.sum())
         return jnp.where(mask, y, 0).sum()
 
-    of_all = lambda split: in_chunks(
-        lambda split: batches.sum_over_examples(total, split), (split,), chunk or 4, CLIENTS
-    )
+    def of_all(split):
+        return in_chunks(
+            lambda split: batches.sum_over_examples(total, split), (split,), chunk or 4, CLIENTS
+        )
+
     compiled = jax.jit(of_all).lower(split).compile()
     np.testing.assert_array_equal(compiled(split), size)
     jax.effects_barrier()
@@ -149,35 +173,53 @@ def test_an_e_step_is_in_a_rounds_program_once():
     loops = []
     for batch in (0, 20):
         run = experiment(
-            pfl.FedeRiCo(neighbors=1), batch=batch, model=pfl.models.MLP(hidden=()), sizes=[60] * 2, clients=2
+            pfl.FedeRiCo(neighbors=1),
+            batch=batch,
+            model=pfl.models.MLP(hidden=()),
+            sizes=[60] * 2,
+            clients=2,
         )
         lowered, _ = estimating.lower(run, here(devices=1).plan(1, "auto"))
-        loops.append(len(re.findall(r" while\(.*rest_\d\w+_of_\d+", lowered.program.compile().as_text())))
+        loops.append(
+            len(re.findall(r" while\(.*rest_\d\w+_of_\d+", lowered.program.compile().as_text()))
+        )
     assert loops[0] == loops[1] > 0
 
 
 def test_blocks_of_sorted_clients_count_in_the_order_in_which_they_are_sorted():
     """Clients 0 and 3 are large and need 1 and 5 blocks, the others 9 and 2: buckets of 2 take 5 and 9."""
     plan = dataclasses.replace(here(devices=1).plan(2, "auto"), buckets=((2, 2),))
-    counts, sizes = np.array([1, 9, 2, 5]), np.array([40, 10, 20, 30])
+    counts = np.array([1, 9, 2, 5])
+    sizes = np.array([40, 10, 20, 30])
     assert plan.repetitions(counts, 4, sizes) == (5 + 9) / 2
     assert plan.repetitions(counts, 4) == (9 + 2) / 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "passes"), [("all-gather", 0.5), ("all-reduce", 1.0), ("reduce-scatter", 0.5), ("collective-permute", 1.0)]
+    ("kind", "passes"),
+    [
+        ("all-gather", 0.5),
+        ("all-reduce", 1.0),
+        ("reduce-scatter", 0.5),
+        ("collective-permute", 1.0),
+    ],
 )
 def test_seconds_of_a_collective(kind, passes):
     """Each of 2 devices lacks half of what is gathered; a sum is scattered and gathered."""
     one = Collective(kind, "f32[1000]", 4000, 1, False)
     assert targets.seconds_of(one, here()) == pytest.approx(targets.LATENCY + passes * 4000 / 1e10)
     assert targets.seconds_of(one, here(devices=1)) == 0
-    tpu = dataclasses.replace(here(), chip=CHIP._replace(clock=1e9))  # its link has two sides, and a hop uses one
+    # its link has two sides, and a hop uses one
+    tpu = dataclasses.replace(here(), chip=CHIP._replace(clock=1e9))
     sides = 2 if kind == "collective-permute" else 1
-    assert targets.seconds_of(one, tpu) == pytest.approx(targets.LATENCY + sides * passes * 4000 / 1e10)
+    assert targets.seconds_of(one, tpu) == pytest.approx(
+        targets.LATENCY + sides * passes * 4000 / 1e10
+    )
 
 
-@pytest.mark.parametrize(("precision", "peak"), [("tf32", 495e12), ("f32", 67e12), ("bf16", 989e12)])
+@pytest.mark.parametrize(
+    ("precision", "peak"), [("tf32", 495e12), ("f32", 67e12), ("bf16", 989e12)]
+)
 def test_products_take_as_long_as_at_the_peak_of_their_precision(precision, peak, monkeypatch):
     """Products are large beside their bytes, so a roofline is their FLOPs over the peak, and a launch."""
     chip = targets.GPUS["h100"]
@@ -197,7 +239,10 @@ def test_a_tpus_program_takes_its_cycles(monkeypatch):
 def estimate(reading, chip, monkeypatch):
     """What a program needs on a chip, if its text reads like this."""
     memory = types.SimpleNamespace(
-        argument_size_in_bytes=0, output_size_in_bytes=0, alias_size_in_bytes=0, temp_size_in_bytes=0
+        argument_size_in_bytes=0,
+        output_size_in_bytes=0,
+        alias_size_in_bytes=0,
+        temp_size_in_bytes=0,
     )
     compiled = types.SimpleNamespace(as_text=str, memory_analysis=lambda: memory)
     program = types.SimpleNamespace(compile=lambda compiler_options: compiled)
@@ -206,21 +251,35 @@ def estimate(reading, chip, monkeypatch):
 
 
 def test_operations_without_an_estimate_are_noted():
-    rows = [Row("vmap", 0, "", True, unknown_operations=3), Row("map", 1, "", True, unknown_operations=12)]
-    assert estimating.rests_on(here(), rows) == f"{here().rests_on}; up to 12 operations without an estimate count as 0"
+    rows = [
+        Row("vmap", 0, "", True, unknown_operations=3),
+        Row("map", 1, "", True, unknown_operations=12),
+    ]
+    assert (
+        estimating.rests_on(here(), rows)
+        == f"{here().rests_on}; up to 12 operations without an estimate count as 0"
+    )
     assert estimating.rests_on(here(), [Row("map", 1, "", True)]) == here().rests_on
 
 
 def test_the_fastest_that_fits_is_recommended():
     rows = [Row("vmap", 0, "ring", False), Row("chunk", 8, "ring", True, milliseconds=2.0)]
     assert estimating.recommended(rows[1]) == {"plan": "chunk", "chunk": 8, "exchange": "ring"}
-    assert dataclasses.replace(rows[0], exchange="").name == "vmap" and rows[1].name == "chunk of 8, ring"
+    assert (
+        dataclasses.replace(rows[0], exchange="").name == "vmap"
+        and rows[1].name == "chunk of 8, ring"
+    )
     assert ProgramEstimate(1, 2, 3, 0, 0.5, 0.25, (), False, 0).total_bytes == 6
 
 
-@pytest.mark.parametrize("target", ["tpu", "tpu:v5e", "tpu:v9:2x2", "tpu:v5e:4", "cuda:h100:0", "cuda:b7:8", "cpu:x:2"])
+@pytest.mark.parametrize(
+    "target", ["tpu", "tpu:v5e", "tpu:v9:2x2", "tpu:v5e:4", "cuda:h100:0", "cuda:b7:8", "cpu:x:2"]
+)
 def test_unknown_targets_are_refused(target):
-    with pytest.raises(pfl.ArgumentError, match=r"target=.*: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e, .*cuda:NAME"):
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"target=.*: accepted: tpu:NAME:SHAPE with v5e, v5p, v6e, .*cuda:NAME",
+    ):
         targets.find(target)
 
 
@@ -231,11 +290,17 @@ def test_frozen_parameters_are_on_a_device_once(number):
     frozen = mlp.init(jax.random.key(0), jnp.zeros((1, 5)))
     model = pfl.Model(mlp, frozen=frozen, trainable=pfl.adapters.lora(rank=1, where="Dense_1"))
     execution = pfl.Execution(devices=4, model_devices=number)
-    of = lambda clients: experiment(pfl.Local(), clients=clients, model=model, execution=execution)
+
+    def of(clients):
+        return experiment(pfl.Local(), clients=clients, model=model, execution=execution)
+
     rows = [estimating.prepare(of(clients), here(devices=4), 1, "")[0] for clients in (4, 8)]
     assert {row.frozen_bytes for row in rows} == {2 * ((5 * 1024 + 1024 + 1024 * 3) // number + 3)}
     adapters = 4 * (1024 // number + 3)
-    assert rows[1].arguments_bytes - rows[0].arguments_bytes == pytest.approx(number * adapters, rel=0.3)  # and data
+    # and data
+    assert rows[1].arguments_bytes - rows[0].arguments_bytes == pytest.approx(
+        number * adapters, rel=0.3
+    )
     assert rows[0].arguments_bytes > rows[0].frozen_bytes + number * adapters
     assert estimating.held_once(rows) == [
         f"each device holds the frozen parameters once: {readable(rows[0].frozen_bytes)} of the arguments"
@@ -244,7 +309,8 @@ def test_frozen_parameters_are_on_a_device_once(number):
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_tpus_compiler_leaves_the_environment_as_it_was(monkeypatch, refused):
-    seen, own = {}, {"TPU_WORKER_HOSTNAMES": "mine"}
+    seen = {}
+    own = {"TPU_WORKER_HOSTNAMES": "mine"}
     for name in targets.HERE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "mine")
@@ -257,9 +323,16 @@ def test_a_tpus_compiler_leaves_the_environment_as_it_was(monkeypatch, refused):
 
     monkeypatch.setitem(sys.modules, "libtpu", types.ModuleType("libtpu"))
     monkeypatch.setattr(targets.topologies, "get_topology_desc", topology)
-    with pytest.raises(pfl.ArgumentError, match="no such shape") if refused else contextlib.nullcontext():
+    with (
+        pytest.raises(pfl.ArgumentError, match="no such shape")
+        if refused
+        else contextlib.nullcontext()
+    ):
         targets.find("tpu:v5e:2x2")
-    assert seen == targets.HERE | own and {name: os.environ[name] for name in targets.HERE if name in os.environ} == own
+    assert (
+        seen == targets.HERE | own
+        and {name: os.environ[name] for name in targets.HERE if name in os.environ} == own
+    )
 
 
 @pytest.mark.parametrize(
@@ -268,5 +341,7 @@ def test_a_tpus_compiler_leaves_the_environment_as_it_was(monkeypatch, refused):
 )
 def test_a_missing_compiler_is_named(target, package, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(pfl.ArgumentError, match=rf"target={target}: needs .*pip install 'pfljax\[{extra}\]'"):
+    with pytest.raises(
+        pfl.ArgumentError, match=rf"target={target}: needs .*pip install 'pfljax\[{extra}\]'"
+    ):
         targets.find(target)

@@ -32,7 +32,10 @@ def test_time_is_covered_once(intervals, expected):
 
 def test_shares_of_two_devices():
     second = 1_000_000_000
-    op = lambda device, start, stop, collective=False: Op(device, start * second, stop * second, collective)
+
+    def op(device, start, stop, collective=False):
+        return Op(device, start * second, stop * second, collective)
+
     ops = [
         op("CPU:0", 0, 8),  # a loop ...
         op("CPU:0", 1, 3),  # ... its body
@@ -48,10 +51,42 @@ def test_shares_of_two_devices():
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [(name, True) for name in ("all-reduce.21", "all-gather-start", "psum.14", "reduce_scatter.7", "all-to-all")]
-    + [(name, True) for name in ("%all-reduce.3 = f32[8] all-reduce(%x)", "collective-permute-done.1.clone", "recv.2")]
-    + [(name, True) for name in ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)", "ppermute")]
-    + [(name, False) for name in ("reduce.4", "gather.1", "all_gather_bitcast_fusion", "send_fusion.1", "while.2", "")],
+    [
+        (name, True)
+        for name in (
+            "all-reduce.21",
+            "all-gather-start",
+            "psum.14",
+            "reduce_scatter.7",
+            "all-to-all",
+        )
+    ]
+    + [
+        (name, True)
+        for name in (
+            "%all-reduce.3 = f32[8] all-reduce(%x)",
+            "collective-permute-done.1.clone",
+            "recv.2",
+        )
+    ]
+    + [
+        (name, True)
+        for name in (
+            "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)",
+            "ppermute",
+        )
+    ]
+    + [
+        (name, False)
+        for name in (
+            "reduce.4",
+            "gather.1",
+            "all_gather_bitcast_fusion",
+            "send_fusion.1",
+            "while.2",
+            "",
+        )
+    ],
 )
 def test_names_of_collectives(name, expected):
     assert bool(profiling.COLLECTIVE.match(name)) == expected
@@ -61,10 +96,12 @@ def trace_of(plane, lines):
     """A trace of one plane; lines: name -> [(event, start, duration in ns, stats)]."""
     names = sorted({event[0] for events in lines.values() for event in events})
     keys = sorted({key for events in lines.values() for event in events for key in event[3]})
-    stat = lambda key, value: (
-        f"stats {{ metadata_id: {keys.index(key) + 1} "
-        + (f'str_value: "{value}" }}' if isinstance(value, str) else f"int64_value: {value} }}")
-    )
+
+    def stat(key, value):
+        return f"stats {{ metadata_id: {keys.index(key) + 1} " + (
+            f'str_value: "{value}" }}' if isinstance(value, str) else f"int64_value: {value} }}"
+        )
+
     text = f'planes {{ name: "{plane}"\n'
     for number, (line, events) in enumerate(lines.items()):
         text += f'lines {{ id: {number} name: "{line}" timestamp_ns: 0\n'
@@ -75,15 +112,25 @@ def trace_of(plane, lines):
         text += "}\n"
     for kind, values in (("event", names), ("stat", keys)):
         for number, value in enumerate(values, 1):
-            text += f'{kind}_metadata {{ key: {number} value {{ id: {number} name: "{value}" }} }}\n'
+            text += (
+                f'{kind}_metadata {{ key: {number} value {{ id: {number} name: "{value}" }} }}\n'
+            )
     data = jax.profiler.ProfileData
     return data.from_serialized_xspace(data.text_proto_to_serialized_xspace(text + "}"))
 
 
 def test_operations_of_a_cpu():
     stats = {"hlo_op": "x", "device_ordinal": 1}
-    one = [("while.1", 0, 1, stats | {"_p": 7}), ("psum.3", 2, 4, stats | {"_p": 8}), ("Rendezvous", 3, 2, {})]
-    two = [("end: psum.3", 6, 1, {"_c": 8}), ("end: while.1", 20, 1, {"_c": 7}), ("end: while.1", 90, 1, {"_c": 1})]
+    one = [
+        ("while.1", 0, 1, stats | {"_p": 7}),
+        ("psum.3", 2, 4, stats | {"_p": 8}),
+        ("Rendezvous", 3, 2, {}),
+    ]
+    two = [
+        ("end: psum.3", 6, 1, {"_c": 8}),
+        ("end: while.1", 20, 1, {"_c": 7}),
+        ("end: while.1", 90, 1, {"_c": 1}),
+    ]
     ops = profiling.read(trace_of("/host:CPU", {"one": one, "two": two}))
     assert ops == [Op("CPU:1", 0, 20, False), Op("CPU:1", 2, 6, True)]
 
@@ -100,7 +147,10 @@ def test_operations_of_a_gpu():
 
 def test_operations_of_a_tpu():
     lines = {
-        "XLA Ops": [("%fusion.3 = f32[] fusion()", 0, 5, {}), ("%all-gather.1 = f32[8] all-gather(%a)", 5, 3, {})],
+        "XLA Ops": [
+            ("%fusion.3 = f32[] fusion()", 0, 5, {}),
+            ("%all-gather.1 = f32[8] all-gather(%a)", 5, 3, {}),
+        ],
         "Steps": [("1", 0, 100, {})],
     }
     ops = profiling.read(trace_of("/device:TPU:1", lines))
@@ -117,7 +167,11 @@ def dispatch_of(devices, communicates, log):
 
     spec = PartitionSpec(AXIS)
     program = jax.shard_map(
-        on_device, mesh=plan.mesh, in_specs=spec, out_specs=PartitionSpec() if communicates else spec, check_vma=False
+        on_device,
+        mesh=plan.mesh,
+        in_specs=spec,
+        out_specs=PartitionSpec() if communicates else spec,
+        check_vma=False,
     )
     x = np.ones((64 * devices, 64), np.float32)
     x = jax.device_put(x, plan.sharding(x, by_rows=True))

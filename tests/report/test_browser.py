@@ -16,7 +16,9 @@ from pfljax.report import watching
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 DRIVER = shutil.which("chromedriver")
 WIDTHS = (390, 1280)
 pytestmark = [
@@ -30,7 +32,8 @@ class Page:
     """A page that is open, seen by its scripts."""
 
     def __init__(self, driver, path, width):
-        self.driver, self.width = driver, width
+        self.driver = driver
+        self.width = width
         driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
@@ -61,14 +64,20 @@ class Page:
         )
 
     def matrix(self):
-        return np.array(self.ask("document.getElementById('matrix').data[0].z.map((row) => Array.from(row))"))
+        return np.array(
+            self.ask("document.getElementById('matrix').data[0].z.map((row) => Array.from(row))")
+        )
 
     def text(self, name):
         return self.ask(f"document.getElementById('{name}').textContent")
 
     def check(self):
         """Nothing was complained of, fetched, or wider than the window."""
-        assert [entry for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+        assert [
+            entry
+            for entry in self.driver.get_log("browser")
+            if entry["level"] in ("SEVERE", "WARNING")
+        ] == []
         assert self.ask("document.getElementById('problem').hidden")
         fetched = self.ask("performance.getEntriesByType('resource').map((entry) => entry.name)")
         assert [name for name in fetched if not name.startswith(("data:", "blob:"))] == []
@@ -97,7 +106,9 @@ def run_page(tmp_path_factory):
     group = kept["group"]
     kept["index"] = np.stack([np.arange(6), np.arange(6), group])[:, :, None]
     labels = np.arange(12).reshape(6, 2)
-    np.savez(folder / "collaboration.npz", **kept | {"weights": np.ones((3, 6, 1)), "labels": labels})
+    np.savez(
+        folder / "collaboration.npz", **kept | {"weights": np.ones((3, 6, 1)), "labels": labels}
+    )
     return report.write_page(folder)
 
 
@@ -105,15 +116,20 @@ def run_page(tmp_path_factory):
 def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width):
     page = Page(driver, run_page, width)
     page.see("matrix")
-    np.testing.assert_allclose(page.matrix(), np.kron(np.eye(2), np.ones((3, 3))))  # by group, last round
-    assert "round 30" in page.text("round-shown") and "1.00 within true groups, 0.00 between" in page.text("cosines")
+    # by group, last round
+    np.testing.assert_allclose(page.matrix(), np.kron(np.eye(2), np.ones((3, 3))))
+    assert "round 30" in page.text(
+        "round-shown"
+    ) and "1.00 within true groups, 0.00 between" in page.text("cosines")
     page.set("round", 0)
     np.testing.assert_allclose(page.matrix(), np.eye(6))
     assert "round 10" in page.text("round-shown") and "0.00 within" in page.text("cosines")
     page.set("round", 2)
     page.set("kind", "weights")  # clients 1, 3 and 5, of group 0, use model 0; the others model 1
     page.set("by", "score")
-    worst_first = np.argsort(files.read_npz(run_page.parent / "results.npz")["accuracy_test"][-1], kind="stable")
+    worst_first = np.argsort(
+        files.read_npz(run_page.parent / "results.npz")["accuracy_test"][-1], kind="stable"
+    )
     used = np.eye(6)[[1, 0, 1, 0, 1, 0]]
     np.testing.assert_allclose(page.matrix(), used[np.ix_(worst_first, worst_first)])
     page.see("graph")
@@ -121,11 +137,15 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
     assert page.text("client-told").startswith(f"Client {worst_first[0]},")
     page.ask("document.querySelector('#clients-table button[data-client=\"3\"]').click()")
     told = "Client 3, group 0, found group"
-    assert page.text("client-told").startswith(told) and "Uses most client 0 (1.00)" in page.text("client-told")
+    assert page.text("client-told").startswith(told) and "Uses most client 0 (1.00)" in page.text(
+        "client-told"
+    )
     page.see("labels")
     assert page.ask("document.getElementById('labels').data[0].customdata") == [6, 7]
     scores = files.read_npz(run_page.parent / "results.npz")["accuracy_test"][:, 3]
-    np.testing.assert_allclose(page.ask("document.getElementById('curves').data[0].y"), scores, rtol=5e-4)
+    np.testing.assert_allclose(
+        page.ask("document.getElementById('curves').data[0].y"), scores, rtol=5e-4
+    )
     for name in ("neighbors", "ranking", "spread", "traffic"):
         page.see(name)
     page.check()
@@ -134,12 +154,17 @@ def test_the_slider_moves_the_matrix_and_a_client_opens(driver, run_page, width)
 def test_clients_are_shown_with_their_names(driver, tmp_path):
     make_run(tmp_path)
     summary = files.read_json(tmp_path / "summary.json")
-    rows = [dict(row, name=name) for row, name in zip(summary["per_client"], ["<b>Ann", *"vwxyz"], strict=True)]
+    rows = [
+        dict(row, name=name)
+        for row, name in zip(summary["per_client"], ["<b>Ann", *"vwxyz"], strict=True)
+    ]
     files.write_json(tmp_path / "summary.json", dict(summary, per_client=rows))
     page = Page(driver, report.write_page(tmp_path), 1280)
     page.ask("document.querySelector('#clients-table button[data-client=\"0\"]').click()")
     assert page.text("client-told").startswith("Client 0 (<b>Ann), group 1")
-    assert page.ask("document.getElementById('client').selectedOptions[0].textContent") == "0 (<b>Ann)"
+    assert (
+        page.ask("document.getElementById('client').selectedOptions[0].textContent") == "0 (<b>Ann)"
+    )
     assert "<b>Ann" in page.ask("document.querySelector('#clients-table tbody').textContent")
     page.check()
 
@@ -174,8 +199,13 @@ def test_results_are_downloaded_as_csv(driver, run_page):
         ("1", "0", "9"),
     ]
     scores = files.read_npz(run_page.parent / "results.npz")["accuracy_test"].T.ravel()
-    np.testing.assert_allclose([float(row["accuracy"]) for row in tables["scores"]], scores, rtol=5e-4)
-    assert [(row["client"], row["round"]) for row in tables["scores"]][3:5] == [("1", "10"), ("1", "20")]
+    np.testing.assert_allclose(
+        [float(row["accuracy"]) for row in tables["scores"]], scores, rtol=5e-4
+    )
+    assert [(row["client"], row["round"]) for row in tables["scores"]][3:5] == [
+        ("1", "10"),
+        ("1", "20"),
+    ]
     page.check()
 
 
@@ -198,14 +228,23 @@ def test_all_controls_have_names_and_are_reached_with_the_keyboard(driver, run_p
 
 @pytest.mark.parametrize("width", [WIDTHS[0], pytest.param(WIDTHS[1], marks=pytest.mark.slow)])
 def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, tmp_path, width):
-    levels = (("fedavg", 0, 0.5), ("fedavg", 1, 0.7), ("x<b>y", 0, 0.9), ("z", 0, 0.4), ("z", 1, 0.5))
+    levels = (
+        ("fedavg", 0, 0.5),
+        ("fedavg", 1, 0.7),
+        ("x<b>y", 0, 0.9),
+        ("z", 0, 0.4),
+        ("z", 1, 0.5),
+    )
     for name, seed, level in levels:
         make_run(tmp_path / name / f"seed-{seed}", level=level, optional=False)
     page = Page(driver, report.write_comparison(tmp_path / "report.html", [tmp_path]), width)
     page.see("dots")
-    points = lambda plot="dots": page.ask(
-        f"document.getElementById('{plot}').data.filter((each) => each.mode === 'markers').map((each) => each.x)"
-    )
+
+    def points(plot="dots"):
+        return page.ask(
+            f"document.getElementById('{plot}').data.filter((each) => each.mode === 'markers').map((each) => each.x)"
+        )
+
     assert points() == [[0.9], [0.5, 0.7], [0.4, 0.5]]
     page.see("differences")
     assert points("differences") == [[-15]]  # of z from fedavg
@@ -214,13 +253,17 @@ def test_the_page_of_a_comparison_shows_each_run_and_leads_to_its_page(driver, t
     page.set("measure", "megabytes")
     np.testing.assert_allclose(points()[1], [0.1, 0.1])
     page.see("over")
-    means = page.ask("document.getElementById('over').data.filter((each) => each.name).map((each) => each.y)")
+    means = page.ask(
+        "document.getElementById('over').data.filter((each) => each.name).map((each) => each.y)"
+    )
     np.testing.assert_allclose(means, [[0.9] * 3, [0.6] * 3, [0.45] * 3])
     page.set("against", "megabytes")
     np.testing.assert_allclose(page.ask("document.getElementById('over').data[0].x"), [3, 3, 3])
     page.check()
     page.ask("document.querySelector('table a').click()")
-    page.wait("document.title.includes('federico on') && document.documentElement.dataset.ready === 'yes'")
+    page.wait(
+        "document.title.includes('federico on') && document.documentElement.dataset.ready === 'yes'"
+    )
 
 
 def test_a_page_has_its_plots_when_it_is_loaded_and_on_paper(driver, tmp_path):
@@ -229,7 +272,8 @@ def test_a_page_has_its_plots_when_it_is_loaded_and_on_paper(driver, tmp_path):
         make_run(tmp_path / name / f"seed-{seed}", level=0.5 + 0.1 * seed, optional=False)
     path = report.write_comparison(tmp_path / "report.html", [tmp_path])
     seen = (
-        "addEventListener('load', () => window.atLoad = [...document.querySelectorAll('.plot')].map((at) => !!at.data))"
+        "addEventListener('load', () => window.atLoad = "
+        "[...document.querySelectorAll('.plot')].map((at) => !!at.data))"
     )
     path.write_text(path.read_text().replace("</body>", f"<script>{seen}</script></body>"))
     page = Page(driver, path, 1280)
@@ -239,8 +283,12 @@ def test_a_page_has_its_plots_when_it_is_loaded_and_on_paper(driver, tmp_path):
     assert max(page.ask(wide)) <= 0
     page.ask("document.getElementById('theme').click()")
     page.ask("window.dispatchEvent(new Event('beforeprint'))")
-    of_each = lambda key: page.ask(f"[...document.querySelectorAll('.plot')].map((at) => at.layout.{key})")
-    (width,), (ink,) = set(of_each("width")), set(of_each("font.color"))
+
+    def of_each(key):
+        return page.ask(f"[...document.querySelectorAll('.plot')].map((at) => at.layout.{key})")
+
+    (width,) = set(of_each("width"))
+    (ink,) = set(of_each("font.color"))
     assert width < 800 and ink == "#1f2a30"  # of a sheet, and dark on white
     page.ask("window.dispatchEvent(new Event('afterprint'))")
     assert width not in of_each("width") and ink not in of_each("font.color")
@@ -250,10 +298,12 @@ def test_a_page_has_its_plots_when_it_is_loaded_and_on_paper(driver, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("neighbors", [25, 1000])
 def test_the_page_of_a_thousand_clients_stays_small(driver, tmp_path, neighbors):
-    num, times = 1000, 60 if neighbors < 1000 else 4
+    num = 1000
+    times = 60 if neighbors < 1000 else 4
     make_run(tmp_path)
     rng = np.random.default_rng(0)
-    rounds, group = np.arange(times), rng.integers(4, size=num)
+    rounds = np.arange(times)
+    group = rng.integers(4, size=num)
     scores = {f"accuracy_{split}": rng.random((times, num)) for split in ("train", "test")}
     np.savez(tmp_path / "results.npz", rounds=rounds, loss_test=scores["accuracy_test"], **scores)
     weights = rng.random((times, num, neighbors)).astype(np.float32)

@@ -39,7 +39,12 @@ def packed(page):
 
 def plots_of(index, weights, group, topology="peers"):
     """The plots of a run in which clients used these models in all of its rounds, and scored 1."""
-    used = {"round": np.arange(len(index)), "index": index, "weights": weights, "topology": topology}
+    used = {
+        "round": np.arange(len(index)),
+        "index": index,
+        "weights": weights,
+        "topology": topology,
+    }
     scores = {"rounds": np.arange(len(index)), "accuracy_test": np.ones(index.shape[:2])}
     return report.Plots({}, [], scores, used | {"group": np.array(group)})
 
@@ -52,14 +57,20 @@ def undrawn(monkeypatch):
 
 def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path):
     make_run(tmp_path)
-    expected = {"accuracy_over_rounds", "per_client_accuracy", "collaboration_matrix", "weights_over_rounds"}
+    expected = {
+        "accuracy_over_rounds",
+        "per_client_accuracy",
+        "collaboration_matrix",
+        "weights_over_rounds",
+    }
     path = report.write(tmp_path)
     pictures = {path.stem: path for path in (tmp_path / "figures").iterdir()}
     assert expected <= pictures.keys()
     for drawn in pictures.values():
         assert min(matplotlib.image.imread(drawn).shape[:2]) > 100
 
-    page, text = html_pages.read(path), readable(path)
+    page = html_pages.read(path)
+    text = readable(path)
     assert "x<&>y" in page.text and "x<&>y" not in text
     assert "http://" not in text and "https://" not in text and 'src="figures' not in text
     assert "0.4321" in page.text and "88.0 %" in page.text and not page.images
@@ -69,9 +80,21 @@ def test_a_run_gets_its_figures_and_a_page_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "expected", "missing"),
     [
-        ({"task": "regression"}, {"curve", "loss_over_rounds", "collaboration_matrix"}, {"accuracy_over_rounds"}),
-        ({"topology": "shared", "num_models": 3}, {"accuracy_over_rounds", "collaboration_matrix"}, set()),
-        ({"optional": False}, {"accuracy_over_rounds", "per_client_accuracy"}, {"collaboration_matrix"}),
+        (
+            {"task": "regression"},
+            {"curve", "loss_over_rounds", "collaboration_matrix"},
+            {"accuracy_over_rounds"},
+        ),
+        (
+            {"topology": "shared", "num_models": 3},
+            {"accuracy_over_rounds", "collaboration_matrix"},
+            set(),
+        ),
+        (
+            {"optional": False},
+            {"accuracy_over_rounds", "per_client_accuracy"},
+            {"collaboration_matrix"},
+        ),
     ],
 )
 def test_a_run_has_the_figures_of_what_it_has_kept(undrawn, tmp_path, kind, expected, missing):
@@ -81,7 +104,10 @@ def test_a_run_has_the_figures_of_what_it_has_kept(undrawn, tmp_path, kind, expe
     assert expected <= pictures and not missing & pictures
     regression = kind.get("task") == "regression"
     assert ("88.0 %" in page.text) != regression
-    assert [source.split(",")[0] for source in page.images] == ["data:image/png;base64"] * regression  # the curve
+    # the curve
+    assert [source.split(",")[0] for source in page.images] == [
+        "data:image/png;base64"
+    ] * regression
 
 
 @pytest.mark.slow
@@ -101,7 +127,9 @@ def test_top_affinities_by_hand():
     # Client 0's two highest are 1 and 2 (right), client 1's 3 and 2, client 2's 0 and 3; client 3 is alone in its own.
     assert collaboration.top_affinities(affinity, group, group) == pytest.approx(1 / 3)
     # Where client 3 wants group 0, its two highest, 2 and 1, are right.
-    assert collaboration.top_affinities(affinity, group, np.array([0, 0, 0, 0])) == pytest.approx(2 / 4)
+    assert collaboration.top_affinities(affinity, group, np.array([0, 0, 0, 0])) == pytest.approx(
+        2 / 4
+    )
     assert np.isnan(collaboration.top_affinities(affinity[:2, :2], group[:2], group[:2]))
 
 
@@ -114,7 +142,11 @@ def test_where_nobody_has_two_to_find_nothing_is_counted(tmp_path):
     np.savez(tmp_path / "collaboration.npz", **collaboration)
     assert summary["privacy"] is None
     page = html_pages.read(report.write_page(tmp_path))
-    assert "nan" not in page.text and "two highest affinities" not in page.text and "Privacy" not in page.sections
+    assert (
+        "nan" not in page.text
+        and "two highest affinities" not in page.text
+        and "Privacy" not in page.sections
+    )
 
 
 def test_where_nobody_has_used_anything_no_share_is_told(tmp_path):
@@ -126,41 +158,69 @@ def test_where_nobody_has_used_anything_no_share_is_told(tmp_path):
 
 
 def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
-    index, weights = np.array([[0, 1], [1, 0], [2, 0]]), np.array([[0.6, 0.8], [1.0, 0.0], [0.6, 0.8]])
+    index = np.array([[0, 1], [1, 0], [2, 0]])
+    weights = np.array([[0.6, 0.8], [1.0, 0.0], [0.6, 0.8]])
     alike = [[1, 0.8, 0.48], [0.8, 1, 0], [0.48, 0, 1]]
     np.testing.assert_allclose(collaboration.cosines(index, weights), alike, atol=1e-12)
     found = collaboration.sharing(index, weights, np.array([0, 0, 1]))
     assert found == pytest.approx((0.8, 0.24))
-    repeated = np.array([[0, 0], [0, 1]]), np.array([[0.3, 0.5], [1.0, 0.0]])  # a repeated index adds
+    # a repeated index adds
+    repeated = np.array([[0, 0], [0, 1]]), np.array([[0.3, 0.5], [1.0, 0.0]])
     assert collaboration.sharing(*repeated, np.array([0, 0])).within == pytest.approx(1)
     rng = np.random.default_rng(0)
-    index, many = rng.integers(30, size=(40, 5)), rng.random((40, 5))
+    index = rng.integers(30, size=(40, 5))
+    many = rng.random((40, 5))
     group = rng.integers(3, size=40)
-    pairs, same = collaboration.cosines(index, many), group[:, None] == group
+    pairs = collaboration.cosines(index, many)
+    same = group[:, None] == group
     off = ~np.eye(40, dtype=bool)
-    assert collaboration.sharing(index, many, group) == pytest.approx((pairs[same & off].mean(), pairs[~same].mean()))
+    assert collaboration.sharing(index, many, group) == pytest.approx(
+        (pairs[same & off].mean(), pairs[~same].mean())
+    )
     everyone = np.arange(
         200_000
     )  # in memory that all pairs of clients, or of distributions and models, do not fit into
     assert collaboration.sharing(everyone[:, None], np.ones((200_000, 1)), everyone % 4) == (0, 0)
-    assert collaboration.sharing(everyone[:, None] // 2, np.ones((200_000, 1)), everyone // 2) == (1, 0)
+    assert collaboration.sharing(everyone[:, None] // 2, np.ones((200_000, 1)), everyone // 2) == (
+        1,
+        0,
+    )
     index = np.array([[0, 1], [1, 0], [2, 0]])
     heat = pictures.sharing_matrix(plots_of(index[None], weights[None], [1, 0, 1]), 0).heat
-    np.testing.assert_allclose(heat.values, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12)
+    np.testing.assert_allclose(
+        heat.values, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12
+    )
     assert heat.rows == ["1", "0", "2"] and not heat.columns
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(2.345, "2.345"), (None, "no bound")])
 def test_the_privacy_ledger_is_on_the_page(tmp_path, epsilon, shown):
-    ledger = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": epsilon, "unaccounted": "secrets"}
+    ledger = {
+        "noise_multiplier": 1.25,
+        "clip_norm": 2.0,
+        "delta": 1e-5,
+        "epsilon": epsilon,
+        "unaccounted": "secrets",
+    }
     make_run(tmp_path, privacy=ledger | {"epsilon_per_client": [epsilon] * K})
     section = html_pages.read(report.write_page(tmp_path)).sections["Privacy"]
-    assert "1.25" in section and "1e-05" in section and shown in section and "Not included: secrets." in section
+    assert (
+        "1.25" in section
+        and "1e-05" in section
+        and shown in section
+        and "Not included: secrets." in section
+    )
     assert "whole clients" not in section
 
 
 def test_epsilons_of_clients_stand_beside_those_of_examples(tmp_path):
-    part = {"noise_multiplier": 1.25, "clip_norm": 2.0, "delta": 1e-5, "epsilon": 3.21, "unaccounted": None}
+    part = {
+        "noise_multiplier": 1.25,
+        "clip_norm": 2.0,
+        "delta": 1e-5,
+        "epsilon": 3.21,
+        "unaccounted": None,
+    }
     part |= {"epsilon_per_client": [3.21] * K}
     other = part | {"epsilon": 7.65, "epsilon_per_client": [7.65] * K, "unaccounted": "logs"}
     make_run(tmp_path, privacy=part | {"of_clients": other})
@@ -180,7 +240,8 @@ def test_weights_are_put_where_they_belong_and_add_up():
 
 
 def test_the_matrix_is_ordered_by_true_distribution():
-    index, weights = np.array([[0], [1], [2]]), np.array([[1.0], [0.6], [0.2]])
+    index = np.array([[0], [1], [2]])
+    weights = np.array([[1.0], [0.6], [0.2]])
     plots = plots_of(index[None], weights[None], [1, 0, 1])
     heat = pictures.weight_matrix(plots, 0).heat
     np.testing.assert_allclose(heat.values, np.diag([0.6, 1.0, 0.2]))  # client 1 first
@@ -199,7 +260,9 @@ def test_slopes_of_powers_are_their_exponents(exponent):
     x = np.array([3, 10, 50, 2000])
     assert report.slope(x, 7.5 * x**exponent) == pytest.approx(exponent, abs=1e-12)
     # Symmetric about the line: log y off by +1, -2, +1 at equal steps of log x.
-    assert report.slope([1, 10, 100], np.array([1, 10, 100]) * np.exp([1, -2, 1])) == pytest.approx(1)
+    assert report.slope([1, 10, 100], np.array([1, 10, 100]) * np.exp([1, -2, 1])) == pytest.approx(
+        1
+    )
     assert report.slope([5], [3.0]) is None and report.slope([5, 5], [3.0, 4.0]) is None
 
 
@@ -207,7 +270,9 @@ def test_comparison_and_scaling_are_drawn(tmp_path):
     row = {"method": "a", "accuracy_mean": 0.9, "accuracy_std": 0.1, "bottom_decile_mean": 0.8}
     row |= {"seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}]}
     row |= {"rounds": [1, 2], "curve_mean": [0.5, 0.9], "curve_std": [0.1, 0.1]}
-    cells = [{"num_clients": k, "seconds_per_round": k**2, "memory_bytes": 3 * k} for k in (10, 100)]
+    cells = [
+        {"num_clients": k, "seconds_per_round": k**2, "memory_bytes": 3 * k} for k in (10, 100)
+    ]
     scaling = report.scaling_figure({"a": cells, "b": cells[:1]})
     texts = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in scaling.axes]
     assert texts == [["a, slope 2.00", "b"], ["a, slope 1.00", "b"]]
@@ -240,9 +305,14 @@ def test_every_score_of_clients_is_drawn(undrawn, tmp_path):
     results = files.read_npz(tmp_path / "results.npz")
     own = np.linspace(0, 1, T * K).reshape(T, K)
     np.savez(tmp_path / "results.npz", **results, own_error_test=own)
-    rows = [json.loads(line) | {"own_error": 0.25} for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) | {"own_error": 0.25}
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    summary = json.loads((tmp_path / "summary.json").read_text()) | {"lower_is_better": ["own_error"]}
+    summary = json.loads((tmp_path / "summary.json").read_text()) | {
+        "lower_is_better": ["own_error"]
+    }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = report.write(tmp_path)
     drawn = packed(page)["panels"]
@@ -250,9 +320,13 @@ def test_every_score_of_clients_is_drawn(undrawn, tmp_path):
     assert html_pages.read(page).options["own_error"] == "test own error"
     series = {each["name"]: each["y"] for each in drawn["spread"]["own_error"]["series"]}
     assert series["mean over clients"] == [0.25] * T
-    np.testing.assert_allclose(series["edge of the worst tenth"], np.percentile(own, 90, axis=1), rtol=5e-5)
+    np.testing.assert_allclose(
+        series["edge of the worst tenth"], np.percentile(own, 90, axis=1), rtol=5e-5
+    )
     assert (tmp_path / "figures" / "own_error_over_rounds.png").exists()
-    with pytest.raises(ValueError, match="metric: the run has no f1; accepted: accuracy, loss, own_error"):
+    with pytest.raises(
+        ValueError, match="metric: the run has no f1; accepted: accuracy, loss, own_error"
+    ):
         report.Plots.read(tmp_path).accuracy("f1")
 
 
@@ -260,14 +334,22 @@ def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
     row = {"method": "a", "seeds": [{"accuracy": 0.9}], "rounds": [1, 2]}
     row |= {"curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
     points, curves = report.comparison_figure([row]).axes
-    assert [line.get_xdata().tolist() for line in points.lines] == [[0.9]] and not curves.collections
-    several = {"method": "b", "seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}], "curve_std": [0.1, 0.1]}
+    assert [line.get_xdata().tolist() for line in points.lines] == [
+        [0.9]
+    ] and not curves.collections
+    several = {
+        "method": "b",
+        "seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}],
+        "curve_std": [0.1, 0.1],
+    }
     points, curves = report.comparison_figure([row, row | several]).axes
     drawn = [line.get_xydata().tolist() for line in points.lines]
     np.testing.assert_allclose(drawn[1], [[0.8, 1], [1, 1]])
     np.testing.assert_allclose(drawn[2], [[0.9, 0.68], [0.9, 1.32]])  # the mean
     band = curves.collections[0].get_paths()[0].vertices
-    assert len(curves.collections) == 1 and (band[:, 1].min(), band[:, 1].max()) == pytest.approx((0.4, 1.0))
+    assert len(curves.collections) == 1 and (band[:, 1].min(), band[:, 1].max()) == pytest.approx(
+        (0.4, 1.0)
+    )
 
 
 def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):
@@ -304,7 +386,9 @@ def test_what_a_run_has_not_kept_is_named(tmp_path):
 @pytest.mark.slow
 def test_matplotlib_is_imported_with_the_first_figure():
     code = "import sys; from pfljax import report; assert 'matplotlib' not in sys.modules; report.slope"
-    subprocess.run([sys.executable, "-c", code + "; assert 'matplotlib' in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code + "; assert 'matplotlib' in sys.modules"], check=True
+    )
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = report.nothing
     assert all(hasattr(report, name) for name in report.__all__)
@@ -315,7 +399,9 @@ def test_shapes_in_signatures_are_checked_in_tests():
         collaboration.dense(np.zeros((2, 1), int), np.zeros((2, 3)), 4)
 
 
-def test_a_page_shows_the_runs_own_settings_and_a_command_that_a_shell_takes_back(undrawn, tmp_path):
+def test_a_page_shows_the_runs_own_settings_and_a_command_that_a_shell_takes_back(
+    undrawn, tmp_path
+):
     make_run(tmp_path)
     flags = {"rounds": 30, "federico.beta": 0.6, "fedem.components": 3, "data_file": None}
     command = shlex.join(["pfljax", "train", "--out=my runs/<b>"])
@@ -331,11 +417,19 @@ def test_what_a_run_says_cannot_leave_its_place_on_the_page(undrawn, tmp_path):
     bad = "</script><script>alert(1)</script>"
     summary = json.loads((tmp_path / "summary.json").read_text()) | {"dataset": bad, "scored": bad}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    rows = (tmp_path / "metrics.jsonl").read_text().replace('"seconds"', json.dumps(bad) + ': 1.0, "seconds"')
+    rows = (
+        (tmp_path / "metrics.jsonl")
+        .read_text()
+        .replace('"seconds"', json.dumps(bad) + ': 1.0, "seconds"')
+    )
     (tmp_path / "metrics.jsonl").write_text(rows)
     page = report.write_page(tmp_path)
     text = page.read_text()
-    assert "alert(1)" in text and bad not in text and text.count("<script") == text.count("</script") == 3
+    assert (
+        "alert(1)" in text
+        and bad not in text
+        and text.count("<script") == text.count("</script") == 3
+    )
     assert bad.replace("_", " ") in packed(page)["panels"]["measure-0"][""]["y"]["label"]
 
 
@@ -343,37 +437,64 @@ def test_weights_on_the_page_are_those_of_the_run(undrawn, tmp_path):
     make_run(tmp_path)
     index = np.array([[[2, 0]] * K, [[1, 1]] * K])
     weights = np.array([[[0.12345, 0.87655]] * K, [[0.25, 0.5]] * K])
-    kept = files.read_npz(tmp_path / "collaboration.npz") | {"round": np.array([10, 30]), "index": index}
-    np.savez(tmp_path / "collaboration.npz", **kept | {"weights": weights, "labels": np.arange(2 * K).reshape(K, 2)})
+    kept = files.read_npz(tmp_path / "collaboration.npz") | {
+        "round": np.array([10, 30]),
+        "index": index,
+    }
+    np.savez(
+        tmp_path / "collaboration.npz",
+        **kept | {"weights": weights, "labels": np.arange(2 * K).reshape(K, 2)},
+    )
     found = packed(report.write_page(tmp_path))
-    assert found["sharing"]["rounds"] == [10, 30] and found["sharing"]["rows"][0] == [[0, 0.877, 2, 0.123]] * K
+    assert (
+        found["sharing"]["rounds"] == [10, 30]
+        and found["sharing"]["rows"][0] == [[0, 0.877, 2, 0.123]] * K
+    )
     assert found["sharing"]["rows"][1] == [[1, 0.75]] * K  # a repeated index adds
-    np.testing.assert_allclose(found["sharing"]["lengths"], [[np.hypot(0.877, 0.123)] * K, [0.75] * K], rtol=1e-4)
+    np.testing.assert_allclose(
+        found["sharing"]["lengths"], [[np.hypot(0.877, 0.123)] * K, [0.75] * K], rtol=1e-4
+    )
     assert found["labels"][2] == [4, 5] and found["orders"]["group"] == [1, 3, 5, 0, 2, 4]
     scores = files.read_npz(tmp_path / "results.npz")["accuracy_test"]
     np.testing.assert_allclose(found["test"], scores.T, rtol=5e-4)
     np.testing.assert_allclose(found["median"], np.median(scores, axis=1), rtol=5e-4)
     bands = {series["name"]: series for series in found["panels"]["spread"]["accuracy"]["series"]}
-    np.testing.assert_allclose(bands["10 to 90 %"]["low"], np.percentile(scores, 10, axis=1), rtol=5e-5)
-    np.testing.assert_allclose(bands["10 to 90 %"]["y"], np.percentile(scores, 90, axis=1), rtol=5e-5)
+    np.testing.assert_allclose(
+        bands["10 to 90 %"]["low"], np.percentile(scores, 10, axis=1), rtol=5e-5
+    )
+    np.testing.assert_allclose(
+        bands["10 to 90 %"]["y"], np.percentile(scores, 90, axis=1), rtol=5e-5
+    )
     assert bands["mean over clients"]["y"] == [0.88] * T
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_groups_are_told_only_if_they_are_known(undrawn, tmp_path, known):
     make_run(tmp_path, affinity=np.eye(K))
-    kept, summary = files.read_npz(tmp_path / "collaboration.npz"), json.loads((tmp_path / "summary.json").read_text())
+    kept = files.read_npz(tmp_path / "collaboration.npz")
+    summary = json.loads((tmp_path / "summary.json").read_text())
     if not known:
         del kept["group"], kept["target"]
-        summary["per_client"] = [{k: v for k, v in row.items() if k != "group"} for row in summary["per_client"]]
+        summary["per_client"] = [
+            {k: v for k, v in row.items() if k != "group"} for row in summary["per_client"]
+        ]
     np.savez(tmp_path / "collaboration.npz", **kept)
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     page = report.write_page(tmp_path)
     text = readable(page)
-    told = ["adjusted Rand index", "shows the true groups", "in the same group?", "ordered by group"]
+    told = [
+        "adjusted Rand index",
+        "shows the true groups",
+        "in the same group?",
+        "ordered by group",
+    ]
     assert [phrase in text for phrase in told] == [known] * 4
     parsed = html_pages.read(page)
-    assert ("true group" in parsed.options.values()) == any("group" in row for row in parsed.rows) == known
+    assert (
+        ("true group" in parsed.options.values())
+        == any("group" in row for row in parsed.rows)
+        == known
+    )
     assert ("their true groups are unknown" in text) != known
     assert (packed(page)["sharing"]["agreement"] is None) != known
 
@@ -384,14 +505,17 @@ def test_percentages_side_by_side_do_not_overlap_in_a_column(low):
     rows = picture.Axis(ticks=[(0.0, "fedavg_plus"), (1.0, "local")])
     figure = draw.draw([picture.Panel(picture.Axis(percent=True), rows, [points])], (3.3, 1.5))
     figure.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    boxes = [
+        label.get_window_extent() for label in figure.axes[0].get_xticklabels() if label.get_text()
+    ]
     assert len(boxes) > 2
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_figures_do_not_name_a_single_group():
     for group in ([0, 0, 0], [0, 1, 1]):
-        plots, several = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), group), group[1] > 0
+        plots = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), group)
+        several = group[1] > 0
         named = any(series.name for series in pictures.ranking(plots, np.arange(3)).series)
         assert ("group" in pictures.weights(plots)[0].title) == several == named
 
@@ -402,9 +526,12 @@ def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monk
     make_run(tmp_path)
     scores = files.read_npz(tmp_path / "results.npz")["accuracy_test"][-1]
     page = report.write_page(tmp_path)
-    found, order = packed(page), np.argsort(scores)
+    found = packed(page)
+    order = np.argsort(scores)
     assert {order[0], order[-1]} < set(found["clients"]) and len(found["clients"]) == 3
-    assert "The page shows 3 of 6 clients" in readable(page) and "2 of 3 evaluated rounds" in readable(page)
+    assert "The page shows 3 of 6 clients" in readable(
+        page
+    ) and "2 of 3 evaluated rounds" in readable(page)
     assert found["rounds"] == [10, 30]
     assert found["panels"]["spread"]["accuracy"]["series"][0]["x"] == [10, 20, 30]
     assert len(found["sharing"]["rows"][0]) == len(found["test"]) == len(found["told"]) == 3
@@ -428,7 +555,13 @@ def test_rounded_numbers_keep_their_first_digits():
 
 
 def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path):
-    for name, seed, level in (("a<b", 0, 0.5), ("a<b", 1, 0.7), ("best", 0, 0.9), ("c", 0, 0.4), ("c", 1, 0.4)):
+    for name, seed, level in (
+        ("a<b", 0, 0.5),
+        ("a<b", 1, 0.7),
+        ("best", 0, 0.9),
+        ("c", 0, 0.4),
+        ("c", 1, 0.4),
+    ):
         make_run(tmp_path / "out" / name / f"seed-{seed}", level=level, optional=False)
     page = report.write_comparison(tmp_path / "out" / "report.html", [tmp_path / "out"], "t<i>tle")
     parsed = html_pages.read(page)
@@ -437,15 +570,29 @@ def test_a_comparison_has_a_line_for_each_method_and_leads_to_its_runs(tmp_path)
     # runs, Student's interval reaches 12.706 deviations / sqrt(2).
     assert [row[:8] for row in rows[:3]] == [
         ["best", "90.0", "-", "-", "-", "90.0", "0.1", "0.01"],
-        ["a<b", "60.0 ± 14.1 (2)", "[-67.1, 187.1]", "1", "no trend", "60.0 ± 14.1 (2)", "0.1", "0.01"],
+        [
+            "a<b",
+            "60.0 ± 14.1 (2)",
+            "[-67.1, 187.1]",
+            "1",
+            "no trend",
+            "60.0 ± 14.1 (2)",
+            "0.1",
+            "0.01",
+        ],
         ["c", "40.0 ± 0.0 (2)", "[40.0, 40.0]", "1", "no trend", "40.0 ± 0.0 (2)", "0.1", "0.01"],
     ]
     assert [row[8:10] for row in rows[:3]] == [["12.5", "a lot"]] * 3
     links = [urllib.parse.unquote(link) for link in parsed.links if "/" in link]
-    assert links[:3] == ["best/seed-0/report.html", "a<b/seed-0/report.html", "a<b/seed-1/report.html"]
+    assert links[:3] == [
+        "best/seed-0/report.html",
+        "a<b/seed-0/report.html",
+        "a<b/seed-1/report.html",
+    ]
     assert all((tmp_path / "out" / link).exists() for link in links) and "<i>" not in readable(page)
     drawn = packed(page)
-    band, mean = drawn["panels"]["over"]["rounds"]["series"][1:3]  # after the line of the method of one run
+    # after the line of the method of one run
+    band, mean = drawn["panels"]["over"]["rounds"]["series"][1:3]
     assert mean["x"] == [10, 20, 30] and mean["name"] == "a<b" and band["color"] == mean["color"]
     edges = [[0.6 - np.sqrt(0.02)] * 3, [0.6] * 3, [0.6 + np.sqrt(0.02)] * 3]
     np.testing.assert_allclose([band["low"], mean["y"], band["y"]], edges, rtol=1e-4)
@@ -460,7 +607,9 @@ def test_colors_of_a_page_follow_the_table_and_its_rows_the_mean(named, tmp_path
     files.write_json(tmp_path / "table.json", [{named: name} for name in "cab"])
     page = report.write_comparison(tmp_path / "report.html", [tmp_path])
     curves = packed(page)["panels"]["over"]["rounds"]["series"]
-    assert [(each["name"], each["color"]) for each in curves] == list(zip("cab", picture.PALETTE[:3], strict=True))
+    assert [(each["name"], each["color"]) for each in curves] == list(
+        zip("cab", picture.PALETTE[:3], strict=True)
+    )
     assert [row[0] for row in html_pages.read(page).rows[1:4]] == ["b", "c", "a"]
 
 
@@ -484,14 +633,19 @@ def test_a_page_shows_paired_differences_with_intervals_within_each_group(tmp_pa
     """Of two groups of methods, on two splits with two seeds each; the differences by split are 20 and 40 points."""
     levels = {"local": [0.1, 0.3, 0.2, 0.2], "fedavg": [0.4, 0.4, 0.6, 0.6]}
     for group, name in itertools.product(("one", "two"), levels):
-        for (split, seed), level in zip(itertools.product((0, 1), (5, 6)), levels[name], strict=True):
+        for (split, seed), level in zip(
+            itertools.product((0, 1), (5, 6)), levels[name], strict=True
+        ):
             folder = tmp_path / group / name / f"split-{split}-seed-{seed}"
             make_run(folder, level=level + (0.1 if group == "two" else 0), optional=False)
     page = report.write_comparison(tmp_path / "report.html", [tmp_path], reference="local")
-    parsed, panels = html_pages.read(page), packed(page)["panels"]["differences"]
+    parsed = html_pages.read(page)
+    panels = packed(page)["panels"]["differences"]
     # 30 points, and 12.706 times a deviation of 20 / sqrt(2), over sqrt(2).
     told = ["+30.0 [-97.1, +157.1]", "0.5", "2/0/0"]
-    assert [["one/fedavg", *told], ["two/fedavg", *told]] == sorted(row for row in parsed.rows if told[0] in row)
+    assert [["one/fedavg", *told], ["two/fedavg", *told]] == sorted(
+        row for row in parsed.rows if told[0] in row
+    )
     assert any("over local" in row for row in parsed.rows) and "over 2 splits" in parsed.text
     assert list(panels)[:2] == ["two/local", "one/local"] and len(panels) == 4
     _, line, point = panels["one/local"]["series"]
@@ -518,7 +672,17 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
     page = report.write_comparison(tmp_path / "report.html", [tmp_path])
     rows = html_pages.read(page).rows
     # Both runs have the same clients: the mean of four gains, and 3.1824 times their deviation 20.82 over sqrt(4).
-    assert ["fedavg", "+5.0 [-28.1, +38.1]", "50 %", "25 %", "25 %", "+5.0", "-20.0", "-", "-"] in rows
+    assert [
+        "fedavg",
+        "+5.0 [-28.1, +38.1]",
+        "50 %",
+        "25 %",
+        "25 %",
+        "+5.0",
+        "-20.0",
+        "-",
+        "-",
+    ] in rows
     assert not any("tuned" in row for row in rows)
     files.write_json(tmp_path / "table.json", [{"method": "fedavg", "tuned": "rate 0.3 (edge)"}])
     tuned = html_pages.read(report.write_comparison(page, [tmp_path]))
@@ -527,10 +691,13 @@ def test_a_page_says_which_clients_are_helped_and_which_are_hurt(tmp_path):
     assert "others beyond it may do better" in tuned.text
     panels = packed(page)["panels"]
     assert [list(panels[name]) for name in ("gains", "pairs")] == [["fedavg"]] * 2
-    line, points = panels["gains"]["fedavg"]["series"][2], panels["pairs"]["fedavg"]["series"][1]
+    line = panels["gains"]["fedavg"]["series"][2]
+    points = panels["pairs"]["fedavg"]["series"][1]
     np.testing.assert_allclose(line["y"][::2], [0.3, 0.3, 0.1, 0.1, 0, 0, -0.2, -0.2], atol=1e-9)
     np.testing.assert_allclose(line["x"], np.repeat(np.arange(9) / 8, 2)[1:-1])
-    np.testing.assert_allclose([points["x"], points["y"]], [[0.5] * 8, 0.5 + np.array(line["y"][::2])], rtol=1e-4)
+    np.testing.assert_allclose(
+        [points["x"], points["y"]], [[0.5] * 8, 0.5 + np.array(line["y"][::2])], rtol=1e-4
+    )
     assert 'data-plot="gains pairs"' in page.read_text()
 
 
@@ -542,7 +709,9 @@ def test_a_comparison_writes_pages_of_runs_that_lack_one_and_says_where_runs_dif
     (tmp_path / "one" / "report.html").write_text("newer")
     (tmp_path / "two" / "report.html").write_text("older")
     os.utime(tmp_path / "two" / "report.html", (0, 0))
-    text = readable(report.write_comparison(tmp_path / "report.html", [tmp_path / "one", tmp_path / "two"]))
+    text = readable(
+        report.write_comparison(tmp_path / "report.html", [tmp_path / "one", tmp_path / "two"])
+    )
     assert (tmp_path / "one" / "report.html").read_text() == "newer"
     assert "federico on" in (tmp_path / "two" / "report.html").read_text()
     assert "The runs differ in the number of clients: 6, 7." in text

@@ -41,7 +41,8 @@ def ended():
 
 
 def test_the_state_is_what_the_folder_says(tmp_path, ended):
-    own, done = os.getpid(), {"last": {"round": 9}, "stopped": None}
+    own = os.getpid()
+    done = {"last": {"round": 9}, "stopped": None}
     begun = {"rounds": 9, "scores": {0: 0.1}}
     put(tmp_path / "a" / "seed-0", **begun, lock=f"{own} {locks.HERE}")
     put(tmp_path / "a" / "seed-1", **begun, lock=str(own))  # as earlier versions wrote it
@@ -49,7 +50,8 @@ def test_the_state_is_what_the_folder_says(tmp_path, ended):
     put(tmp_path / "a" / "seed-3", **begun, lock="17 another-machine.org")
     put(tmp_path / "a" / "seed-4", **begun)
     put(tmp_path / "b" / "seed-0", **begun, summary=done)
-    put(tmp_path / "b" / "seed-1", rounds=12, scores={0: 0.1, 9: 0.2}, summary=done)  # goes on, but was interrupted
+    # goes on, but was interrupted
+    put(tmp_path / "b" / "seed-1", rounds=12, scores={0: 0.1, 9: 0.2}, summary=done)
     put(tmp_path / "b" / "seed-2", rounds=12, summary=done | {"stopped": "after round 9: no gain"})
     put(tmp_path / "b" / "seed-3", lock=f"{own} {locks.HERE}")
     put(tmp_path / "c" / "tuning" / "seed-0", **begun)  # is no run of the table
@@ -68,21 +70,29 @@ def test_the_state_is_what_the_folder_says(tmp_path, ended):
     }
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", "7", "\0", '{"round": 1e400}', '{"round": "one"}', "[" * 9999])
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", "7", "\0", '{"round": 1e400}', '{"round": "one"}', "[" * 9999]
+)
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "metrics.jsonl"])
 def test_a_damaged_file_is_a_row(tmp_path, name, content):
     put(tmp_path / "a" / "seed-0", rounds=9, scores={0: 0.1})
     put(tmp_path / "a" / "seed-1", rounds=9, scores={0: 0.1})
     (tmp_path / "a" / "seed-1" / name).write_text(content)
     if name == "config.json" and content.startswith('{"'):
-        assert watching.watched([tmp_path])[1].state == "stopped"  # of an earlier version: it has no rounds
+        # of an earlier version: it has no rounds
+        assert watching.watched([tmp_path])[1].state == "stopped"
         return
     assert states(tmp_path)["a/seed-1"] == ("damaged", f"{name} cannot be read")
     assert f"{name} cannot be read" in watching.page([tmp_path], 5)
 
 
 def test_what_is_planned_is_below_the_study(tmp_path):
-    for content in ("[]", "{", '{"rounds": 3}', '{"rounds": 3, "runs": ["/etc", "../other", "a/../../b"]}'):
+    for content in (
+        "[]",
+        "{",
+        '{"rounds": 3}',
+        '{"rounds": 3, "runs": ["/etc", "../other", "a/../../b"]}',
+    ):
         (tmp_path / planned.NAME).write_text(content)
         assert watching.watched([tmp_path]) == []
     (tmp_path / planned.NAME).write_text('{"rounds": -3, "runs": ["a"]}')
@@ -104,17 +114,28 @@ def test_watching_neither_takes_nor_changes_a_lock(tmp_path):
 
 def test_time_left_by_hand(tmp_path):
     """Two workers: 6 rounds of 2 s and 15 of 4 s are left, and 20 rounds of 4 s have not begun."""
-    one, two = f"{os.getpid()} {locks.HERE}", "1 elsewhere"
+    one = f"{os.getpid()} {locks.HERE}"
+    two = "1 elsewhere"
     put(tmp_path / "a" / "seed-0", rounds=10, scores={0: 0.1, 2: 0.2, 4: 0.3}, pace=2.0, lock=one)
     put(tmp_path / "b" / "seed-0", rounds=20, scores={0: 0.1, 5: 0.2}, pace=4.0, lock=two)
-    put(tmp_path / "b" / "seed-1", rounds=20, scores={20: 0.5}, pace=4.0, summary={"last": {"round": 20}})
+    put(
+        tmp_path / "b" / "seed-1",
+        rounds=20,
+        scores={20: 0.5},
+        pace=4.0,
+        summary={"last": {"round": 20}},
+    )
     planned.write(tmp_path, [tmp_path / "b" / f"seed-{seed}" for seed in (0, 1, 2)], 20)
     runs = watching.watched([tmp_path])
-    found = {f"{run.title}/{run.name}": (run.done, run.rounds, run.pace, run.seconds_left) for run in runs}
+    found = {
+        f"{run.title}/{run.name}": (run.done, run.rounds, run.pace, run.seconds_left)
+        for run in runs
+    }
     assert found["a/seed-0"] == (4, 10, 2.0, 12.0) and found["b/seed-0"] == (5, 20, 4.0, 60.0)
     assert found["b/seed-2"][:2] == (0, 20) and math.isnan(found["b/seed-2"][3])
     assert watching.seconds_left(runs) == (12 + 60 + 80) / 2
-    planned.write(tmp_path, [tmp_path / "c" / "seed-0"], 30)  # of which no run has a pace: (2 + 4 + 4) / 3 per round
+    # of which no run has a pace: (2 + 4 + 4) / 3 per round
+    planned.write(tmp_path, [tmp_path / "c" / "seed-0"], 30)
     runs = watching.watched([tmp_path])
     assert watching.seconds_left(runs) == pytest.approx((12 + 60 + 30 * 10 / 3) / 2)
     assert "2 running, 1 waiting, 1 finished; about 1 min 26 s left" in watching.page([tmp_path], 5)

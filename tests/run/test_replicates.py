@@ -28,16 +28,22 @@ def federation_of(number):
 
 def experiment_of(name, federation, seed, *, devices=1, n_max=7, store="device"):
     training = {"batch_size": 2, "epochs": 2} | toys.network(name)
-    problem = toys.make_problem(federation, optax.adam(0.05), cohort=3, **training)._replace(n_max=n_max)
+    problem = toys.make_problem(federation, optax.adam(0.05), cohort=3, **training)._replace(
+        n_max=n_max
+    )
     knobs = {"neighbors": 2} if "neighbors" in METHODS[name].__dataclass_fields__ else {}
-    plan, config = make_plan("vmap", devices=devices), {"settings": {"method": name, "seed": seed}}
+    plan = make_plan("vmap", devices=devices)
+    config = {"settings": {"method": name, "seed": seed}}
     fields = {"seed": seed, "config": config, "client_store": store}
     return toys.make_experiment(name, problem, federation, knobs=knobs, plan=plan, **fields)
 
 
 def experiments_of(name, **options):
     padded = data.pad_alike([federation_of(number) for number in range(3)])
-    return [experiment_of(name, federation, 10 + number, **options) for number, federation in enumerate(padded)]
+    return [
+        experiment_of(name, federation, 10 + number, **options)
+        for number, federation in enumerate(padded)
+    ]
 
 
 def train(experiments, outs, rounds=ROUNDS, **options):
@@ -47,14 +53,19 @@ def train(experiments, outs, rounds=ROUNDS, **options):
 def check_same(found, wanted):
     """The files of two runs, but for how long they took."""
     for name in ("results.npz", "collaboration.npz"):
-        one, other = files.read_npz(found / name), files.read_npz(wanted / name)
+        one = files.read_npz(found / name)
+        other = files.read_npz(wanted / name)
         assert one.keys() == other.keys()
         for key, values in one.items():
             if values.dtype.kind == "f":
                 np.testing.assert_allclose(values, other[key], rtol=2e-4, atol=2e-5, err_msg=key)
             else:
                 np.testing.assert_array_equal(values, other[key], err_msg=key)
-    rows = zip(files.read_jsonl(found / "metrics.jsonl"), files.read_jsonl(wanted / "metrics.jsonl"), strict=True)
+    rows = zip(
+        files.read_jsonl(found / "metrics.jsonl"),
+        files.read_jsonl(wanted / "metrics.jsonl"),
+        strict=True,
+    )
     for one, other in rows:
         one, other = ({k: v for k, v in row.items() if k != "seconds"} for row in (one, other))
         assert one == pytest.approx(other, rel=2e-4, abs=2e-5)
@@ -71,9 +82,13 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
     together = train(experiments_of(name), outs)
     number = 1  # the one without padding, whose clients are the most uneven
-    alone = train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])[0]
+    alone = train([experiment_of(name, federation_of(number), 10 + number)], [tmp_path / "alone"])[
+        0
+    ]
     check_same(outs[number], tmp_path / "alone")
-    assert together[number].summary["last"]["loss"] == pytest.approx(alone.summary["last"]["loss"], rel=2e-4)
+    assert together[number].summary["last"]["loss"] == pytest.approx(
+        alone.summary["last"]["loss"], rel=2e-4
+    )
     scores = [result.summary["last"]["loss"] for result in together]
     assert len(set(scores)) == 3
 
@@ -87,7 +102,9 @@ def test_seeds_at_once_are_as_one_by_one(name, tmp_path):
         pytest.param("federico", "beta", "device", 2, marks=pytest.mark.long),
     ],
 )
-def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, store, devices, tmp_path):
+def test_seeds_and_knobs_share_what_is_compiled_under_every_store(
+    name, knob, store, devices, tmp_path
+):
     outs = [tmp_path / f"seed-{number}" for number in range(3)]
 
     def with_knob(experiment, number):
@@ -95,7 +112,10 @@ def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, st
         return dataclasses.replace(experiment, method=method)
 
     options = {"store": store, "devices": devices}
-    train([with_knob(each, number) for number, each in enumerate(experiments_of(name, **options))], outs)
+    train(
+        [with_knob(each, number) for number, each in enumerate(experiments_of(name, **options))],
+        outs,
+    )
     number = 1
     alone = with_knob(experiment_of(name, federation_of(number), 10 + number), number)
     train([alone], [tmp_path / "alone"])
@@ -106,12 +126,15 @@ def test_seeds_and_knobs_share_what_is_compiled_under_every_store(name, knob, st
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_once")
 def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, tmp_path):
-    outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
+    outs, whole = (
+        [tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole")
+    )
     every = Schedule(1, 1)
     Trainer(experiments_of("scaffold", store=store), outs=whole).train(ROUNDS, every)
     trainer = Trainer(experiments_of("scaffold", store=store), outs=outs)
     trainer.play(2, every)
-    save, saved = checkpoints.save, []
+    save = checkpoints.save
+    saved = []
 
     def killed(directory, *args, **options):
         if len(saved) == 1:
@@ -131,7 +154,9 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, 
         Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True).play(3, every)
     assert not (outs[0] / "checkpoints" / "3").exists()
     said = []
-    Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True, say=said.append).train(ROUNDS, every)
+    Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True, say=said.append).train(
+        ROUNDS, every
+    )
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
@@ -140,7 +165,9 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_once")
 def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
-    outs, whole = ([tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole"))
+    outs, whole = (
+        [tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole")
+    )
     train(experiments_of("federico"), whole)
     train(experiments_of("federico"), outs, rounds=2)
     said = []
@@ -150,7 +177,9 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
         check_same(one, other)
     # Where one has lost its checkpoints, all start anew if they may.
     shutil.rmtree(outs[1] / "checkpoints")
-    with pytest.raises(ArgumentError, match=r"parts/1 has no intact checkpoint left; resume from scratch"):
+    with pytest.raises(
+        ArgumentError, match=r"parts/1 has no intact checkpoint left; resume from scratch"
+    ):
         train(experiments_of("federico"), outs, resume=True)
     train(experiments_of("federico"), outs, resume="if_possible", say=said.append)
     assert any("starting over at round 0" in line for line in said)
@@ -172,9 +201,15 @@ def test_runs_of_which_some_standardize_are_not_trained_at_once():
     x = np.random.default_rng(0).normal(size=(24, 3))
     runs = []
     for standardize in (True, False):
-        clients = pfl.Federation.from_arrays(x, np.arange(24) % 2, client=np.arange(24) // 8, standardize=standardize)
-        runs.append(pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((4,)), pfl.LocalTraining(optax.sgd, 0.1)))
-    with pytest.raises(ArgumentError, match=r"^federations: have x in different forms, such as standardized"):
+        clients = pfl.Federation.from_arrays(
+            x, np.arange(24) % 2, client=np.arange(24) // 8, standardize=standardize
+        )
+        runs.append(
+            pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP((4,)), pfl.LocalTraining(optax.sgd, 0.1))
+        )
+    with pytest.raises(
+        ArgumentError, match=r"^federations: have x in different forms, such as standardized"
+    ):
         pfl.train_replicates(runs, rounds=1)
 
 
@@ -183,7 +218,9 @@ def test_padding_alike_keeps_the_examples_and_the_digest():
     padded = data.pad_alike(federations)
     assert {f.train.y.shape for f in padded} == {(4, 7)}
     for before, after in zip(federations, padded, strict=True):
-        assert data.digest(before) == data.digest(after) and data.describe(before) == data.describe(after)
+        assert data.digest(before) == data.digest(after) and data.describe(before) == data.describe(
+            after
+        )
         np.testing.assert_array_equal(after.train.x[:, : before.train.x.shape[1]], before.train.x)
         assert not after.train.x[:, before.train.x.shape[1] :].any()
     with pytest.raises(ArgumentError, match=r"\(4, 5\)"):

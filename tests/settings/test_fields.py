@@ -83,13 +83,26 @@ def refusal(*args, **kwargs):
 def test_fields_are_those_of_dataclasses_functions_and_named_tuples():
     known = fields_of(Toy)
     assert [*known] == ["kind", "size", "active", "rate"]
-    assert known["kind"].text == "its kind, which takes two lines: one" and known["size"].text == "B, the size"
-    assert known["size"].conditions == {"kind": ("other",), "active": ()} and known["rate"].conditions == {}
+    assert (
+        known["kind"].text == "its kind, which takes two lines: one"
+        and known["size"].text == "B, the size"
+    )
+    assert (
+        known["size"].conditions == {"kind": ("other",), "active": ()}
+        and known["rate"].conditions == {}
+    )
     known = fields_of(play)
-    assert "options" not in known and known["rounds"].default is REQUIRED and known["names"].default == ("a",)
+    assert (
+        "options" not in known
+        and known["rounds"].default is REQUIRED
+        and known["names"].default == ("a",)
+    )
     assert (known["rounds"].text, known["names"].text) == ("number of rounds", "names")
     assert known["least"].limits["at_least"] == 1 and known["least"].hint == int | None
-    assert {name: field.default for name, field in fields_of(Pair).items()} == {"first": 3, "second": "a"}
+    assert {name: field.default for name, field in fields_of(Pair).items()} == {
+        "first": 3,
+        "second": "a",
+    }
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,9 @@ def test_missing_and_surplus_arguments_are_told():
 
 
 def test_what_is_accepted_arrives_as_plain_python():
-    rounds, names, options = play(np.int64(3), np.array(["a", "b"]), size=jnp.int32(2), out=Path("x"), toy=Toy())
+    rounds, names, options = play(
+        np.int64(3), np.array(["a", "b"]), size=jnp.int32(2), out=Path("x"), toy=Toy()
+    )
     assert type(rounds) is int and list(names) == ["a", "b"] and type(options["size"]) is int
     assert play(1, seeds=np.arange(1, 4), least=None, say=print)[0] == 1
     assert play(MOST)[0] == MOST

@@ -46,10 +46,27 @@ def test_a_grid_goes_on_as_it_began_within_its_bounds(values, edge, of, expected
 
 def test_numbers_at_the_edge_of_their_grid_go_on():
     """One in between, one of a kind, words and switches do not, nor does one at its bound."""
-    options = {"rate": [0.1, 1.0], "mu": [1.0, 2.0, 3.0], "one": [4.0], "none": [None, 5.0, 6.0], "share": [0.0, 0.5]}
+    options = {
+        "rate": [0.1, 1.0],
+        "mu": [1.0, 2.0, 3.0],
+        "one": [4.0],
+        "none": [None, 5.0, 6.0],
+        "share": [0.0, 0.5],
+    }
     options |= {"linkage": ["single", "complete"], "switch": [False, True]}
-    tried = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
-    best = {"rate": 1.0, "mu": 2.0, "one": 4.0, "none": 5.0, "share": 0.0, "linkage": "single", "switch": True}
+    tried = [
+        dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())
+    ]
+    best = {
+        "rate": 1.0,
+        "mu": 2.0,
+        "one": 4.0,
+        "none": 5.0,
+        "share": 0.0,
+        "linkage": "single",
+        "switch": True,
+    }
     fields = dict.fromkeys(options, ANY) | {"share": field(at_least=0)}
     found = beyond_edges(tried, best, fields)
-    assert found == {"rate": pytest.approx(10.0), "none": pytest.approx(4.17)}  # 1 / 0.1 and 5^2 / 6
+    # 1 / 0.1 and 5^2 / 6
+    assert found == {"rate": pytest.approx(10.0), "none": pytest.approx(4.17)}

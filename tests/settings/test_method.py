@@ -29,12 +29,18 @@ def Toy():
 
 def test_a_method_is_registered_with_its_title(Toy):
     assert get("toy") is Toy
-    assert (Toy.info.name, Toy.info.title, Toy.info.keeps) == ("toy", "Toy (Somebody, 2026)", "nothing")
+    assert (Toy.info.name, Toy.info.title, Toy.info.keeps) == (
+        "toy",
+        "Toy (Somebody, 2026)",
+        "nothing",
+    )
 
 
 def test_the_decorator_needs_no_arguments():
     for decorate in (method, method()):
-        made = dataclasses.make_dataclass("Bare", [], namespace={"__doc__": "Bare.", "build": lambda self, _: 3})
+        made = dataclasses.make_dataclass(
+            "Bare", [], namespace={"__doc__": "Bare.", "build": lambda self, _: 3}
+        )
         assert decorate(made) is made is get("bare") and made().build(None) == 3
     del METHODS["bare"]
 
@@ -44,8 +50,12 @@ def declare(class_name, module=__name__, **options):
 
     def build(self, problem): ...
 
-    made = dataclasses.make_dataclass(class_name, [], namespace={"__doc__": "Toy (Me, 2026).", "build": build})
-    made.__module__, made.__qualname__ = module, class_name  # which Python 3.12 takes from the caller
+    made = dataclasses.make_dataclass(
+        class_name, [], namespace={"__doc__": "Toy (Me, 2026).", "build": build}
+    )
+    # which Python 3.12 takes from the caller
+    made.__module__ = module
+    made.__qualname__ = class_name
     return method(keeps="", travels="", **options)(made)
 
 
@@ -53,12 +63,17 @@ def declare(class_name, module=__name__, **options):
     ("name", "options", "taken"),
     [
         ("FedAvg", {}, "fedavg: is the name of pfljax.algorithms.fedavg.FedAvg"),
-        ("Mine", {"name": "fedavg_plus"}, "fedavg_plus: is the name of pfljax.algorithms.fedavg_plus.FedAvgPlus"),
+        (
+            "Mine",
+            {"name": "fedavg_plus"},
+            "fedavg_plus: is the name of pfljax.algorithms.fedavg_plus.FedAvgPlus",
+        ),
         ("TOY", {}, "toy: is the name of .*Toy"),
     ],
 )
 def test_a_name_that_another_class_has_is_refused(Toy, name, options, taken):
-    before, hint = dict(METHODS), r'accepted: another name, .* @pfl\.method\(name="\.\.\."\)$'
+    before = dict(METHODS)
+    hint = r'accepted: another name, .* @pfl\.method\(name="\.\.\."\)$'
     with pytest.raises(ArgumentError, match=f"^name={taken}; {hint}"):
         declare(name, **options)
     assert before == METHODS
@@ -66,7 +81,8 @@ def test_a_name_that_another_class_has_is_refused(Toy, name, options, taken):
 
 @pytest.mark.parametrize("module", ["__main__", "no_file_of_this_name"])
 def test_a_class_can_be_defined_again_where_it_was_defined(module):
-    first, again = declare("Again", module), declare("Again", module)
+    first = declare("Again", module)
+    again = declare("Again", module)
     assert get("again") is again is not first
     with pytest.raises(ArgumentError, match=r"^name=again"):
         declare("Again", "another_module")
@@ -101,12 +117,16 @@ def test_unknown_methods_are_refused_with_a_hint(Toy, name, hint):
 
 def test_a_class_without_a_docstring_is_no_method():
     with pytest.raises(TypeError, match="docstring"):
-        method(keeps="", travels="")(dataclasses.make_dataclass("Silent", [], namespace={"__doc__": None}))
+        method(keeps="", travels="")(
+            dataclasses.make_dataclass("Silent", [], namespace={"__doc__": None})
+        )
 
 
 def test_a_message_is_a_line_that_can_be_printed():
     message = str(ArgumentError("out", "says\nno\x1b[31m", "x\r" * 1000))
-    assert message.isprintable() and len(message) < 700 and message.endswith(r"...: says\nno\x1b[31m")
+    assert (
+        message.isprintable() and len(message) < 700 and message.endswith(r"...: says\nno\x1b[31m")
+    )
 
 
 def test_a_method_is_told_the_number_of_groups_where_it_leaves_it_open():
@@ -118,10 +138,17 @@ def test_a_method_is_told_the_number_of_groups_where_it_leaves_it_open():
     assert tell(given, True, groups) == (given, "") == tell(given, False, groups)
     assert tell(algorithms.IFCA(), False, groups) == (algorithms.IFCA(), "")
     shared = algorithms.FedAvgData()
-    assert tell(shared, True, groups) == (shared, "examples of other clients") == tell(shared, False, None)
+    assert (
+        tell(shared, True, groups)
+        == (shared, "examples of other clients")
+        == tell(shared, False, None)
+    )
 
 
 @pytest.mark.parametrize("groups", [None, [0, 1, 2], [4]])
 def test_groups_that_are_unknown_or_that_clients_do_not_share_cannot_be_told(groups):
-    with pytest.raises(ArgumentError, match=r"^tell_groups=True: accepted for clients in known groups of two or more"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^tell_groups=True: accepted for clients in known groups of two or more",
+    ):
         tell(algorithms.Local(), True, groups)

@@ -53,8 +53,17 @@ def through_json(value):
             nn.Dense,
             Pair(-math.inf, (1,)),
         ),
-        *(pfl.Ditto(strength=0.5), pfl.Server("weighted"), pfl.Privacy(1.0, 2.0), pfl.partitions.LabelGroups(groups=3)),
-        *(pfl.models.MLP(hidden=(8, 4)), Net((2, 3), nn.tanh, jnp.bfloat16), nn.Sequential([nn.Dense(2), nn.relu])),
+        *(
+            pfl.Ditto(strength=0.5),
+            pfl.Server("weighted"),
+            pfl.Privacy(1.0, 2.0),
+            pfl.partitions.LabelGroups(groups=3),
+        ),
+        *(
+            pfl.models.MLP(hidden=(8, 4)),
+            Net((2, 3), nn.tanh, jnp.bfloat16),
+            nn.Sequential([nn.Dense(2), nn.relu]),
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -67,7 +76,15 @@ def closure(rate):
 
 
 @pytest.mark.parametrize(
-    "value", [closure(1), optax.adam(0.1), jnp.ones(2), {"a": 1}, Net(activation=closure(2)), type("Local", (), {})]
+    "value",
+    [
+        closure(1),
+        optax.adam(0.1),
+        jnp.ones(2),
+        {"a": 1},
+        Net(activation=closure(2)),
+        type("Local", (), {}),
+    ],
 )
 def test_what_has_no_name_is_not_recorded(value):
     with pytest.raises(recorded.CannotRecord):
@@ -116,7 +133,9 @@ def test_a_module_of_the_same_name_is_another(own, tmp_path, monkeypatch):
     assert recorded.found(own, "method").rate == 0.5
 
 
-@pytest.mark.parametrize("content", [None, "Other = 1", "raise ValueError('no')", OWN.replace("rate", "speed")])
+@pytest.mark.parametrize(
+    "content", [None, "Other = 1", "raise ValueError('no')", OWN.replace("rate", "speed")]
+)
 def test_code_that_is_gone_or_changed_is_one_line(own, tmp_path, content):
     file = tmp_path / "own_knobs_file.py"
     file.unlink() if content is None else file.write_text(content)
@@ -128,13 +147,17 @@ def test_a_script_is_not_run_again(tmp_path):
     (tmp_path / "script.py").write_text("raise AssertionError('ran')")
     record = {"module": "__main__", "name": "Mine", "file": str(tmp_path / "script.py")}
     with pytest.raises(
-        ArgumentError, match=r"^model: Mine is defined in a script.*pfljax\.load\(path, model=\.\.\.\)$"
+        ArgumentError,
+        match=r"^model: Mine is defined in a script.*pfljax\.load\(path, model=\.\.\.\)$",
     ):
         recorded.found(record, "model")
 
 
 def test_functions_are_never_called():
     """Only dataclasses and named tuples are made: a record is no program."""
-    called = {"class": {"module": "os", "name": "system", "file": None}, "fields": {"command": "true"}}
+    called = {
+        "class": {"module": "os", "name": "system", "file": None},
+        "fields": {"command": "true"},
+    }
     with pytest.raises(ArgumentError, match="system is no dataclass"):
         recorded.found(called, "model")

@@ -29,10 +29,14 @@ def drawn(key, number, num, busy):
 
 def events(keys, seconds, first, size, most):
     """Plays whole buffers with a queue of events: (ids, steps late, time) of each, and how many were discarded."""
-    queue, now, buffers = [(seconds[k], place, k, 0) for place, k in enumerate(first)], 0.0, []
+    queue = [(seconds[k], place, k, 0) for place, k in enumerate(first)]
+    now = 0.0
+    buffers = []
     heapq.heapify(queue)
     for version, key in enumerate(keys):
-        buffer, draws, lost = [], 0, 0
+        buffer = []
+        draws = 0
+        lost = 0
         while len(buffer) < size:
             now, place, client, began = heapq.heappop(queue)
             kept = version - began <= most
@@ -52,14 +56,16 @@ def events(keys, seconds, first, size, most):
 
 @pytest.mark.parametrize(("size", "at_once", "most"), [(3, 6, 50), (4, 8, 1), (2, 2, 0)])
 def test_buffers_are_those_of_a_queue_of_events(size, at_once, most):
-    rng, num = np.random.default_rng(size), 14
+    rng = np.random.default_rng(size)
+    num = 14
     seconds = np.exp(1.5 * rng.normal(size=num)).astype(np.float32)
     first = rng.permutation(num)[:at_once].astype(np.int32)
     keys = [jax.random.key(number) for number in range(12)]
     at_work = AtWork(
         jnp.array(first), jnp.array(seconds[first]), *[jnp.zeros(at_once, jnp.int32)] * 2
     )
-    play, now = jax.jit(next_buffer, static_argnums=(3, 4)), 0.0
+    play = jax.jit(next_buffer, static_argnums=(3, 4))
+    now = 0.0
     for key, (expected, time, lost) in zip(
         keys, events(keys, seconds, first, size, most), strict=True
     ):
@@ -73,8 +79,10 @@ def test_buffers_are_those_of_a_queue_of_events(size, at_once, most):
 @pytest.mark.long
 def test_discarded_updates_are_counted():
     """Clients that take forever are late once a buffer without them was full."""
-    seconds, first = jnp.array([1.0, 1.0, 1.0, 50.0]), jnp.array([0, 3], jnp.int32)
-    at_work, discarded = AtWork(first, seconds[first], *[jnp.zeros(2, jnp.int32)] * 2), 0
+    seconds = jnp.array([1.0, 1.0, 1.0, 50.0])
+    first = jnp.array([0, 3], jnp.int32)
+    at_work = AtWork(first, seconds[first], *[jnp.zeros(2, jnp.int32)] * 2)
+    discarded = 0
     for number in range(60):
         at_work, buffer = next_buffer(jax.random.key(number), seconds, at_work, 1, 2)
         assert buffer.ids[0] != 3 and buffer.late.max() <= 2
@@ -92,17 +100,20 @@ def played(name, clock, rounds, cohort, task="regression", **knobs):
 @pytest.mark.parametrize("name", ["fedbuff", pytest.param("fedasync", marks=pytest.mark.slow)])
 def test_servers_apply_what_arrives_by_hand(name):
     """Each client trains the model of as many steps ago as it is late."""
-    clock, size = Clock(compute="lognormal:1:1", concurrency=4), {"fedbuff": 2, "fedasync": 1}[name]
+    clock = Clock(compute="lognormal:1:1", concurrency=4)
+    size = {"fedbuff": 2, "fedasync": 1}[name]
     knobs = {"fedbuff": {"server_rate": 0.7}, "fedasync": {"alpha": 0.8, "rho": 0.0}}[name]
     federation, states, records = played(name, clock, 8, size, max_staleness=6, **knobs)
-    models, latest = [vectors(states[0].models)[0]], 0
+    models = [vectors(states[0].models)[0]]
+    latest = 0
     for state, after, record in zip(states, states[1:], records, strict=False):
         buffer = server_note(state, "clock").buffer
         pairs = list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True))
         assert record.seconds == buffer.seconds and record.metrics["staleness"] == np.mean(
             buffer.late
         )
-        latest, total = max(latest, *(late for _, late in pairs)), sum(SIZES[k] for k, _ in pairs)
+        latest = max(latest, *(late for _, late in pairs))
+        total = sum(SIZES[k] for k, _ in pairs)
         step = np.zeros(4)
         for k, late in pairs:
             start = models[-1 - late]
@@ -132,7 +143,9 @@ def test_fedbuff_on_a_clock_hears_every_client_however_late(tmp_path):
     """
     clock = Clock(devices=slow_devices(tmp_path, slow=(2, 5)), concurrency=5)
     federation, states, records = played("fedbuff", clock, 30, 2, server_rate=0.7)
-    models, heard, latest = [vectors(states[0].models)[0]], set(), 0
+    models = [vectors(states[0].models)[0]]
+    heard = set()
+    latest = 0
     for state, after, record in zip(states, states[1:], records, strict=False):
         buffer = server_note(state, "clock").buffer
         pairs = list(zip(buffer.ids.tolist(), buffer.late.tolist(), strict=True))
@@ -226,7 +239,8 @@ def test_federico_at_its_own_pace_reads_models_as_they_are(update):
     problem = toys.make_problem(federation, batch_size=3)
     algorithm = toys.make_algorithm("federico", problem, neighbors=2, update=update)
     equal = Clock(compute="constant:1", bandwidth="constant:1e9", turns=len(SIZES))
-    whole, plain = play(equal), play(None)
+    whole = play(equal)
+    plain = play(None)
     toys.assert_trees_close(whole[0][1].models, plain[0][1].models, rtol=1e-5, atol=1e-6)
     states, records = play(Clock(turns=2))
     for before, after in itertools.pairwise(states):
@@ -282,7 +296,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(name, clock, tmp_path):
         clock=clock
     )
     knobs = {"neighbors": 2} if name == "federico" else {}
-    experiment = lambda: toys.make_experiment(name, problem, federation, knobs=knobs)
+
+    def experiment():
+        return toys.make_experiment(name, problem, federation, knobs=knobs)
+
     whole = toys.run(experiment(), 6)
     toys.run(experiment(), 3, out=tmp_path / "run")
     resumed = toys.run(experiment(), 6, out=tmp_path / "run", resume=True)

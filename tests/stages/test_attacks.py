@@ -19,7 +19,8 @@ from pfljax.stages.pipeline import WithNotes
 SIZES = (2, 5, 1, 3)
 ATTACKER = np.array([False, True, False, False])
 FLIP = Attack("sign_flip", strength=3.0)
-NOBODY, ALL = np.zeros(4, bool), np.ones(4, bool)
+NOBODY = np.zeros(4, bool)
+ALL = np.ones(4, bool)
 FEDERATION = toys.make_federation(SIZES)
 PROBLEM = toys.make_problem(FEDERATION, OPTIMIZER)
 
@@ -46,7 +47,9 @@ def sent(attack, upload, told, *, attacks=True):
 
 # A weighted update, with an entry that is averaged by the counts.
 UPDATE = {"a": np.float32([[1, -2, 2]]), "weight": np.float32([[-2, 1]])}
-WEIGHT, COUNT, MEANS = np.float32([5]), np.float32([[3, 2]]), np.float32([[[1, 2], [3, -4]]])
+WEIGHT = np.float32([5])
+COUNT = np.float32([[3, 2]])
+MEANS = np.float32([[[1, 2], [3, -4]]])
 STEPS = np.int32([4, 4])
 UPLOAD = Upload(UPDATE, WEIGHT, {"means": MEANS, "step": np.float32([7])}, COUNT)
 TOLD = Told(
@@ -87,7 +90,10 @@ def test_gradients_are_multiplied_as_they_are():
 
 def test_noise_is_as_long_as_strength_times_the_update():
     upload, told = sent(Attack("noise", strength=3.0), UPLOAD, TOLD)
-    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+    def flat(tree):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
     # Sums beside the model are a part of the update, in units of the weighted one.
     update = np.append(5 * flat(UPDATE), MEANS)
     noise = np.append(5 * flat(upload.update), upload.sums["means"])
@@ -107,12 +113,14 @@ def test_honest_clients_send_what_they_have_learned(kind):
 
 @pytest.mark.parametrize(("kind", "factor"), [("label_flip", 1.0), ("scale", 4.0)])
 def test_poisoned_labels_are_trained_on(kind, factor):
-    labels = lambda data: Upload(
-        {
-            "train": jnp.float32(data.train.y[...])[None],
-            "validation": jnp.float32(data.validation.y[...])[None],
-        }
-    )
+    def labels(data):
+        return Upload(
+            {
+                "train": jnp.float32(data.train.y[...])[None],
+                "validation": jnp.float32(data.validation.y[...])[None],
+            }
+        )
+
     y = FEDERATION.train.y[1]
     for attacks, expected in [(True, factor * (2 - y)), (False, y)]:
         upload, _ = sent(Attack(kind), labels, TOLD, attacks=attacks)
@@ -207,7 +215,10 @@ def test_updates_and_sums_are_turned_around_but_no_counts(name):
 
     for part in summed(honest):
         was, would, found = (summed(state)[part] for state in (start, honest, lies))
-        move = lambda new, old, factor: jax.tree.map(lambda a, b: b + factor * (a - b), new, old)
+
+        def move(new, old, factor):
+            return jax.tree.map(lambda a, b: b + factor * (a - b), new, old)
+
         expected = move(would, was, -3.0 if part in turned else 1.0)
         toys.assert_trees_close(found, expected, rtol=1e-4, atol=1e-5)
         assert not toys.same_trees(was, would)

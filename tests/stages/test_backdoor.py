@@ -36,15 +36,16 @@ def test_the_trigger_of_images_vectors_and_pixels():
     ("share", "places"), [(1.0, range(6)), (0.5, [1, 3, 5]), (1 / 3, [2, 5]), (0.1, [])]
 )
 def test_an_attacker_poisons_a_share_of_its_examples_and_nobody_else_does(share, places):
-    x, y = np.arange(12, dtype=np.float32).reshape(6, 2), np.array([1, 2, 0, 2, 1, 0], np.int32)
-    split, trigger = (
-        Split(jnp.array(x), jnp.array(y), np.int32(6)),
-        Trigger(-9.0, target=2, share=share),
-    )
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    y = np.array([1, 2, 0, 2, 1, 0], np.int32)
+    split = Split(jnp.array(x), jnp.array(y), np.int32(6))
+    trigger = Trigger(-9.0, target=2, share=share)
     honest = trigger.poisoned(split, jnp.array(False))
     np.testing.assert_array_equal(honest.x[...], x)
-    x[list(places), 1], y[list(places)] = -9.0, 2
-    found, order = trigger.poisoned(split, jnp.array(True)), np.array([5, 0, 3])
+    x[list(places), 1] = -9.0
+    y[list(places)] = 2
+    found = trigger.poisoned(split, jnp.array(True))
+    order = np.array([5, 0, 3])
     np.testing.assert_array_equal(found.x[...], x)
     np.testing.assert_array_equal(found.x[order], x[order])
     np.testing.assert_array_equal(found.y[order], y[order])
@@ -56,8 +57,11 @@ def test_a_round_with_an_attacker_is_one_with_poisoned_data_whose_update_is_scal
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, OPTIMIZER)
     train = federation.train
-    x, y = train.x.copy(), train.y.copy()
-    x[1, [1, 3], 2], y[1, [1, 3]] = 1.5, 2  # places 1 and 3 of 5
+    x = train.x.copy()
+    y = train.y.copy()
+    # places 1 and 3 of 5
+    x[1, [1, 3], 2] = 1.5
+    y[1, [1, 3]] = 2
     poisoned = train._replace(x=x, y=y)
     strength = sum(SIZES) / SIZES[1]
     options = {"strength": strength} if kind == "replacement" else {}
@@ -92,7 +96,8 @@ def test_success_is_the_share_of_other_classes_that_the_trigger_turns_into_the_t
     )
     weights = jax.tree.map(lambda leaf: np.float64(leaf[0]), state.models["Dense_0"])
     for k in range(3):
-        x, y = federation.test.x[k].copy(), federation.test.y[k]
+        x = federation.test.x[k].copy()
+        y = federation.test.y[k]
         x[:, 2] = 2.0
         fooled = (x @ weights["kernel"] + weights["bias"]).argmax(axis=1) == 1
         expected = np.nan if federation.attacker[k] else fooled[y != 1].mean()
@@ -131,7 +136,8 @@ def test_attacks_with_a_trigger_have_a_metric():
 
 def test_no_other_metric_has_its_name():
     clients = pfl.data.digits(num_clients=4)
-    attack, metrics = pfl.Attack("backdoor"), {"attack_success": lambda outputs, y: 0.0}
+    attack = pfl.Attack("backdoor")
+    metrics = {"attack_success": lambda outputs, y: 0.0}
     with pytest.raises(ArgumentError, match=r"^metrics=attack_success: is the attack's own"):
         run = pfl.Run(
             pfl.FedAvg(), clients, pfl.models.MLP(hidden=()), attack=attack, metrics=metrics

@@ -134,7 +134,9 @@ def test_updates_and_their_number_cost_one_noise_multiplier():
 
 def test_cohorts_are_poisson():
     """Each client at its own chance: rates, and counts whose variance is that of independent coins."""
-    num, chance, rounds = 60, 0.2, 600
+    num = 60
+    chance = 0.2
+    rounds = 600
     federation = toys.make_federation((2,) * num)
     problem = NOISY.seated(toys.make_problem(federation), chance)
     method = toys.make_algorithm("fedavg", problem)
@@ -219,7 +221,8 @@ def test_the_tree_s_noise_and_sensitivity():
         np.square(sums).sum(axis=1), [t.bit_count() for t in range(1, rounds + 1)], atol=1e-5
     )
 
-    problem, key = toys.make_problem(FEDERATION, cohort=2), jax.random.key(3)
+    problem = toys.make_problem(FEDERATION, cohort=2)
+    key = jax.random.key(3)
     privacy = ClientPrivacy(2.0, 1.0, "tree")
     took = np.zeros((rounds, len(SIZES)))
     draw = jax.jit(lambda number: cohort_of(key, number, len(SIZES), 2).ids)
@@ -378,7 +381,10 @@ def test_sums_are_all_that_secure_aggregation_needs():
 
 def test_the_secret_is_the_noise_s():
     key = jax.random.key(0)
-    same = lambda a, b: (jax.random.key_data(a) == jax.random.key_data(b)).all()
+
+    def same(a, b):
+        return (jax.random.key_data(a) == jax.random.key_data(b)).all()
+
     assert same(secret_key([], key), key) and not same(
         secret_key([None], key), secret_key([None], key)
     )
@@ -426,8 +432,12 @@ def test_a_resumed_run_goes_on_with_the_noise(privacy, chance, tmp_path):
 def test_the_stage_is_the_same_under_every_store(store):
     federation = toys.make_federation((2,) * 30)
     options = {"name": "ditto", "chance": 0.1, "federation": federation}
-    run = lambda store: toys.run(experiment(client_store=store, **options), 3).whole_state()
-    found, expected = run(store), run("device")
+
+    def run(store):
+        return toys.run(experiment(client_store=store, **options), 3).whole_state()
+
+    found = run(store)
+    expected = run("device")
     toys.assert_trees_close(found.models, expected.models, rtol=1e-5, atol=1e-6)
     toys.assert_trees_close(found.clients, expected.clients, rtol=1e-5, atol=1e-6)
 

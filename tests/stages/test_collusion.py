@@ -24,23 +24,33 @@ RULES = ("median", "multi_krum", "dnc")
 def by_numpy(kind, rows, honest, counts):
     """What attackers send, in float64; gamma by bisection, as in the paper."""
     seen = rows[honest]
-    mean, deviation = seen.mean(axis=0), seen.std(axis=0)
+    mean = seen.mean(axis=0)
+    deviation = seen.std(axis=0)
     if kind == "ipm":
         return -4.0 * mean
     if kind == "alie":
         return mean - 1.5 * deviation
     if kind == "alie by formula":
-        num, attackers = counts.sum(), (counts & ATTACKERS).sum()
+        num = counts.sum()
+        attackers = (counts & ATTACKERS).sum()
         needed = num // 2 + 1 - attackers
         return (
             mean - scipy.stats.norm.ppf((num - attackers - needed) / (num - attackers)) * deviation
         )
     squares = ((seen[:, None] - seen[None]) ** 2).sum(axis=2)
-    of = lambda gamma: ((mean - gamma * deviation - seen) ** 2).sum(axis=1)
+
+    def of(gamma):
+        return ((mean - gamma * deviation - seen) ** 2).sum(axis=1)
+
     if kind == "min_max":
-        over = lambda gamma: of(gamma).max() - squares.max()
+
+        def over(gamma):
+            return of(gamma).max() - squares.max()
     else:
-        over = lambda gamma: of(gamma).sum() - squares.sum(axis=1).max()
+
+        def over(gamma):
+            return of(gamma).sum() - squares.sum(axis=1).max()
+
     return mean - scipy.optimize.brentq(over, 0, 100) * deviation
 
 
@@ -53,10 +63,14 @@ def test_what_they_send(kind):
     found = COLLUDED(
         attack.kind, attack.factor, jax.tree.map(np.float32, updates), counts, ATTACKERS
     )
-    flat = lambda tree: np.concatenate(
-        [np.float64(leaf).reshape(9, -1) for leaf in jax.tree.leaves(tree)], axis=1
-    )
-    rows, found = flat(updates), flat(found)
+
+    def flat(tree):
+        return np.concatenate(
+            [np.float64(leaf).reshape(9, -1) for leaf in jax.tree.leaves(tree)], axis=1
+        )
+
+    rows = flat(updates)
+    found = flat(found)
     expected = by_numpy(kind, rows, counts & ~ATTACKERS, counts)
     np.testing.assert_allclose(found[ATTACKERS], np.stack([expected] * 2), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found[~ATTACKERS], rows[~ATTACKERS], rtol=1e-6)
@@ -109,7 +123,10 @@ def test_colluders_move_each_of_several_models():
     clients = federation.client_data
     attack = Attack("ipm", attackers=0.2, strength=2.0)
     method = staged(problem, toys.make_algorithm("fedem", problem), federation, attack=attack)
-    play = lambda clients: toys.train(method, problem, clients, 1)[0]
+
+    def play(clients):
+        return toys.train(method, problem, clients, 1)[0]
+
     before, after = play(clients._replace(attacker=attacker))
     # The honest clients alone: the attacker has no examples.
     alone = clients.train._replace(size=np.where(attacker, 0, clients.train.size))
@@ -143,10 +160,8 @@ def test_rules_hold_against_colluders_where_the_mean_does_not(rule):
     """Two of nine clients pull the mean to where the honest ones do not go."""
     federation = toys.make_federation((6,) * 9, "regression")
     problem = toys.make_problem(federation, OPTIMIZER)
-    clients, plain = (
-        federation.client_data._replace(attacker=ATTACKERS),
-        toys.make_algorithm("fedavg", problem),
-    )
+    clients = federation.client_data._replace(attacker=ATTACKERS)
+    plain = toys.make_algorithm("fedavg", problem)
     attack = Attack("ipm", attackers=0.2, strength=50.0)
 
     def moved(server):

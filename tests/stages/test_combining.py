@@ -57,7 +57,10 @@ class Method(NamedTuple):
     def alone(self, k, state):
         """The state after a round in which only client k has examples, and the round's record."""
         numbers = np.arange(len(SIZES))
-        only = lambda split: split._replace(size=np.where(numbers == k, split.size, 0))
+
+        def only(split):
+            return split._replace(size=np.where(numbers == k, split.size, 0))
+
         clients = self.clients._replace(
             train=only(self.clients.train), validation=only(self.clients.validation)
         )
@@ -284,9 +287,10 @@ def test_fedexp_takes_its_rate_from_the_median_of_squared_norms():
     """max(1, median |u_k|^2 / (2 (|median u_k|^2 + eps))), whatever attackers tell; other stages may be between."""
     clients, problem, _, _ = method("fedexp")
     start = begun("fedexp")
-    flat = lambda state: np.concatenate(
-        [np.float64(leaf).ravel() for leaf in jax.tree.leaves(state.models)]
-    )
+
+    def flat(state):
+        return np.concatenate([np.float64(leaf).ravel() for leaf in jax.tree.leaves(state.models)])
+
     each = []
     for k in range(len(SIZES)):
         state, record = method("fedexp").alone(k, start)

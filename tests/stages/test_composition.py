@@ -70,7 +70,10 @@ def test_all_stages_give_the_same_under_every_store():
     stages = STAGES | {
         "server": Server(aggregator="trimmed_mean", trim=0.2)
     }  # whose sampler draws uniformly
-    run = lambda store: toys.run(experiment("ditto", client_store=store, **stages), 4)
+
+    def run(store):
+        return toys.run(experiment("ditto", client_store=store, **stages), 4)
+
     expected = run("device")
     assert expected.history.last["failed_clients"] > 0 and expected.history.simulated > 0
     for store in ("host", "disk"):
@@ -86,7 +89,9 @@ def test_all_stages_give_the_same_under_every_store():
 
 @pytest.mark.long
 def test_each_stage_changes_the_run():
-    models = lambda **stages: toys.run(experiment("fedavg", **stages), 3).whole_state().models
+    def models(**stages):
+        return toys.run(experiment("fedavg", **stages), 3).whole_state().models
+
     plain = models()
     for stage, made in STAGES.items():
         assert not toys.same_trees(models(**{stage: made}), plain), stage
@@ -186,7 +191,8 @@ def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_ch
     stages = [
         stage for stage in NEUTRAL if not (stage == "clock" and plain.stale)
     ]  # whose models would be stale
-    refused, left_out = set(), {"server"} if name in WEIGHED else set()
+    refused = set()
+    left_out = {"server"} if name in WEIGHED else set()
     for stage in stages:
         found = taken(made, stage)
         if found is None:
@@ -196,19 +202,21 @@ def test_every_method_takes_or_refuses_each_stage_and_at_work_on_nothing_they_ch
             left_out |= {"sent as it is"} if stage == "compression" else set()
     assert refused ^ refused_by(plain, problem) <= {"compression"}
     # With ledger.gradients=0 clients send examples, so that those of the client would spoil everybody's.
-    clients, checked = (
-        federation.client_data,
-        "checked" not in refused and plain.ledger.gradients > 0,
-    )
+    clients = federation.client_data
+    checked = "checked" not in refused and plain.ledger.gradients > 0
     x = np.array(clients.train.x)
     x[SPOILED] = np.nan if checked else x[SPOILED]
     given = clients._replace(train=clients.train._replace(x=x))
     states, records = toys.train(made.algorithm(problem.plan), made.problem, given, 2)
     if checked:
-        empty = lambda split: split._replace(size=np.where(np.arange(5) == SPOILED, 0, split.size))
+
+        def empty(split):
+            return split._replace(size=np.where(np.arange(5) == SPOILED, 0, split.size))
+
         clients = clients._replace(train=empty(clients.train), validation=empty(clients.validation))
         assert [record.dropped.tolist() for record in records] == [[-1, -1, -1, SPOILED, -1]] * 2
-    found, begun = bare(states[-1]), bare(states[0])
+    found = bare(states[-1])
+    begun = bare(states[0])
     assert not any(
         np.isnan(leaf).any() for leaf in jax.tree.leaves(found) if leaf.dtype == np.float32
     )

@@ -56,7 +56,8 @@ def mean_arrived(compressor, update):
 @pytest.mark.parametrize(("text", "bytes_sent"), [("topk:0.2", 5 * 8), ("sign", 3 + 4)])
 def test_the_largest_entries_and_signs(text, bytes_sent):
     update = stacked()
-    found, rows = compiled(parsed("upload", text))(jax.random.key(0), update), vectors(update)
+    found = compiled(parsed("upload", text))(jax.random.key(0), update)
+    rows = vectors(update)
     if text == "sign":
         expected = np.abs(rows).mean(axis=1, keepdims=True) * np.sign(rows)
     else:
@@ -83,7 +84,8 @@ def check_bytes(text, expected):
     ],
 )
 def test_what_is_drawn_at_random_is_right_on_average(text, bytes_sent):
-    update, compressor = stacked(), parsed("upload", text)
+    update = stacked()
+    compressor = parsed("upload", text)
     mean, error = mean_arrived(compressor, update)
     np.testing.assert_array_less(np.abs(mean - vectors(update)), 5 * error + 1e-6)
     check_bytes(text, bytes_sent)
@@ -144,7 +146,10 @@ def test_low_rank_goes_on_from_the_last_factors():
     send = jax.jit(Compressor("lowrank", 2).low_rank)
     keys = jax.random.split(jax.random.key(0), 40)
     matrices = rng.normal(size=(4, 6, 5))
-    update = lambda matrix: {"a": np.float32(matrix[None]), "b": np.ones((1, 3), np.float32)}
+
+    def update(matrix):
+        return {"a": np.float32(matrix[None]), "b": np.ones((1, 3), np.float32)}
+
     last = ()
     found = []
     for key, matrix in zip(keys, matrices, strict=False):
@@ -179,11 +184,14 @@ def test_clients_keep_their_factors():
     method = toys.make_algorithm("fedavg", problem)
     algorithm = staged(problem, method, federation, compression=Compression("lowrank:1"))
     states, _ = toys.train(algorithm, problem, federation.client_data, 4)
-    kernel = lambda models: np.float64(models["Dense_0"]["kernel"])
+
+    def kernel(models):
+        return np.float64(models["Dense_0"]["kernel"])
 
     def update(k, layer):
         """The change of the kernel that client k sends."""
-        x, y = federation.train.x[k, : SIZES[k]], federation.train.y[k, : SIZES[k]]
+        x = federation.train.x[k, : SIZES[k]]
+        y = federation.train.y[k, : SIZES[k]]
         errors = (
             softmax(x @ np.float64(layer["kernel"][0]) + np.float64(layer["bias"][0]))
             - np.eye(3)[y]

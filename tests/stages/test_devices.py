@@ -56,7 +56,10 @@ def test_another_seed_draws_other_devices():
 @pytest.mark.parametrize("kind", ["json", "pickle"])
 def test_devices_of_a_file(tmp_path, kind):
     """FedScale's layout: milliseconds of an example's inference and kilobits a second, by id."""
-    devices = {2: {"computation": 100.0, "communication": 4000.0}, 1: {"computation": 50.0, "communication": 8000.0}}
+    devices = {
+        2: {"computation": 100.0, "communication": 4000.0},
+        1: {"computation": 50.0, "communication": 8000.0},
+    }
     path = tmp_path / f"devices.{kind}"
     path.write_bytes(json.dumps(devices).encode() if kind == "json" else pickle.dumps(devices))
     found = each(Clock(devices=str(path)), gradients=2.0, num_bytes=1e6, examples=5)[:4]
@@ -76,23 +79,41 @@ def test_daily_clients_are_available_for_their_share_of_a_day():
 
 
 def test_times_of_a_file_repeat(tmp_path):
-    times = [{"active": [0, 50], "inactive": [10, 60], "finish_time": 100}, {"active": [20], "inactive": [90]}]
+    times = [
+        {"active": [0, 50], "inactive": [10, 60], "finish_time": 100},
+        {"active": [20], "inactive": [90]},
+    ]
     times[1]["finish_time"] = 200
     path = tmp_path / "times.pickle"
     path.write_bytes(pickle.dumps(times))
     clock = Clock(availability=str(path))
-    for now, expected in ((5, [1, 0]), (30, [0, 1]), (55, [1, 1]), (105, [1, 0]), (150, [1, 0]), (199, [0, 0])):
-        assert available(clock, now, jnp.arange(4)).tolist() == [bool(part) for part in expected] * 2, now
+    for now, expected in (
+        (5, [1, 0]),
+        (30, [0, 1]),
+        (55, [1, 1]),
+        (105, [1, 0]),
+        (150, [1, 0]),
+        (199, [0, 0]),
+    ):
+        assert (
+            available(clock, now, jnp.arange(4)).tolist() == [bool(part) for part in expected] * 2
+        ), now
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"compute": "normal:1:2"}, r"^compute=normal:1:2: accepted: constant:VALUE, lognormal:MEDIAN:SIGMA"),
+        (
+            {"compute": "normal:1:2"},
+            r"^compute=normal:1:2: accepted: constant:VALUE, lognormal:MEDIAN:SIGMA",
+        ),
         ({"compute": "lognormal:0:1"}, "^compute=lognormal:0:1"),
         ({"bandwidth": "two_class:5:1.5:2"}, "a SHARE is at most 1, a FACTOR at least 1$"),
         ({"bandwidth": "constant"}, "^bandwidth=constant"),
-        ({"availability": "daily:0"}, r"^availability=daily:0: accepted: always, daily:SHARE, or the path"),
+        (
+            {"availability": "daily:0"},
+            r"^availability=daily:0: accepted: always, daily:SHARE, or the path",
+        ),
         ({"availability": "nowhere.pkl"}, "^availability=nowhere.pkl"),
         ({"devices": "nowhere.pkl"}, r"^devices=nowhere.pkl: cannot be read: .*No such file"),
         ({"deadline": 0.0}, "^deadline=0.0"),
@@ -106,7 +127,10 @@ def test_settings_that_mean_nothing_are_refused(fields, said):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps({1: {"computation": 1.0}}), "a positive computation and communication of each device"),
+        (
+            pickle.dumps({1: {"computation": 1.0}}),
+            "a positive computation and communication of each device",
+        ),
         (pickle.dumps({1: {"computation": 1.0, "communication": 0.0}}), "a value is not above 0"),
         (pickle.dumps(np.float64), "not only numbers, lists and dicts"),
         (b"damaged", "cannot be read"),
@@ -126,5 +150,8 @@ def test_damaged_files_are_refused(tmp_path, content, said):
 def test_what_a_file_has_is_not_given_twice(tmp_path):
     path = tmp_path / "devices.json"
     path.write_text(json.dumps([{"computation": 1.0, "communication": 1.0}]))
-    with pytest.raises(ArgumentError, match=r"^compute=constant:1: accepted with devices, whose file has them: logn"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^compute=constant:1: accepted with devices, whose file has them: logn",
+    ):
         Clock(devices=str(path), compute="constant:1")

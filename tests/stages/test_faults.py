@@ -234,7 +234,8 @@ def test_a_run_whose_results_are_finite_is_not_checked():
 @pytest.mark.slow
 def test_a_run_that_started_over_goes_on_with_checks(tmp_path):
     whole = toys.run(spoiling(bad=(1,)), 5)
-    out, schedule = tmp_path / "run", Schedule(1, 1)
+    out = tmp_path / "run"
+    schedule = Schedule(1, 1)
     toys.run(spoiling(bad=(1,)), 2, out=out, schedule=schedule)
     lines = []
     resumed = toys.run(

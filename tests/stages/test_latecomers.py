@@ -15,9 +15,13 @@ from pfljax.stages.latecomers import MET, Known, latecomers_stage
 from pfljax.stages.pipeline import Pipeline
 from pfljax.stores.registry import STORES
 
-SIZES, ROUNDS = (4, 3, 5, 2, 4, 3, 2), 2
+SIZES = (4, 3, 5, 2, 4, 3, 2)
+ROUNDS = 2
 K = len(SIZES)
-AS_IT_IS = lambda algorithm: lambda prediction, _: prediction
+
+
+def AS_IT_IS(algorithm):
+    return lambda prediction, _: prediction
 
 
 def experiment_of(name="federico", knobs=None, *, cohort=3, **fields):
@@ -60,7 +64,8 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
     np.testing.assert_array_equal(known.rounds, np.sort(counts)[::-1])
     assert set(known.ids[known.rounds > 0]) == set(np.flatnonzero(counts))
     met = np.asarray(known.ids)[np.arange(K) % (counts > 0).sum()]
-    found, split = outcome.serve(AS_IT_IS, range(K)), experiment.federation.train
+    found = outcome.serve(AS_IT_IS, range(K))
+    split = experiment.federation.train
     for k in late:
         x, y = (np.asarray(part[k][: SIZES[k]]) for part in (split.x, split.y))
         each = probabilities(jax.tree.map(lambda leaf: leaf[met], state.models), x)
@@ -76,10 +81,15 @@ def test_they_mix_trained_models_by_the_posterior_of_their_examples(store):
 @pytest.mark.slow
 def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_the_method_says():
     experiment = experiment_of()
-    plan, clients = experiment.problem.plan, experiment.federation.client_data
-    algorithm, plain = experiment.algorithm(plan), experiment.method.build(experiment.problem)
-    ids, key = np.arange(K, dtype=np.int32), jax.random.key(3)
-    use = lambda prediction, _: prediction
+    plan = experiment.problem.plan
+    clients = experiment.federation.client_data
+    algorithm = experiment.algorithm(plan)
+    plain = experiment.method.build(experiment.problem)
+    ids = np.arange(K, dtype=np.int32)
+    key = jax.random.key(3)
+
+    def use(prediction, _):
+        return prediction
 
     def predicted(algorithm, state):
         return lifting.serve(algorithm, plan, use, key, state, ids, clients).found
@@ -103,7 +113,8 @@ def test_clients_of_cohorts_and_all_clients_before_the_first_round_predict_as_th
 def test_a_method_that_makes_models_of_its_own_adapts_to_the_same_clients():
     experiment = experiment_of("fedfomo")
     outcome, state, _, late = played(experiment)
-    plain, data = experiment.method.build(experiment.problem), experiment.federation.client_data
+    plain = experiment.method.build(experiment.problem)
+    data = experiment.federation.client_data
     models = jax.tree.map(
         lambda leaf: leaf[np.asarray(server_note(state, "latecomers").met())], state.models
     )
@@ -139,10 +150,8 @@ def test_other_methods_and_full_participation_do_not_change(name):
 
 def test_the_number_of_models_is_bounded():
     federation = toys.make_federation((2,) * (MET + 4))
-    problem, knobs = (
-        toys.make_problem(federation, cohort=3),
-        {"neighbors": 2, "collaborators": MET + 4},
-    )
+    problem = toys.make_problem(federation, cohort=3)
+    knobs = {"neighbors": 2, "collaborators": MET + 4}
     algorithm = toys.make_experiment("federico", problem, federation, knobs=knobs).algorithm(
         problem.plan
     )

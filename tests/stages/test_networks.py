@@ -114,7 +114,10 @@ def test_rows_have_the_size_of_the_largest_network():
     pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(
         1, progress=False, say=lines.append
     )
-    count = lambda widths: sum(a * b + b for a, b in itertools.pairwise(widths))
+
+    def count(widths):
+        return sum(a * b + b for a, b in itertools.pairwise(widths))
+
     parameters = {name: count((6, *hidden, 3)) for name, hidden in WIDTHS.items()}
     told = "; ".join(
         f"{name}: 1 clients, {number} parameters" for name, number in parameters.items()
@@ -127,7 +130,8 @@ def test_rows_have_the_size_of_the_largest_network():
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["fedproto", "fml"])
 def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path):
-    method, clients = METHODS[name], clients_of(20)
+    method = METHODS[name]
+    clients = clients_of(20)
     options = {"clients": clients, "participation": 0.5, "rounds": 4}
     whole = trained(method, FOUR, **options)
     scores = whole.results["loss_test"]

@@ -65,8 +65,10 @@ def scores_of(rows, cut):
 
 def by_numpy(rule, models, weight, share):
     """The rule in float64, over the models that count."""
-    rows, weight = flat(models)[weight > 0], weight[weight > 0]
-    num, cut = len(rows), int(np.floor(share * len(rows) + 1e-9))
+    rows = flat(models)[weight > 0]
+    weight = weight[weight > 0]
+    num = len(rows)
+    cut = int(np.floor(share * len(rows) + 1e-9))
     if rule == "median":
         return np.median(rows, axis=0)
     if rule == "trimmed_mean":
@@ -75,13 +77,17 @@ def by_numpy(rule, models, weight, share):
         best = np.argsort(scores_of(rows, cut))
         return rows[best[0]] if rule == "krum" else rows[best[: num - cut]].mean(axis=0)
     if rule == "bulyan":
-        left, chosen = list(range(num)), []
+        left = list(range(num))
+        chosen = []
         for _ in range(num - 2 * cut):
             chosen.append(left.pop(int(np.argmin(scores_of(rows[left], cut)))))
         among = rows[chosen]
         order = np.argsort(np.abs(among - np.median(among, axis=0)), axis=0)
         return np.take_along_axis(among, order[: num - 4 * cut], axis=0).mean(axis=0)
-    clip = lambda apart: apart * np.minimum(1, np.median(lengths(apart)) / lengths(apart))[:, None]
+
+    def clip(apart):
+        return apart * np.minimum(1, np.median(lengths(apart)) / lengths(apart))[:, None]
+
     if rule == "norm_clipping":
         return np.average(clip(rows), axis=0, weights=weight)
     if rule == "centered_clipping":
@@ -107,7 +113,10 @@ def by_numpy(rule, models, weight, share):
         return clip(rows)[chosen].mean(axis=0)
     if rule == "sign_majority":
         return np.median(np.abs(rows).mean(axis=1)) * np.sign(np.sign(rows).sum(axis=0))
-    total = lambda center: (weight * np.linalg.norm(rows - center, axis=1)).sum()
+
+    def total(center):
+        return (weight * np.linalg.norm(rows - center, axis=1)).sum()
+
     return scipy.optimize.minimize(total, rows.mean(axis=0), method="BFGS", tol=1e-10).x
 
 

@@ -133,10 +133,8 @@ def test_fltrust_holds_where_the_mean_does_not():
     federation = toys.make_federation((6,) * 9, "regression")
     attacker = np.arange(9) < 4
     problem = toys.make_problem(federation, OPTIMIZER)
-    clients, plain = (
-        federation.client_data._replace(attacker=attacker),
-        toys.make_algorithm("fedavg", problem),
-    )
+    clients = federation.client_data._replace(attacker=attacker)
+    plain = toys.make_algorithm("fedavg", problem)
     attack = Attack("ipm", attackers=0.45, strength=50.0)
 
     def loss(server):
@@ -156,7 +154,8 @@ def test_fltrust_holds_where_the_mean_does_not():
 )
 def test_methods_that_have_no_single_mean_refuse_it(name, text):
     federation = toys.make_federation(SIZES)
-    problem, server = toys.make_problem(federation), Server(aggregator="fltrust")
+    problem = toys.make_problem(federation)
+    server = Server(aggregator="fltrust")
     with pytest.raises(
         ArgumentError, match=f"^aggregator=fltrust: accepted for this method.*{text}"
     ):

@@ -16,31 +16,54 @@ from pfljax.stores import host_store, serving, stacks
 from pfljax.stores.registry import STORES
 from pfljax.training.loop import Schedule
 
-SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 3, 4
+SIZES = (5, 1, 3, 4, 2, 4, 0, 3)
+ROUNDS = 3
+COHORT = 4
 
 
 def compile_segment(experiment):
-    plan, clients = experiment.problem.plan, experiment.federation.client_data
+    plan = experiment.problem.plan
+    clients = experiment.federation.client_data
     return STORES["host"].compile_segment(experiment, clients, plan, ROUNDS, ONE)
 
 
 def make_experiment(name, sizes=SIZES, client_store="host", **knobs):
     federation = toys.make_federation(sizes)
     network = toys.network(name)
-    problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network)
+    problem = toys.make_problem(
+        federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network
+    )
     return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
 
 
 def played(name, store):
     """(all rows but their seconds, all scores and whom clients use, the state in memory) of a run."""
     found = toys.run(make_experiment(name, client_store=store), ROUNDS, schedule=Schedule(1, 2))
-    rows = [{name: value for name, value in row.items() if name != "seconds"} for row in found.history.rows]
-    return rows, (found.history.results, found.history.collaboration), jax.device_get(stacks.in_memory(found.state))
+    rows = [
+        {name: value for name, value in row.items() if name != "seconds"}
+        for row in found.history.rows
+    ]
+    return (
+        rows,
+        (found.history.results, found.history.collaboration),
+        jax.device_get(stacks.in_memory(found.state)),
+    )
 
 
 # On disk rows are kept apart, else it is the host's store.
-SETTINGS = [("local", "host"), ("scaffold", "host"), ("fedfomo", "host"), *((name, "disk") for name in METHODS)]
-FAST = [*SETTINGS[:3], ("federico", "disk"), ("fedem", "disk"), ("mocha", "disk"), ("clustered", "disk")]
+SETTINGS = [
+    ("local", "host"),
+    ("scaffold", "host"),
+    ("fedfomo", "host"),
+    *((name, "disk") for name in METHODS),
+]
+FAST = [
+    *SETTINGS[:3],
+    ("federico", "disk"),
+    ("fedem", "disk"),
+    ("mocha", "disk"),
+    ("clustered", "disk"),
+]
 
 
 def suite(name, store):
@@ -50,7 +73,9 @@ def suite(name, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "store"), [pytest.param(*each, marks=suite(*each)) for each in SETTINGS])
+@pytest.mark.parametrize(
+    ("name", "store"), [pytest.param(*each, marks=suite(*each)) for each in SETTINGS]
+)
 def test_runs_are_those_of_the_devices(name, store, monkeypatch):
     """Their figures, whom clients use, and their states; clients are evaluated in several blocks."""
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)
@@ -63,7 +88,8 @@ def test_runs_are_those_of_the_devices(name, store, monkeypatch):
 def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
     """Neither what is compiled nor what a run or an evaluation leaves or places on them."""
     monkeypatch.setattr(host_store, "BLOCK_BYTES", 0)
-    put, needs = serving.place, []
+    put = serving.place
+    needs = []
 
     def noting(plan, stacked, num, axis=0):
         placed.append(tree.num_bytes(stacked))
@@ -73,18 +99,22 @@ def test_the_devices_need_nothing_of_the_size_of_k(monkeypatch):
         monkeypatch.setattr(module, "place", noting)
     for num_clients in (20, 80):
         gc.collect()  # what other tests left in cycles
-        placed, before = [], sum(leaf.nbytes for leaf in jax.live_arrays())
+        placed = []
+        before = sum(leaf.nbytes for leaf in jax.live_arrays())
         experiment = make_experiment("federico", (3,) * num_clients, candidates=6)
         shards = experiment.federation.client_data
         found = compile_segment(experiment)
-        state, _, _ = found.segment(jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards)
+        state, _, _ = found.segment(
+            jax.random.key(0), 0, 3, found.init(jax.random.key(0), shards), shards
+        )
         evaluate = STORES["host"].make_evaluation([experiment], found, ONE)
         evaluate(jax.random.key(0), state, shards, {"test": experiment.federation.test})
         gc.collect()
         left = sum(leaf.nbytes for leaf in jax.live_arrays()) - before
         del state
         needs.append((found.memory.total, max(placed)))
-        assert left < 64 + 8 * latecomers.MET  # a few scalars, and the clients that were in most cohorts
+        # a few scalars, and the clients that were in most cohorts
+        assert left < 64 + 8 * latecomers.MET
     assert needs[0] == needs[1] and min(needs[0]) > 0
 
 

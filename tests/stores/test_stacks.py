@@ -18,7 +18,9 @@ from pfljax.folder import checkpoints, manifest
 from pfljax.stores import stacks
 from pfljax.training.loop import Schedule, Trainer
 
-SIZES, ROUNDS, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 6, 3
+SIZES = (5, 1, 3, 4, 2, 4, 0, 3)
+ROUNDS = 6
+COHORT = 3
 OFTEN = Schedule(2, 2)
 
 
@@ -26,7 +28,9 @@ def make_experiment(name, client_store="disk", **knobs):
     knobs = {"neighbors": 1} | knobs if name == "federico" else knobs
     federation = toys.make_federation(SIZES)
     network = toys.network(name)
-    problem = toys.make_problem(federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network)
+    problem = toys.make_problem(
+        federation, optax.adam(0.05), batch_size=2, cohort=COHORT, **network
+    )
     return toys.make_experiment(name, problem, federation, knobs=knobs, client_store=client_store)
 
 
@@ -59,18 +63,27 @@ def test_a_run_killed_between_checkpoints_goes_on_as_if_never_killed(name, tmp_p
     assert again[0] == whole[0] and toys.same_trees(again[1], whole[1])
 
 
-@pytest.mark.parametrize("runs", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "runs", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_a_manifest_lists_only_checkpoints_that_are_there(runs, tmp_path, caplog):
     """After each save, and after a resumed run has forgotten other rounds: no checkpoint counts as damaged."""
     outs = [tmp_path / str(number) for number in range(runs)]
-    start = lambda resume: Trainer([make_experiment("local") for _ in outs], outs=outs, resume=resume)
+
+    def start(resume):
+        return Trainer([make_experiment("local") for _ in outs], outs=outs, resume=resume)
+
     start(False).play(4, OFTEN)
     for rounds in (5, 6):
         again = start(True)
         again.play(rounds, OFTEN)
         assert again.done == rounds
         for out in outs:
-            assert manifest.read(out).checkpoints == checkpoints.history.checkpoints(out / "checkpoints") == [rounds]
+            assert (
+                manifest.read(out).checkpoints
+                == checkpoints.history.checkpoints(out / "checkpoints")
+                == [rounds]
+            )
     assert not caplog.records
 
 
@@ -80,7 +93,8 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
     experiment = dataclasses.replace(make_experiment("local"), directory=tmp_path)
     trainer = Trainer([experiment])
     trainer.play(2, OFTEN)
-    saving, before = trainer.compiled.saving, jax.device_get(stacks.in_memory(trainer.state))
+    saving = trainer.compiled.saving
+    before = jax.device_get(stacks.in_memory(trainer.state))
     key = jax.random.fold_in(jax.random.key(experiment.seed), 0)  # of the initial state
     saved = jax.device_get(saving.freeze(trainer.state))
     saving.saved(trainer.state)
@@ -94,12 +108,18 @@ def test_rows_of_a_checkpoint_are_never_overwritten_before_the_next(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "epochs"),
-    [pytest.param("fedavg", 1, marks=pytest.mark.slow), pytest.param("federico", 0, marks=pytest.mark.long)],
+    [
+        pytest.param("fedavg", 1, marks=pytest.mark.slow),
+        pytest.param("federico", 0, marks=pytest.mark.long),
+    ],
 )
 def test_newcomers_are_scored_under_every_store(name, epochs):
-    unseen, found = toys.make_federation((3, 2), seed=1), []
+    unseen = toys.make_federation((3, 2), seed=1)
+    found = []
     for store in ("device", "host", "disk"):
-        experiment = dataclasses.replace(make_experiment(name, store), unseen=unseen, fine_tune_epochs=epochs)
+        experiment = dataclasses.replace(
+            make_experiment(name, store), unseen=unseen, fine_tune_epochs=epochs
+        )
         scores = toys.run(experiment, 2).summary["unseen"]
         found.append({key: scores[key] for key in ("loss", "accuracy")})
     assert found[0]["loss"] > 0
@@ -107,9 +127,17 @@ def test_newcomers_are_scored_under_every_store(name, epochs):
 
 
 def table_of(directory, num=6, width=5, **kept):
-    shapes = {"a": jax.ShapeDtypeStruct((num, width), np.float32), "b": jax.ShapeDtypeStruct((num,), np.int32)}
-    first = lambda ids: [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
-    return stacks.open_files(directory, shapes, stacks.SlotTable(**(kept or stacks.no_rows(num)), initial=first))
+    shapes = {
+        "a": jax.ShapeDtypeStruct((num, width), np.float32),
+        "b": jax.ShapeDtypeStruct((num,), np.int32),
+    }
+
+    def first(ids):
+        return [ids[:, None] + np.zeros(width, np.float32), -ids.astype(np.int32)]
+
+    return stacks.open_files(
+        directory, shapes, stacks.SlotTable(**(kept or stacks.no_rows(num)), initial=first)
+    )
 
 
 def test_rows_are_read_as_they_were_written_and_else_are_the_first_ones(tmp_path):
@@ -122,8 +150,10 @@ def test_rows_are_read_as_they_were_written_and_else_are_the_first_ones(tmp_path
 
 
 def test_a_client_changes_its_slot_once_between_checkpoints(tmp_path):
-    files, ids = table_of(tmp_path), np.array([2])
-    table, slots = files["a"].table, []
+    files = table_of(tmp_path)
+    ids = np.array([2])
+    table = files["a"].table
+    slots = []
     for number in range(6):
         rows = {"a": np.full((1, 5), number, np.float32), "b": np.array([number], np.int32)}
         stacks.write(files, ids, jax.device_put(rows))
@@ -138,15 +168,20 @@ def test_a_client_changes_its_slot_once_between_checkpoints(tmp_path):
 
 
 def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
-    files, ids = table_of(tmp_path), np.array([1, 4])
+    files = table_of(tmp_path)
+    ids = np.array([1, 4])
     rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
     stacks.write(files, ids, jax.device_put(rows))
     kept = stacks.flush(files, 6)
     expected = [
-        zlib.crc32(a.tobytes(), 0) ^ zlib.crc32(b.tobytes(), 1) for a, b in zip(rows["a"], rows["b"], strict=True)
+        zlib.crc32(a.tobytes(), 0) ^ zlib.crc32(b.tobytes(), 1)
+        for a, b in zip(rows["a"], rows["b"], strict=True)
     ]
     np.testing.assert_array_equal(kept["sums"], [0, expected[0], 0, 0, expected[1], 0])
-    copy = lambda: {name: values.copy() for name, values in kept.items()}
+
+    def copy():
+        return {name: values.copy() for name, values in kept.items()}
+
     assert stacks.read(table_of(tmp_path, **copy()), np.array([4, 0]))["b"].tolist() == [8, 0]
 
     content = bytearray((tmp_path / "1.bin").read_bytes())
@@ -154,7 +189,10 @@ def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
     (tmp_path / "1.bin").write_bytes(bytes(content))
     again = table_of(tmp_path, **copy())
     assert stacks.read(again, np.array([1, 0]))["b"].tolist() == [7, 0]
-    with pytest.raises(RunError, match="the rows of client 4 on disk are not what the run wrote; resume from scratch"):
+    with pytest.raises(
+        RunError,
+        match="the rows of client 4 on disk are not what the run wrote; resume from scratch",
+    ):
         stacks.read(again, np.array([0, 4]))
     with pytest.raises(RunError, match="the rows of client 4 on disk"):
         stacks.verify(again, np.array([1, 4]))
@@ -163,12 +201,15 @@ def test_damaged_rows_are_noticed_when_they_are_first_read(tmp_path):
 
 
 def test_a_part_of_a_row_is_read_once_the_whole_is_verified(tmp_path):
-    files, ids = table_of(tmp_path), np.array([1, 4])
+    files = table_of(tmp_path)
+    ids = np.array([1, 4])
     rows = {"a": np.arange(10, dtype=np.float32).reshape(2, 5), "b": np.array([7, 8], np.int32)}
     stacks.write(files, ids, jax.device_put(rows))
     again = table_of(tmp_path, **stacks.flush(files, 6))
     stacks.verify(again, np.array([4, 0, 4]))
-    np.testing.assert_array_equal(stacks.read(again["a"], np.array([4, 0])), [rows["a"][1], [0] * 5])
+    np.testing.assert_array_equal(
+        stacks.read(again["a"], np.array([4, 0])), [rows["a"][1], [0] * 5]
+    )
     assert again["a"].table.unread.tolist() == [False, True, False, False, False, False]
 
 
@@ -178,8 +219,12 @@ def test_a_finished_run_whose_peers_were_not_scored_resumes_to_itself(tmp_path):
     experiment = dataclasses.replace(
         make_experiment("federico"), unseen=toys.make_federation((3, 2), seed=1), eval_clients=2
     )
-    first, again = (toys.run(experiment, 2, out=tmp_path, resume=resume) for resume in (False, True))
-    assert again.summary["unseen"] == first.summary["unseen"] and first.summary["unseen"]["loss"] > 0
+    first, again = (
+        toys.run(experiment, 2, out=tmp_path, resume=resume) for resume in (False, True)
+    )
+    assert (
+        again.summary["unseen"] == first.summary["unseen"] and first.summary["unseen"]["loss"] > 0
+    )
 
 
 def disk_of(free):
@@ -189,7 +234,9 @@ def disk_of(free):
 
 def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
     shapes = [jax.ShapeDtypeStruct((100_000, 1024), np.float32)]  # of 390 MiB
-    table = stacks.SlotTable(**stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))])
+    table = stacks.SlotTable(
+        **stacks.no_rows(100_000), initial=lambda ids: [np.zeros((len(ids), 1024))]
+    )
     files = stacks.open_files(tmp_path, shapes, table)
     assert (tmp_path / "0.bin").stat().st_size == 2 * 100_000 * 4096
     stacks.write(files, np.arange(0, 100_000, 1000), [jnp.ones((100, 1024))])
@@ -197,11 +244,18 @@ def test_files_take_the_space_of_the_clients_that_took_part(tmp_path):
 
 
 def test_what_does_not_fit_the_disk_is_refused_before_it_starts(tmp_path, monkeypatch):
-    shapes = [jax.ShapeDtypeStruct((1000, 1024), np.float32), jax.ShapeDtypeStruct((1000, 3), np.float32)]
-    need = 2 * (10 * 4096 + 3 * 4096)  # the small leaf's file has three pages; a row of the large one fills one
+    shapes = [
+        jax.ShapeDtypeStruct((1000, 1024), np.float32),
+        jax.ShapeDtypeStruct((1000, 3), np.float32),
+    ]
+    # the small leaf's file has three pages; a row of the large one fills one
+    need = 2 * (10 * 4096 + 3 * 4096)
     assert stacks.check_disk([tmp_path], shapes, 10) == need
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk_of(need))
-    with pytest.raises(OutOfMemory, match=r"out of disk space: clients' rows may need 104.0 KiB in .* only 104.0 KiB"):
+    with pytest.raises(
+        OutOfMemory,
+        match=r"out of disk space: clients' rows may need 104.0 KiB in .* only 104.0 KiB",
+    ):
         stacks.check_disk([tmp_path], shapes, 10)
 
 
@@ -220,12 +274,16 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
 
 def test_a_run_goes_on_with_the_store_that_it_began_with(tmp_path):
     """Rows on disk and in host memory make the same run."""
-    disk, host = (outcome_of(make_experiment("local", store), 2, out=tmp_path / store) for store in ("disk", "host"))
+    disk, host = (
+        outcome_of(make_experiment("local", store), 2, out=tmp_path / store)
+        for store in ("disk", "host")
+    )
     assert disk[0] == host[0]
     for store, accepted in (("disk", "disk"), ("host", "device or host")):
         other = make_experiment("local", {"disk": "host", "host": "disk"}[store])
         with pytest.raises(
-            ArgumentError, match=f"^client_store=.*: .* was started with another one; accepted: {accepted}$"
+            ArgumentError,
+            match=f"^client_store=.*: .* was started with another one; accepted: {accepted}$",
         ):
             toys.run(other, 4, out=tmp_path / store, resume=True)
 
@@ -235,7 +293,8 @@ def test_without_a_folder_rows_are_in_files_that_nothing_leaves_behind(tmp_path,
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     trainer = Trainer([make_experiment("local")])
     trainer.play(2, OFTEN)
-    assert not any(tmp_path.iterdir())  # gone while the files are in use, so that nothing can leave it behind
+    # gone while the files are in use, so that nothing can leave it behind
+    assert not any(tmp_path.iterdir())
     monkeypatch.setattr("shutil.disk_usage", lambda path: disk_of(0))
     with pytest.raises(OutOfMemory, match="out of disk space"):
         trainer.play(4, OFTEN)
@@ -255,6 +314,12 @@ def test_files_of_a_run_that_saved_nothing_bind_no_other_store(tmp_path):
 def test_the_devices_and_the_host_hold_nothing_of_the_size_of_k():
     """But for a byte or two and the data of each client."""
     experiment = make_experiment("federico", candidates=3)
-    trainer = Trainer([dataclasses.replace(experiment, problem=experiment.problem._replace(plan=make_plan("map")))])
+    trainer = Trainer(
+        [
+            dataclasses.replace(
+                experiment, problem=experiment.problem._replace(plan=make_plan("map"))
+            )
+        ]
+    )
     trainer.play(2, OFTEN)
     assert all(isinstance(leaf, stacks.RowFile) for leaf in jax.tree.leaves(trainer.state.clients))

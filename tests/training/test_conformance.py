@@ -30,7 +30,9 @@ def peers(problem):
         return pfl.Start({"total": jnp.zeros(())})
 
     def first_row(key, client, start):
-        return pfl.First({"seen": jnp.zeros((), jnp.int32)}, problem.init_model(key, client, common=True))
+        return pfl.First(
+            {"seen": jnp.zeros((), jnp.int32)}, problem.init_model(key, client, common=True)
+        )
 
     def download(context, row, cohort):
         return jnp.stack([context.client, cohort.ids[cohort.position(context.client) - 1]])
@@ -38,7 +40,9 @@ def peers(problem):
     def client_update(context, models, row, data):
         mean = jax.tree.map(lambda leaf: (leaf / 2)[:2], models)
         told = pfl.Told(jnp.zeros(()))
-        return pfl.ClientOutput({"seen": row["seen"] + 1}, pfl.Upload(mean), told, sent=jnp.ones(2, bool))
+        return pfl.ClientOutput(
+            {"seen": row["seen"] + 1}, pfl.Upload(mean), told, sent=jnp.ones(2, bool)
+        )
 
     def server_update(key, state, aggregate):
         models = tree.scale(aggregate.upload.update, 2 / aggregate.num_sent)
@@ -48,7 +52,9 @@ def peers(problem):
         index = jnp.stack([context.client, (context.client + 1) % problem.num_clients])
         return pfl.Mixture(index, jnp.full((2,), 0.5))
 
-    functions = {f.__name__: f for f in (start, first_row, download, client_update, server_update, whom)}
+    functions = {
+        f.__name__: f for f in (start, first_row, download, client_update, server_update, whom)
+    }
     return pfl.Algorithm(**functions, topology="peers", ledger=pfl.Ledger(1))
 
 
@@ -61,7 +67,9 @@ def changed(field, **parts):
 
         def new(*args):
             found = old(*args)
-            return found._replace(**{name: make(getattr(found, name)) for name, make in parts.items()})
+            return found._replace(
+                **{name: make(getattr(found, name)) for name, make in parts.items()}
+            )
 
         return dataclasses.replace(algorithm, **{field: new})
 
@@ -89,7 +97,10 @@ def given(**fields):
 
 def predicts(**parts):
     """A break of what a client makes of the models that it received."""
-    make = lambda models: pfl.Prediction(**{name: make(models) for name, make in parts.items()})
+
+    def make(models):
+        return pfl.Prediction(**{name: make(models) for name, make in parts.items()})
+
     return given(predict=lambda context, models, row, data: make(models))
 
 
@@ -114,7 +125,9 @@ def shared(**fields):
     def build(problem):
         required = {
             "start": lambda key, clients: pfl.Start((), problem.init_models(key, 1)),
-            "client_update": lambda context, models, row, data: pfl.ClientOutput(row, pfl.Upload(), LOSS),
+            "client_update": lambda context, models, row, data: pfl.ClientOutput(
+                row, pfl.Upload(), LOSS
+            ),
             "server_update": lambda key, state, aggregate: (state, {}),
         }
         return pfl.Algorithm(**required | fields, topology="shared", ledger=pfl.Ledger(1))
@@ -141,9 +154,15 @@ def told(problem):
 NOTHING = jnp.zeros(())
 BROKEN = {
     # what is built
-    "build, no algorithm": (lambda problem: {"start": None}, "build: returned dict; accepted: Algorithm"),
+    "build, no algorithm": (
+        lambda problem: {"start": None},
+        "build: returned dict; accepted: Algorithm",
+    ),
     "build, nothing": (lambda problem: None, "build: returned None; accepted: Algorithm"),
-    "build, an error": (told, r"build: line \d+ of test_conformance.py raised KeyError: 'momentum'"),
+    "build, an error": (
+        told,
+        r"build: line \d+ of test_conformance.py raised KeyError: 'momentum'",
+    ),
     "no ledger": (without_ledger, "build: line .* missing .* 'ledger'"),
     "ledger": (given(ledger=1), "ledger=1: accepted: a Ledger"),
     "topology": (given(topology="ring"), "topology=ring: accepted: own, shared, peers, push"),
@@ -158,7 +177,10 @@ BROKEN = {
         shared(start=lambda key, clients: pfl.Start()),
         "start: Start.models is empty; accepted with topology='shared': the models that clients can download",
     ),
-    "first_row, no First": (replaced("first_row", lambda first: first.row), "first_row: returned dict; .*: First"),
+    "first_row, no First": (
+        replaced("first_row", lambda first: first.row),
+        "first_row: returned dict; .*: First",
+    ),
     "first_row, no model": (
         changed("first_row", model=lambda _: ()),
         "first_row: First.model is empty; accepted with topology='peers': the client's own model",
@@ -192,9 +214,15 @@ BROKEN = {
         replaced("download", lambda index: index.at[1].set(9)),
         "download: returned index 9; accepted: the ids of the cohort",
     ),
-    "download, itself not first": (replaced("download", lambda index: index[::-1]), "download: column 0 "),
+    "download, itself not first": (
+        replaced("download", lambda index: index[::-1]),
+        "download: column 0 ",
+    ),
     # the client
-    "client, no ClientOutput": (replaced("client_update", tuple), "client_update: returned tuple; .*ClientOutput"),
+    "client, no ClientOutput": (
+        replaced("client_update", tuple),
+        "client_update: returned tuple; .*ClientOutput",
+    ),
     "client, an error": (
         replaced("client_update", lambda out: out.client),
         r"client_update: .* AttributeError: .*'client'",
@@ -228,7 +256,10 @@ BROKEN = {
         r"client_update: upload.update\['sum'\] is float32\[\]; accepted: an axis of length 2 first",
     ),
     "client, upload of too many": (
-        changed("client_update", upload=lambda upload: upload._replace(update={"sum": jnp.zeros((3, 4))})),
+        changed(
+            "client_update",
+            upload=lambda upload: upload._replace(update={"sum": jnp.zeros((3, 4))}),
+        ),
         r"client_update: upload.update\['sum'\] is float32\[3, 4\]; accepted: an axis of length 2 first",
     ),
     "client, upload of other shapes": (
@@ -249,7 +280,10 @@ BROKEN = {
         r"server_update: State.server.state\['total'\] is missing; accepted: float32\[\]",
     ),
     "server, a list": (
-        replaced("server_update", lambda f: (f[0]._replace(clients=f[0].clients._replace(opt_state=[])), {})),
+        replaced(
+            "server_update",
+            lambda f: (f[0]._replace(clients=f[0].clients._replace(opt_state=[])), {}),
+        ),
         r"server_update: State is PyTreeDef.*; accepted: PyTreeDef",
     ),
     **{
@@ -265,7 +299,10 @@ BROKEN = {
     ),
     # predictions
     "whom, none": (replaced("whom", tuple), "whom: returned tuple; accepted: Mixture"),
-    "whom, an error": (replaced("whom", lambda found: found.models), "whom: .* AttributeError: .*'models'"),
+    "whom, an error": (
+        replaced("whom", lambda found: found.models),
+        "whom: .* AttributeError: .*'models'",
+    ),
     "whom, float index": (
         changed("whom", index=lambda index: index * 1.0),
         r"whom: index is float32\[2\]; accepted: integer\[2\]",
@@ -283,7 +320,10 @@ BROKEN = {
         "whom: the weights of client 2 sum to 1, and the smallest is -0.5; ",
     ),
     "whom, NaN": (weights_of(1, [jnp.nan, 1.0]), "whom: the weights of client 1 sum to nan, "),
-    "predict, none": (given(predict=lambda *_: ()), "predict: returned tuple; accepted: Prediction"),
+    "predict, none": (
+        given(predict=lambda *_: ()),
+        "predict: returned tuple; accepted: Prediction",
+    ),
     "predict, an error": (given(predict=lambda *_: told(None)), "predict: .* KeyError: 'momentum'"),
     "predict, other models": (
         predicts(models=lambda models: jax.tree.map(doubled, models)),
@@ -310,14 +350,21 @@ BROKEN = {
         r"apply: the outputs is float32\[7\]; accepted: float\[\d, 3\]",
     ),
     "apply, probabilities of a mixture": (
-        given(apply=lambda models, inputs, x: jax.nn.softmax(jnp.ones((2, len(x[...]), 3))).mean(axis=0)),
+        given(
+            apply=lambda models, inputs, x: jax.nn.softmax(jnp.ones((2, len(x[...]), 3))).mean(
+                axis=0
+            )
+        ),
         "apply: returns probabilities, which sum to 1; accepted: logits",
     ),
     "apply, probabilities of a sigmoid": (
         given(apply=lambda models, inputs, x: jax.nn.sigmoid(jnp.ones((len(x[...]), 3)))),
         "apply: returns probabilities, those of a sigmoid; accepted: logits",
     ),
-    "tune, none": (given(tune=lambda context, prediction, data: prediction.weights), r"tune: returned float32\[2\]; "),
+    "tune, none": (
+        given(tune=lambda context, prediction, data: prediction.weights),
+        r"tune: returned float32\[2\]; ",
+    ),
     "report, no weights": (
         given(report=Report(collaboration=lambda context, row: {"affinity": jnp.zeros(K)})),
         r"report.collaboration: weights is missing; accepted: float\[J\]",
@@ -374,9 +421,14 @@ def check(experiment, state=None):
 
 
 def train(method, clients, rounds=1, store="device", out=None, **options):
-    options = {"participation": COHORT / K, "execution": pfl.Execution("map", devices=1, client_store=store)} | options
+    options = {
+        "participation": COHORT / K,
+        "execution": pfl.Execution("map", devices=1, client_store=store),
+    } | options
     local = pfl.LocalTraining(optax.sgd(0.1))
-    return pfl.Run(method, clients, pfl.models.MLP(()), local, **options).train(rounds, eval_every=1, out=out)
+    return pfl.Run(method, clients, pfl.models.MLP(()), local, **options).train(
+        rounds, eval_every=1, out=out
+    )
 
 
 def refused(call, *args, **options):
@@ -389,7 +441,10 @@ def refused(call, *args, **options):
 
 def not_finite(state):
     """The state with one parameter that is not a number."""
-    spoil = lambda leaf: leaf.at[1, 0].set(jnp.nan)
+
+    def spoil(leaf):
+        return leaf.at[1, 0].set(jnp.nan)
+
     return state.with_models(jax.tree.map(spoil, state.models))
 
 
@@ -427,7 +482,9 @@ def test_the_sound_method_runs_under_every_store(store, clients, tmp_path):
 
 
 def test_a_metric_of_the_user_with_the_name_of_one_of_the_methods_is_refused(clients):
-    text = "metrics=drift: is also a metric of odd itself; accepted: another name, such as own_drift"
+    text = (
+        "metrics=drift: is also a metric of odd itself; accepted: another name, such as own_drift"
+    )
     assert refused(train, Odd(), clients, metrics={"drift": own_size}) == text
 
 
@@ -446,7 +503,9 @@ def test_values_are_checked_under_every_store(store, how, clients):
     assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, store=store))
 
 
-@pytest.mark.parametrize("store", ["device", *(pytest.param(s, marks=pytest.mark.long) for s in ("host", "disk"))])
+@pytest.mark.parametrize(
+    "store", ["device", *(pytest.param(s, marks=pytest.mark.long) for s in ("host", "disk"))]
+)
 def test_weights_that_predict_returns_are_checked_when_they_are_scored(store, clients):
     (how,) = AFTER_A_ROUND
     assert re.match(BROKEN[how][1], refused(train, Odd(how), clients, store=store))
@@ -455,7 +514,8 @@ def test_weights_that_predict_returns_are_checked_when_they_are_scored(store, cl
 @pytest.mark.slow
 @pytest.mark.parametrize("eval_clients", [0, 3])  # clients 0, 1 and 4
 def test_weights_are_checked_in_every_evaluation(eval_clients, clients, monkeypatch):
-    late = lambda weights, context: jnp.where((context.round < 2) | (context.client < 4), weights, 2 * weights)
+    def late(weights, context):
+        return jnp.where((context.round < 2) | (context.client < 4), weights, 2 * weights)
 
     def build(problem):
         algorithm = peers(problem)
@@ -478,8 +538,14 @@ UNSEEN = {
         given(adapt=lambda context, models, data: pfl.Prediction(weights=jnp.ones(1))),
         r"adapt: weights is float32\[1\]; accepted: float\[5\]",
     ),
-    "no Prediction": (given(adapt=lambda context, models, data: models), "adapt: returned dict; accepted: Prediction"),
-    "nothing under peers": (peers, "adapt: required for unseen clients with topology='peers'; it says what "),
+    "no Prediction": (
+        given(adapt=lambda context, models, data: models),
+        "adapt: returned dict; accepted: Prediction",
+    ),
+    "nothing under peers": (
+        peers,
+        "adapt: required for unseen clients with topology='peers'; it says what ",
+    ),
     "a row that newcomers lack": (
         shared(
             first_row=lambda key, client, start: pfl.First({"own": NOTHING}),
@@ -515,7 +581,9 @@ def test_an_undecorated_class_is_no_method(clients):
     class Plain:
         def build(self, problem): ...
 
-    with pytest.raises(pfl.ArgumentError, match=r"^method=.*: accepted: a method with its knobs, such as FedAvg"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^method=.*: accepted: a method with its knobs, such as FedAvg"
+    ):
         train(Plain(), clients)
 
 
@@ -531,7 +599,8 @@ def test_built_in_methods_conform(name, clients, monkeypatch):
     """Their functions, and the values that they begin with; with newcomers."""
     monkeypatch.setattr(conformance, "is_built_in", lambda method: False)
     problem = toys.make_problem(clients, cohort=4, **{"batch_size": 2} | toys.network(name))
-    unseen, plan = toys.make_federation((3, 4), seed=8), problem.plan
+    unseen = toys.make_federation((3, 4), seed=8)
+    plan = problem.plan
     experiment = toys.make_experiment(name, problem, clients, unseen=unseen, plan=plan)
     conformance.check(experiment)
     state = toys.start(experiment.algorithm(plan), problem, clients.client_data, seed=1)

@@ -14,7 +14,9 @@ class Normalized(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool):
-        x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum)(x.reshape(x.shape[0], -1))
+        x = nn.BatchNorm(use_running_average=not train, momentum=self.momentum)(
+            x.reshape(x.shape[0], -1)
+        )
         return nn.Dense(10)(x)
 
 
@@ -38,7 +40,10 @@ def test_batch_statistics_that_hardly_move_are_told(momentum, rounds, said):
 
 def test_networks_without_averages_are_not_mentioned():
     clients = pfl.data.digits(num_clients=2, train_examples=20)
-    assert stale_statistics(pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP()).experiment.with_rounds(1)) == ""
+    assert (
+        stale_statistics(pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP()).experiment.with_rounds(1))
+        == ""
+    )
 
 
 def squared(outputs, targets):

@@ -77,7 +77,8 @@ def test_a_run_leaves_its_files_whole(whole):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
     wanted = (
-        "train_loss loss accuracy accuracy_mean accuracy_std accuracy_bottom_decile accuracy_min bytes_down bytes_up"
+        "train_loss loss accuracy accuracy_mean accuracy_std accuracy_bottom_decile "
+        "accuracy_min bytes_down bytes_up"
     )
     assert set(wanted.split()) | {"round", "seconds"} <= set(rows[-1])
     assert (np.diff([row["seconds"] for row in rows]) > 0).all()
@@ -95,28 +96,44 @@ def test_a_run_leaves_its_files_whole(whole):
     summary = files.read_json(out / "summary.json")
     sizes = [row["n_train"] for row in summary["per_client"]]
     np.testing.assert_array_equal(collaboration["labels"].sum(axis=1), sizes)
-    assert (summary["method"], summary["num_clients"], summary["rounds"], summary["seed"]) == ("federico", 5, 6, 1)
+    assert (summary["method"], summary["num_clients"], summary["rounds"], summary["seed"]) == (
+        "federico",
+        5,
+        6,
+        1,
+    )
     assert figures(summary["last"]) == figures(rows[-1])
     best = min(rows, key=lambda row: row["train_loss"])
-    assert summary["best"]["round"] == best["round"] and summary["best"]["selected_by"] == "train_loss"
+    assert (
+        summary["best"]["round"] == best["round"] and summary["best"]["selected_by"] == "train_loss"
+    )
     clients = summary["per_client"]
     assert [row["client"] for row in clients] == list(range(5))
-    assert [row["n_train"] for row in clients] == list(SIZES) and {row["n_test"] for row in clients} == {4}
-    np.testing.assert_allclose([row["accuracy"] for row in clients], results["accuracy_test"][-1], rtol=1e-6)
-    assert result.summary["last"]["accuracy_mean"] == pytest.approx(results["accuracy_test"][-1].mean())
+    assert [row["n_train"] for row in clients] == list(SIZES) and {
+        row["n_test"] for row in clients
+    } == {4}
+    np.testing.assert_allclose(
+        [row["accuracy"] for row in clients], results["accuracy_test"][-1], rtol=1e-6
+    )
+    assert result.summary["last"]["accuracy_mean"] == pytest.approx(
+        results["accuracy_test"][-1].mean()
+    )
 
 
 def test_the_history_begins_with_the_initial_models():
     """Round 0: what a linear model predicts before any training, in NumPy."""
     experiment = make_experiment("fedavg", unseen=False)
-    trainer, federation = loop.Trainer([experiment]), experiment.federation
+    trainer = loop.Trainer([experiment])
+    federation = experiment.federation
     found = trainer.train(2, EVERY_ROUND)[0].history
     first = found.rows[0]
     assert [row["round"] for row in found.rows] == [0, 1, 2]
     assert first["seconds"] == first["bytes_down"] == first["bytes_up"] == 0
     key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
     state = toys.init(trainer.compiled.algorithm, experiment.problem, key, federation.client_data)
-    kernel, bias = sorted(jax.tree.leaves(jax.device_get(state.models)), key=lambda leaf: -leaf.size)
+    kernel, bias = sorted(
+        jax.tree.leaves(jax.device_get(state.models)), key=lambda leaf: -leaf.size
+    )
     losses = {}
     for part in ("train", "test"):
         split = getattr(federation, part)
@@ -165,10 +182,12 @@ def test_rows_of_fewer_evaluations_are_those_of_every_round(whole):
 @pytest.mark.parametrize(("name", "models"), [("fedavg", 1), ("local", 0)])
 def test_traffic_follows_from_what_is_exchanged(name, models, whole):
     model_bytes = 4 * (3 * 3 + 3)
-    for row in files.read_jsonl(whole(name)[0] / "metrics.jsonl"):  # by client, over the rounds so far
+    # by client, over the rounds so far
+    for row in files.read_jsonl(whole(name)[0] / "metrics.jsonl"):
         cohorts = row["round"] * 4 / 5  # four of the five clients a round
         assert row["bytes_down"] == pytest.approx(cohorts * models * model_bytes)
-        assert row["bytes_up"] == pytest.approx(cohorts * models * (model_bytes + 4))  # n_k goes with a model
+        # n_k goes with a model
+        assert row["bytes_up"] == pytest.approx(cohorts * models * (model_bytes + 4))
 
 
 @pytest.mark.slow
@@ -190,7 +209,8 @@ def test_test_labels_reach_nothing_that_is_trained(name, whole, tmp_path):
     out, expected = whole(name)
     assert_same_predictions(result, expected)
     for file in ("results.npz", "collaboration.npz"):
-        a, b = files.read_npz(tmp_path / file), files.read_npz(out / file)
+        a = files.read_npz(tmp_path / file)
+        b = files.read_npz(out / file)
         for key in a:
             if key.endswith("_test"):
                 assert not np.array_equal(a[key], b[key])
@@ -203,11 +223,16 @@ def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
     experiment = make_experiment("fedavg_plus")
     plan = experiment.problem.plan
     algorithm = experiment.algorithm(plan)
-    state = toys.init(algorithm, experiment.problem, jax.random.key(0), experiment.federation.client_data)
-    compiled = Compiled(algorithm, plan, *[None] * 4, 0.0)
-    score = lambda unseen: compile_once(
-        dataclasses.replace(experiment, unseen=unseen), compiled, jax.random.key(1), state
+    state = toys.init(
+        algorithm, experiment.problem, jax.random.key(0), experiment.federation.client_data
     )
+    compiled = Compiled(algorithm, plan, *[None] * 4, 0.0)
+
+    def score(unseen):
+        return compile_once(
+            dataclasses.replace(experiment, unseen=unseen), compiled, jax.random.key(1), state
+        )
+
     before = score(experiment.unseen)
     assert len(before["per_client"]) == 2 and np.isfinite(before["loss"])
     test = experiment.unseen.test
@@ -218,7 +243,8 @@ def test_unseen_clients_are_adapted_to_without_their_test_labels(compile_once):
 @pytest.mark.parametrize("name", ["local", pytest.param("federico", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_stops_the_run(name, tmp_path):
     federation = toys.make_federation((4, 3, 5, 2), "regression")
-    federation.train.x[2] *= 300  # client 2's steps overshoot further and further; the others' do not
+    # client 2's steps overshoot further and further; the others' do not
+    federation.train.x[2] *= 300
     knobs = {"neighbors": 0} if name == "federico" else {}
     problem = toys.make_problem(federation, optax.sgd(0.05))
     faults = Faults(on_divergence="stop")
@@ -237,10 +263,13 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     out, _ = whole("local")
     before = (out / "metrics.jsonl").read_bytes()
     with pytest.raises(
-        ArgumentError, match=r"out=.*contains another run; choose a new folder, `resume` .*`resume=from"
+        ArgumentError,
+        match=r"out=.*contains another run; choose a new folder, `resume` .*`resume=from",
     ):
         train(make_experiment("local"), out)
-    changed = make_experiment("local", config={"settings": {"method": "local", "learning_rate": 0.5}})
+    changed = make_experiment(
+        "local", config={"settings": {"method": "local", "learning_rate": 0.5}}
+    )
     with pytest.raises(ArgumentError, match=r"learning_rate was 0\.05 and is 0\.5"):
         train(changed, out, resume=True)
     (tmp_path / "thesis.tex").write_text("years of work")
@@ -253,7 +282,8 @@ def test_a_folder_with_something_in_it_is_not_overwritten(whole, tmp_path):
     ("name", "plan", "expected"),
     [
         ("local", ("chunk", 4, 1), [(4, "auto"), (2, "auto"), (1, "auto")]),
-        ("local", ("vmap", 0, 1), [(0, "auto"), (1, "auto")]),  # of which a cache may have held any number
+        # of which a cache may have held any number
+        ("local", ("vmap", 0, 1), [(0, "auto"), (1, "auto")]),
         (
             "federico",
             ("vmap", 0, 2),
@@ -282,7 +312,9 @@ def test_the_chunk_shrinks_until_a_round_fits(name, plan, expected, monkeypatch)
 
 
 def test_training_goes_on_from_where_it_stands(whole, tmp_path):
-    rounds_of = lambda: files.read_json(tmp_path / "run" / "config.json")["rounds"]
+    def rounds_of():
+        return files.read_json(tmp_path / "run" / "config.json")["rounds"]
+
     trainer = loop.Trainer([make_experiment("fedavg")], outs=[tmp_path / "run"])
     trainer.train(2, EVERY_ROUND)
     assert rounds_of() == 2
@@ -298,10 +330,13 @@ def test_a_model_that_the_last_update_breaks_is_told(tmp_path):
     federation = toys.make_federation((3, 3), "regression")
     problem = toys.make_problem(federation, optax.sgd(1e38), hidden=(4,))
     with pytest.raises(
-        RunError, match=r"round 1: the loss of client \d is not finite after it.* Earlier evaluations are saved in"
+        RunError,
+        match=r"round 1: the loss of client \d is not finite after it.* Earlier evaluations are saved in",
     ):
         faults = Faults(on_divergence="stop")
-        toys.run(toys.make_experiment("fedprox", problem, federation, faults=faults), 1, out=tmp_path)
+        toys.run(
+            toys.make_experiment("fedprox", problem, federation, faults=faults), 1, out=tmp_path
+        )
     assert not (tmp_path / "summary.json").exists()
     assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [0]
 
@@ -332,18 +367,28 @@ def test_a_file_that_is_lost_is_made_again(whole, tmp_path, lost, how):
     shutil.copytree(out, other)
     expected = files.read_npz(out / "results.npz")
     path = other / lost
-    path.unlink() if how == "removed" else path.write_bytes(b"" if how == "emptied" else path.read_bytes()[:-20])
+    path.unlink() if how == "removed" else path.write_bytes(
+        b"" if how == "emptied" else path.read_bytes()[:-20]
+    )
     train(make_experiment("local"), other, resume=True)
     found = files.read_npz(other / "results.npz")
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
     assert (other / "metrics.jsonl").read_text() == (out / "metrics.jsonl").read_text()
-    assert files.read_json(other / "summary.json")["last"] == files.read_json(out / "summary.json")["last"]
-    assert files.read_npz(other / "collaboration.npz").keys() == files.read_npz(out / "collaboration.npz").keys()
+    assert (
+        files.read_json(other / "summary.json")["last"]
+        == files.read_json(out / "summary.json")["last"]
+    )
+    assert (
+        files.read_npz(other / "collaboration.npz").keys()
+        == files.read_npz(out / "collaboration.npz").keys()
+    )
 
 
 def test_fewer_rounds_than_a_folder_has_are_refused(whole):
     out, _ = whole("local")
-    with pytest.raises(ArgumentError, match=rf"rounds=1: .*already has {ROUNDS} rounds; accepted: {ROUNDS} or more"):
+    with pytest.raises(
+        ArgumentError, match=rf"rounds=1: .*already has {ROUNDS} rounds; accepted: {ROUNDS} or more"
+    ):
         train(make_experiment("local"), out, resume=True, rounds=1)

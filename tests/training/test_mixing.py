@@ -76,7 +76,9 @@ class OfDicts(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(self.num_classes)(jnp.concatenate([x["a"], jax.nn.softmax(x["b"], axis=0)], axis=-1))
+        return nn.Dense(self.num_classes)(
+            jnp.concatenate([x["a"], jax.nn.softmax(x["b"], axis=0)], axis=-1)
+        )
 
 
 class Plain(nn.Module):
@@ -122,31 +124,48 @@ def clients_of(x, sizes=(6, 6, 6, 6), **options):
 
 
 def start(model, clients, **options):
-    run = pfl.Run(pfl.FedAvg(), clients, model, pfl.LocalTraining(optax.sgd(0.1), batch_size=2), **options)
+    run = pfl.Run(
+        pfl.FedAvg(), clients, model, pfl.LocalTraining(optax.sgd(0.1), batch_size=2), **options
+    )
     return run.train(rounds=1)
 
 
 def test_gray_images_without_a_channel_axis_into_a_convolution_are_refused():
-    with pytest.raises(pfl.ArgumentError, match=r"^model=Images: a prediction depends on .*x\[\.\.\., None\]"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^model=Images: a prediction depends on .*x\[\.\.\., None\]"
+    ):
         start(Images(2), clients_of(floats(8, 8)))
 
 
 @pytest.mark.parametrize(
     ("model", "x"),
     [
-        pytest.param(Mixed(2, change), floats(4), id=change, marks=() if number == 0 else pytest.mark.slow)
+        pytest.param(
+            Mixed(2, change), floats(4), id=change, marks=() if number == 0 else pytest.mark.slow
+        )
         for number, change in enumerate(list(CHANGES)[1:8])
     ]
     + [
         pytest.param(OfNNX, floats(4), id="NNX", marks=pytest.mark.slow),
-        pytest.param(OfTokens(2), RNG.integers(8, size=(24, 5)), id="tokens", marks=pytest.mark.slow),
-        pytest.param(OfDicts(2), {"a": floats(3), "b": floats(2)}, id="dicts", marks=pytest.mark.slow),
-        pytest.param({"good": Plain(2), "bad": Mixed(2, "in reverse")}, floats(4), id="two", marks=pytest.mark.slow),
+        pytest.param(
+            OfTokens(2), RNG.integers(8, size=(24, 5)), id="tokens", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            OfDicts(2), {"a": floats(3), "b": floats(2)}, id="dicts", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"good": Plain(2), "bad": Mixed(2, "in reverse")},
+            floats(4),
+            id="two",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_network_that_mixes_examples_is_refused(model, x):
     method = pfl.FedProto() if isinstance(model, dict) else pfl.FedAvg()
-    with pytest.raises(pfl.ArgumentError, match=r"^model=.*: a prediction depends on the other examples"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^model=.*: a prediction depends on the other examples"
+    ):
         pfl.Run(method, clients_of(x), model).train(rounds=1)
 
 
@@ -158,7 +177,8 @@ def test_a_network_that_keeps_examples_apart_is_accepted(change):
 
 @pytest.mark.slow
 def test_every_entry_refuses_it():
-    clients, model = clients_of(floats(4), validation_fraction=0.3), Mixed(2, "in reverse")
+    clients = clients_of(floats(4), validation_fraction=0.3)
+    model = Mixed(2, "in reverse")
     entries = [
         lambda: pfl.Simulation(pfl.FedAvg(), clients, model),
         lambda: pfl.compare([pfl.FedAvg(), pfl.Local()], clients, model, rounds=1),
@@ -182,10 +202,16 @@ def test_statistics_that_see_padding_are_told_where_it_matters(model, sizes, tol
     """Where every mini-batch is full, or the examples are repeated equally often, it does not."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        pfl.Run(pfl.FedAvg(), clients_of(floats(4), sizes), model, pfl.LocalTraining(optax.sgd(0.1))).train(rounds=1)
+        pfl.Run(
+            pfl.FedAvg(), clients_of(floats(4), sizes), model, pfl.LocalTraining(optax.sgd(0.1))
+        ).train(rounds=1)
     texts = [str(each.message) for each in seen if str(each.message).startswith("model:")]
     assert len(texts) == told
-    assert not told or "a layer other than Flax's BatchNorm sees the examples that fill mini-batches up" in texts[0]
+    assert (
+        not told
+        or "a layer other than Flax's BatchNorm sees the examples that fill mini-batches up"
+        in texts[0]
+    )
 
 
 @pytest.mark.slow
@@ -216,7 +242,9 @@ def test_tokens_out_of_range_are_told_as_losses_that_are_not_finite_from_the_sta
 
 def test_clients_with_unevenly_filled_mini_batches_are_counted():
     """Mini-batches of 4: the last ones have 4, 1, 3, 2, 3 and 0 examples; one client has none."""
-    solver = pfl.LocalTraining(optax.sgd(0.1), batch_size=4).bind(models.build(Plain(2), (4,), "classification", 2))
+    solver = pfl.LocalTraining(optax.sgd(0.1), batch_size=4).bind(
+        models.build(Plain(2), (4,), "classification", 2)
+    )
     sizes = np.array([8, 5, 3, 6, 7, 0])
     assert unevenly_filled(solver, sizes, 8) == 4  # no mask: all that are not full
     normalized = pfl.LocalTraining(optax.sgd(0.1), batch_size=4)

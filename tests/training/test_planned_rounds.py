@@ -21,7 +21,8 @@ from pfljax.training.loop import Schedule, Trainer
 DEPENDENT = ("floco", "fedkd", "fedcac", "apple", "fedavg_data")
 FAST = ("fedavg", "floco", "apple")
 KNOBS = {"hilora": {"root_rounds": 1, "cluster_rounds": 1}}  # so that all stages are played
-FEW, MANY = 2, 5
+FEW = 2
+MANY = 5
 EVERY_ROUND = Schedule(eval_every=1, checkpoint_every=1)
 LOCAL = pfl.LocalTraining(optax.sgd, 0.1)
 MODEL = pfl.models.MLP(hidden=(4,))
@@ -34,7 +35,9 @@ def trainer_of(name, **options):
     network: dict[str, Any] = toys.network(name)
     problem = toys.make_problem(federation, optax.adam(0.05), cohort=4, batch_size=2, **network)
     unseen = toys.make_federation((3, 4), seed=8)
-    made = toys.make_experiment(name, problem, federation, knobs=KNOBS.get(name), unseen=unseen, seed=1, **options)
+    made = toys.make_experiment(
+        name, problem, federation, knobs=KNOBS.get(name), unseen=unseen, seed=1, **options
+    )
     return Trainer([fingerprint.identified(made)])
 
 
@@ -42,7 +45,9 @@ def assert_same(outcome, other):
     """Two outcomes have the same state, bit by bit, rows and scores of newcomers."""
     assert toys.same_trees(outcome.whole_state(), other.whole_state())
     assert figures(outcome.summary) == figures(other.summary)
-    assert [figures(row) for row in outcome.history.rows] == [figures(row) for row in other.history.rows]
+    assert [figures(row) for row in outcome.history.rows] == [
+        figures(row) for row in other.history.rows
+    ]
 
 
 @toys.each_method(fast=FAST, slow=(*DEPENDENT, *toys.KINDS), grouped=True)
@@ -52,7 +57,9 @@ def test_a_run_that_goes_on_equals_one_trained_at_once_or_is_refused(name):
     trainer.train(FEW, EVERY_ROUND)
     if name in DEPENDENT:
         before = jax.device_get(trainer.state)
-        text = rf"^rounds: {name} depends on the planned number of rounds, here 2; .*planned_rounds=5$"
+        text = (
+            rf"^rounds: {name} depends on the planned number of rounds, here 2; .*planned_rounds=5$"
+        )
         with pytest.raises(pfl.ArgumentError, match=text):
             trainer.train(MANY, EVERY_ROUND)
         assert toys.same_trees(before, jax.device_get(trainer.state))
@@ -62,7 +69,8 @@ def test_a_run_that_goes_on_equals_one_trained_at_once_or_is_refused(name):
     assert_same(at_once, extended)
 
 
-PACE = {}  # part of `Paced` -> (planned number of rounds) -> factor; parts that are not there read no number
+# part of `Paced` -> (planned number of rounds) -> factor; parts that are not there read no number
+PACE = {}
 
 
 def paced(part, problem, models):
@@ -108,16 +116,22 @@ def clients():
 
 def run_of(clients, method=None, **options):
     unseen = toys.make_federation((3, 4), seed=8)
-    return pfl.Run(method or Paced(), clients, MODEL, LOCAL, unseen=unseen, execution=ONE_DEVICE, **options)
+    return pfl.Run(
+        method or Paced(), clients, MODEL, LOCAL, unseen=unseen, execution=ONE_DEVICE, **options
+    )
 
 
 def compared(clients, methods, rounds, out, **options):
-    return pfl.compare(methods, clients, MODEL, LOCAL, rounds=rounds, out=out, execution=ONE_DEVICE, **options)
+    return pfl.compare(
+        methods, clients, MODEL, LOCAL, rounds=rounds, out=out, execution=ONE_DEVICE, **options
+    )
 
 
 def contents(folder):
     """All files of a folder and what they contain."""
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -135,7 +149,10 @@ def test_a_run_in_a_folder_is_not_extended_beyond_what_was_planned(clients, tmp_
     text = "was planned for 2 rounds, on which floco depends; now 4; resume from scratch to start over, or choose"
     with pytest.raises(pfl.ArgumentError, match=rf"^planned_rounds: .* {text} another folder$"):
         run_of(clients, pfl.Floco()).train(4, out=tmp_path, resume=True)
-    with pytest.raises(pfl.ArgumentError, match=r"for 2 rounds, .*; now 9; planned_rounds=2 goes on with it; resume"):
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"for 2 rounds, .*; now 9; planned_rounds=2 goes on with it; resume",
+    ):
         run_of(clients, pfl.Floco(), planned_rounds=9).train(2, out=tmp_path, resume=True)
     assert contents(tmp_path) == before
     again = run_of(clients, pfl.Floco()).train(4, out=tmp_path, resume="from_scratch")
@@ -143,7 +160,9 @@ def test_a_run_in_a_folder_is_not_extended_beyond_what_was_planned(clients, tmp_
 
 
 def test_a_plan_has_at_least_the_rounds_that_are_trained(clients):
-    with pytest.raises(pfl.ArgumentError, match=r"^planned_rounds=3: accepted: 4, the number of rounds that are"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^planned_rounds=3: accepted: 4, the number of rounds that are"
+    ):
         run_of(clients, planned_rounds=3).train(4)
 
 
@@ -158,7 +177,9 @@ def test_a_run_that_was_interrupted_keeps_its_plan(clients):
         run.train(4, eval_every=1, tracker=interrupt)
     run.train(1, eval_every=1)
     extended = run.train(2, eval_every=1)
-    assert toys.same_trees(extended.state, run_of(clients, pfl.Floco()).train(4, eval_every=1).state)
+    assert toys.same_trees(
+        extended.state, run_of(clients, pfl.Floco()).train(4, eval_every=1).state
+    )
 
 
 def test_newcomers_are_adapted_for_the_rounds_that_were_trained_whatever_was_planned(clients, pace):
@@ -178,7 +199,10 @@ def test_a_method_of_one_s_own_that_reads_the_number_is_not_extended(part, clien
     pace[part] = lambda rounds: 0.5 if rounds > 3 else 1.0
     run = run_of(clients)
     run.train(2)
-    with pytest.raises(pfl.ArgumentError, match=r"^rounds: paced depends on .*, here 2; accepted: up to round 2, or"):
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"^rounds: paced depends on .*, here 2; accepted: up to round 2, or",
+    ):
         run.train(2)
 
 
@@ -186,7 +210,8 @@ def test_a_number_that_is_read_while_a_method_is_built_counts(clients, monkeypat
     build = Paced.build
 
     def reads(self, problem):
-        assert problem.with_epochs(2).rounds_of_a_client > 0  # also of a problem that is made from the method's
+        # also of a problem that is made from the method's
+        assert problem.with_epochs(2).rounds_of_a_client > 0
         return build(self, problem)
 
     assert not run_of(clients).experiment.depends_on_rounds
@@ -216,7 +241,9 @@ def test_an_edit_that_depends_on_the_number_is_noticed(edit, part, clients, pace
     pace[part] = factor_of(0.5)
     run_of(clients, planned_rounds=planned).train(1, out=tmp_path)
     pace[part] = factor_of(0.7)
-    with pytest.raises(pfl.ArgumentError, match=f"by another program; what differs: {part} of Paced; "):
+    with pytest.raises(
+        pfl.ArgumentError, match=f"by another program; what differs: {part} of Paced; "
+    ):
         run_of(clients, planned_rounds=planned).train(2, out=tmp_path, resume=True)
     pace[part] = factor_of(0.5)
     run_of(clients, planned_rounds=planned).train(2, out=tmp_path, resume=True)
@@ -233,7 +260,8 @@ def test_cells_that_were_planned_for_fewer_rounds_are_not_in_a_table_of_more(cli
     compared(clients, [pfl.FedAvg(), pfl.Floco()], 2, tmp_path)
     before = contents(tmp_path)
     text = (
-        r"^rerun: .*floco/seed-0 was planned for 2 rounds, on which floco depends; now 4; accepted: changed, to train"
+        r"^rerun: .*floco/seed-0 was planned for 2 rounds, on which floco depends; now 4; "
+        r"accepted: changed, to train"
     )
     with pytest.raises(pfl.ArgumentError, match=text):
         compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path)
@@ -241,7 +269,9 @@ def test_cells_that_were_planned_for_fewer_rounds_are_not_in_a_table_of_more(cli
     table = compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path, rerun="changed")
     fresh = compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path / "fresh")
     assert [row["score_mean"] for row in table.rows] == [row["score_mean"] for row in fresh.rows]
-    assert [row["curve_mean"][-1] for row in table.rows] == [row["curve_mean"][-1] for row in fresh.rows]
+    assert [row["curve_mean"][-1] for row in table.rows] == [
+        row["curve_mean"][-1] for row in fresh.rows
+    ]
 
 
 @pytest.mark.slow
@@ -256,7 +286,10 @@ def test_an_edit_that_depends_on_the_number_is_noticed_in_a_table(clients, pace,
     pace["server_update"] = below_20(0.5)
     compared(clients, [Paced()], 2, tmp_path)
     pace["server_update"] = below_20(0.7)
-    with pytest.raises(pfl.ArgumentError, match=r"^rerun: .*what differs: server_update of Paced; accepted: changed"):
+    with pytest.raises(
+        pfl.ArgumentError,
+        match=r"^rerun: .*what differs: server_update of Paced; accepted: changed",
+    ):
         compared(clients, [Paced()], 2, tmp_path)
 
 
@@ -279,7 +312,14 @@ def test_runs_with_other_plans_share_no_kernel(clients):
 @pytest.mark.slow
 def test_a_tuning_s_scores_are_those_of_its_number_of_rounds(tmp_path, pace):
     validated = toys.make_federation((4, 3, 5), validation_size=3)
-    options = {"rounds": 2, "knobs": {}, "rates": (0.1, 0.2), "out": tmp_path, "execution": ONE_DEVICE, "widen": 0}
+    options = {
+        "rounds": 2,
+        "knobs": {},
+        "rates": (0.1, 0.2),
+        "out": tmp_path,
+        "execution": ONE_DEVICE,
+        "widen": 0,
+    }
     pace["server_update"] = lambda rounds: 0.5 if rounds == 2 else 1.0
     first = pfl.tune(Paced(), validated, MODEL, LOCAL, **options)
     assert pfl.tune(Paced(), validated, MODEL, LOCAL, **options).scores == first.scores
@@ -289,7 +329,9 @@ def test_a_tuning_s_scores_are_those_of_its_number_of_rounds(tmp_path, pace):
 
 
 @pytest.mark.slow
-def test_the_debugging_plan_goes_on_only_by_a_plan_if_its_method_cannot_be_traced(clients, monkeypatch):
+def test_the_debugging_plan_goes_on_only_by_a_plan_if_its_method_cannot_be_traced(
+    clients, monkeypatch
+):
     build = Paced.build
 
     def shown(self, problem):

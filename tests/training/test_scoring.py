@@ -12,7 +12,8 @@ from pfljax.exchange.plan import make_plan
 from pfljax.folder import files
 from pfljax.training.loop import Schedule, Trainer
 
-SIZES, COHORT = (5, 1, 3, 4, 2, 4, 0, 3), 4
+SIZES = (5, 1, 3, 4, 2, 4, 0, 3)
+COHORT = 4
 
 
 def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
@@ -25,7 +26,13 @@ def outcome(name, eval_clients, store="device", devices=1, rounds=3, **options):
 
 
 SLOW = [("fedavg", "device"), ("fedem", "host"), ("federico", "disk")]
-LONG = [("ditto", "disk"), ("fedfomo", "host"), ("clustered", "device"), ("federico", "device"), ("mocha", "disk")]
+LONG = [
+    ("ditto", "disk"),
+    ("fedfomo", "host"),
+    ("clustered", "device"),
+    ("federico", "device"),
+    ("mocha", "disk"),
+]
 
 
 @pytest.mark.slow
@@ -39,11 +46,16 @@ def test_scores_are_those_of_the_whole(name, store):
     ids = found.experiment.scored
     assert len(ids) == 5 and (np.diff(ids) > 0).all()
     for key, values in whole.results.items():
-        np.testing.assert_allclose(found.history.results[key][-1], values[-1][ids], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found.history.results[key][-1], values[-1][ids], rtol=1e-4, atol=1e-5
+        )
     for key in ("index", "weights"):
-        np.testing.assert_allclose(found.history.collaboration[key][-1], whole.collaboration[key][-1][ids], rtol=1e-5)
+        np.testing.assert_allclose(
+            found.history.collaboration[key][-1], whole.collaboration[key][-1][ids], rtol=1e-5
+        )
     assert [row["client"] for row in found.summary["per_client"]] == ids.tolist()
-    sizes, accuracy = np.array([4] * 5), found.history.results["accuracy_test"][-1]
+    sizes = np.array([4] * 5)
+    accuracy = found.history.results["accuracy_test"][-1]
     assert found.summary["last"]["accuracy"] == pytest.approx(np.average(accuracy, weights=sizes))
 
 
@@ -51,14 +63,17 @@ def test_scores_are_those_of_the_whole(name, store):
 def test_files_say_which_clients_were_scored_and_a_resumed_run_scores_them(tmp_path):
     options = {"out": tmp_path, "schedule": Schedule(1, 1)}
     first = outcome("local", 3, **options)
-    results, used = files.read_npz(tmp_path / "results.npz"), files.read_npz(tmp_path / "collaboration.npz")
+    results = files.read_npz(tmp_path / "results.npz")
+    used = files.read_npz(tmp_path / "collaboration.npz")
     assert results["accuracy_test"].shape == (4, 3)
     for file in (results, used):
         np.testing.assert_array_equal(file["clients"], first.experiment.scored)
     assert used["group"].tolist() == (first.experiment.scored % 2).tolist()
     again = outcome("local", 3, rounds=5, resume=True, **options)
     np.testing.assert_array_equal(again.experiment.scored, first.experiment.scored)
-    np.testing.assert_array_equal(again.history.results["accuracy_test"][:4], first.history.results["accuracy_test"])
+    np.testing.assert_array_equal(
+        again.history.results["accuracy_test"][:4], first.history.results["accuracy_test"]
+    )
     assert len(again.history.results["accuracy_test"]) == 6
 
 
@@ -66,7 +81,10 @@ def test_files_say_which_clients_were_scored_and_a_resumed_run_scores_them(tmp_p
 def test_replicates_score_clients_of_their_own():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation, batch_size=2)
-    runs = [toys.make_experiment("local", problem, federation, seed=seed, eval_clients=4) for seed in range(3)]
+    runs = [
+        toys.make_experiment("local", problem, federation, seed=seed, eval_clients=4)
+        for seed in range(3)
+    ]
     together = Trainer(runs).train(2)
     assert len({tuple(found.experiment.scored) for found in together}) > 1
     for run, found in zip(runs, together, strict=True):

@@ -6,11 +6,15 @@ import pytest
 import pfljax as pfl
 from pfljax.folder import files
 
-MODEL, LOCAL = pfl.models.MLP(hidden=()), pfl.LocalTraining(optax.sgd(0.1))
+MODEL = pfl.models.MLP(hidden=())
+LOCAL = pfl.LocalTraining(optax.sgd(0.1))
 
 
 def rows(name, values, every=5):
-    return [{"round": every * n, "train_loss": 1.0, "loss": 9.0, name: value} for n, value in enumerate(values)]
+    return [
+        {"round": every * n, "train_loss": 1.0, "loss": 9.0, name: value}
+        for n, value in enumerate(values)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -19,8 +23,14 @@ def rows(name, values, every=5):
         ("train_loss", [3, 2, 1, 1.5, 1.2], 10, "no better train loss than in round 10"),
         ("train_loss", [3, 2, 1, 1.5, 1.2], 11, ""),
         ("train_loss", [3, 2, 1, 1.5, 0.9], 10, ""),
-        ("validation_loss", [3, 2, 1, 1, 1], 10, "no better validation loss than in round 10"),  # equal is no better
-        ("validation_accuracy", [0.1, 0.5, 0.3, 0.4], 10, "no better validation accuracy than in round 5"),
+        # equal is no better
+        ("validation_loss", [3, 2, 1, 1, 1], 10, "no better validation loss than in round 10"),
+        (
+            "validation_accuracy",
+            [0.1, 0.5, 0.3, 0.4],
+            10,
+            "no better validation accuracy than in round 5",
+        ),
         ("validation_accuracy", [0.1, 0.5, 0.3, 0.6], 10, ""),
     ],
 )
@@ -43,21 +53,32 @@ def after_three(history):
 
 @pytest.mark.slow
 def test_a_stopped_run_is_finished(clients, tmp_path):
-    run = lambda stop=after_three: pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, stop=stop)
+    def run(stop=after_three):
+        return pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, stop=stop)
+
     options = {"out": tmp_path / "run", "eval_every": 2, "progress": False}
     result = run().train(9, **options)
     assert [row["round"] for row in result.history] == [0, 2, 4]
-    assert result.summary["stopped"] == "after round 4: its stop rule holds" and result.summary["rounds"] == 9
-    assert files.read_json(tmp_path / "run" / "summary.json")["stopped"] == result.summary["stopped"]
+    assert (
+        result.summary["stopped"] == "after round 4: its stop rule holds"
+        and result.summary["rounds"] == 9
+    )
+    assert (
+        files.read_json(tmp_path / "run" / "summary.json")["stopped"] == result.summary["stopped"]
+    )
     said = []
     again = run().train(20, resume=True, say=said.append, **options)
     assert again.history == result.history and again.summary["stopped"]
     assert any("stopped after round 4: its stop rule holds" in line for line in said)
     assert pfl.load(tmp_path / "run", clients=clients).history == result.history
-    with pytest.raises(pfl.ArgumentError, match=r"with other settings: stop was 'a function' and is None"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"with other settings: stop was 'a function' and is None"
+    ):
         run(None).train(20, resume=True, **options)
     assert (
-        run(lambda history: len(history) == 2 and "enough").train(9, eval_every=2, progress=False).summary["stopped"]
+        run(lambda history: len(history) == 2 and "enough")
+        .train(9, eval_every=2, progress=False)
+        .summary["stopped"]
         == "after round 2: enough"
     )
 
@@ -76,9 +97,14 @@ def test_cells_stop_by_themselves_and_are_finished(clients, tmp_path):
     ("mistake", "message"),
     [
         (lambda c: pfl.patience(0), "patience=0: accepted: 1 or more"),
-        (lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, stop=5), r"stop=5: accepted: a function .* pfljax.patience\(20\)"),
         (
-            lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, stop=lambda rows: rows[0]["f1"]).train(1, progress=False),
+            lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, stop=5),
+            r"stop=5: accepted: a function .* pfljax.patience\(20\)",
+        ),
+        (
+            lambda c: pfl.Run(pfl.FedAvg(), c, MODEL, stop=lambda rows: rows[0]["f1"]).train(
+                1, progress=False
+            ),
             "stop: raised KeyError: 'f1'",
         ),
         (

@@ -43,7 +43,9 @@ def shown(folder):
     found = {}
     for event in events(folder):
         if event.HasField("session_log"):
-            found = {(tag, step): value for (tag, step), value in found.items() if step < event.step}
+            found = {
+                (tag, step): value for (tag, step), value in found.items() if step < event.step
+            }
         for value in event.summary.value:
             assert (value.tag, event.step) not in found
             found[value.tag, event.step] = value
@@ -55,7 +57,8 @@ def close(monkeypatch):
     """Closes all files of TensorBoard that were opened in the test so far."""
     import tensorboardX
 
-    opened, make = [], tensorboardX.SummaryWriter
+    opened = []
+    make = tensorboardX.SummaryWriter
 
     def noted(*args, **options):
         opened.append(make(*args, **options))
@@ -71,14 +74,23 @@ def close(monkeypatch):
 
 def test_a_tracker_gets_what_the_files_say():
     found = []
-    history = train(make_experiment("local", unseen=False), None, 2, trackers=[found.append]).history
-    assert [each.round for each in found] == [0, 1, 2] and {(each.run, each.resumed) for each in found} == {("", 0)}
+    history = train(
+        make_experiment("local", unseen=False), None, 2, trackers=[found.append]
+    ).history
+    assert [each.round for each in found] == [0, 1, 2] and {
+        (each.run, each.resumed) for each in found
+    } == {("", 0)}
     for place, each in enumerate(found):
         row = history.rows[place]
-        assert each.scalars["accuracy/test"] == row["accuracy"] and each.scalars["train_loss"] == row["train_loss"]
+        assert (
+            each.scalars["accuracy/test"] == row["accuracy"]
+            and each.scalars["train_loss"] == row["train_loss"]
+        )
         assert each.scalars["bytes_up"] == row["bytes_up"] and "accuracy" not in each.scalars
         for name in ("accuracy", "loss"):
-            np.testing.assert_array_equal(each.per_client[f"{name}/test"], history.results[f"{name}_test"][place])
+            np.testing.assert_array_equal(
+                each.per_client[f"{name}/test"], history.results[f"{name}_test"][place]
+            )
         np.testing.assert_array_equal(each.collaboration, np.eye(5))  # of clients that are alone
 
 
@@ -96,19 +108,30 @@ def test_the_matrix_has_a_column_for_each_model(shared, expected):
         "weights": np.array([[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]]),
     }
     row = {"round": 3, "train_loss": 0.5, "loss": 1.0}
-    found = make_evaluation(row, {"test": {"loss": 1.0}}, {"test": {}}, used, shared=shared, resumed=0)
+    found = make_evaluation(
+        row, {"test": {"loss": 1.0}}, {"test": {}}, used, shared=shared, resumed=0
+    )
     np.testing.assert_array_equal(found.collaboration, expected)
 
 
 def test_clients_without_examples_and_matrices_of_a_sample_are_left_out():
     row = {"round": 3, "train_loss": 0.5, "loss": 1.0, "validation_loss": 2.0, "drift": 4.0}
-    scores = {"test": {"loss": np.array([1.0, np.nan])}, "validation": {"loss": np.array([2.0, np.nan])}}
+    scores = {
+        "test": {"loss": np.array([1.0, np.nan])},
+        "validation": {"loss": np.array([2.0, np.nan])},
+    }
     means = {"test": {"loss": 1.0}, "validation": {"loss": 2.0}}
     found = make_evaluation(row, means, scores, {}, shared=False, resumed=2)
-    assert found.scalars == {"loss/test": 1.0, "loss/validation": 2.0, "train_loss": 0.5, "drift": 4.0}
+    assert found.scalars == {
+        "loss/test": 1.0,
+        "loss/validation": 2.0,
+        "train_loss": 0.5,
+        "drift": 4.0,
+    }
     assert found.per_client["loss/test"].tolist() == [1.0] and found.collaboration is None
     used = {"index": np.array([[0, 2], [2, 2]]), "weights": np.array([[0.25, 0.75], [0.5, 0.5]])}
-    shared = make_evaluation(row, means, scores, used, shared=True, resumed=2)  # three models of two clients
+    # three models of two clients
+    shared = make_evaluation(row, means, scores, used, shared=True, resumed=2)
     assert shared.collaboration.tolist() == [[0.25, 0, 0.75], [0, 0, 1]]
 
 
@@ -116,12 +139,15 @@ def test_a_name_tells_the_runs_of_a_comparison_apart():
     found = []
     evaluation = Evaluation("", 1, 0, {}, {}, None)
     named(found.append, "fedavg/seed-0")(evaluation)
-    assert found == [evaluation._replace(run="fedavg/seed-0")] and named(None, "fedavg/seed-0") is None
+    assert (
+        found == [evaluation._replace(run="fedavg/seed-0")] and named(None, "fedavg/seed-0") is None
+    )
 
 
 def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path, close):
     """Killed after round 3 was tracked, with a checkpoint of round 2: round 3 is played and written again."""
-    out, board = tmp_path / "run", tmp_path / "board"
+    out = tmp_path / "run"
+    board = tmp_path / "board"
     experiment = make_experiment("local", unseen=False)
     tracker = TensorBoard(board)
 
@@ -141,7 +167,9 @@ def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path
     history = train(experiment, out, 4, resume=True, trackers=[again]).history
     close()
     found = shown(board)
-    accuracy = {step: value.simple_value for (tag, step), value in found.items() if tag == "accuracy/test"}
+    accuracy = {
+        step: value.simple_value for (tag, step), value in found.items() if tag == "accuracy/test"
+    }
     expected = {row["round"]: row["accuracy"] for row in history.rows}
     assert accuracy.keys() == {0, 1, 2, 3, 4} and accuracy == pytest.approx(expected, rel=1e-6)
     for step, each in enumerate(history.results["accuracy_test"]):
@@ -154,10 +182,15 @@ def test_tensorboard_has_every_round_once_after_a_kill_and_a_resumption(tmp_path
 def test_runs_of_a_comparison_have_folders_of_their_own(tmp_path, close):
     tracker = TensorBoard(tmp_path)
     for name, value in (("local/seed-0", 0.25), ("local/seed-1", 0.75)):
-        tracker(Evaluation(name, 0, 0, {"accuracy/test": value}, {"loss/test": np.array([np.inf])}, None))
+        tracker(
+            Evaluation(
+                name, 0, 0, {"accuracy/test": value}, {"loss/test": np.array([np.inf])}, None
+            )
+        )
     close()
     for name, value in (("local/seed-0", 0.25), ("local/seed-1", 0.75)):
-        ((key, found),) = shown(tmp_path / name).items()  # a loss that is not finite is in no histogram
+        # a loss that is not finite is in no histogram
+        ((key, found),) = shown(tmp_path / name).items()
         assert key == ("accuracy/test", 0) and found.simple_value == value
 
 
@@ -169,7 +202,9 @@ def test_replicates_have_trackers_of_their_own(monkeypatch):
     trainer = loop.Trainer(runs, trackers=[each.append for each in found.values()])
     trainer.train(1, EVERY_ROUND)
     for history, each in zip(trainer.histories, found.values(), strict=True):
-        assert [entry.scalars["loss/test"] for entry in each] == [row["loss"] for row in history.rows]
+        assert [entry.scalars["loss/test"] for entry in each] == [
+            row["loss"] for row in history.rows
+        ]
     assert found[1][0].scalars != found[2][0].scalars
 
 
@@ -180,10 +215,13 @@ class Runs:
     """
 
     Histogram = staticmethod(np.sort)
-    entities = types.SimpleNamespace(Metric=lambda *given: types.SimpleNamespace(given=given, step=given[3]))
+    entities = types.SimpleNamespace(
+        Metric=lambda *given: types.SimpleNamespace(given=given, step=given[3])
+    )
 
     def __init__(self):
-        self.ids, self.runs = itertools.count(), {}
+        self.ids = itertools.count()
+        self.runs = {}
 
     def _begin(self, **about):
         run = types.SimpleNamespace(id=f"id-{next(self.ids)}", values={}, open=True, about=about)
@@ -203,8 +241,11 @@ class Runs:
         )
         return run
 
-    MlflowClient = lambda self: self
-    set_experiment = lambda self, name: types.SimpleNamespace(experiment_id=f"experiment {name}")
+    def MlflowClient(self):
+        return self
+
+    def set_experiment(self, name):
+        return types.SimpleNamespace(experiment_id=f"experiment {name}")
 
     def create_run(self, experiment, run_name):
         return types.SimpleNamespace(
@@ -218,7 +259,9 @@ class Runs:
         self.runs[run].open = False
 
     def get_metric_history(self, run, name):
-        return [types.SimpleNamespace(step=step) for key, step in self.runs[run].values if key == name]
+        return [
+            types.SimpleNamespace(step=step) for key, step in self.runs[run].values if key == name
+        ]
 
     def log_batch(self, run, metrics):
         for name, value, milliseconds, step in (metric.given for metric in metrics):
@@ -244,14 +287,20 @@ def evaluation(round_number, resumed=0, run="", score=None):
 
 
 @pytest.mark.parametrize("tracker", [WandB, MLflow])
-def test_a_resumed_run_continues_the_librarys_run_and_has_every_round_once(tracker, library, tmp_path):
+def test_a_resumed_run_continues_the_librarys_run_and_has_every_round_once(
+    tracker, library, tmp_path
+):
     folder = tmp_path / "fedavg" / "seed-0" / tracker.board
     first = tracker(folder)
     assert not library.runs and not folder.exists()  # nothing before the first evaluation
     for number in (0, 1, 2):
         first(evaluation(number))
     (run,) = library.runs.values()
-    assert run.open and run.about["name"] == "fedavg/seed-0" and run.about["project"].endswith("pfljax")
+    assert (
+        run.open
+        and run.about["name"] == "fedavg/seed-0"
+        and run.about["project"].endswith("pfljax")
+    )
     del first
     gc.collect()
     assert not run.open
@@ -286,7 +335,9 @@ def test_runs_of_a_comparison_are_runs_of_the_library(tracker, library, tmp_path
     assert {run.about["project"].split()[-1] for run in library.runs.values()} == {"mine"}
     tracker(tmp_path)(evaluation(2, resumed=1, run="local/seed-1"))
     first, second = library.runs.values()
-    assert max(step for _, step in first.values) == 1 and max(step for _, step in second.values) == 2
+    assert (
+        max(step for _, step in first.values) == 1 and max(step for _, step in second.values) == 2
+    )
     tracker(tmp_path, "other")(evaluation(0))
     assert [*library.runs.values()][-1].about["project"].split()[-1] == "other"
 
@@ -298,5 +349,7 @@ def test_runs_that_start_over_delete_what_trackers_left():
 @pytest.mark.parametrize(("name", "tracker"), TRACKERS.items())
 def test_without_the_library_one_line_says_how_to_get_it(name, tracker, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, tracker.package, None)
-    with pytest.raises(ArgumentError, match=rf"^tracker: needs {tracker.package}: pip install 'pfljax\[{name}\]'$"):
+    with pytest.raises(
+        ArgumentError, match=rf"^tracker: needs {tracker.package}: pip install 'pfljax\[{name}\]'$"
+    ):
         tracker(tmp_path)

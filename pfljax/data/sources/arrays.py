@@ -21,8 +21,10 @@ TaskName = Literal["auto", "classification", "regression", "multilabel"]
 IGNORED = -1  # target of a place of a sequence or image without a class
 MOST_TOKENS = 10**6  # vocabularies are smaller
 FEW = 9  # classes that may be missing between others
-NO_CLASS = (99, 127, 254, 255, 999, 9999, 32767, 65534, 65535)  # numbers that often stand for no class
-MISSING = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")  # strings of missing values that became text
+# numbers that often stand for no class
+NO_CLASS = (99, 127, 254, 255, 999, 9999, 32767, 65534, 65535)
+# strings of missing values that became text
+MISSING = ("", "nan", "NaN", "None", "<NA>", "NaT", "null")
 NUMBERS = "accepted: numbers"
 
 
@@ -32,7 +34,9 @@ def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
     A dict, a named tuple, or a tuple that does not have one entry for each example is a tree.
     """
     warn_of_order({"x": x, **others})
-    arrays: dict[str, Any] = {key: to_numpy(key, values) for key, values in others.items() if values is not None}
+    arrays: dict[str, Any] = {
+        key: to_numpy(key, values) for key, values in others.items() if values is not None
+    }
     is_rows = isinstance(x, tuple) and not hasattr(x, "_fields")
     is_rows = is_rows and "y" in arrays and arrays["y"].shape[:1] == (len(x),)
     if is_rows or not isinstance(x, Mapping | tuple):
@@ -41,7 +45,9 @@ def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
     def leaf(path: Any, values: Any) -> np.ndarray:
         return to_numpy(f"x{jax.tree_util.keystr(path)}", values, NUMBERS)
 
-    return arrays | {"x": jax.tree.map_with_path(leaf, x, is_leaf=lambda node: isinstance(node, list))}
+    return arrays | {
+        "x": jax.tree.map_with_path(leaf, x, is_leaf=lambda node: isinstance(node, list))
+    }
 
 
 def make_source(
@@ -110,7 +116,11 @@ def make_source(
 
 def _plain(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays, with Python objects and numbers of other packages' types in plain dtypes."""
-    plain = {key: to_numpy(key, values) for key, values in arrays.items() if key != "x" and values is not None}
+    plain = {
+        key: to_numpy(key, values)
+        for key, values in arrays.items()
+        if key != "x" and values is not None
+    }
 
     def leaf(path: Any, values: Any) -> Any:
         in_memory = isinstance(values, np.ndarray) and not in_file(values)
@@ -147,7 +157,9 @@ def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if y.dtype.kind != "U" or y.ndim > 1:
         return y, ()
     if task not in ("auto", "classification"):
-        raise ArgumentError("y", f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers")
+        raise ArgumentError(
+            "y", f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers"
+        )
     warn_of_missing("y", y)
     names, numbers = np.unique(y, return_inverse=True)
     return numbers, tuple(names.tolist())
@@ -160,16 +172,24 @@ def warn_of_missing(name: str, texts: np.ndarray) -> None:
         count = int(np.isin(texts, suspects).sum())
         kind = {"y": "class", "categorical": "category"}.get(name, "client")
         shown = " and ".join(map(repr, suspects))
-        warn(name, f"has {shown} in {count} rows, as a {kind} of its own; leave rows without a {kind} out")
+        warn(
+            name,
+            f"has {shown} in {count} rows, as a {kind} of its own; leave rows without a {kind} out",
+        )
 
 
 def targets(
-    y: np.ndarray, task: str = "auto", num_classes: int | None = None, ignored_index: int | None = None
+    y: np.ndarray,
+    task: str = "auto",
+    num_classes: int | None = None,
+    ignored_index: int | None = None,
 ) -> tuple[np.ndarray, int, Task]:
     """Checks the targets (n, ...). Returns int32 classes, uint8 labels or float32 values, with C and the task."""
     if y.dtype.kind not in "biuf":
         hint = "; y.astype(str) converts it to strings" if y.dtype.kind == "S" else ""
-        raise ArgumentError("y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}")
+        raise ArgumentError(
+            "y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}"
+        )
     _check_finite("y", y, np.arange(len(y)))
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
@@ -182,23 +202,37 @@ def targets(
         return y.astype(np.float32), 1, "regression"
     if task == "multilabel":
         if y.ndim != 2 or not np.isin(y, (0, 1)).all():
-            raise ArgumentError("y", f"has shape {y.shape}; accepted for multilabel: labels 0 or 1 of shape (n, C)")
+            raise ArgumentError(
+                "y", f"has shape {y.shape}; accepted for multilabel: labels 0 or 1 of shape (n, C)"
+            )
         return y.astype(np.uint8), y.shape[1], "multilabel"
     if ignored_index is not None and y.ndim == 1:
-        raise ArgumentError("ignored_index", "accepted only for sequences and images, with y (n, ...)", ignored_index)
+        raise ArgumentError(
+            "ignored_index",
+            "accepted only for sequences and images, with y (n, ...)",
+            ignored_index,
+        )
     ignored = (y < 0) | (y == ignored_index) if y.ndim > 1 else np.zeros(y.shape, bool)
     wrong = np.argwhere(~ignored & ((y < 0) | (y != np.floor(y))))
     if wrong.size:
-        raise ArgumentError("y", f"is {y[tuple(wrong[0])]} in row {wrong[0][0]}; classes are integers 0..C-1")
+        raise ArgumentError(
+            "y", f"is {y[tuple(wrong[0])]} in row {wrong[0][0]}; classes are integers 0..C-1"
+        )
     if ignored.all():
         raise ArgumentError("y", "has no class: all places are ignored")
     largest = int(np.max(y, initial=0, where=~ignored))
     found = largest + 1
     if num_classes is not None and found > num_classes:
-        raise ArgumentError("num_classes", f"y reaches {largest}; accepted: {found} or more", num_classes)
-    if found > max(y.size, 1000) and (num_classes is None or found > MOST):  # hardly classes: each has an output
-        raise ArgumentError("y", f"reaches {largest} in {len(y)} rows; classes are 0..C-1, regression needs floats")
-    classes = np.where(ignored, 0, y).astype(np.int32)  # before IGNORED, which unsigned integers do not have
+        raise ArgumentError(
+            "num_classes", f"y reaches {largest}; accepted: {found} or more", num_classes
+        )
+    # hardly classes: each has an output
+    if found > max(y.size, 1000) and (num_classes is None or found > MOST):
+        raise ArgumentError(
+            "y", f"reaches {largest} in {len(y)} rows; classes are 0..C-1, regression needs floats"
+        )
+    # before IGNORED, which unsigned integers do not have
+    classes = np.where(ignored, 0, y).astype(np.int32)
     if num_classes is None:
         _warn_of_gaps(classes[~ignored], places=y.ndim > 1)
     classes[ignored] = IGNORED
@@ -214,7 +248,9 @@ def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
     largest = occurring[-1]
     if not places and occurring[0] > 0:
         text = f"has labels from {occurring[0]}: classes are counted from 0, so that C is {largest + 1}"
-        rest = f"and no example has class 0; subtract {occurring[0]}, or set num_classes={largest + 1}"
+        rest = (
+            f"and no example has class 0; subtract {occurring[0]}, or set num_classes={largest + 1}"
+        )
         warn("y", f"{text} {rest}")
         return
     gaps = np.diff(occurring) - 1
@@ -227,7 +263,10 @@ def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
     if is_suspect and gaps[widest] > max(below + 1, FEW):
         text = f"has no class from {below + 1} to {above - 1}, but class {above}, so that C is {largest + 1}"
         no_class = "pass ignored_index" if places else "leave these examples out"
-        warn("y", f"{text}; if {above} stands for no class, {no_class}; otherwise set num_classes={largest + 1}")
+        warn(
+            "y",
+            f"{text}; if {above} stands for no class, {no_class}; otherwise set num_classes={largest + 1}",
+        )
 
 
 def _warn_of_classes(y: np.ndarray) -> None:
@@ -239,15 +278,25 @@ def _warn_of_classes(y: np.ndarray) -> None:
         if (y.sum(axis=1) == 1).all():
             warn("y", f"has one-hot rows; if these are classes, pass y.argmax(axis=1), {silent}")
         else:
-            taken = "several numbers to predict" if is_float else "a class for each place of a sequence"
+            taken = (
+                "several numbers to predict" if is_float else "a class for each place of a sequence"
+            )
             text = f"has rows of 0 and 1, which are {taken}; if each says whether a label applies"
             warn("y", f"{text}, pass y.astype(bool), {silent}")
     elif y.dtype.kind in "iu" and y.shape[1:] == (1,):
         text = f"has shape {y.shape}, which is one class for each place of sequences of length 1"
         warn("y", f"{text}; if examples have one class each, pass y[:, 0], {silent}")
-    elif is_float and y.shape[1:] in ((), (1,)) and (y == np.floor(y)).all() and len(np.unique(y)) < min(100, len(y)):
+    elif (
+        is_float
+        and y.shape[1:] in ((), (1,))
+        and (y == np.floor(y)).all()
+        and len(np.unique(y)) < min(100, len(y))
+    ):
         column = "y.astype(int)" if y.ndim == 1 else "y[:, 0].astype(int)"
-        warn("y", f"has floats, so the task is regression; if they are classes, pass {column}, {silent}")
+        warn(
+            "y",
+            f"has floats, so the task is regression; if they are classes, pass {column}, {silent}",
+        )
 
 
 def _leaves(x: PyTree) -> dict[str, np.ndarray]:
@@ -258,13 +307,19 @@ def _leaves(x: PyTree) -> dict[str, np.ndarray]:
 def _check_shapes(arrays: Mapping[str, Any]) -> None:
     inputs = _leaves(arrays["x"])
     if not inputs:
-        raise ArgumentError("x", "has no arrays; accepted: (n, *features), or a dict or tuple of such arrays")
+        raise ArgumentError(
+            "x", "has no arrays; accepted: (n, *features), or a dict or tuple of such arrays"
+        )
     first, shape = next((key, array.shape) for key, array in inputs.items())
     for key, array in inputs.items():
         if not array.size or not array.ndim:
-            raise ArgumentError(key, f"is empty, with shape {array.shape}; accepted: (n, *features)")
+            raise ArgumentError(
+                key, f"is empty, with shape {array.shape}; accepted: (n, *features)"
+            )
         if len(array) != shape[0]:
-            raise ArgumentError(key, f"has {len(array)} rows, but {first} has {shape[0]}; accepted: one per example")
+            raise ArgumentError(
+                key, f"has {len(array)} rows, but {first} has {shape[0]}; accepted: one per example"
+            )
     for key, array in arrays.items():
         if key == "y" and array.ndim > 1 and len(array) == shape[0] and array.size:
             continue
@@ -320,7 +375,9 @@ def _check_numbers(key: str, x: Any) -> None:
     if x.dtype.kind not in "biuf":
         raise ArgumentError(key, f"is {x.dtype}; {NUMBERS}")
     if x.ndim == 1:
-        raise ArgumentError(key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]")
+        raise ArgumentError(
+            key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]"
+        )
 
 
 def _has_measurements(key: str, x: Any) -> bool:
@@ -343,7 +400,8 @@ def _to_standardize(x: Any) -> Any:
     """Examples (n, *features) that models standardize: numbers as they are, in their file if it maps them."""
     if x.dtype.kind in "iu" and x.dtype != np.uint8:
         return np.asarray(x, np.float64)
-    if in_file(x) and (x.dtype == np.uint8 or isinstance(x, np.ndarray)):  # other files are read once
+    # other files are read once
+    if in_file(x) and (x.dtype == np.uint8 or isinstance(x, np.ndarray)):
         return x
     return np.array(x)  # not the user's own array, which may change
 
@@ -363,17 +421,23 @@ def _as_given(key: str, x: Any) -> Any:
     if x.dtype.kind == "f" or (is_pixels and x.ndim > 2):
         some = values[:BLOCK]
         if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
-            warn(key, "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255")
+            warn(
+                key,
+                "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255",
+            )
     return values
 
 
 def _warn_of_unscaled(key: str, x: np.ndarray) -> None:
     """Warns of integers that are not scaled, since they may be tokens, but are no tokens by their shape or range."""
-    smallest, largest = int(np.min(x)), int(np.max(x))
+    smallest = int(np.min(x))
+    largest = int(np.max(x))
     is_bits = smallest >= 0 and largest <= 1
     if is_bits or not (x.ndim > 2 or smallest < 0 or 127 < largest <= 255 or largest > MOST_TOKENS):
         return
-    pixels = f"if they are pixels, pass {key}.astype('uint8')" if 0 <= smallest <= largest <= 255 else ""
+    pixels = (
+        f"if they are pixels, pass {key}.astype('uint8')" if 0 <= smallest <= largest <= 255 else ""
+    )
     numbers = f"if they are {'other ' * bool(pixels)}measurements, pass {key}.astype(float)"
     hints = "; ".join(filter(None, (pixels, numbers)))
     text = f"holds integers from {smallest} to {largest}, which are not scaled, since they may be tokens"
@@ -399,4 +463,6 @@ def _check_finite(name: str, values: np.ndarray, rows: np.ndarray, fill: bool = 
         release(values)
     bad = rows[~fits]
     if bad.size:
-        raise ArgumentError(name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}")
+        raise ArgumentError(
+            name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}"
+        )

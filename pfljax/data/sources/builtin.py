@@ -24,7 +24,8 @@ SINE_NOISE = 0.1  # standard deviation of the noise on the sine curve
 SYNTHETIC_FEATURES = 150
 SYNTHETIC_TRAIN = (50, 1000)  # minimum and maximum number of training examples of a client
 SYNTHETIC_TEST = 5000  # a client's test examples, unless test_examples is given
-SYNTHETIC_NOISE = 0.1  # standard deviation of the noise on the linear score that determines the class
+# standard deviation of the noise on the linear score that determines the class
+SYNTHETIC_NOISE = 0.1
 PUBLISHED_SEED = 12345  # seed of the synthetic data that FedEM's authors published
 
 SyntheticLabels = Literal["mixture", "published"]
@@ -74,7 +75,8 @@ def sine(num_clients: NumClients = 16, *, seed: Seed = 0, fraction: Fraction = 1
     x = 2 * (client + rng.random(client.shape)) / num_clients - 1
     y = np.sin(np.pi * (x + 1)) + SINE_NOISE * rng.standard_normal(client.shape)
     rows = subsample(rng, len(y), fraction)
-    x, y = x[rows, None].astype(np.float32), y[rows].astype(np.float32)
+    x = x[rows, None].astype(np.float32)
+    y = y[rows].astype(np.float32)
     return Source(x, y, client[rows], None, 1, "regression", "sine", np.arange(num_clients))
 
 
@@ -105,8 +107,11 @@ def synthetic(
         fraction: The share of the examples to keep, drawn uniformly.
     """
     if labels == "published":
-        return published_synthetic(num_clients, groups, alpha, test_examples or SYNTHETIC_TEST, seed, fraction)
-    rng, (least, most) = generator(seed, "load"), SYNTHETIC_TRAIN
+        return published_synthetic(
+            num_clients, groups, alpha, test_examples or SYNTHETIC_TEST, seed, fraction
+        )
+    rng = generator(seed, "load")
+    (least, most) = SYNTHETIC_TRAIN
     theta = rng.uniform(-1, 1, (groups, SYNTHETIC_FEATURES)).astype(np.float32)
     share = dirichlet_draws(rng, num_clients, groups, alpha)
     train = np.minimum(least + rng.lognormal(4, 2, num_clients).astype(int), most)
@@ -127,7 +132,16 @@ def synthetic(
     client = np.repeat(np.arange(num_clients), sizes.sum(axis=1))
     is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
     rows = subsample_parts(seed, is_test, fraction)
-    return Source(x[rows], y[rows], client[rows], is_test[rows], 2, "classification", "synthetic", share.argmax(axis=1))
+    return Source(
+        x[rows],
+        y[rows],
+        client[rows],
+        is_test[rows],
+        2,
+        "classification",
+        "synthetic",
+        share.argmax(axis=1),
+    )
 
 
 def published_synthetic(
@@ -141,7 +155,8 @@ def published_synthetic(
     """
     if not 0.01 <= alpha < np.inf:  # for smaller values, all of a client's shares may underflow
         raise ArgumentError("alpha", "accepted for the published data: 0.01 or more", alpha)
-    rng, (least, most) = np.random.RandomState(PUBLISHED_SEED), SYNTHETIC_TRAIN
+    rng = np.random.RandomState(PUBLISHED_SEED)
+    (least, most) = SYNTHETIC_TRAIN
     train = np.minimum(least + rng.lognormal(4, 2, num_clients).astype(int), most)
     share = rng.dirichlet(np.full(groups, alpha), num_clients)
     theta = rng.uniform(-1, 1, (groups, SYNTHETIC_FEATURES))
@@ -153,12 +168,25 @@ def published_synthetic(
         count = rng.multinomial(end - start, share[part // 2])
         block = rng.uniform(-1, 1, (end - start, SYNTHETIC_FEATURES))
         label = y[start:end]
-        for number, own in zip(count, theta, strict=True):  # the bug: always starts at the first example
-            label[:number] = block[:number] @ own + rng.normal(scale=SYNTHETIC_NOISE, size=number) > 0
+        # the bug: always starts at the first example
+        for number, own in zip(count, theta, strict=True):
+            label[:number] = (
+                block[:number] @ own + rng.normal(scale=SYNTHETIC_NOISE, size=number) > 0
+            )
         order = rng.permutation(end - start)
-        x[start:end], y[start:end] = block[order], label[order]
+        x[start:end] = block[order]
+        y[start:end] = label[order]
     client = np.repeat(np.arange(num_clients), sizes.sum(axis=1))
     is_test = np.repeat(np.arange(sizes.size) % 2 == 1, sizes.ravel())
     rows = subsample_parts(seed, is_test, fraction)
     name = "synthetic, published labels"
-    return Source(x[rows], y[rows], client[rows], is_test[rows], 2, "classification", name, share.argmax(axis=1))
+    return Source(
+        x[rows],
+        y[rows],
+        client[rows],
+        is_test[rows],
+        2,
+        "classification",
+        name,
+        share.argmax(axis=1),
+    )

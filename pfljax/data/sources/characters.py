@@ -20,7 +20,9 @@ def tokens(texts: Sequence[str], file: str) -> np.ndarray:
     """
     letters = sorted(set().union(*texts) - {"\0"})
     if len(letters) > MOST:
-        raise ArgumentError("file", f"has {len(letters)} different characters; accepted: at most {MOST}", file)
+        raise ArgumentError(
+            "file", f"has {len(letters)} different characters; accepted: at most {MOST}", file
+        )
     longest = max(1, *map(len, texts))
     check_memory(5 * len(texts) * longest, file)
     number = np.zeros(sys.maxunicode + 1, np.uint8)

@@ -37,7 +37,9 @@ def to_numpy(name: str, values: Any, accepted: str = ONE_KIND) -> np.ndarray:
     except Exception as error:  # other libraries raise anything
         text = shown(str(error).partition("\n")[0])
         kind = type(values).__name__
-        raise ArgumentError(name, f"is a {kind} that NumPy cannot read ({text}); accepted: an array") from error
+        raise ArgumentError(
+            name, f"is a {kind} that NumPy cannot read ({text}); accepted: an array"
+        ) from error
     if array.dtype.isbuiltin == 2:  # types of other packages, such as bfloat16
         return _builtin(name, array)
     if array.dtype.kind == "O":
@@ -91,7 +93,9 @@ def _array(name: str, values: Any) -> np.ndarray:
 def _missing(name: str, missing: np.ndarray) -> ArgumentError:
     """The error for missing values, given which of the rows (n, ...) they are in."""
     rows = np.flatnonzero(missing.reshape(len(missing), -1).any(axis=1))
-    return ArgumentError(name, f"has missing values in {len(rows)} rows; the first is row {rows[0]}")
+    return ArgumentError(
+        name, f"has missing values in {len(rows)} rows; the first is row {rows[0]}"
+    )
 
 
 def _unmasked(name: str, values: np.ma.MaskedArray) -> np.ndarray:
@@ -109,15 +113,20 @@ def _from_list(name: str, values: Sequence[Any]) -> np.ndarray:
     try:
         array = np.asarray(values)
         if array.dtype.kind == "U" and not all(isinstance(each, str) for each in values):
-            return np.array(values, object)  # NumPy would write numbers and NaN among strings as text
+            # NumPy would write numbers and NaN among strings as text
+            return np.array(values, object)
         return array
     except ValueError as error:
-        lengths = [np.shape(each)[0] if isinstance(each, np.ndarray) else _length(each) for each in values]
+        lengths = [
+            np.shape(each)[0] if isinstance(each, np.ndarray) else _length(each) for each in values
+        ]
         different = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
         if different is None:
             raise
         text = f"has rows of different lengths: {lengths[0]} in row 0, but {lengths[different]} in row {different}"
-        raise ArgumentError(name, f"{text}; accepted: rows of one length, such as padded ones") from error
+        raise ArgumentError(
+            name, f"{text}; accepted: rows of one length, such as padded ones"
+        ) from error
 
 
 def _length(value: Any) -> int:
@@ -132,7 +141,8 @@ def _from_torch(tensor: Any) -> np.ndarray:
     if "strided" not in str(tensor.layout):
         tensor = tensor.to_dense()
     tensor = tensor.cpu().resolve_conj().resolve_neg()
-    if any(kind in str(tensor.dtype) for kind in ("bfloat16", "float8")):  # which NumPy does not have
+    # which NumPy does not have
+    if any(kind in str(tensor.dtype) for kind in ("bfloat16", "float8")):
         tensor = tensor.float()
     return tensor.numpy()
 
@@ -151,7 +161,12 @@ def _from_frame(name: str, frame: Any) -> np.ndarray:
         return np.zeros(frame.shape)
     if name.partition("[")[0] != "x" and frame.shape[1] == 1:
         return _from_column(name, frame.iloc[:, 0])
-    if {*frame.dtypes} <= {np.dtype(np.float32), np.dtype(np.float64), np.dtype(bool), np.dtype(np.uint8)}:
+    if {*frame.dtypes} <= {
+        np.dtype(np.float32),
+        np.dtype(np.float64),
+        np.dtype(bool),
+        np.dtype(np.uint8),
+    }:
         return _features(name, frame.to_numpy())
     columns = []
     for number, column in enumerate(frame.columns):
@@ -166,7 +181,11 @@ def _from_frame(name: str, frame: Any) -> np.ndarray:
 def _features(name: str, values: np.ndarray) -> np.ndarray:
     """The columns of a table; as in a file, those of x become floats unless all are pixels."""
     is_x = name.partition("[")[0] == "x"
-    return values.astype(np.float64) if is_x and values.dtype.kind in "biu" and values.dtype != np.uint8 else values
+    return (
+        values.astype(np.float64)
+        if is_x and values.dtype.kind in "biu" and values.dtype != np.uint8
+        else values
+    )
 
 
 def _from_column(name: str, column: Any) -> np.ndarray:
@@ -196,11 +215,18 @@ def _from_objects(name: str, array: np.ndarray, given: Any, accepted: str) -> np
         return np.zeros(array.shape)
     flat = array.ravel().tolist()
     number = (numbers.Real, decimal.Decimal, np.bool)
-    for kind, dtype in ((str, str), ((bool, np.bool), bool), (numbers.Integral, None), (number, np.float64)):
+    for kind, dtype in (
+        (str, str),
+        ((bool, np.bool), bool),
+        (numbers.Integral, None),
+        (number, np.float64),
+    ):
         if all(isinstance(value, kind) for value in flat):
             converted = np.array(flat, dtype)
             if converted.dtype.kind == "O":
-                raise ArgumentError(name, "has integers of more than 64 bits; accepted: smaller ones")
+                raise ArgumentError(
+                    name, "has integers of more than 64 bits; accepted: smaller ones"
+                )
             return converted.reshape(array.shape)
     missing = [value is None or type(value).__name__ in ("NAType", "NaTType") for value in flat]
     if any(missing):

@@ -18,14 +18,26 @@ def _example_class() -> Any:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
     field: Any = descriptor_pb2.FieldDescriptorProto
-    file: Any = descriptor_pb2.FileDescriptorProto(name="example.proto", package="pfljax", syntax="proto3")
+    file: Any = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="pfljax", syntax="proto3"
+    )
 
-    def add(owner: Any, name: str, number: int, kind: int, of: str = "", many: bool = False) -> None:
+    def add(
+        owner: Any, name: str, number: int, kind: int, of: str = "", many: bool = False
+    ) -> None:
         label = field.LABEL_REPEATED if many else field.LABEL_OPTIONAL
-        owner.field.add(name=name, number=number, type=kind, label=label, type_name=f".pfljax.{of}" if of else None)
+        owner.field.add(
+            name=name,
+            number=number,
+            type=kind,
+            label=label,
+            type_name=f".pfljax.{of}" if of else None,
+        )
 
     kinds = {"Bytes": field.TYPE_BYTES, "Float": field.TYPE_FLOAT, "Int64": field.TYPE_INT64}
-    feature, features, example = (file.message_type.add(name=name) for name in ("Feature", "Features", "Example"))
+    feature, features, example = (
+        file.message_type.add(name=name) for name in ("Feature", "Features", "Example")
+    )
     for number, (name, kind) in enumerate(kinds.items(), start=1):
         add(file.message_type.add(name=f"{name}List"), "value", 1, kind, many=True)
         add(feature, f"{name.lower()}_list", number, field.TYPE_MESSAGE, f"{name}List")

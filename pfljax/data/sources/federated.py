@@ -19,9 +19,15 @@ from pfljax.settings.fields import Seed, checked, knob
 
 TFF = "a file with a federated data set of TensorFlow Federated or FedJAX"
 READERS = {b"\x89HDF": hdf5.clients, b"SQLi": sqlite.clients}  # by a file's first bytes
-PIXELS, OTHERS, LABELS, COARSE, SPOKEN = ("pixels", "image"), ("x",), ("label", "y"), "coarse_label", "snippets"
-SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}  # of EMNIST and CIFAR-100, which SQLite files store as lists
-Clients = list[tuple[bool, str, Mapping[str, np.ndarray]]]  # whether they are for testing; the client; its arrays
+PIXELS = ("pixels", "image")
+OTHERS = ("x",)
+LABELS = ("label", "y")
+COARSE = "coarse_label"
+SPOKEN = "snippets"
+# of EMNIST and CIFAR-100, which SQLite files store as lists
+SHAPES = {28 * 28: (28, 28, 1), 32 * 32 * 3: (32, 32, 3)}
+# whether they are for testing; the client; its arrays
+Clients = list[tuple[bool, str, Mapping[str, np.ndarray]]]
 ACCEPTED = f"{', '.join(PIXELS)} or x, and label or y; or {SPOKEN}"
 
 
@@ -59,28 +65,43 @@ def tff(
             raise ArgumentError("file", f"is neither HDF5 nor SQLite; accepted: {TFF}", str(path))
         for own, client, arrays in read(str(path)):
             found.append(((own or part) == PARTS[1], client, arrays))
-    file, first = str(file), found[0][2] if found else {}
+    file = str(file)
+    first = found[0][2] if found else {}
     x = next((name for name in (*PIXELS, *OTHERS, SPOKEN) if name in first), None)
     y = next((name for name in LABELS if name in first), None)
     if x is None or (y is None and x != SPOKEN):
-        raise ArgumentError("file", f"has {', '.join(first) or 'nothing'} of clients; accepted: {ACCEPTED}", file)
+        raise ArgumentError(
+            "file", f"has {', '.join(first) or 'nothing'} of clients; accepted: {ACCEPTED}", file
+        )
     if x == SPOKEN:
         return next_characters(_roles(found), file, stride=stride, seed=seed, fraction=fraction)
     options: Any = {"task": task, "standardize": standardize}
-    return of_file(_arrays(found, file, x, str(y), shape), file, seed=seed, fraction=fraction, **options)
+    return of_file(
+        _arrays(found, file, x, str(y), shape), file, seed=seed, fraction=fraction, **options
+    )
 
 
-def _arrays(found: Clients, file: str, x: str, y: str, shape: Sequence[int]) -> dict[str, np.ndarray]:
+def _arrays(
+    found: Clients, file: str, x: str, y: str, shape: Sequence[int]
+) -> dict[str, np.ndarray]:
     """The arrays of `make_source` from the clients' arrays x and y."""
     wanted = {"x": x, "y": y, **({"coarse": COARSE} if COARSE in found[0][2] else {})}
     # One that only the first client has, or of another shape.
     with damaged(file, "has clients with different arrays ({error})", (KeyError, ValueError)):
-        arrays = {name: np.concatenate([values[key] for _, _, values in found]) for name, key in wanted.items()}
+        arrays = {
+            name: np.concatenate([values[key] for _, _, values in found])
+            for name, key in wanted.items()
+        }
         sizes = [len(values[x]) for _, _, values in found]
-    if x in PIXELS and arrays["x"].dtype.kind in "iu" and 0 <= arrays["x"].min() <= arrays["x"].max() <= 255:
+    if (
+        x in PIXELS
+        and arrays["x"].dtype.kind in "iu"
+        and 0 <= arrays["x"].min() <= arrays["x"].max() <= 255
+    ):
         arrays["x"] = arrays["x"].astype(np.uint8)
     flat = SHAPES.get(arrays["x"].shape[-1], ()) if x in PIXELS and arrays["x"].ndim == 2 else ()
-    tests, names = np.repeat([row[0] for row in found], sizes), np.repeat([row[1] for row in found], sizes)
+    tests = np.repeat([row[0] for row in found], sizes)
+    names = np.repeat([row[1] for row in found], sizes)
     arrays |= {"x": shaped(arrays["x"], shape or flat), "client": names}
     if x in PIXELS and not shape and arrays["x"].ndim == 3:
         arrays["x"] = arrays["x"][..., None]  # gray images
@@ -105,8 +126,15 @@ def _roles(found: Clients) -> dict[str, tuple[str, str]]:
     """The training and test text of each client, whose lines are divided if there is no test part."""
     lines: dict[str, dict[bool, list[str]]] = {}
     for test, client, arrays in found:
-        texts = [text.decode("utf-8", "replace") if isinstance(text, bytes) else text for text in arrays[SPOKEN]]
-        lines.setdefault(client, {False: [], True: []})[test] += [line for text in texts for line in text.split("\n")]
+        texts = [
+            text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+            for text in arrays[SPOKEN]
+        ]
+        lines.setdefault(client, {False: [], True: []})[test] += [
+            line for text in texts for line in text.split("\n")
+        ]
     if any(test for test, _, _ in found):
-        return {client: ("\n".join(own[False]), "\n".join(own[True])) for client, own in lines.items()}
+        return {
+            client: ("\n".join(own[False]), "\n".join(own[True])) for client, own in lines.items()
+        }
     return {client: halves(own[False]) for client, own in lines.items()}

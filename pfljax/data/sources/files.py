@@ -59,7 +59,9 @@ def npz(
     if clients in arrays:
         arrays["client"] = arrays.pop(clients)
     options: Any = {"task": task, "ignored_index": ignored_index, "standardize": standardize}
-    return of_file(arrays, file, seed=seed, fraction=fraction, called={"client": clients}, **options)
+    return of_file(
+        arrays, file, seed=seed, fraction=fraction, called={"client": clients}, **options
+    )
 
 
 @checked()
@@ -115,11 +117,15 @@ def of_file(
     except ArgumentError as error:
         if error.argument not in ARRAYS:
             raise
-        raise ArgumentError("file", f"{called.get(error.argument, error.argument)} {error.text}", file) from error
+        raise ArgumentError(
+            "file", f"{called.get(error.argument, error.argument)} {error.text}", file
+        ) from error
 
 
 @contextlib.contextmanager
-def damaged(file: str, text: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+def damaged(
+    file: str, text: str, errors: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
     """Raises `ArgumentError` for errors of what reads a file; by default any, since a damaged file can cause any.
 
     In the text, {kind} and {error} are replaced by the error's type and first line.
@@ -135,7 +141,11 @@ def damaged(file: str, text: str, errors: tuple[type[Exception], ...] = (Excepti
 
 def names_in(text: Names) -> list[str]:
     """The names in a list, or in a text with commas."""
-    return [name.strip() for name in text.split(",") if name.strip()] if isinstance(text, str) else list(text)
+    return (
+        [name.strip() for name in text.split(",") if name.strip()]
+        if isinstance(text, str)
+        else list(text)
+    )
 
 
 def shaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -143,6 +153,8 @@ def shaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     size = math.prod(x.shape[1:])
     if shape and math.prod(shape) != size:
         raise ArgumentError(
-            "shape", f"examples have {size} numbers; accepted: a shape of as many", ",".join(map(str, shape))
+            "shape",
+            f"examples have {size} numbers; accepted: a shape of as many",
+            ",".join(map(str, shape)),
         )
     return x.reshape(len(x), *shape) if shape else x

@@ -23,11 +23,14 @@ from pfljax.settings.fields import Seed, checked, knob
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
 GRAY = {"1", "L"}  # modes of images that have one channel
-MODES = GRAY | {"LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}  # 8 bits per channel
+# 8 bits per channel
+MODES = GRAY | {"LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 TRANSPARENT = {"LA", "La", "PA", "RGBA", "RGBa"}  # modes with an alpha channel
 ORIENTATION = 0x0112  # EXIF tag: how a camera was held
 # What folders' names say; other names are clients or classes.
-PART = re.compile(r"(?:(train|training)|(val|valid|validation|dev)|(test|testing))(?:[-_ ]?(?:set|data|images|split))?")
+PART = re.compile(
+    r"(?:(train|training)|(val|valid|validation|dev)|(test|testing))(?:[-_ ]?(?:set|data|images|split))?"
+)
 PREFIXED = re.compile(rf"(?:.*[-_ ])?{PART.pattern}")  # such as seg_train and seg_test
 PARTS = ("train", "validation", "test")
 # Files that are read as images; those without a suffix are, too, if Pillow knows them.
@@ -59,7 +62,22 @@ SUFFIXES = frozenset(
     ]
 )
 # Formats that Pillow decodes itself; of others, such as EPS, it starts programs.
-FORMATS = ("PNG", "JPEG", "MPO", "JPEG2000", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "AVIF", "TGA", "PCX", "SGI")
+FORMATS = (
+    "PNG",
+    "JPEG",
+    "MPO",
+    "JPEG2000",
+    "GIF",
+    "BMP",
+    "DIB",
+    "TIFF",
+    "WEBP",
+    "PPM",
+    "AVIF",
+    "TGA",
+    "PCX",
+    "SGI",
+)
 FOREIGN = frozenset(
     [
         ".arw",
@@ -79,7 +97,9 @@ FOREIGN = frozenset(
         ".svg",
     ]
 )
-LEFT_BY_SYSTEMS = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"})
+LEFT_BY_SYSTEMS = frozenset(
+    {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"}
+)
 DEEPEST = 5  # levels of folders: a part, a client and a class, and two parts more
 NAMED = 3  # files and folders that a message names
 Size = Annotated[Sequence[int], knob(at_least=1, empty=True)]
@@ -90,7 +110,8 @@ class Found(NamedTuple):
     """An image in a folder."""
 
     path: pathlib.Path
-    names: tuple[str, ...]  # of the folders that it is in, without parts: its class, or its client and class
+    # of the folders that it is in, without parts: its class, or its client and class
+    names: tuple[str, ...]
     part: str  # one of PARTS; "" if the folder has none
 
 
@@ -132,7 +153,10 @@ def images(
     found = _found(folder, contents)
     _warn(folder, contents, found)
     files = {str(each.path): functools.partial(opened, str(each.path)) for each in found}
-    arrays = {"x": read_images(pillow, files, tuple(size)), "y": np.array([each.names[-1] for each in found])}
+    arrays = {
+        "x": read_images(pillow, files, tuple(size)),
+        "y": np.array([each.names[-1] for each in found]),
+    }
     if len(found[0].names) == 2:
         arrays["client"] = np.array([each.names[0] for each in found])
     is_test = np.array([each.part == "test" for each in found])
@@ -155,7 +179,11 @@ def has_test_part(path: pathlib.Path) -> bool:
 def part_of(name: str) -> str:
     """Which of `PARTS` the name of a folder says that its images are; "": none, so that it is a client or a class."""
     found = PREFIXED.fullmatch(name.lower())
-    return next(part for part, text in zip(PARTS, found.groups(), strict=True) if text) if found else ""
+    return (
+        next(part for part, text in zip(PARTS, found.groups(), strict=True) if text)
+        if found
+        else ""
+    )
 
 
 def _contents(folder: pathlib.Path) -> Contents:
@@ -167,11 +195,15 @@ def _contents(folder: pathlib.Path) -> Contents:
     try:
         _visit(folder, folder, (), contents)
     except OSError as error:
-        raise ArgumentError("file", f"cannot be read ({error.strerror})", str(error.filename or folder)) from error
+        raise ArgumentError(
+            "file", f"cannot be read ({error.strerror})", str(error.filename or folder)
+        ) from error
     return contents
 
 
-def _visit(folder: pathlib.Path, root: pathlib.Path, above: tuple[tuple[int, int], ...], contents: Contents) -> None:
+def _visit(
+    folder: pathlib.Path, root: pathlib.Path, above: tuple[tuple[int, int], ...], contents: Contents
+) -> None:
     """Adds what is in a folder; `above` has device and number of the folders that it is in."""
     there = folder.stat()
     place = (there.st_dev, there.st_ino)
@@ -179,7 +211,9 @@ def _visit(folder: pathlib.Path, root: pathlib.Path, above: tuple[tuple[int, int
         text = f"{folder.relative_to(root)} is a link to a folder that it is in"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(root))
     if len(above) > DEEPEST:
-        raise ArgumentError("file", f"{folder.relative_to(root)} is elsewhere; accepted: {IMAGES}", str(root))
+        raise ArgumentError(
+            "file", f"{folder.relative_to(root)} is elsewhere; accepted: {IMAGES}", str(root)
+        )
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if _is_visible(entry.name))
     if not names and above:
@@ -203,7 +237,9 @@ def _is_image(path: pathlib.Path) -> bool:
     """Whether a file is to be read as an image, by its suffix; without one, by its content."""
     suffix = path.suffix.lower()
     if suffix in FOREIGN:
-        raise ArgumentError("file", f"is an image of a kind that is not read; accepted: {_suffixes()}", str(path))
+        raise ArgumentError(
+            "file", f"is an image of a kind that is not read; accepted: {_suffixes()}", str(path)
+        )
     if suffix and not suffix[1:].isdigit():
         return suffix in SUFFIXES
     pillow = optional.load("PIL.Image", "file", str(path))
@@ -232,7 +268,9 @@ def _found(folder: pathlib.Path, contents: Contents) -> list[Found]:
     while (level := _level_of_parts(names)) is not None:
         here = [part_of(name[level]) for name in names]
         if any(part not in ("", own) for part, own in zip(parts, here, strict=True)):
-            raise ArgumentError("file", f"has parts in other parts; accepted: {IMAGES}", str(folder))
+            raise ArgumentError(
+                "file", f"has parts in other parts; accepted: {IMAGES}", str(folder)
+            )
         parts = here
         names = [name[:level] + name[level + 1 :] for name in names]
     _check_layout(folder, contents.images, names, parts)
@@ -249,7 +287,10 @@ def _level_of_parts(names: Sequence[tuple[str, ...]]) -> int | None:
 
 
 def _check_layout(
-    folder: pathlib.Path, paths: Sequence[pathlib.Path], names: Sequence[tuple[str, ...]], parts: Sequence[str]
+    folder: pathlib.Path,
+    paths: Sequence[pathlib.Path],
+    names: Sequence[tuple[str, ...]],
+    parts: Sequence[str],
 ) -> None:
     """Raises `ArgumentError` unless all images are in a class, or in a client and a class.
 
@@ -265,10 +306,16 @@ def _check_layout(
     if mixed and (deep or len({*map(part_of, mixed)}) > 1):
         text = f"has {', '.join(mixed)} beside other folders, {', '.join(sorted(first - {*mixed})[:NAMED])}"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
-    odd = next((path for path, name in zip(paths, names, strict=True) if len(name) not in (1, 2)), None)
-    odd = odd or next((path for path, name in zip(paths, names, strict=True) if len(name) != len(names[0])), None)
+    odd = next(
+        (path for path, name in zip(paths, names, strict=True) if len(name) not in (1, 2)), None
+    )
+    odd = odd or next(
+        (path for path, name in zip(paths, names, strict=True) if len(name) != len(names[0])), None
+    )
     if odd:
-        raise ArgumentError("file", f"{odd.relative_to(folder)} is elsewhere; accepted: {IMAGES}", str(folder))
+        raise ArgumentError(
+            "file", f"{odd.relative_to(folder)} is elsewhere; accepted: {IMAGES}", str(folder)
+        )
     if {*parts} <= {"validation", "test"}:
         text = f"has a part for {' and '.join(sorted({*parts}))}, but none to train on"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
@@ -277,12 +324,20 @@ def _check_layout(
 def _warn(folder: pathlib.Path, contents: Contents, found: Sequence[Found]) -> None:
     """Says what of a folder is left out, or read in a way that may not be meant."""
     if contents.others:
-        warn("file", f"{_named(folder, contents.others)} in {folder.name} is no image and is left out")
+        warn(
+            "file",
+            f"{_named(folder, contents.others)} in {folder.name} is no image and is left out",
+        )
     if contents.empty:
-        warn("file", f"{_named(folder, contents.empty)} in {folder.name} has no images and is left out")
+        warn(
+            "file",
+            f"{_named(folder, contents.empty)} in {folder.name} has no images and is left out",
+        )
     if any(each.part == "validation" for each in found):
         text = f"the images for validation in {folder.name} are read as training examples"
-        warn("file", f"{text}; validation_fraction gives each client validation examples of its own")
+        warn(
+            "file", f"{text}; validation_fraction gives each client validation examples of its own"
+        )
     clients = {each.names[0] for each in found if len(each.names) == 2}
     if len(clients) == 1:
         text = f"all images are in {folder.name}/{clients.pop()}, which is read as a single client"
@@ -328,7 +383,9 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
             if image.size[::-1] != shape and not size:
                 sizes = [f"{rows} x {columns}" for rows, columns in (image.size[::-1], shape)]
                 text = f"has {sizes[0]} pixels, but {first} has {sizes[1]}"
-                raise ArgumentError("file", f"{text}; accepted: images of one size, or a size for all", name)
+                raise ArgumentError(
+                    "file", f"{text}; accepted: images of one size, or a size for all", name
+                )
             opaque = _on_white(pillow, image)
             if opaque is not image:
                 transparent.append(name)
@@ -348,7 +405,8 @@ def _check(image: Any, name: str) -> None:
         raise ArgumentError("file", f"has mode {image.mode}; accepted: 8 bits per channel", name)
     if any(";16" in str(tile[3:]) for tile in image.tile):
         raise ArgumentError("file", "has 16 bits per channel; accepted: 8 bits per channel", name)
-    if image.format != "MPO" and getattr(image, "is_animated", False):  # phones keep a preview beside the photo
+    # phones keep a preview beside the photo
+    if image.format != "MPO" and getattr(image, "is_animated", False):
         raise ArgumentError("file", "has several frames or pages; accepted: images with one", name)
 
 
@@ -379,7 +437,12 @@ def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
     large = f"has more than {pillow.MAX_IMAGE_PIXELS or 0:,} pixels, which may exhaust the memory; accepted: fewer"
     text = "is damaged, or no image that Pillow reads"
     bombs = (pillow.DecompressionBombWarning, pillow.DecompressionBombError)
-    with open_file() as stream, damaged(name, text), damaged(name, large, bombs), warnings.catch_warnings():
+    with (
+        open_file() as stream,
+        damaged(name, text),
+        damaged(name, large, bombs),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # of odd metadata
         warnings.simplefilter("error", pillow.DecompressionBombWarning)
         with _opened(pillow, stream) as image:

@@ -46,10 +46,19 @@ KINDS = {  # the first that a path looks like is what it is
     "parquet": Kind(table, "a .parquet file", _ends(".parquet", ".pq")),
     "arrayrecord": Kind(records.arrayrecord, records.RECORDS, records.fits, records.has_test_part),
     "huggingface": Kind(saved.huggingface, saved.SAVED, saved.fits, saved.has_test_part),
-    "leaf": Kind(leaf, LEAF, lambda path: bool(leaf_files.paths(path, "train")), leaf_files.has_test_part),
+    "leaf": Kind(
+        leaf, LEAF, lambda path: bool(leaf_files.paths(path, "train")), leaf_files.has_test_part
+    ),
     "hdf5": Kind(federated.tff, "a .h5 file", _ends(".h5", ".hdf5"), federated.has_test_part),
-    "sqlite": Kind(federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part),
-    "npy": Kind(npy, NPY, lambda path: (path / "x.npy").is_file(), lambda path: (path / "is_test.npy").is_file()),
+    "sqlite": Kind(
+        federated.tff, "a .sqlite file", _ends(".sqlite", ".db"), federated.has_test_part
+    ),
+    "npy": Kind(
+        npy,
+        NPY,
+        lambda path: (path / "x.npy").is_file(),
+        lambda path: (path / "is_test.npy").is_file(),
+    ),
     "images": Kind(folders.images, folders.IMAGES, pathlib.Path.is_dir, folders.has_test_part),
 }
 
@@ -58,7 +67,8 @@ def kind_of(file: str | pathlib.Path) -> str:
     """The kind of a file or folder, by its path. Raises `ArgumentError` if it is of no kind."""
     if not isinstance(file, str | os.PathLike):
         raise ArgumentError("file", "accepted: a path", type(file).__name__)
-    path, found = pathlib.Path(expanded(file)), None
+    path = pathlib.Path(expanded(file))
+    found = None
     with contextlib.suppress(OSError, ValueError):  # ValueError: the path contains a null byte
         found = next((name for name, kind in KINDS.items() if kind.fits(path)), None)
     if found is None:
@@ -84,5 +94,7 @@ def read(file: str | pathlib.Path, kind: str = "file", **options: Any) -> Source
     make = KINDS[kind].read
     known = fields_of(make)
     for name in options.keys() - known.keys():
-        raise ArgumentError(name, f"not accepted for {kind}; accepted: {', '.join(known)}", options[name])
+        raise ArgumentError(
+            name, f"not accepted for {kind}; accepted: {', '.join(known)}", options[name]
+        )
     return make(file, **options)

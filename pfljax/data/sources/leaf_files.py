@@ -45,16 +45,20 @@ def leaf(
     Raises:
         ArgumentError: if a file or shape is not accepted.
     """
-    file, found = str(file), []
+    file = str(file)
+    found = []
     for part in PARTS:
         for path in paths(pathlib.Path(file), part):
             found += [(user, x, y, part == PARTS[1]) for user, x, y in _users(str(path))]
     if not found or all(row[3] for row in found):
         raise ArgumentError("file", f"has no examples in {PARTS[0]}/*.json; accepted: {LEAF}", file)
     users, xs, ys, tests = zip(*found, strict=True)
-    kinds, shapes = {x.dtype.kind for x in xs}, {x.shape[1:] for x in xs}
+    kinds = {x.dtype.kind for x in xs}
+    shapes = {x.shape[1:] for x in xs}
     if len(kinds) > 1 or len(shapes) > 1:
-        raise ArgumentError("file", f"has examples of several kinds or lengths; accepted: {ACCEPTED}", file)
+        raise ArgumentError(
+            "file", f"has examples of several kinds or lengths; accepted: {ACCEPTED}", file
+        )
     sizes = list(map(len, ys))
     arrays = {"x": np.concatenate(xs), "y": np.concatenate(ys), "client": np.repeat(users, sizes)}
     if any(tests):
@@ -83,19 +87,28 @@ def _users(file: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     with damaged(file, text, (ValueError, RecursionError, KeyError, TypeError)):
         content = json.loads(read_text(file))
         users = [(user, content["user_data"][user]) for user in content["users"]]
-        users = [(str(user), data["x"], data["y"]) for user, data in users if data["y"] or data["x"]]
+        users = [
+            (str(user), data["x"], data["y"]) for user, data in users if data["y"] or data["x"]
+        ]
     for user, given, targets in users:
         try:
-            x, y = np.array(given), np.array(targets)
+            x = np.array(given)
+            y = np.array(targets)
         except (ValueError, OverflowError):  # lists of several lengths
             x = y = np.array(None)
         if x.dtype.kind in "biuf":
             x = x.astype(np.float32)
-        if len(x.shape) == 0 or x.dtype.kind not in "fU" or (x.dtype.kind == "U" and (x.ndim > 1 or y.dtype != "<U1")):
+        if (
+            len(x.shape) == 0
+            or x.dtype.kind not in "fU"
+            or (x.dtype.kind == "U" and (x.ndim > 1 or y.dtype != "<U1"))
+        ):
             text = f"x of {user} is neither {ACCEPTED.replace(' or ', ' nor ')}"
             raise ArgumentError("file", text, file)
         if y.shape[:1] != x.shape[:1]:
-            raise ArgumentError("file", f"has {len(x)} x but {y.size} y of {user}; accepted: as many", file)
+            raise ArgumentError(
+                "file", f"has {len(x)} x but {y.size} y of {user}; accepted: as many", file
+            )
         yield user, x, y
 
 

@@ -17,7 +17,8 @@ from pfljax.settings.fields import Seed, checked, knob
 Stride = Annotated[int, knob(at_least=1)]
 PLAY = "a text file with a play in lines of NAME: and what NAME says"
 TEXT_WINDOW = 80  # number of characters in an example
-LEAST_WINDOWS = 8  # minimum number of windows in each part of a role's text, if it has enough characters
+# minimum number of windows in each part of a role's text, if it has enough characters
+LEAST_WINDOWS = 8
 TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the first
 
 
@@ -55,12 +56,21 @@ def next_characters(
     # With a single character, there is nothing to predict.
     roles = {name: parts for name, parts in roles.items() if min(map(len, parts)) > 1}
     if not roles:
-        raise ArgumentError("file", "no role has two lines, one for training and one for testing", file)
+        raise ArgumentError(
+            "file", "no role has two lines, one for training and one for testing", file
+        )
     letters = sorted(set("\n".join(part for parts in roles.values() for part in parts)))
     if len(letters) >= PAD_TOKEN:
-        raise ArgumentError("file", f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}", file)
+        raise ArgumentError(
+            "file",
+            f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}",
+            file,
+        )
     code = {letter: i for i, letter in enumerate(letters)}
-    xs, ys, is_test, client = [], [], [], []
+    xs = []
+    ys = []
+    is_test = []
+    client = []
     for k, parts in enumerate(roles.values()):
         for test, part in enumerate(parts):
             x, y = _windows(np.array([code[letter] for letter in part], np.uint8), stride)
@@ -121,6 +131,7 @@ def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
         last = max(len(tokens) - TEXT_WINDOW - 1, min(LEAST_WINDOWS - 1, len(tokens) - 2))
         starts = np.unique(np.linspace(0, last, LEAST_WINDOWS).astype(int))
     missing = max(starts[-1] + TEXT_WINDOW + 1 - len(tokens), 0)
-    x, y = np.pad(tokens, (0, missing)), np.pad(tokens, (0, missing), constant_values=PAD_TOKEN)
+    x = np.pad(tokens, (0, missing))
+    y = np.pad(tokens, (0, missing), constant_values=PAD_TOKEN)
     view = np.lib.stride_tricks.sliding_window_view
     return view(x, TEXT_WINDOW + 1)[starts, :-1], view(y, TEXT_WINDOW + 1)[starts, 1:]

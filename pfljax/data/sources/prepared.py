@@ -16,7 +16,8 @@ from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, generator, subsample
 from pfljax.settings.fields import Seed, checked
 
-CLIENT_FIELDS = ("client", "writer", "client_id", "user")  # features that may name an example's client
+# features that may name an example's client
+CLIENT_FIELDS = ("client", "writer", "client_id", "user")
 
 
 @checked()
@@ -40,14 +41,21 @@ def tfds(
     Raises:
         ArgumentError: if dataset, fraction or task is not accepted.
     """
-    error_of = lambda text: ArgumentError("dataset", text, f"tfds:{name}")
+
+    def error_of(text):
+        return ArgumentError("dataset", text, f"tfds:{name}")
+
     parts = _open(name, None if data_dir is None else str(data_dir), error_of)
-    n, num_train = sum(map(len, parts)), len(parts[0])
+    n = sum(map(len, parts))
+    num_train = len(parts[0])
     rows = np.arange(n)[subsample(generator(seed, "load"), n, fraction)]
     is_test = rows >= num_train
     if is_test.all():
         raise ArgumentError("fraction", f"leaves no training examples of tfds:{name}", fraction)
-    examples = [parts[test][int(row) - test * num_train] for row, test in zip(rows, is_test.astype(int), strict=True)]
+    examples = [
+        parts[test][int(row) - test * num_train]
+        for row, test in zip(rows, is_test.astype(int), strict=True)
+    ]
     scalars = [key for key, value in examples[0].items() if np.ndim(value) == 0]
     features = [key for key in examples[0] if key != "label" and key not in scalars]
     if "label" not in examples[0] or not features:
@@ -55,17 +63,26 @@ def tfds(
     feature = "image" if "image" in features else features[0]
     shapes = {np.shape(example[feature]) for example in examples}
     if len(shapes) > 1:
-        raise error_of(f"{feature} has {len(shapes)} different shapes; accepted: examples of one shape")
+        raise error_of(
+            f"{feature} has {len(shapes)} different shapes; accepted: examples of one shape"
+        )
     wanted = {"x": feature, "y": "label", "coarse": "coarse_label"}
     owner = next((key for key in CLIENT_FIELDS if key in scalars), None)
     if owner:
         wanted["client"] = owner
-    arrays = {key: np.array([e[field] for e in examples]) for key, field in wanted.items() if field in examples[0]}
+    arrays = {
+        key: np.array([e[field] for e in examples])
+        for key, field in wanted.items()
+        if field in examples[0]
+    }
     if len(parts) > 1:
         arrays["is_test"] = is_test
-    num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None)  # a subsample may lack some
+    # a subsample may lack some
+    num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None)
     try:
-        return make_source(arrays, num_classes=num_classes, task=task, standardize=standardize, name=name)
+        return make_source(
+            arrays, num_classes=num_classes, task=task, standardize=standardize, name=name
+        )
     except ArgumentError as error:
         if error.argument not in wanted:
             raise
@@ -88,10 +105,13 @@ def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentErr
             return parts
     except tfds.core.DatasetNotFoundError as error:
         near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
-        raise error_of(f"TFDS has no such data set; nearest: {', '.join(near) or 'none'}") from error
+        raise error_of(
+            f"TFDS has no such data set; nearest: {', '.join(near) or 'none'}"
+        ) from error
     except ValueError as error:  # unknown configuration, or no split "train"
         raise error_of(str(error).splitlines()[0]) from error
-    except (KeyError, OSError, NotImplementedError) as error:  # not prepared, or files without random access
+    # not prepared, or files without random access
+    except (KeyError, OSError, NotImplementedError) as error:
         folder = f", data_dir={data_dir!r}" if data_dir else ""
         extra = "prepare" if _has_images(tfds, name) else "tfds"
         raise error_of(

@@ -32,7 +32,8 @@ BLOCK = 1024  # records that are read at a time
 class Field(NamedTuple):
     """How TFDS writes a feature."""
 
-    written: str  # none: a list of numbers; bytes or zlib: their bytes; image: a PNG or JPEG file; text: UTF-8
+    # none: a list of numbers; bytes or zlib: their bytes; image: a PNG or JPEG file; text: UTF-8
+    written: str
     shape: tuple[int, ...] = ()  # of an example; -1: it differs
     dtype: np.dtype = np.dtype(np.int64)
     num_classes: int | None = None
@@ -64,30 +65,51 @@ def arrayrecord(
     Raises:
         ArgumentError: if the folder cannot be read, or a feature is missing or not accepted.
     """
-    folder, file, labels = pathlib.Path(file), str(file), names_in(label)
+    folder = pathlib.Path(file)
+    file = str(file)
+    labels = names_in(label)
     fields = _fields(folder)
-    given = {"label": labels, "client": [client] if client else [], "image": [image] if image else []}
+    given = {
+        "label": labels,
+        "client": [client] if client else [],
+        "image": [image] if image else [],
+    }
     for argument, name in ((argument, name) for argument, names in given.items() for name in names):
         check_column(argument, name, list(fields), file)
-    others = [name for name, field in fields.items() if field.shape and name not in (*labels, client)]
+    others = [
+        name for name, field in fields.items() if field.shape and name not in (*labels, client)
+    ]
     if not labels or not (image or others):
-        raise ArgumentError("file", f"needs a label and another array; found {', '.join(fields)}", file)
+        raise ArgumentError(
+            "file", f"needs a label and another array; found {', '.join(fields)}", file
+        )
     image = image or ("image" if "image" in others else others[0])
     if min(fields[image].shape, default=-1) < 1:
-        raise ArgumentError("image", "accepted: a feature whose examples are arrays of one shape", image)
+        raise ArgumentError(
+            "image", "accepted: a feature whose examples are arrays of one shape", image
+        )
     name, num_test, source = _opened(folder)
     examples = Examples(source, fields, file)
     values = examples.read(range(len(source)), [*labels, *given["client"]])
     columns = [np.array(column) for column in zip(*values, strict=True)]
-    arrays: dict[str, Any] = {"x": Records(examples, image), "y": targets_of(columns[: len(labels)], label)}
+    arrays: dict[str, Any] = {
+        "x": Records(examples, image),
+        "y": targets_of(columns[: len(labels)], label),
+    }
     if client:
         arrays["client"] = columns[-1]
     if num_test:
         arrays["is_test"] = np.arange(len(source)) >= len(source) - num_test
-    options: Any = {"task": task, "standardize": standardize, "num_classes": fields[labels[0]].num_classes}
+    options: Any = {
+        "task": task,
+        "standardize": standardize,
+        "num_classes": fields[labels[0]].num_classes,
+    }
     called = {"x": image, "y": label, "client": client}
     found = of_file(arrays, file, seed=seed, fraction=fraction, called=called, **options)
-    return dataclasses.replace(found, name=name, class_names=_class_names(folder, labels[0]) or found.class_names)
+    return dataclasses.replace(
+        found, name=name, class_names=_class_names(folder, labels[0]) or found.class_names
+    )
 
 
 def fits(path: pathlib.Path) -> bool:
@@ -111,7 +133,9 @@ class Examples(NamedTuple):
         """The values of some features, for each of some examples."""
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
-            with damaged(self.file, f"has a damaged record from {block[0]} to {block[-1]} ({{error}})"):
+            with damaged(
+                self.file, f"has a damaged record from {block[0]} to {block[-1]} ({{error}})"
+            ):
                 for record in self.source.__getitems__(block):
                     features = features_of(record)
                     yield [_decoded(self.fields[name], features[name]) for name in names]
@@ -125,15 +149,23 @@ class Records:
 
     def __init__(self, examples: Examples, name: str):
         field = examples.fields[name]
-        self.examples, self.name, self.dtype = examples, name, field.dtype
+        self.examples = examples
+        self.name = name
+        self.dtype = field.dtype
         self.shape = (len(examples.source), *field.shape)
-        self.ndim, self.size, self.itemsize = len(self.shape), math.prod(self.shape), field.dtype.itemsize
+        self.ndim = len(self.shape)
+        self.size = math.prod(self.shape)
+        self.itemsize = field.dtype.itemsize
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Any:
-        return self if isinstance(rows, slice) and rows == slice(None) else self.take(np.arange(len(self))[rows])
+        return (
+            self
+            if isinstance(rows, slice) and rows == slice(None)
+            else self.take(np.arange(len(self))[rows])
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
@@ -144,7 +176,9 @@ class Records:
         del axis, options
         rows, places = np.unique(np.asarray(index) % len(self), return_inverse=True)
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for row, (values,) in zip(found, self.examples.read(rows.tolist(), [self.name]), strict=True):
+        for row, (values,) in zip(
+            found, self.examples.read(rows.tolist(), [self.name]), strict=True
+        ):
             row[:] = values.reshape(row.shape)
         return found[places.reshape(np.shape(index))]
 
@@ -153,7 +187,9 @@ def _fields(folder: pathlib.Path) -> dict[str, Field]:
     """The features that features.json describes, but for those of other types."""
     path = folder / "features.json"
     text = read_text(str(path))
-    with damaged(str(path), "is not the features.json of a data set that TFDS prepared ({kind}: {error})"):
+    with damaged(
+        str(path), "is not the features.json of a data set that TFDS prepared ({kind}: {error})"
+    ):
         described = json.loads(text)["featuresDict"]["features"]
         found = {name: _field(of) for name, of in described.items()}
     return {name: field for name, field in found.items() if field}
@@ -184,15 +220,23 @@ def _opened(folder: pathlib.Path) -> tuple[str, int, Any]:
     file = str(folder)
     grain = optional.load("grain.sources", "file", file)
     with damaged(file, "cannot be read ({error})", (OSError,)):
-        matches = [match for each in sorted(folder.iterdir()) if (match := SHARD.fullmatch(each.name))]
+        matches = [
+            match for each in sorted(folder.iterdir()) if (match := SHARD.fullmatch(each.name))
+        ]
     shards = {part: [match for match in matches if match[2] == part] for part in PARTS}
     if not shards[PARTS[0]]:
         parts = ", ".join(dict.fromkeys(match[2] for match in matches))
-        raise ArgumentError("file", f"has no part {PARTS[0]} ({parts or 'no parts'}); accepted: {RECORDS}", file)
+        raise ArgumentError(
+            "file", f"has no part {PARTS[0]} ({parts or 'no parts'}); accepted: {RECORDS}", file
+        )
     for part, of_part in shards.items():
         if of_part and len(of_part) != int(of_part[0][4]):
-            raise ArgumentError("file", f"has {len(of_part)} of the {int(of_part[0][4])} files of {part}", file)
-    paths = {part: [str(folder / match[0]) for match in of_part] for part, of_part in shards.items()}
+            raise ArgumentError(
+                "file", f"has {len(of_part)} of the {int(of_part[0][4])} files of {part}", file
+            )
+    paths = {
+        part: [str(folder / match[0]) for match in of_part] for part, of_part in shards.items()
+    }
     for path in (*paths[PARTS[0]], *paths[PARTS[1]]):
         with opened(path):  # Grain would wait for a pipe
             pass
@@ -217,5 +261,7 @@ def _decoded(field: Field, feature: Any) -> Any:
                 raise ValueError(f"an image of {picture.size[1]} x {picture.size[0]} pixels")
             return np.asarray(picture, field.dtype)
     if field.written == "zlib":
-        content = zlib.decompressobj().decompress(content, math.prod(field.shape) * field.dtype.itemsize + 1)
+        content = zlib.decompressobj().decompress(
+            content, math.prod(field.shape) * field.dtype.itemsize + 1
+        )
     return np.frombuffer(content, field.dtype).reshape(field.shape)

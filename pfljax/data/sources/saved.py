@@ -74,21 +74,33 @@ def huggingface(
     if not image and not features and not categorical and not text:
         image = next((name for name, kind in whole.features.items() if _is_image(kind)), "")
     with damaged(file, "is damaged, or has parts that differ ({error})"):
-        table = optional.load("pyarrow", "file", file).concat_tables([part.data.table for part in parts.values()])
+        table = optional.load("pyarrow", "file", file).concat_tables(
+            [part.data.table for part in parts.values()]
+        )
         table.validate(full=True)
-        x = np.concatenate([_pixels(part, image, file, tuple(size)) for part in parts.values()]) if image else None
-    columns = Columns(label=label, client=client, features=features, categorical=categorical, text=text, fill=fill)
+        x = (
+            np.concatenate([_pixels(part, image, file, tuple(size)) for part in parts.values()])
+            if image
+            else None
+        )
+    columns = Columns(
+        label=label, client=client, features=features, categorical=categorical, text=text, fill=fill
+    )
     found = arrays_of(table, file, columns, x)
     arrays = found.arrays
     if len(parts) > 1:
-        arrays["is_test"] = np.repeat([part == PARTS[1] for part in parts], list(map(len, parts.values())))
+        arrays["is_test"] = np.repeat(
+            [part == PARTS[1] for part in parts], list(map(len, parts.values()))
+        )
     names = names_in(label)
     classes = getattr(whole.features[names[0]], "names", None) if len(names) == 1 else None
     options: Any = {"task": task, "images": not text, "standardize": standardize and not text}
     options["num_classes"] = len(classes) if classes else None
     options |= {"fill": fill == "mean", "features": found.features}
     source = of_file(arrays, file, seed=seed, fraction=fraction, called=CALLED, **options)
-    return dataclasses.replace(source, tokens=bool(text), class_names=tuple(classes or source.class_names))
+    return dataclasses.replace(
+        source, tokens=bool(text), class_names=tuple(classes or source.class_names)
+    )
 
 
 def fits(path: pathlib.Path) -> bool:
@@ -109,7 +121,9 @@ def _parts(file: str) -> dict[str, Any]:
     if isinstance(found, datasets.Dataset):
         return {"": found}
     if len(found) > 1 and PARTS[0] not in found:
-        raise ArgumentError("file", f"has parts {few(found)}; accepted: {' and '.join(PARTS)}, or one part", file)
+        raise ArgumentError(
+            "file", f"has parts {few(found)}; accepted: {' and '.join(PARTS)}, or one part", file
+        )
     if PARTS[0] not in found:
         return dict(found)
     others = [part for part in found if part not in PARTS]
@@ -129,8 +143,13 @@ def _pixels(part: Any, name: str, file: str, size: Sequence[int]) -> np.ndarray:
         cells = [cell or {} for cell in part.data.table.column(name).to_pylist()]
         missing = next((row for row, cell in enumerate(cells) if not cell.get("bytes")), None)
         if missing is not None:
-            raise ArgumentError("file", f"has no image in column {name}, row {missing} (counted from 0)", file)
-        files = {f"{file}, row {row}": functools.partial(io.BytesIO, cell["bytes"]) for row, cell in enumerate(cells)}
+            raise ArgumentError(
+                "file", f"has no image in column {name}, row {missing} (counted from 0)", file
+            )
+        files = {
+            f"{file}, row {row}": functools.partial(io.BytesIO, cell["bytes"])
+            for row, cell in enumerate(cells)
+        }
         return read_images(optional.load("PIL.Image", "file", file), files, tuple(size))
     if size:
         raise ArgumentError("size", "accepted with a column of images", ",".join(map(str, size)))

@@ -14,7 +14,8 @@ from pfljax.settings.fields import knob
 
 Fraction = Annotated[float, knob(above=0, at_most=1)]
 WHITE = 255.0  # value of a white pixel
-PAD_TOKEN = 255  # target of positions without a character to predict: ignored in training and in means
+# target of positions without a character to predict: ignored in training and in means
+PAD_TOKEN = 255
 
 
 class Scaling(NamedTuple):
@@ -60,8 +61,10 @@ class Source:
     # Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with PAD_TOKEN at
     # positions without a character to predict
     y: np.ndarray
-    client: np.ndarray | None  # client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients
-    is_test: np.ndarray | None  # whether each example is an official test example, bool (n,); None if there are none
+    # client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients
+    client: np.ndarray | None
+    # whether each example is an official test example, bool (n,); None if there are none
+    is_test: np.ndarray | None
     num_classes: int  # number of classes C; 1 for regression
     task: Task  # "classification" or "regression"
     name: str  # name for titles
@@ -71,11 +74,13 @@ class Source:
     class_names: tuple[str, ...] = ()  # names of the classes, if the data set's labels are strings
     # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
     client_names: np.ndarray | None = None
-    tokens: bool = False  # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
+    # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
+    tokens: bool = False
     # For each array in x, whether models standardize it, by what is measured once the training examples are known (see
     # `preparation`); (): no array is standardized
     standardize: tuple[bool, ...] = ()
-    fill: bool = False  # whether NaN in x are replaced by the mean of the training examples, once these are known
+    # whether NaN in x are replaced by the mean of the training examples, once these are known
+    fill: bool = False
     features: Features | None = None  # the columns of x, if the data set is a table
 
 

@@ -40,7 +40,19 @@ UNREADABLE = {b"PK\3\4": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
 BLOCK_BYTES = 2**24  # that are decompressed at a time
 # Names of pandas for an index in CSV and Arrow, and names of an index that people write.
 INDEX = re.compile(r"|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
-ROW_NUMBERS = ("index", "level_0", "rownames", "row_number", "row", "rowid", "row_id", "id", "idx", "nr", "no")
+ROW_NUMBERS = (
+    "index",
+    "level_0",
+    "rownames",
+    "row_number",
+    "row",
+    "rowid",
+    "row_id",
+    "id",
+    "idx",
+    "nr",
+    "no",
+)
 NUMERALS = r"^[+-]?[0-9]+$"
 LEADING_ZERO = r"^[+-]?0[0-9]+$"
 SIGNED = r"^(\+.*|-0)$"  # whole numbers that others stand for, too
@@ -68,7 +80,9 @@ class Columns(NamedTuple):
 
     def stripped(self) -> Columns:
         """The same names without spaces around them."""
-        return self._replace(client=self.client.strip(), text=self.text.strip(), test=self.test.strip())
+        return self._replace(
+            client=self.client.strip(), text=self.text.strip(), test=self.test.strip()
+        )
 
     def named(self) -> dict[str, str]:
         """The columns that are named, with an argument that names each."""
@@ -152,7 +166,9 @@ def table(
     """
     file = str(file)
     columns = Columns(label, client, features, categorical, text, test, fill).stripped()
-    found = arrays_of(_read(file, columns, Dialect(separator, encoding, decimal, missing)), file, columns)
+    found = arrays_of(
+        _read(file, columns, Dialect(separator, encoding, decimal, missing)), file, columns
+    )
     source = of_file(
         found.arrays,
         file,
@@ -175,7 +191,9 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     columns = columns.stripped()
     if not len(table) or len(positions) < len(names):
         raise ArgumentError(
-            "file", "has no rows" if len(positions) == len(names) else "has two columns of a name", file
+            "file",
+            "has no rows" if len(positions) == len(names) else "has two columns of a name",
+            file,
         )
 
     def column(argument: str, name: str) -> Any:
@@ -189,11 +207,16 @@ def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = No
     if columns.client:
         arrays["client"] = _values(column("client", columns.client), columns.client, file)
     if columns.test:
-        arrays["is_test"] = _marks(_values(column("test", columns.test), columns.test, file), columns.test)
+        arrays["is_test"] = _marks(
+            _values(column("test", columns.test), columns.test, file), columns.test
+        )
     if x is not None:
         return TableArrays(arrays | {"x": x})
     if columns.text:
-        for argument, value in (("features", columns.features), ("categorical", columns.categorical)):
+        for argument, value in (
+            ("features", columns.features),
+            ("categorical", columns.categorical),
+        ):
             if value:
                 raise ArgumentError(argument, "not accepted with a text column", value)
         texts = column("text", columns.text)
@@ -212,7 +235,9 @@ def check_column(argument: str, name: str, names: Collection[str], file: str) ->
         raise ArgumentError(argument, text, name)
 
 
-def _features(table: Any, positions: Mapping[str, int], file: str, columns: Columns) -> tuple[np.ndarray, Features]:
+def _features(
+    table: Any, positions: Mapping[str, int], file: str, columns: Columns
+) -> tuple[np.ndarray, Features]:
     """The examples (n, F) in the columns of a table that are features, and what these are."""
     wanted = names_in(columns.features)
     categorical = dict.fromkeys(names_in(columns.categorical))
@@ -229,7 +254,10 @@ def _features(table: Any, positions: Mapping[str, int], file: str, columns: Colu
     else:
         chosen = [name for name in positions if name not in others]
         chosen = _without_row_numbers(table, positions, file, chosen, categorical)
-    numbers = {name: name not in categorical and _is_number(table.column(positions[name]).type) for name in chosen}
+    numbers = {
+        name: name not in categorical and _is_number(table.column(positions[name]).type)
+        for name in chosen
+    }
     left_out = [name for name in chosen if not numbers[name] and name not in categorical]
     if len(left_out) == len(chosen) or (wanted and left_out):
         text = f"{few(left_out) or 'nothing'} in {pathlib.Path(file).name}; accepted: columns of numbers"
@@ -258,7 +286,11 @@ def _features(table: Any, positions: Mapping[str, int], file: str, columns: Colu
 
 
 def _without_row_numbers(
-    table: Any, positions: Mapping[str, int], file: str, names: Sequence[str], categorical: Collection[str]
+    table: Any,
+    positions: Mapping[str, int],
+    file: str,
+    names: Sequence[str],
+    categorical: Collection[str],
 ) -> list[str]:
     """The names of columns but those of row numbers, of which it warns."""
     indices = _index_names(table.schema)
@@ -341,7 +373,11 @@ def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
         check_column(argument, name, fields, file)
         _check_type(argument, name, fields[name])
     everything = not columns.features and not columns.text
-    needed = {name: kind for name, kind in fields.items() if name in named or (everything and _is_number(kind))}
+    needed = {
+        name: kind
+        for name, kind in fields.items()
+        if name in named or (everything and _is_number(kind))
+    }
     row_bytes = sum(_width(kind) + 8 * _is_number(kind) for kind in needed.values())
     check_memory(metadata.num_rows * row_bytes, file)
     groups = range(metadata.num_row_groups)
@@ -350,8 +386,12 @@ def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
     texts = [called[name] for name, kind in needed.items() if _is_text(kind)]
     if texts:  # each different text is in memory once
         whole = parquet.ParquetFile(stream, read_dictionary=texts)
-    table = whole.read(columns=None if len(needed) == len(fields) else [called[name] for name in needed])
-    read = {name.strip(): column for name, column in zip(table.column_names, table.columns, strict=True)}
+    table = whole.read(
+        columns=None if len(needed) == len(fields) else [called[name] for name in needed]
+    )
+    read = {
+        name.strip(): column for name, column in zip(table.column_names, table.columns, strict=True)
+    }
     nothing = pyarrow.chunked_array([pyarrow.nulls(metadata.num_rows)])
     arrays = [read[name] if name in needed else nothing for name in fields]
     return pyarrow.table(arrays, names=list(fields), metadata=schema.metadata)
@@ -361,7 +401,9 @@ def _content(stream: BinaryIO, first: bytes, file: str) -> bytes:
     """The bytes of a file, decompressed."""
     for magic, name in UNREADABLE.items():
         if first.startswith(magic):
-            raise ArgumentError("file", f"is compressed with {name}; accepted: gzip, bzip2 and xz", file)
+            raise ArgumentError(
+                "file", f"is compressed with {name}; accepted: gzip, bzip2 and xz", file
+            )
     unpack = next((unpack for magic, unpack in COMPRESSED.items() if first.startswith(magic)), None)
     if unpack is None:
         return stream.read()
@@ -390,11 +432,15 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     if len(separator) != 1:
         raise ArgumentError("separator", "accepted: one character, or tab", dialect.separator)
     if separator == dialect.decimal:
-        raise ArgumentError("decimal", "is the separator, too; separator names another", dialect.decimal)
+        raise ArgumentError(
+            "decimal", "is the separator, too; separator names another", dialect.decimal
+        )
     try:
         codecs.lookup(dialect.encoding)
     except LookupError as error:
-        raise ArgumentError("encoding", "is unknown; accepted: utf-8, latin-1 and others", dialect.encoding) from error
+        raise ArgumentError(
+            "encoding", "is unknown; accepted: utf-8, latin-1 and others", dialect.encoding
+        ) from error
     content = content.lstrip(b"\r\n")
     names = _header(content, file, separator, dialect.encoding)
     if len({*names}) < len(names):
@@ -403,7 +449,9 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     hint = _other_separator(names, separator)
     for name, argument in named.items():
         if hint and name not in names:
-            raise ArgumentError(argument, f"{pathlib.Path(file).name} has no such column; {hint}", name)
+            raise ArgumentError(
+                argument, f"{pathlib.Path(file).name} has no such column; {hint}", name
+            )
     # Columns that may hold ids are read as text, in which 007 is not 7.
     ids = named.keys() - {*names_in(columns.features)} | {*names_in(columns.categorical)}
     missing = _missing_texts(dialect.missing, reader)
@@ -433,7 +481,9 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
             array = _trimmed(arrays[position], name, file, missing, dialect)
             if name in names_in(columns.label):
                 _check_groups(array, name, file, dialect)
-            arrays[position] = _typed(array, dialect) if name in ids and name not in texts else array
+            arrays[position] = (
+                _typed(array, dialect) if name in ids and name not in texts else array
+            )
     return pyarrow.table(arrays, names=names)
 
 
@@ -453,13 +503,19 @@ def _check_groups(column: Any, name: str, file: str, dialect: Dialect) -> None:
     if not _is_text(column.type):
         return
     other = "." if dialect.decimal == "," else ","
-    plain = compute.match_substring_regex(compute.replace_substring(column, dialect.decimal, "."), r"^[+-]?[0-9.]+$")
-    grouped = compute.and_(compute.match_substring_regex(column, GROUPED), compute.match_substring(column, other))
+    plain = compute.match_substring_regex(
+        compute.replace_substring(column, dialect.decimal, "."), r"^[+-]?[0-9.]+$"
+    )
+    grouped = compute.and_(
+        compute.match_substring_regex(column, GROUPED), compute.match_substring(column, other)
+    )
     if compute.any(grouped).as_py() and compute.all(compute.or_(plain, grouped)).as_py():
         example = column[compute.index(grouped, True).as_py()].as_py()
         text = f"has thousands separators in column {name}, such as {example}"
         raise ArgumentError(
-            "file", f"{text}; accepted: numbers without, with {dialect.decimal!r} as decimal point", file
+            "file",
+            f"{text}; accepted: numbers without, with {dialect.decimal!r} as decimal point",
+            file,
         )
 
 
@@ -470,7 +526,9 @@ def _header(content: bytes, file: str, separator: str, encoding: str) -> list[st
     try:
         header = next(csv.reader(text, delimiter=separator, skipinitialspace=True), [])
     except UnicodeDecodeError as error:
-        raise ArgumentError("file", f"is not {encoding} text; encoding names another", file) from error
+        raise ArgumentError(
+            "file", f"is not {encoding} text; encoding names another", file
+        ) from error
     if not header:
         raise ValueError("no columns")
     return [name.strip() for name in header]
@@ -478,11 +536,15 @@ def _header(content: bytes, file: str, separator: str, encoding: str) -> list[st
 
 def _other_separator(names: Sequence[str], separator: str) -> str:
     """A hint at the separator of a file that has one column, whose name has others in it; or ""."""
-    found = next((other for other in (";", "\t", "|", ",") if len(names) == 1 and other in names[0]), None)
+    found = next(
+        (other for other in (";", "\t", "|", ",") if len(names) == 1 and other in names[0]), None
+    )
     if found is None or found == separator:
         return ""
     word = "tab" if found == "\t" else found
-    return f"its columns seem to be separated by {word!r}, not {separator!r}: set separator={word!r}"
+    return (
+        f"its columns seem to be separated by {word!r}, not {separator!r}: set separator={word!r}"
+    )
 
 
 def _missing_texts(missing: Names, reader: Any) -> list[str]:
@@ -496,11 +558,15 @@ def _trimmed(column: Any, name: str, file: str, missing: Sequence[str], dialect:
     pyarrow = optional.load("pyarrow", "file", file)
     compute = optional.load("pyarrow.compute", "file", file)
     if pyarrow.types.is_binary(column.type):
-        raise ArgumentError("file", f"is not {dialect.encoding} text in column {name}; encoding names another", file)
+        raise ArgumentError(
+            "file", f"is not {dialect.encoding} text in column {name}; encoding names another", file
+        )
     if not _is_text(column.type):
         return column
     trimmed = compute.utf8_trim_whitespace(column)
-    after_space = compute.and_(compute.starts_with(trimmed, '"'), compute.not_equal(trimmed, column))
+    after_space = compute.and_(
+        compute.starts_with(trimmed, '"'), compute.not_equal(trimmed, column)
+    )
     if compute.any(after_space).as_py():
         row = compute.index(after_space, True).as_py()
         text = f"has a space before a quote in column {name}, row {row} (counted from 0)"
@@ -523,7 +589,11 @@ def _typed(column: Any, dialect: Dialect) -> Any:
         kinds = [pyarrow.float64(), pyarrow.bool_()]
     if dialect.decimal == "," and compute.any(compute.match_substring(column, ".")).as_py():
         return column
-    digits = column if dialect.decimal == "." else compute.replace_substring(column, dialect.decimal, ".")
+    digits = (
+        column
+        if dialect.decimal == "."
+        else compute.replace_substring(column, dialect.decimal, ".")
+    )
     for kind in kinds:
         try:
             return compute.cast(digits, kind)
@@ -543,7 +613,9 @@ def _is_number(kind: Any) -> bool:
 def _is_text(kind: Any) -> bool:
     is_type = optional.load("pyarrow.types", "file")
     kind = kind.value_type if is_type.is_dictionary(kind) else kind
-    return any(test(kind) for test in (is_type.is_string, is_type.is_large_string, is_type.is_string_view))
+    return any(
+        test(kind) for test in (is_type.is_string, is_type.is_large_string, is_type.is_string_view)
+    )
 
 
 def _check_type(argument: str, name: str, kind: Any) -> None:
@@ -582,7 +654,9 @@ def _check_complete(column: Any, name: str, file: str) -> None:
 
 def _incomplete(what: str, name: str, row: int, count: int, file: str) -> ArgumentError:
     more = f", and {count - 1:,} more" if count > 1 else ""
-    return ArgumentError("file", f"has {what} in column {name}, row {row} (counted from 0){more}", file)
+    return ArgumentError(
+        "file", f"has {what} in column {name}, row {row} (counted from 0){more}", file
+    )
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:
@@ -645,7 +719,9 @@ def targets_of(labels: list[np.ndarray], names: Names) -> np.ndarray:
     if len(labels) == 1:
         return labels[0]
     if not labels or any(values.dtype.kind not in "biuf" for values in labels):
-        raise ArgumentError("label", "accepted: one column, or several columns of numbers or booleans", names)
+        raise ArgumentError(
+            "label", "accepted: one column, or several columns of numbers or booleans", names
+        )
     y = np.stack(labels, axis=1)
     return y if y.dtype == bool else y.astype(np.float64)
 
@@ -655,5 +731,7 @@ def _marks(values: np.ndarray, name: str) -> np.ndarray:
     if values.dtype.kind in "OTU" and {*map(str, values)} <= {*PARTS}:
         return values == PARTS[1]
     if values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
-        raise ArgumentError("test", f"accepted: a column of booleans, or of {' and '.join(PARTS)}", name)
+        raise ArgumentError(
+            "test", f"accepted: a column of booleans, or of {' and '.join(PARTS)}", name
+        )
     return values.astype(bool)

@@ -28,23 +28,31 @@ class Windows(NamedTuple):
     strides: tuple[int, ...]  # places from one window to the next
     dilation: tuple[int, ...]  # places from one entry of a window to the next
     padding: Sequence[tuple[int, int]]  # places added before and after; negative: cut off
-    spread: tuple[int, ...]  # distance of the image's rows before it is padded: 1 but in transposed convolutions
+    # distance of the image's rows before it is padded: 1 but in transposed convolutions
+    spread: tuple[int, ...]
     groups: int = 1  # groups of channels
-    cache: int = CACHE_BYTES  # bytes of patches that are made at a time; each block of images reads the kernel
+    # bytes of patches that are made at a time; each block of images reads the kernel
+    cache: int = CACHE_BYTES
 
     def outputs(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Number of windows along each spatial axis of `shape`."""
         rows = zip(shape, *self[:5], strict=True)
-        return tuple(max(0, ((m - 1) * w + sum(pad) - d * (n - 1)) // s + 1) for m, n, s, d, pad, w in rows)
+        return tuple(
+            max(0, ((m - 1) * w + sum(pad) - d * (n - 1)) // s + 1) for m, n, s, d, pad, w in rows
+        )
 
     def tile(self, shape: Sequence[int]) -> bool:
         """Whether the windows cover `shape` without overlap, all channels at once."""
         rows = zip(shape, *self[:5], strict=True)
-        tiled = all(n == s and m % n == 0 and d == w == 1 and not any(pad) for m, n, s, d, pad, w in rows)
+        tiled = all(
+            n == s and m % n == 0 and d == w == 1 and not any(pad) for m, n, s, d, pad, w in rows
+        )
         return tiled and self.groups == 1
 
 
-def pad(x: Array, padding: Sequence[tuple[int, int]], value: float = 0, interior: Sequence[int] = ()) -> Array:
+def pad(
+    x: Array, padding: Sequence[tuple[int, int]], value: float = 0, interior: Sequence[int] = ()
+) -> Array:
     """Pads the spatial axes of x, with `interior` places between two rows too; negative padding cuts."""
     between = interior or [0] * len(padding)
     config = [(0, 0, 0), *((*pair, n) for pair, n in zip(padding, between, strict=True)), (0, 0, 0)]
@@ -53,11 +61,14 @@ def pad(x: Array, padding: Sequence[tuple[int, int]], value: float = 0, interior
 
 def views(x: Array, windows: Windows, value: float = 0) -> list[Array]:
     """An array (B, *S', C) for each place in a window, in reading order; `value` is in the padding."""
-    outputs, x = windows.outputs(x.shape[1:-1]), pad(x, windows.padding, value)
+    outputs = windows.outputs(x.shape[1:-1])
+    x = pad(x, windows.padding, value)
     found = []
     for place in itertools.product(*map(range, windows.size)):
         start = [p * d for p, d in zip(place, windows.dilation, strict=True)]
-        stop = [a + (n - 1) * s + 1 for a, n, s in zip(start, outputs, windows.strides, strict=True)]
+        stop = [
+            a + (n - 1) * s + 1 for a, n, s in zip(start, outputs, windows.strides, strict=True)
+        ]
         limits = (0, *start, 0), (x.shape[0], *stop, x.shape[-1])
         found.append(jax.lax.slice(x, *limits, (1, *windows.strides, 1)))
     return found
@@ -65,10 +76,13 @@ def views(x: Array, windows: Windows, value: float = 0) -> list[Array]:
 
 def unview(grads: Sequence[Array], windows: Windows, shape: Sequence[int]) -> Array:
     """Sums gradients of the `views` of an array of `shape`: their transpose."""
-    total, interior = None, [stride - 1 for stride in windows.strides]
+    total = None
+    interior = [stride - 1 for stride in windows.strides]
     for place, grad in zip(itertools.product(*map(range, windows.size)), grads, strict=True):
         rows = zip(place, *windows[1:4], grad.shape[1:-1], shape[1:-1], strict=True)
-        margins = [(p * d - low, m - (p * d - low) - (n - 1) * s - 1) for p, s, d, (low, _), n, m in rows]
+        margins = [
+            (p * d - low, m - (p * d - low) - (n - 1) * s - 1) for p, s, d, (low, _), n, m in rows
+        ]
         grad = pad(grad, margins, interior=interior)
         total = grad if total is None else total + grad
     return jnp.asarray(total)
@@ -76,7 +90,8 @@ def unview(grads: Sequence[Array], windows: Windows, shape: Sequence[int]) -> Ar
 
 def tiles(x: Array, windows: Windows) -> Array:
     """Windows that tile x: (B, *S, C) -> (B, *S', places, C)."""
-    axes, split = len(windows.size), zip(windows.outputs(x.shape[1:-1]), windows.size, strict=True)
+    axes = len(windows.size)
+    split = zip(windows.outputs(x.shape[1:-1]), windows.size, strict=True)
     x = x.reshape(x.shape[0], *itertools.chain.from_iterable(split), x.shape[-1])
     x = x.transpose(0, *range(1, 2 * axes, 2), *range(2, 2 * axes + 1, 2), 2 * axes + 1)
     return x.reshape(*x.shape[: axes + 1], -1, x.shape[-1])
@@ -97,7 +112,9 @@ def max_pool(x: Array, windows: Windows) -> Array:
 
 def max_pool_slope(dy: Array, x: Array, windows: Windows) -> tuple[Array]:
     """The gradient of `max_pool` with respect to x, given that of its result. In a tie, the first place has it."""
-    y, taken, grads = max_pool(x, windows), False, []
+    y = max_pool(x, windows)
+    taken = False
+    grads = []
     for view in views(x, windows, -math.inf):
         chosen = (view == y) & ~jnp.asarray(taken)
         taken = taken | chosen
@@ -107,13 +124,19 @@ def max_pool_slope(dy: Array, x: Array, windows: Windows) -> tuple[Array]:
 
 def sum_pool(x: Array, windows: Windows) -> Array:
     """The sum of each window, (B, *S, C) -> (B, *S', C)."""
-    return tiles(x, windows).sum(-2) if windows.tile(x.shape[1:-1]) else jnp.asarray(sum(views(x, windows)))
+    return (
+        tiles(x, windows).sum(-2)
+        if windows.tile(x.shape[1:-1])
+        else jnp.asarray(sum(views(x, windows)))
+    )
 
 
 def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     """Convolution (B, *S, C) -> (B, *S', O) without bias; see `jax.lax.conv_general_dilated`."""
-    groups, outputs = windows.groups, kernel.shape[-1]
-    if set(windows.spread) != {1}:  # the transpose of a convolution with strides, without zeros between rows
+    groups = windows.groups
+    outputs = kernel.shape[-1]
+    # the transpose of a convolution with strides, without zeros between rows
+    if set(windows.spread) != {1}:
         plain = windows._replace(strides=(1,) * len(windows.size))
         wide = plain.outputs(x.shape[1:-1])
         forth = back(plain, x.shape[1:-1], wide)
@@ -130,7 +153,9 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
             return jnp.asarray(sum(view * row for view, row in pairs))
         if groups == 1:
             return patches(x, windows) @ kernel.reshape(-1, outputs)
-        y = jnp.einsum("b...gp,pgo->b...go", patches(x, windows), kernel.reshape(-1, groups, outputs // groups))
+        y = jnp.einsum(
+            "b...gp,pgo->b...go", patches(x, windows), kernel.reshape(-1, groups, outputs // groups)
+        )
         return y.reshape(*y.shape[:-2], -1)
 
     # A loop also keeps XLA from computing a depthwise sum again in each operation that reads it.
@@ -139,7 +164,9 @@ def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
 
 def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array, Array]:
     """The gradients of `convolve` with respect to x and the kernel, given that of its result."""
-    groups, wide, narrow = windows.groups, x.shape[1:-1], dy.shape[1:-1]
+    groups = windows.groups
+    wide = x.shape[1:-1]
+    narrow = dy.shape[1:-1]
     if set(windows.spread) == {1}:
         if _is_product(x, windows):
             return jax.vjp(lambda x, kernel: convolve(x, kernel, windows), x, kernel)[1](dy)
@@ -151,23 +178,28 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
     if set(windows.strides) != {1}:
         return jax.vjp(lambda x, kernel: convolve(x, kernel, windows), x, kernel)[1](dy)
     # A convolution with strides is the transpose of this one, with the roles of x and dy exchanged.
-    back_kernel, forth = turned(kernel, groups), back(windows, wide, narrow)
+    back_kernel = turned(kernel, groups)
+    forth = back(windows, wide, narrow)
     dkernel = _slope_of_kernel(x, dy, back_kernel, forth)
     return convolve(dy, back_kernel, forth), turned(dkernel, groups)
 
 
 def _slope_of_kernel(dy: Array, x: Array, kernel: Array, windows: Windows) -> Array:
     """The gradient of `convolve` with respect to the kernel, in convolutions that are not transposed."""
-    groups, blocks = windows.groups, num_blocks(x.shape, kernel, windows)
+    groups = windows.groups
+    blocks = num_blocks(x.shape, kernel, windows)
 
-    def depthwise(x, dy):  # in blocks that are read into cache once instead of once per place in a window
+    # in blocks that are read into cache once instead of once per place in a window
+    def depthwise(x, dy):
         return jnp.stack([(view * dy).sum(tuple(range(dy.ndim - 1))) for view in views(x, windows)])
 
     # Sums over images are float32, whatever the images are. (O, P) or (G, O / G, P): on a CPU, this order is faster.
     def product(x, dy):
-        rows, exact = patches(x, windows), jnp.promote_types(x.dtype, jnp.float32)
+        rows = patches(x, windows)
+        exact = jnp.promote_types(x.dtype, jnp.float32)
         if groups == 1:
-            rows, dy = rows.reshape(-1, rows.shape[-1]), dy.reshape(-1, dy.shape[-1])
+            rows = rows.reshape(-1, rows.shape[-1])
+            dy = dy.reshape(-1, dy.shape[-1])
             return jnp.matmul(dy.T, rows, preferred_element_type=exact)
         dy = dy.reshape(*dy.shape[:-1], groups, -1)
         return jnp.einsum("b...go,b...gp->gop", dy, rows, preferred_element_type=exact)
@@ -187,18 +219,22 @@ def _is_product(x: Array, windows: Windows) -> bool:
 def back(windows: Windows, wide: Sequence[int], narrow: Sequence[int]) -> Windows:
     """The windows of a convolution's transpose, from `narrow` to `wide`: strides and spread change places."""
     rows = zip(*windows[:5], wide, narrow, strict=True)
-    padding = tuple((d * (n - 1) - low, (w - 1) * t - (m - 1) * s + low) for n, s, d, (low, _), t, w, m in rows)
+    padding = tuple(
+        (d * (n - 1) - low, (w - 1) * t - (m - 1) * s + low) for n, s, d, (low, _), t, w, m in rows
+    )
     return windows._replace(strides=windows.spread, padding=padding, spread=windows.strides)
 
 
 def _spread(y: Array, kernel: Array, windows: Windows, shape: tuple[int, ...]) -> Array:
     """The transpose of a convolution of images of `shape`: each entry of y adds the kernel to its window."""
-    (*size, inputs, outputs), groups = kernel.shape, windows.groups
+    (*size, inputs, outputs) = kernel.shape
+    groups = windows.groups
     if inputs == 1 and outputs == groups:
         return unview([y * row for row in kernel.reshape(-1, outputs)], windows, shape)
 
     def spread(y):
-        if groups == 1:  # as a product of matrices, whose result XLA does not lay out in another order
+        # as a product of matrices, whose result XLA does not lay out in another order
+        if groups == 1:
             parts = y.reshape(-1, outputs) @ kernel.reshape(-1, outputs).T
         else:
             rows = kernel.reshape(-1, inputs, groups, outputs // groups)
@@ -219,7 +255,12 @@ def turned(kernel: Array, groups: int) -> Array:
 def num_blocks(shape: Sequence[int], kernel: Array, windows: Windows) -> int:
     """Number of blocks of images whose patches stay in cache; each reads the kernel, so none is smaller than it."""
     batch, *places, channels = shape
-    one = math.prod(windows.size) * math.prod(windows.outputs(places)) * channels * kernel.dtype.itemsize
+    one = (
+        math.prod(windows.size)
+        * math.prod(windows.outputs(places))
+        * channels
+        * kernel.dtype.itemsize
+    )
     fitting = max(1, max(windows.cache, kernel.nbytes) // max(1, one))
     return batch // max(d for d in range(1, batch + 1) if batch % d == 0 and d <= fitting)
 

@@ -47,7 +47,9 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return jax.jit(run)
 
 
-def evaluate(traced: Any, args: Sequence[Any], choose: Callable[[Any], Operation] | None = None) -> list[Any]:
+def evaluate(
+    traced: Any, args: Sequence[Any], choose: Callable[[Any], Operation] | None = None
+) -> list[Any]:
     """Evaluates a traced function, a jaxpr with or without constants, with other operations in place of some.
 
     `choose` says what is called in place of an equation; by default `operation_of`.
@@ -55,12 +57,19 @@ def evaluate(traced: Any, args: Sequence[Any], choose: Callable[[Any], Operation
     choose = choose or operation_of
     # Equations that no output needs are left out: initial values, for instance, need no forward pass.
     jaxpr, _ = partial_eval.dce_jaxpr(getattr(traced, "jaxpr", traced), True, instantiate=True)
-    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(traced, "consts", ()), *args], strict=True))
-    read = lambda v: v.val if isinstance(v, core.Literal) else values[v]
+    values = dict(
+        zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(traced, "consts", ()), *args], strict=True)
+    )
+
+    def read(v):
+        return v.val if isinstance(v, core.Literal) else values[v]
+
     for eqn in jaxpr.eqns:
         with eqn.ctx.manager, jax.named_scope(str(eqn.source_info.name_stack)):
             outputs = choose(eqn)(*map(read, eqn.invars))
-        values.update(zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs], strict=True))
+        values.update(
+            zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs], strict=True)
+        )
     return [read(v) for v in jaxpr.outvars]
 
 
@@ -85,9 +94,14 @@ def operation_of(eqn: Any) -> Operation:
     if forms_of(eqn):
         key = repr((eqn.primitive, [v.aval for v in eqn.invars], sorted(eqn.params.items())))
         return by_platform(Keyed(key, eqn))
-    if platforms := eqn.params.get("branches_platforms"):  # what is written for one platform stays as it is
+    # what is written for one platform stays as it is
+    if platforms := eqn.params.get("branches_platforms"):
         pairs = zip(eqn.params["branches"], platforms, strict=True)
-        params = {"branches": tuple(branch if named else rewritten_trace(branch) for branch, named in pairs)}
+        params = {
+            "branches": tuple(
+                branch if named else rewritten_trace(branch) for branch, named in pairs
+            )
+        }
     else:
         params = jax.tree.map(rewritten_trace, eqn.params) if eqn.primitive in NESTED else {}
     return lambda *args: bound(eqn, *args, **params)
@@ -107,8 +121,14 @@ def by_platform(keyed: Keyed) -> Operation:
     eqn = keyed.eqn
     own = functools.partial(bound, eqn)
     forms = forms_of(eqn) | {"default": (own, derivative(own))}
-    on = lambda n: functools.partial(jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()})
-    apply, slopes = jax.jit(on(0)), jax.jit(on(1))
+
+    def on(n):
+        return functools.partial(
+            jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()}
+        )
+
+    apply = jax.jit(on(0))
+    slopes = jax.jit(on(1))
     operation = jax.custom_vjp(apply)
     operation.defvjp(lambda *args: (apply(*args), args), lambda args, slope: slopes(slope, *args))
     return operation
@@ -121,9 +141,12 @@ def derivative(apply: Operation) -> Operation:
 
 def rewritten_trace(value: Any) -> Any:
     """A traced function with other forms of some operations; any other value as it is."""
-    if not isinstance(value, core.Jaxpr | core.ClosedJaxpr) or not any(map(forms_of, equations(value))):
+    if not isinstance(value, core.Jaxpr | core.ClosedJaxpr) or not any(
+        map(forms_of, equations(value))
+    ):
         return value
-    jaxpr = getattr(value, "jaxpr", value)  # JAX 0.10 tells traced functions with constants from those without
+    # JAX 0.10 tells traced functions with constants from those without
+    jaxpr = getattr(value, "jaxpr", value)
     new = jax.make_jaxpr(lambda *args: evaluate(value, args))(*(v.aval for v in jaxpr.invars))
     return new if isinstance(new, type(value)) else new.jaxpr
 
@@ -133,25 +156,37 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES, fewer_products: bool = True)
 
     `cache` is as in `Windows`; `fewer_products` allows Winograd's form.
     """
-    (x, kernel), params, numbers = [v.aval for v in eqn.invars], eqn.params, eqn.params["dimension_numbers"]
+    (x, kernel) = [v.aval for v in eqn.invars]
+    params = eqn.params
+    numbers = eqn.params["dimension_numbers"]
     size = tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
     names = ("window_strides", "rhs_dilation", "padding", "lhs_dilation", "feature_group_count")
     windows = Windows(size, *(params[name] for name in names), cache=cache)
     known = params["batch_group_count"] == 1 and params["preferred_element_type"] in (None, x.dtype)
-    if not (known and has_views(eqn, windows, windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]]))):
+    if not (
+        known
+        and has_views(eqn, windows, windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]]))
+    ):
         return None
     # Axes in the order that `convolve` expects: (B, *S, C) and (*W, C, O).
     of_x, of_y = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
     of_kernel = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
-    back = lambda array, order: array.transpose([order.index(axis) for axis in range(array.ndim)])
-    fewer = winograd.pays([x.shape[axis] for axis in of_x], kernel.shape[numbers.rhs_spec[0]], windows)
+
+    def back(array, order):
+        return array.transpose([order.index(axis) for axis in range(array.ndim)])
+
+    fewer = winograd.pays(
+        [x.shape[axis] for axis in of_x], kernel.shape[numbers.rhs_spec[0]], windows
+    )
     form = winograd if fewer and fewer_products and x.dtype == jnp.float32 else convolutions
 
     def apply(x, kernel):
         return back(form.convolve(x.transpose(of_x), kernel.transpose(of_kernel), windows), of_y)
 
     def pull(dy, x, kernel):
-        dx, dkernel = form.slopes(dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), windows)
+        dx, dkernel = form.slopes(
+            dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), windows
+        )
         return back(dx, of_x), back(dkernel, of_kernel)
 
     return apply, pull
@@ -162,12 +197,18 @@ def for_stacks(form: Callable[[Any], Form | None], eqn: Any) -> Form | None:
 
     An operation has the form if its last array (a kernel) is stacked, its gradients have it if any array is.
     """
-    own, other = functools.partial(bound, eqn), form(eqn)
+    own = functools.partial(bound, eqn)
+    other = form(eqn)
     if other is None:
         return None
     given, made = ([v.aval.ndim for v in values] for values in (eqn.invars, eqn.outvars))
-    apply = lambda fn: stackable(fn, given, made)
-    slopes = lambda fn: stackable(fn, made + given, given)
+
+    def apply(fn):
+        return stackable(fn, given, made)
+
+    def slopes(fn):
+        return stackable(fn, made + given, given)
+
     return (
         _by_stacks(apply(own), apply(other[0]), lambda stacked: stacked[-1]),
         _by_stacks(slopes(derivative(own)), slopes(other[1]), any),
@@ -176,12 +217,19 @@ def for_stacks(form: Callable[[Any], Form | None], eqn: Any) -> Form | None:
 
 def stackable(fn: Operation, given: Sequence[int], made: Sequence[int]) -> Operation:
     """A function of arrays, with `given` and `made` numbers of axes, that takes stacks of some of them, too."""
-    one = lambda name, rank: "(" + ",".join(f"{name}_{axis}" for axis in range(rank)) + ")"
-    all_of = lambda name, ranks: ",".join(one(f"{name}{n}", rank) for n, rank in enumerate(ranks))
+
+    def one(name, rank):
+        return "(" + ",".join(f"{name}_{axis}" for axis in range(rank)) + ")"
+
+    def all_of(name, ranks):
+        return ",".join(one(f"{name}{n}", rank) for n, rank in enumerate(ranks))
+
     return jnp.vectorize(fn, signature=f"{all_of('x', given)}->{all_of('y', made)}")
 
 
-def _by_stacks(one: Operation, many: Operation, choose: Callable[[Sequence[bool]], bool]) -> Operation:
+def _by_stacks(
+    one: Operation, many: Operation, choose: Callable[[Sequence[bool]], bool]
+) -> Operation:
     """An operation that is `many` if `choose`, given which arrays are stacked, says so, and otherwise `one`."""
     operation = jax.custom_batching.custom_vmap(lambda *args: one(*args))
 
@@ -198,12 +246,18 @@ def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
     names = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
     fields = [eqn.params[name] for name in names]
     windows = Windows(*[field[1:-1] for field in fields])
-    within = [(field[0], field[-1]) for field in fields] == [(1, 1)] * 3 + [((0, 0), (0, 0)), (1, 1)]
+    within = [(field[0], field[-1]) for field in fields] == [(1, 1)] * 3 + [
+        ((0, 0), (0, 0)),
+        (1, 1),
+    ]
     tiled = slope is None and windows.tile(eqn.invars[0].aval.shape[1:-1])
     faster = set(windows.spread) == {1} and (slope is None or set(windows.strides) != {1})
     if not (within and faster and has_views(eqn, windows, tiled)):
         return None
-    apply = lambda x: pool(x, windows)
+
+    def apply(x):
+        return pool(x, windows)
+
     return apply, derivative(apply) if slope is None else lambda dy, x: slope(dy, x, windows)
 
 
@@ -212,12 +266,17 @@ def outer_first(eqn: Any) -> Form | None:
 
     This adds whole rows; XLA adds a few neighbors at a time.
     """
-    x, axes = eqn.invars[0].aval, eqn.params["axes"]
+    x = eqn.invars[0].aval
+    axes = eqn.params["axes"]
     *others, last = [axis for axis in range(x.ndim) if axis not in axes] or [-1]
-    before, width = [axis for axis in axes if axis < last], math.prod(x.shape[last + 1 :])
+    before = [axis for axis in axes if axis < last]
+    width = math.prod(x.shape[last + 1 :])
     if not (before and 1 < width <= FEW and jnp.issubdtype(x.dtype, jnp.floating)):
         return None
-    add = lambda x, axes: bound(eqn, x, axes=tuple(axes))
+
+    def add(x, axes):
+        return bound(eqn, x, axes=tuple(axes))
+
     kept = [x.shape[axis] for axis in (*others, last)]
 
     def apply(x):
@@ -231,14 +290,24 @@ def flattened(eqn: Any) -> Form | None:
     """A product of arrays as one of matrices, whose gradients, unlike the arrays', XLA computes fast."""
     (left, right), batch = eqn.params["dimension_numbers"]
     a, b = (v.aval.shape for v in eqn.invars)
-    num, axes = len(left), (*left, *right)
-    if any(batch) or axes != (*range(len(a) - num, len(a)), *range(num)) or len(a) == len(b) == 2 or not num:
+    num = len(left)
+    axes = (*left, *right)
+    if (
+        any(batch)
+        or axes != (*range(len(a) - num, len(a)), *range(num))
+        or len(a) == len(b) == 2
+        or not num
+    ):
         return None
-    rows, inner, columns = math.prod(a[: len(a) - num]), math.prod(b[:num]), math.prod(b[num:])
+    rows = math.prod(a[: len(a) - num])
+    inner = math.prod(b[:num])
+    columns = math.prod(b[num:])
     numbers = ((1,), (0,)), ((), ())
 
     def apply(x, y):
-        product = bound(eqn, x.reshape(rows, inner), y.reshape(inner, columns), dimension_numbers=numbers)
+        product = bound(
+            eqn, x.reshape(rows, inner), y.reshape(inner, columns), dimension_numbers=numbers
+        )
         return product.reshape(eqn.outvars[0].aval.shape)
 
     return apply, derivative(apply)
@@ -249,7 +318,10 @@ def in_rows(eqn: Any) -> Form | None:
     *shape, width = eqn.invars[0].aval.shape or [0]
     if not (len(shape) > 1 and 1 < width <= FEW):
         return None
-    apply = lambda x: bound(eqn, x.reshape(*shape[:-1], shape[-1] * width)).reshape(x.shape)
+
+    def apply(x):
+        return bound(eqn, x.reshape(*shape[:-1], shape[-1] * width)).reshape(x.shape)
+
     return apply, derivative(apply)
 
 
@@ -262,7 +334,10 @@ def one_by_one(eqn: Any) -> Form:
 def in_a_row(eqn: Any) -> Form | None:
     """Random bits drawn as a vector: the same bits, and programs that compile faster."""
     shape = eqn.params["shape"]
-    draw = lambda key: bound(eqn, key, shape=(math.prod(shape),)).reshape(shape)
+
+    def draw(key):
+        return bound(eqn, key, shape=(math.prod(shape),)).reshape(shape)
+
     return (draw, derivative(draw)) if len(shape) > 1 else None
 
 
@@ -297,7 +372,11 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
 
 def forms_of(eqn: Any) -> dict[str, Form]:
     """Platform -> the other form that an equation has there."""
-    return {name: form for name, forms in FORMS.items() if (form := forms.get(eqn.primitive, lambda _: None)(eqn))}
+    return {
+        name: form
+        for name, forms in FORMS.items()
+        if (form := forms.get(eqn.primitive, lambda _: None)(eqn))
+    }
 
 
 # Platform -> times that XLA's own forms take longer there than ours, forward and backward (docs/results/speed.md).
@@ -325,5 +404,8 @@ def slow_layers(jaxpr: Any, names: Sequence[str], platform: str) -> Iterator[str
 
 
 # Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.
-NESTED = {getattr(primitives, name) for name in ("jit_p", "closed_call_p", "remat_p", "scan_p", "while_p", "cond_p")}
+NESTED = {
+    getattr(primitives, name)
+    for name in ("jit_p", "closed_call_p", "remat_p", "scan_p", "while_p", "cond_p")
+}
 NESTED |= {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}

@@ -18,45 +18,62 @@ import numpy as np
 from pfljax.contract.types import Array
 from pfljax.models.rewriting.convolutions import Windows, back, in_blocks, num_blocks, pad, turned
 
-FEWEST_CHANNELS = 16  # the fewest that were timed (docs/results/speed.md); sums weigh more, the fewer there are
+# the fewest that were timed (docs/results/speed.md); sums weigh more, the fewer there are
+FEWEST_CHANNELS = 16
 
 # B^T and A^T, which transform one axis, and G (x) G, which transforms both axes of a kernel.
 PLACES = np.array([[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]])
 RESULTS = np.array([[1, 1, 1, 0], [0, 1, -1, -1]])
-KERNEL = np.kron(*[np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)] * 2)
+KERNEL = np.kron(
+    *[np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]], np.float32)] * 2
+)
 
 
 def pays(shape: Sequence[int], outputs: int, windows: Windows) -> bool:
     """Whether `convolve` and `slopes` are faster than patches for images of `shape` (B, H, W, C) and O `outputs`."""
-    if windows.size != (3, 3) or {*windows.strides, *windows.dilation, *windows.spread, windows.groups} != {1}:
+    if windows.size != (3, 3) or {
+        *windows.strides,
+        *windows.dilation,
+        *windows.spread,
+        windows.groups,
+    } != {1}:
         return False
     batch, *places, inputs = shape
     tiles = batch * math.prod(-(-m // 2) for m in windows.outputs(places))
-    enough = 8 * tiles >= max(inputs, outputs)  # or else transforming the kernel takes longer than the products
+    # or else transforming the kernel takes longer than the products
+    enough = 8 * tiles >= max(inputs, outputs)
     return min(inputs, outputs) >= FEWEST_CHANNELS and enough
 
 
 def convolve(x: Array, kernel: Array, windows: Windows) -> Array:
     """Convolution (B, H, W, C) -> (B, H', W', O) with a kernel (3, 3, C, O); see `convolutions.convolve`."""
-    (height, width), of_tiles, weights = windows.outputs(x.shape[1:-1]), _tiles(x, windows), _weights(kernel)
+    (height, width) = windows.outputs(x.shape[1:-1])
+    of_tiles = _tiles(x, windows)
+    weights = _weights(kernel)
 
     def product(x):
         places = _transformed(x, of_tiles.padding, PLACES)
         y = (_rows(places) @ weights).reshape(4, 4, *places.shape[2:-1], -1)
-        y = jnp.stack([jnp.stack(_sums(half, RESULTS), axis=3) for half in _sums(y, RESULTS)], axis=2)
-        return y.reshape(len(x), 2 * y.shape[1], 2 * y.shape[3], -1)  # from (B, tiles, 2, tiles, 2, O)
+        y = jnp.stack(
+            [jnp.stack(_sums(half, RESULTS), axis=3) for half in _sums(y, RESULTS)], axis=2
+        )
+        # from (B, tiles, 2, tiles, 2, O)
+        return y.reshape(len(x), 2 * y.shape[1], 2 * y.shape[3], -1)
 
     return in_blocks(product, num_blocks(x.shape, weights, of_tiles), x)[:, :height, :width]
 
 
 def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array, Array]:
     """The gradients of `convolve` with respect to x and the kernel, given that of its result."""
-    of_tiles, weights = _tiles(x, windows), _weights(kernel)
+    of_tiles = _tiles(x, windows)
+    weights = _weights(kernel)
     odd = [(0, m % 2) for m in dy.shape[1:-1]]
 
     def product(x, dy):
-        places, results = _transformed(x, of_tiles.padding, PLACES), _transformed(dy, odd, RESULTS.T)
-        return jnp.einsum("pno,pnc->poc", _rows(results), _rows(places))  # on a CPU, this order is faster
+        places = _transformed(x, of_tiles.padding, PLACES)
+        results = _transformed(dy, odd, RESULTS.T)
+        # on a CPU, this order is faster
+        return jnp.einsum("pno,pnc->poc", _rows(results), _rows(places))
 
     dweights = in_blocks(product, num_blocks(x.shape, weights, of_tiles), x, dy, add=True)
     dkernel = (KERNEL.T @ dweights.reshape(len(weights), -1)).reshape(3, 3, *dweights.shape[1:])
@@ -67,7 +84,8 @@ def slopes(dy: Array, x: Array, kernel: Array, windows: Windows) -> tuple[Array,
 def _tiles(x: Array, windows: Windows) -> Windows:
     """The windows of 4 x 4 places, two apart, from which tiles of 2 x 2 results come; the last may be half empty."""
     padding = [
-        (low, high + m % 2) for (low, high), m in zip(windows.padding, windows.outputs(x.shape[1:-1]), strict=True)
+        (low, high + m % 2)
+        for (low, high), m in zip(windows.padding, windows.outputs(x.shape[1:-1]), strict=True)
     ]
     return windows._replace(size=(4, 4), strides=(2, 2), padding=padding)
 
@@ -79,10 +97,13 @@ def _weights(kernel: Array) -> Array:
 
 def _transformed(x: Array, padding: Sequence[tuple[int, int]], signs: np.ndarray) -> Array:
     """S d S^T for windows d, two apart, and `signs` S (4, n): (B, H, W, C) -> (4, 4, B, tiles, tiles, C)."""
-    x, size = pad(x, padding), signs.shape[1]
+    x = pad(x, padding)
+    size = signs.shape[1]
     for axis in (-2, -3):  # one after the other: half the code to compile, and fewer sums
         stop = x.shape[axis] - size + 1
-        x = jnp.stack(_sums([jax.lax.slice_in_dim(x, i, stop + i, 2, axis) for i in range(size)], signs))
+        x = jnp.stack(
+            _sums([jax.lax.slice_in_dim(x, i, stop + i, 2, axis) for i in range(size)], signs)
+        )
     return x
 
 
@@ -93,5 +114,8 @@ def _rows(places: Array) -> Array:
 
 def _sums(parts: Sequence[Array] | Array, signs: np.ndarray) -> list[Array]:
     """Sums of parts with signs of 1, -1 or 0: one for each row of `signs` (n, parts)."""
-    signed = [[part if sign > 0 else -part for part, sign in zip(parts, row, strict=True) if sign] for row in signs]
+    signed = [
+        [part if sign > 0 else -part for part, sign in zip(parts, row, strict=True) if sign]
+        for row in signs
+    ]
     return [functools.reduce(jnp.add, terms) for terms in signed]

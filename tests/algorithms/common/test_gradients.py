@@ -62,7 +62,8 @@ def test_skipping_changes_no_model(kind, monkeypatch):
         algorithm = toys.make_algorithm(name, problem, **knobs)
         return toys.train(algorithm, problem, federation.client_data, 6)[0][-1]
 
-    skipping, computing = final(1e-12), final(-1.0)
+    skipping = final(1e-12)
+    computing = final(-1.0)
     toys.assert_trees_close(skipping.models, computing.models, rtol=1e-5, atol=1e-6)
     rows = skipping.rows
     weights = rows.weights if name == "federico" else np.exp(rows)

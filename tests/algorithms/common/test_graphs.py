@@ -92,7 +92,8 @@ def error(num=4, **knobs):
 
 
 def test_errors_name_the_argument_and_what_is_accepted(tmp_path):
-    edges, matrix = tmp_path / "edges.txt", tmp_path / "w.txt"
+    edges = tmp_path / "edges.txt"
+    matrix = tmp_path / "w.txt"
     edges.write_text("0 1\n2 3\n")
     assert "not connected" in error(graph="file", edge_file=str(edges))
     edges.write_text("0 1\n1 7\n")

@@ -19,10 +19,19 @@ def test_phases_train_a_part_after_the_other(keep):
     """FedRep (Collins et al., 2021): the head's epochs first, then the body's; the body is averaged."""
     federation = toys.make_federation(SIZES)
     momentum = 0.5
-    problem = toys.make_problem(federation, optax.sgd(RATE, momentum), hidden=(3,))._replace(keep_optimizer=keep)
-    head = lambda params: problem.model.mask(params, 1)
-    body = lambda params: tree.complement(head(params))
-    algorithm = sharing_layers(problem, body, phases=(Phase(head, 2), Phase(body, 1)), report=Report())
+    problem = toys.make_problem(federation, optax.sgd(RATE, momentum), hidden=(3,))._replace(
+        keep_optimizer=keep
+    )
+
+    def head(params):
+        return problem.model.mask(params, 1)
+
+    def body(params):
+        return tree.complement(head(params))
+
+    algorithm = sharing_layers(
+        problem, body, phases=(Phase(head, 2), Phase(body, 1)), report=Report()
+    )
     assert algorithm.ledger == Ledger(gradients=1, passes=3)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
     assert jax.tree.leaves(states[-1].models[HEAD]) == []
@@ -32,7 +41,8 @@ def test_phases_train_a_part_after_the_other(keep):
     for state in states[1:]:
         bodies = []
         for k in range(4):
-            params, (x, y) = {BODY: theta, HEAD: heads[k]}, examples(federation, k)
+            params = {BODY: theta, HEAD: heads[k]}
+            (x, y) = examples(federation, k)
             speeds = velocity[k] if keep else {}
             for layer in (HEAD, HEAD, BODY):
                 speeds.setdefault(layer, jax.tree.map(np.zeros_like, params[layer]))
@@ -56,9 +66,13 @@ def test_phases_have_mini_batches_and_epochs_of_their_own():
 
     def run(*epochs):
         phases = [Phase(lambda params: problem.model.mask(params, 2), each) for each in epochs]
-        return jax.jit(lambda models: fit_phases(problem, phases, context, models, [], split)[0])(models)
+        return jax.jit(lambda models: fit_phases(problem, phases, context, models, [], split)[0])(
+            models
+        )
 
-    none, first, longer = run(0, 0), run(1, 0), run(2, 0)
+    none = run(0, 0)
+    first = run(1, 0)
+    longer = run(2, 0)
     second = run(0, 1)
     toys.assert_trees_close(none, models)
     assert not toys.same_trees(first, second) and not toys.same_trees(first, longer)

@@ -30,7 +30,11 @@ def test_strings_are_classes_in_sorted_order(npz):
     y = np.array(["dog", "cat", "Zebra", "cat", "ox", "dog"])
     source = npz(x=np.arange(6.0)[:, None], y=y)
     assert source.class_names == ("Zebra", "cat", "dog", "ox") and source.num_classes == 4
-    assert source.y.dtype == np.int32 and source.y.tolist() == [2, 1, 0, 1, 3, 2] and source.task == "classification"
+    assert (
+        source.y.dtype == np.int32
+        and source.y.tolist() == [2, 1, 0, 1, 3, 2]
+        and source.task == "classification"
+    )
     part = npz(x=np.arange(6.0)[:, None], y=y, load={"fraction": 0.5, "standardize": False})
     assert part.class_names == source.class_names
     np.testing.assert_array_equal(part.y, source.y[part.x[:, 0].astype(int)])
@@ -68,7 +72,9 @@ def test_a_constant_that_is_no_sum_of_powers_of_2_becomes_0(npz):
 
 def test_channels_that_come_first_are_told(npz):
     y = np.arange(6) % 3
-    with pytest.warns(UserWarning, match=r"^x: has shape \(6, 3, 8, 8\).*pass x.transpose\(0, 2, 3, 1\)"):
+    with pytest.warns(
+        UserWarning, match=r"^x: has shape \(6, 3, 8, 8\).*pass x.transpose\(0, 2, 3, 1\)"
+    ):
         npz(x=RNG.normal(size=(6, 3, 8, 8)), y=y)
     for shape in ((6, 8, 8, 3), (6, 8, 8, 16), (6, 3, 3, 3), (6, 3, 8, 7)):
         npz(x=RNG.normal(size=shape), y=y)
@@ -76,9 +82,12 @@ def test_channels_that_come_first_are_told(npz):
 
 def test_likely_mistakes_are_told(npz):
     """Not those of a standardized x, of uint8 pixels (divided by 255), or of numbers that are not whole."""
-    y, pixels = np.arange(50) % 3, RNG.integers(0, 256, size=(50, 4, 4)).astype(float)
+    y = np.arange(50) % 3
+    pixels = RNG.integers(0, 256, size=(50, 4, 4)).astype(float)
     raw = {"standardize": False}
-    with pytest.warns(UserWarning, match="^x: looks like pixels from 0 to 255 that are not standardized"):
+    with pytest.warns(
+        UserWarning, match="^x: looks like pixels from 0 to 255 that are not standardized"
+    ):
         npz(raw, x=pixels, y=y)
     (
         npz(x=pixels, y=y),
@@ -87,7 +96,8 @@ def test_likely_mistakes_are_told(npz):
         npz(raw, x=-pixels, y=y),
     )
     text = (
-        "^y: has labels from 1: classes are counted from 0, so that C is 4 and no example has class 0; subtract 1, or"
+        "^y: has labels from 1: classes are counted from 0, so that C is 4 and no "
+        "example has class 0; subtract 1, or"
     )
     with pytest.warns(UserWarning, match=text):
         assert npz(x=pixels, y=y + 1).num_classes == 4
@@ -100,9 +110,15 @@ def test_likely_mistakes_are_told(npz):
             CLASSES.astype(float),
             r"^y: has floats, so the task is regression; .* pass y.astype\(int\)",
         ),
-        (np.eye(3)[CLASSES], r"^y: has one-hot rows; if these are classes, pass y.argmax\(axis=1\)"),
+        (
+            np.eye(3)[CLASSES],
+            r"^y: has one-hot rows; if these are classes, pass y.argmax\(axis=1\)",
+        ),
         (np.eye(3, dtype=int)[CLASSES], "^y: has one-hot rows"),
-        (CLASSES[:, None], r"^y: has shape \(30, 1\), which is one class for each place .* pass y\[:, 0\]"),
+        (
+            CLASSES[:, None],
+            r"^y: has shape \(30, 1\), which is one class for each place .* pass y\[:, 0\]",
+        ),
     ],
 )
 def test_targets_that_look_like_classes_are_named_unless_the_task_is_stated(y, text):
@@ -110,7 +126,12 @@ def test_targets_that_look_like_classes_are_named_unless_the_task_is_stated(y, t
     with pytest.warns(UserWarning, match=text):
         Federation.from_arrays(x, y, client=np.arange(30) % 2)
     task = "regression" if y.dtype.kind == "f" else "classification"
-    others = [(y, task), (CLASSES, "auto"), (CLASSES + 0.5, "auto"), (np.ones((30, 2)) * 0.5, "auto")]
+    others = [
+        (y, task),
+        (CLASSES, "auto"),
+        (CLASSES + 0.5, "auto"),
+        (np.ones((30, 2)) * 0.5, "auto"),
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for values, stated in others:
@@ -126,7 +147,8 @@ def test_images_are_standardized_per_channel(npz):
     assert prepared(divided).x is divided.x
     expected = (x - x.mean(axis=(0, 1, 2))) / x.std(axis=(0, 1, 2))
     np.testing.assert_allclose(prepared(npz(x=x, y=y)).x, expected, atol=1e-5)
-    gray = prepared(npz(x=x[..., 0], y=y)).x  # one mean of all pixels, and the shape that the file has
+    # one mean of all pixels, and the shape that the file has
+    gray = prepared(npz(x=x[..., 0], y=y)).x
     np.testing.assert_allclose(gray, (x[..., 0] - x[..., 0].mean()) / x[..., 0].std(), atol=1e-5)
 
 
@@ -135,7 +157,11 @@ def test_targets_decide_the_task(npz):
     classes = npz(x=x, y=np.array([0, 5, 2, 2], np.uint8))
     assert (classes.task, classes.num_classes, classes.y.dtype) == ("classification", 6, np.int32)
     regression = npz(x=x, y=np.array([0.0, 1, 2, 3]))
-    assert (regression.task, regression.num_classes, regression.y.dtype) == ("regression", 1, np.float32)
+    assert (regression.task, regression.num_classes, regression.y.dtype) == (
+        "regression",
+        1,
+        np.float32,
+    )
     assert npz({"task": "classification"}, x=x, y=np.array([0.0, 1, 2, 3])).num_classes == 4
     assert npz({"task": "regression"}, x=x, y=np.array([0, 1, 2, 3])).task == "regression"
 
@@ -147,11 +173,17 @@ def test_a_subsample_knows_all_classes(npz):
 
 @pytest.mark.parametrize("client", [[30, -7, 30, 9], ["m", "a", "m", "b"]])
 def test_clients_are_numbered_in_sorted_order(npz, client):
-    np.testing.assert_array_equal(npz(x=np.ones((4, 2)), y=np.arange(4), client=client).client, [2, 0, 2, 1])
+    np.testing.assert_array_equal(
+        npz(x=np.ones((4, 2)), y=np.arange(4), client=client).client, [2, 0, 2, 1]
+    )
 
 
 def test_writers_are_clients_and_coarse_labels_are_kept(npz):
-    arrays = {"x": np.ones((40, 2)), "y": np.arange(40), "coarse": np.arange(40, dtype=np.uint8) // 4}
+    arrays = {
+        "x": np.ones((40, 2)),
+        "y": np.arange(40),
+        "coarse": np.arange(40, dtype=np.uint8) // 4,
+    }
     source = npz({"fraction": 0.5}, **arrays, writer=np.arange(40) // 20)
     assert source.coarse.dtype == np.int32 and source.client.dtype == np.int64
     np.testing.assert_array_equal(source.coarse, source.y // 4)
@@ -181,7 +213,10 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ({"x": X, "y": HOLE[:, 1]}, "y is NaN or infinite in 1 rows; the first is row 1"),
         ({"x": X, "y": Y - 2}, "y is -2 in row 0; classes are integers 0..C-1"),
         ({"x": X, "y": Y * 10**6}, "y reaches 3000000 in 4 rows"),
-        ({"x": X, "y": Y.astype(bytes)}, r"y is \|S.*accepted: integers or strings.*y\.astype\(str\) converts it"),
+        (
+            {"x": X, "y": Y.astype(bytes)},
+            r"y is \|S.*accepted: integers or strings.*y\.astype\(str\) converts it",
+        ),
         ({"x": X.astype(str), "y": Y}, "x is <U.*accepted: numbers"),
         ({"x": X.astype(object), "y": Y}, "no object arrays"),
         ({"x": X, "y": Y, "client": X[:, 0]}, "client is float64; accepted: integers or strings"),
@@ -190,9 +225,18 @@ HOLE = np.array([[1.0, 1], [1, np.nan], [1, 1], [np.inf, 1]])
         ({"x": X, "y": Y, "coarse": X[:, 0]}, "coarse is float64; accepted: integers"),
         ({"x": X, "y": Y, "coarse": Y[:2]}, r"coarse has shape \(2,\)"),
         ({"x": X, "y": Y, "is_test": Y}, "is_test is not boolean"),
-        ({"x": X, "y": Y, "clients": Y}, "has an unknown array clients; did you mean client. accepted: x, y, client, "),
-        ({"x": X, "y": Y, "istest": Y > 1}, "has an unknown array istest; did you mean is_test. accepted: .*is_test$"),
-        ({"x": X, "y": Y, "zzz": Y}, "has an unknown array zzz; accepted: x, y, client, writer, coarse, is_test$"),
+        (
+            {"x": X, "y": Y, "clients": Y},
+            "has an unknown array clients; did you mean client. accepted: x, y, client, ",
+        ),
+        (
+            {"x": X, "y": Y, "istest": Y > 1},
+            "has an unknown array istest; did you mean is_test. accepted: .*is_test$",
+        ),
+        (
+            {"x": X, "y": Y, "zzz": Y},
+            "has an unknown array zzz; accepted: x, y, client, writer, coarse, is_test$",
+        ),
         ({"x": X, "y": Y, "is_test": Y >= 0}, "is_test is true for every example"),
     ],
 )
@@ -226,7 +270,10 @@ def test_a_torn_npz_and_a_lone_array_are_refused(tmp_path):
 
 
 def test_an_unknown_task_is_refused(npz):
-    with pytest.raises(ArgumentError, match=r"^task=classes: accepted: auto, classification, regression, multilabel$"):
+    with pytest.raises(
+        ArgumentError,
+        match=r"^task=classes: accepted: auto, classification, regression, multilabel$",
+    ):
         npz({"task": "classes"}, x=X, y=Y)
 
 

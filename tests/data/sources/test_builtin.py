@@ -13,7 +13,9 @@ def test_digits_are_images_in_the_unit_interval():
     source = sources.digits()
     assert source.x.shape == (1797, 8, 8, 1) and source.x.dtype == np.float32
     assert source.x.min() == 0 and source.x.max() == 1
-    assert source.y.dtype == np.int32 and source.num_classes == 10 and source.task == "classification"
+    assert (
+        source.y.dtype == np.int32 and source.num_classes == 10 and source.task == "classification"
+    )
     assert source.client is None and source.is_test is None
 
 
@@ -29,7 +31,8 @@ def test_sine_gives_each_client_its_interval():
 @pytest.mark.parametrize("load", [sources.digits, sources.sine])
 def test_fraction_is_a_subsample_decided_by_the_seed(load):
     whole, part, same, other = (
-        load(fraction=fraction, seed=seed) for fraction, seed in ((1, 3), (0.25, 3), (0.25, 3), (0.25, 4))
+        load(fraction=fraction, seed=seed)
+        for fraction, seed in ((1, 3), (0.25, 3), (0.25, 3), (0.25, 4))
     )
     assert len(part.y) == round(len(whole.y) / 4)
     np.testing.assert_array_equal(part.x, same.x)
@@ -48,10 +51,15 @@ def mixture():
 
 def test_synthetic_sizes_are_as_published(mixture):
     many = sources.synthetic(200, test_examples=3)
-    assert many.x.shape == (len(many.y), 150) and many.x.dtype == np.float32 and many.y.dtype == np.int32
+    assert (
+        many.x.shape == (len(many.y), 150)
+        and many.x.dtype == np.float32
+        and many.y.dtype == np.int32
+    )
     assert many.num_classes == 2 and many.task == "classification" and many.name == "synthetic"
     train = np.bincount(many.client[~many.is_test])
-    assert train.min() >= 50 and train.max() == 1000 and 80 < np.median(train) < 140  # 50 + e^4 = 105
+    # 50 + e^4 = 105
+    assert train.min() >= 50 and train.max() == 1000 and 80 < np.median(train) < 140
     np.testing.assert_array_equal(np.bincount(many.client[many.is_test]), 3)
     np.testing.assert_array_equal(np.bincount(mixture.client[mixture.is_test]), 2000)
     one = sources.synthetic(1)
@@ -75,7 +83,9 @@ def test_synthetic_labels_are_a_mixture_of_linear_rules_in_the_clients_shares(mi
     # The components are shuffled: both halves of a client's test part have the same shares.
     k = np.argmin(share.max(axis=1))
     own = np.flatnonzero((mixture.client == k) & mixture.is_test)
-    halves = [np.linalg.lstsq(rules[half], targets[half], rcond=None)[0] for half in np.split(own, 2)]
+    halves = [
+        np.linalg.lstsq(rules[half], targets[half], rcond=None)[0] for half in np.split(own, 2)
+    ]
     np.testing.assert_allclose(*halves, atol=0.2)
 
 
@@ -86,7 +96,13 @@ def test_synthetic_is_decided_by_the_seed_and_can_be_subsampled(mixture):
     np.testing.assert_array_equal(first.y, again.y)
     assert not np.array_equal(first.x[:50], other.x[:50])
     part = sources.synthetic(fraction=0.25, **MIXTURE)
-    assert len(part.y) == round(len(mixture.y) / 4) == len(part.x) == len(part.client) == len(part.is_test)
+    assert (
+        len(part.y)
+        == round(len(mixture.y) / 4)
+        == len(part.x)
+        == len(part.client)
+        == len(part.is_test)
+    )
     rows = {row.tobytes(): i for i, row in enumerate(mixture.x)}
     ids = [rows[row.tobytes()] for row in part.x]
     np.testing.assert_array_equal(part.client, mixture.client[ids])
@@ -96,7 +112,10 @@ def test_synthetic_is_decided_by_the_seed_and_can_be_subsampled(mixture):
 
 
 def test_synthetic_training_data_do_not_depend_on_the_number_of_test_examples():
-    few, many = (data.synthetic(5, test_examples=count, train_examples=20, validation_fraction=0.3) for count in (7, 9))
+    few, many = (
+        data.synthetic(5, test_examples=count, train_examples=20, validation_fraction=0.3)
+        for count in (7, 9)
+    )
     for part in ("train", "validation"):
         for one, other in zip(getattr(few, part), getattr(many, part), strict=True):
             np.testing.assert_array_equal(one, other)
@@ -105,14 +124,23 @@ def test_synthetic_training_data_do_not_depend_on_the_number_of_test_examples():
 
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_synthetic_parts_have_random_streams_of_their_own(monkeypatch, fraction):
-    one, more_tests = (sources.synthetic(5, test_examples=count, fraction=fraction) for count in (40, 90))
+    one, more_tests = (
+        sources.synthetic(5, test_examples=count, fraction=fraction) for count in (40, 90)
+    )
     monkeypatch.setattr(builtin, "SYNTHETIC_TRAIN", (50, 60))
     less_training = sources.synthetic(5, test_examples=40, fraction=fraction)
-    assert less_training.is_test.sum() == one.is_test.sum() == 200 * fraction < more_tests.is_test.sum()
+    assert (
+        less_training.is_test.sum()
+        == one.is_test.sum()
+        == 200 * fraction
+        < more_tests.is_test.sum()
+    )
     assert (~less_training.is_test).sum() < (~one.is_test).sum()
     for other, part in ((more_tests, False), (less_training, True)):
         for field in ("x", "y", "client"):
-            found, expected = (getattr(source, field)[source.is_test == part] for source in (other, one))
+            found, expected = (
+                getattr(source, field)[source.is_test == part] for source in (other, one)
+            )
             np.testing.assert_array_equal(found, expected)
 
 
@@ -127,18 +155,24 @@ def published(num_clients, num_test, components=3, alpha=0.4):
     sizes = [min(int(size) + 50, 1000) for size in rng.lognormal(4, 2, num_clients)]
     shares = [rng.dirichlet([alpha] * components) for _ in range(num_clients)]
     thetas = rng.uniform(-1, 1, (components, 150))
-    xs, ys, constants = [], [], []
+    xs = []
+    ys = []
+    constants = []
     for size, share in zip(sizes, shares, strict=True):
         for number in (size, num_test):
-            count, written = rng.multinomial(number, share), np.zeros(number, bool)
-            x, y = rng.uniform(-1, 1, (number, 150)), np.zeros(number)
+            count = rng.multinomial(number, share)
+            written = np.zeros(number, bool)
+            x = rng.uniform(-1, 1, (number, 150))
+            y = np.zeros(number)
             for m in range(components):
                 first = slice(count[m])
                 logits = x[first] @ thetas[m] + rng.normal(0, 0.1, count[m])
                 y[first] = np.round(1 / (1 + np.exp(-logits)))
                 written[first] = True
             x, y, written = shuffle(x, y, written, random_state=rng)
-            xs, ys, constants = [*xs, x], [*ys, y], [*constants, ~written]
+            xs = [*xs, x]
+            ys = [*ys, y]
+            constants = [*constants, ~written]
     return np.concatenate(xs), np.concatenate(ys), sizes, np.concatenate(constants)
 
 

@@ -23,7 +23,9 @@ def draw(path, seed, shape=(4, 6, 3)):
 @pytest.fixture
 def photos(tmp_path):
     """(folder of two clients' images in train and test, pixels by the path below the folder)."""
-    names = [f"train/{c}/{k}/{i}.png" for c in ("eve", "ada") for k in ("dog", "cat") for i in range(2)]
+    names = [
+        f"train/{c}/{k}/{i}.png" for c in ("eve", "ada") for k in ("dog", "cat") for i in range(2)
+    ]
     names += [f"test/{c}/{k}/9.png" for c in ("eve", "ada") for k in ("dog", "cat")]
     folder = tmp_path / "photos"
     return folder, {name: draw(folder / name, seed) for seed, name in enumerate(names)}
@@ -33,18 +35,25 @@ def test_names_of_folders_are_parts_clients_and_classes(photos):
     folder, pixels = photos
     source = sources.images(folder, standardize=False)
     assert source.class_names == ("cat", "dog") and source.client_names.tolist() == ["ada", "eve"]
-    assert source.x.shape == (12, 4, 6, 3) and source.x.dtype == np.float32 and source.name == "photos"
+    assert (
+        source.x.shape == (12, 4, 6, 3) and source.x.dtype == np.float32 and source.name == "photos"
+    )
     for row, name in enumerate(sorted(pixels, key=lambda name: (name.startswith("test"), name))):
         part, client, kind, _ = name.split("/")
         np.testing.assert_array_equal(source.x[row], np.float32(pixels[name]) / 255)
-        found = source.is_test[row], source.client_names[source.client[row]], source.class_names[source.y[row]]
+        found = (
+            source.is_test[row],
+            source.client_names[source.client[row]],
+            source.class_names[source.y[row]],
+        )
         assert found == (part == "test", client, kind)
 
 
 def test_a_folder_becomes_a_federation_the_same_each_time(photos):
     folder, _ = photos
     assert sources.kind_of(folder) == "images" and sources.has_tests("images", folder)
-    first, again = data.read(folder), data.read(str(folder))
+    first = data.read(folder)
+    again = data.read(str(folder))
     assert data.digest(first) == data.digest(again) and first.official_test is True
     assert (first.train.size.tolist(), first.test.size.tolist()) == ([4, 4], [2, 2])
     part = data.read(folder / "train", official_test=False)
@@ -71,7 +80,9 @@ def test_a_size_resizes_images_of_any_size(tmp_path):
     flat = np.full((6, 4, 3), 200, np.uint8)
     (tmp_path / "b").mkdir()
     Image.fromarray(flat).save(tmp_path / "b/0.png")
-    with pytest.raises(ArgumentError, match=r"^file=.*b/0\.png: has 6 x 4 pixels, but .*a/0\.png has 8 x 8; acc"):
+    with pytest.raises(
+        ArgumentError, match=r"^file=.*b/0\.png: has 6 x 4 pixels, but .*a/0\.png has 8 x 8; acc"
+    ):
         sources.images(tmp_path)
     x = sources.images(tmp_path, size=(2, 3), standardize=False).x
     assert x.shape == (2, 2, 3, 3)
@@ -86,7 +97,8 @@ def test_other_folders_are_refused_in_a_line(tmp_path, monkeypatch):
     draw(mixed / "a/0.png", 0)
     draw(mixed / "ada/a/0.png", 0)
     draw(deep / "1/2/3/4.png", 0)
-    torn, words = tmp_path / "torn", tmp_path / "words"
+    torn = tmp_path / "torn"
+    words = tmp_path / "words"
     draw(torn / "a/0.png", 0, (40, 40, 3))
     (torn / "a/0.png").write_bytes((torn / "a/0.png").read_bytes()[:400])
     (words / "a").mkdir(parents=True)
@@ -108,5 +120,7 @@ def test_other_folders_are_refused_in_a_line(tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match=r"^file=.*nowhere: cannot be read .No such file"):
         sources.images(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ArgumentError, match=r"^file=.*: needs Pillow: pip install 'pfljax\[images\]'"):
+    with pytest.raises(
+        ArgumentError, match=r"^file=.*: needs Pillow: pip install 'pfljax\[images\]'"
+    ):
         sources.images(mixed / "ada")

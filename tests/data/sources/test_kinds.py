@@ -10,8 +10,15 @@ from pfljax.settings.fields import fields_of
 
 
 def test_the_kind_of_a_file_is_what_its_path_looks_like(tmp_path):
-    assert [sources.kind_of(f"a/b.{end}") for end in ("npz", "txt", "CSV", "pq")] == ["npz", "text", "csv", "parquet"]
-    with pytest.raises(ArgumentError, match=r"^file=a/b\.xyz: is of no known kind; accepted: a \.npz file, a \.txt"):
+    assert [sources.kind_of(f"a/b.{end}") for end in ("npz", "txt", "CSV", "pq")] == [
+        "npz",
+        "text",
+        "csv",
+        "parquet",
+    ]
+    with pytest.raises(
+        ArgumentError, match=r"^file=a/b\.xyz: is of no known kind; accepted: a \.npz file, a \.txt"
+    ):
         data.read("a/b.xyz")
 
 
@@ -22,13 +29,23 @@ def test_every_kind_is_a_data_set_with_a_file():
 
 
 def test_an_npz_file_is_read_as_by_its_own_function(tmp_path):
-    rng, file = np.random.default_rng(0), tmp_path / "own.npz"
-    x, y = rng.normal(size=(40, 3)), np.arange(40) % 2
+    rng = np.random.default_rng(0)
+    file = tmp_path / "own.npz"
+    x = rng.normal(size=(40, 3))
+    y = np.arange(40) % 2
     np.savez(file, x=x, y=y, client=np.arange(40) % 4, is_test=np.arange(40) >= 30)
-    found, own = data.read(file), data.npz(file)
+    found = data.read(file)
+    own = data.npz(file)
     assert data.digest(found) == data.digest(own) and found.official_test is True
-    assert sources.has_tests("npz", file) and not sources.has_tests("csv", file) and sources.has_tests("csv", file, "t")
-    with pytest.raises(ArgumentError, match=r"^label=y: not accepted for npz; accepted: file, seed, fraction, standar"):
+    assert (
+        sources.has_tests("npz", file)
+        and not sources.has_tests("csv", file)
+        and sources.has_tests("csv", file, "t")
+    )
+    with pytest.raises(
+        ArgumentError,
+        match=r"^label=y: not accepted for npz; accepted: file, seed, fraction, standar",
+    ):
         data.read(file, label="y")
     with pytest.raises(ArgumentError, match=r"^lable=y: unknown argument; did you mean label"):
         data.read(file, lable="y")

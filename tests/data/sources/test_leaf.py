@@ -72,7 +72,8 @@ def test_users_that_have_no_test_examples_or_no_others_are_told(tested, tmp_path
     write(tmp_path, "train", {user: users[user] for user in "abc"})
     write(tmp_path, "test", {user: users[user] for user in tested})
     with pytest.raises(
-        ArgumentError, match=r"official_test: \d of \d clients have no official training or test examples"
+        ArgumentError,
+        match=r"official_test: \d of \d clients have no official training or test examples",
     ):
         data.read(tmp_path)
     clients = data.read(tmp_path, official_test=False)
@@ -84,7 +85,9 @@ def test_texts_predict_the_character_after_the_last(tmp_path):
     write(tmp_path, "train", users)
     source = sources.leaf(tmp_path)
     # Sorted: " " is 0, a is 1, b is 2, c is 3, d is 4.
-    np.testing.assert_array_equal(source.x, [[1, 2, 3, 4], [2, 3, 4, 0], [4, 4, 4, 4], [3, 3, 3, 3]])
+    np.testing.assert_array_equal(
+        source.x, [[1, 2, 3, 4], [2, 3, 4, 0], [4, 4, 4, 4], [3, 3, 3, 3]]
+    )
     np.testing.assert_array_equal(source.y[:, -1], [0, 1, 2, 4])
     assert (source.y[:, :-1] < 0).all() and source.tokens and source.x.dtype == np.uint8
     assert source.num_classes == 5 and source.client.tolist() == [0, 0, 1, 1]
@@ -93,7 +96,11 @@ def test_texts_predict_the_character_after_the_last(tmp_path):
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        ([["1", "Mon", "NO_QUERY", "me", "so sad"]] * 2, [0, 1], "x of u is neither numbers of one length"),
+        (
+            [["1", "Mon", "NO_QUERY", "me", "so sad"]] * 2,
+            [0, 1],
+            "x of u is neither numbers of one length",
+        ),
         (["1.jpg", "22.jpg"], [0, 1], "x of u is neither numbers"),
         ([[1.0, 2.0], [3.0]], [0, 1], "x of u is neither numbers"),
         ([[1.0], [2.0], [3.0]], [0, 1], "has 3 x but 2 y of u"),
@@ -108,15 +115,24 @@ def test_other_layouts_are_refused(tmp_path, x, y, said):
 
 def test_damaged_folders_are_refused_in_a_line(tmp_path, femnist):
     folder, _ = femnist
-    with pytest.raises(ArgumentError, match=r"^shape=8,8: examples have 784 numbers; accepted: a shape of as many"):
+    with pytest.raises(
+        ArgumentError, match=r"^shape=8,8: examples have 784 numbers; accepted: a shape of as many"
+    ):
         sources.leaf(folder, shape=(8, 8))
     with pytest.raises(ArgumentError, match=r"^file=.*: has no examples in train/\*\.json"):
         sources.leaf(tmp_path / "nowhere")
     write(folder, "train", {"f2": ([[1.0, 2.0]], [0])}, "2.json")
-    with pytest.raises(ArgumentError, match=r"^file=.*femnist: has examples of several kinds or lengths"):
+    with pytest.raises(
+        ArgumentError, match=r"^file=.*femnist: has examples of several kinds or lengths"
+    ):
         sources.leaf(folder)
     path = folder / "train" / "2.json"
-    for content in ('{"users": ["f2"], "user_data": {"f2": {"x": [[1.0', '{"users": ["a"]}', "[1, 2]", "[" * 100_000):
+    for content in (
+        '{"users": ["f2"], "user_data": {"f2": {"x": [[1.0',
+        '{"users": ["a"]}',
+        "[1, 2]",
+        "[" * 100_000,
+    ):
         path.write_text(content)
         with pytest.raises(
             ArgumentError, match=r"^file=.*2\.json: is not a JSON file with users and user_data"

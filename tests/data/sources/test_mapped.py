@@ -12,7 +12,8 @@ from pfljax.data import digest
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(256, size=(60, 4, 4, 1), dtype=np.uint8)
-Y, CLIENT = RNG.integers(3, size=60), np.repeat(["a", "b", "c"], 20)
+Y = RNG.integers(3, size=60)
+CLIENT = np.repeat(["a", "b", "c"], 20)
 
 
 def saved(folder, **arrays):
@@ -43,7 +44,9 @@ def test_pixels_stay_in_the_file_and_are_scaled_in_the_mini_batch(tmp_path):
     assert there.train.x.dtype == np.uint8 and mapping(there.train.x.pool) is not None
     np.testing.assert_allclose(there.scaling.mean, here.scaling.mean)
     rows = X[np.arange(60) % 5 != 0].astype(float)
-    np.testing.assert_allclose([there.scaling.mean, there.scaling.std], [[rows.mean()], [rows.std()]])
+    np.testing.assert_allclose(
+        [there.scaling.mean, there.scaling.std], [[rows.mean()], [rows.std()]]
+    )
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=4)
     for store in ("device", "disk"):
         execution = pfl.Execution(client_store=store, devices=1)
@@ -53,9 +56,13 @@ def test_pixels_stay_in_the_file_and_are_scaled_in_the_mini_batch(tmp_path):
         ]
         mapped, held = (run.train(rounds=3) for run in runs)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), mapped.state.models, held.state.models
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            mapped.state.models,
+            held.state.models,
         )
-        np.testing.assert_allclose(mapped.predict(X[:2], client=0), held.predict(X[:2], client=0), rtol=1e-4)
+        np.testing.assert_allclose(
+            mapped.predict(X[:2], client=0), held.predict(X[:2], client=0), rtol=1e-4
+        )
 
 
 def test_the_file_s_content_is_part_of_a_run_s_identity(tmp_path):
@@ -71,10 +78,15 @@ def test_floats_stay_in_the_file_and_must_be_finite(tmp_path):
     folder = saved(tmp_path, x=floats, y=Y)
     assert mapping(pfl.data.read(folder, 3, standardize=False).train.x.pool) is not None
     scaled = pfl.data.read(folder, 3)
-    assert mapping(scaled.train.x.pool) is not None and mapping(scaled.standardized.train.x.pool) is not None
+    assert (
+        mapping(scaled.train.x.pool) is not None
+        and mapping(scaled.standardized.train.x.pool) is not None
+    )
     expected = (floats - scaled.scaling.mean) / scaled.scaling.std
     rows = scaled.train.x.index[0, :4]
-    np.testing.assert_allclose(scaled.standardized.train.x[0, :4], expected[rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        scaled.standardized.train.x[0, :4], expected[rows], rtol=1e-5, atol=1e-6
+    )
     floats[41, 2] = np.nan
     with pytest.raises(ArgumentError, match=r"x is NaN or infinite in 1 rows; the first is row 41"):
         pfl.data.read(saved(tmp_path, x=floats), 3)

@@ -54,11 +54,16 @@ def test_a_text_is_its_roles_windows_with_targets_one_on(text):
     source = text(PLAY)
     spoken = "\n".join(LINES[:4]), LINES[4]  # four fifths of Ann's lines, and the last
     letters = sorted(set("".join(LINES) + "onetw\n"))
-    assert source.num_classes == len(letters) and source.task == "classification" and source.name == "play"
+    assert (
+        source.num_classes == len(letters)
+        and source.task == "classification"
+        and source.name == "play"
+    )
     assert source.x.dtype == source.y.dtype == np.uint8
     windows = len(spoken[0]) - 80
     assert source.x.shape == source.y.shape == (windows + 8 + 4, 80)
-    np.testing.assert_array_equal(source.client, [0] * (windows + 8) + [1] * 4)  # Once has a single line
+    # Once has a single line
+    np.testing.assert_array_equal(source.client, [0] * (windows + 8) + [1] * 4)
     assert source.client_names.tolist() == ["Ann", "Bob"]
     tests = [*range(windows, windows + 8), windows + 10, windows + 11]
     np.testing.assert_array_equal(np.flatnonzero(source.is_test), tests)
@@ -91,26 +96,43 @@ def test_windows_of_short_parts_run_past_their_ends(text):
     ],
 )
 def test_every_part_has_eight_windows_if_it_has_the_characters(text, length, stride, starts):
-    line = "".join(chr(ord("a") + i % 26) if i % 7 else chr(ord("A") + i // 7 % 26) for i in range(length))
+    line = "".join(
+        chr(ord("a") + i % 26) if i % 7 else chr(ord("A") + i // 7 % 26) for i in range(length)
+    )
     source = text(f"A:\n{line}\nxy\n", stride=stride)
     letters = sorted(set(line + "xy\n"))
-    found = ["".join(letters[c] for c in row if c != sources.PAD_TOKEN) for row in source.y[~source.is_test]]
+    found = [
+        "".join(letters[c] for c in row if c != sources.PAD_TOKEN)
+        for row in source.y[~source.is_test]
+    ]
     assert found == [line[start + 1 : start + 81] for start in starts]
 
 
 def test_windows_can_be_apart_and_subsampled(text):
-    every, third = text(PLAY), text(PLAY, stride=3)
+    every = text(PLAY)
+    third = text(PLAY, stride=3)
     train = ~every.is_test & (every.client == 0)
-    np.testing.assert_array_equal(third.x[~third.is_test & (third.client == 0)], every.x[train][::3])
+    np.testing.assert_array_equal(
+        third.x[~third.is_test & (third.client == 0)], every.x[train][::3]
+    )
     part = text(PLAY, fraction=0.25)
-    assert len(part.x) == len(part.y) == len(part.client) == len(part.is_test) == round(len(every.x) / 4)
+    assert (
+        len(part.x)
+        == len(part.y)
+        == len(part.client)
+        == len(part.is_test)
+        == round(len(every.x) / 4)
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 9, 10])
 def test_four_fifths_of_the_lines_train(text, count):
     play = "A:\nxx\nyy\n\nB:\n" + "\n".join(chr(ord("a") + i) * 2 for i in range(count))
     source = text(play)
-    held = [set(source.y[(source.client == 1) & (source.is_test == test)].ravel()) - {0, 255} for test in (0, 1)]
+    held = [
+        set(source.y[(source.client == 1) & (source.is_test == test)].ravel()) - {0, 255}
+        for test in (0, 1)
+    ]
     expected = {1: (0, 0), 2: (1, 1), 3: (2, 1), 5: (4, 1), 9: (7, 2), 10: (8, 2)}[count]
     assert tuple(map(len, held)) == expected and not held[0] & held[1]
 

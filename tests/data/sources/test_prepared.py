@@ -17,8 +17,13 @@ def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
     with tfds.testing.mock_data(num_examples=6):
         source = sources.tfds("mnist", data_dir=str(tmp_path), standardize=False)
         part = sources.tfds("mnist", data_dir=str(tmp_path), fraction=0.5)
-    assert source.x.shape == (12, 28, 28, 1) and source.x.dtype == np.float32 and 0.5 < source.x.max() <= 1
-    assert source.y.shape == (12,) and source.num_classes == 10  # known to TFDS, whatever the examples hold
+    assert (
+        source.x.shape == (12, 28, 28, 1)
+        and source.x.dtype == np.float32
+        and 0.5 < source.x.max() <= 1
+    )
+    # known to TFDS, whatever the examples hold
+    assert source.y.shape == (12,) and source.num_classes == 10
     np.testing.assert_array_equal(source.is_test, np.arange(12) >= 6)
     assert len(part.y) == 6
     np.testing.assert_allclose(prepared(part).x[~part.is_test].mean(), 0, atol=1e-5)
@@ -27,7 +32,9 @@ def test_tfds_reads_both_splits_without_tensorflow(tmp_path):
 
 def test_without_tfds_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    with pytest.raises(ArgumentError, match=r"mnist: needs tensorflow-datasets: pip install 'pfljax\[tfds\]'"):
+    with pytest.raises(
+        ArgumentError, match=r"mnist: needs tensorflow-datasets: pip install 'pfljax\[tfds\]'"
+    ):
         sources.tfds("mnist")
 
 
@@ -36,7 +43,9 @@ def test_tfds_reads_coarse_labels(tmp_path):
 
     with tfds.testing.mock_data(num_examples=6):
         source = sources.tfds("cifar100", data_dir=str(tmp_path))
-    assert source.coarse.shape == (12,) and source.coarse.dtype == np.int32 and source.client is None
+    assert (
+        source.coarse.shape == (12,) and source.coarse.dtype == np.int32 and source.client is None
+    )
     assert set(source.coarse) <= set(range(20)) and len(set(source.coarse)) > 1
 
 
@@ -83,12 +92,16 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "field", "owners"),
-    [("toy_users", '"user": tfds.features.Text()', ["b", "a"]), ("toy_writers", '"writer": np.int64', [9, -3])],
+    [
+        ("toy_users", '"user": tfds.features.Text()', ["b", "a"]),
+        ("toy_writers", '"writer": np.int64', [9, -3]),
+    ],
 )
 def test_tfds_clients_are_those_that_a_field_names(toy, name, field, owners):
     source = toy(name, f"OWNER, OWNERS = {{{field}}}, {owners}")
     assert source.client.dtype == np.int64
-    np.testing.assert_array_equal(source.client, 1 - source.x[:, 0] % 2)  # sorted: the second owner is client 0
+    # sorted: the second owner is client 0
+    np.testing.assert_array_equal(source.client, 1 - source.x[:, 0] % 2)
 
 
 def test_tfds_reads_a_prepared_data_set_that_has_no_test_split(toy):
@@ -103,10 +116,20 @@ def test_tfds_says_how_to_prepare(tmp_path):
     with pytest.raises(ArgumentError) as error:
         sources.tfds("mnist", data_dir=str(tmp_path))
     message = str(error.value)
-    assert message.startswith(f"dataset=tfds:mnist: not prepared in data_dir={tmp_path}") and "\n" not in message
+    assert (
+        message.startswith(f"dataset=tfds:mnist: not prepared in data_dir={tmp_path}")
+        and "\n" not in message
+    )
     assert "pip install 'pfljax[prepare]'" in message
-    assert f"tfds.builder('mnist', file_format='array_record', data_dir='{tmp_path}').download_and_prepare()" in message
-    with pytest.raises(ArgumentError, match=r"dataset=tfds:minst: TFDS has no such data set; nearest: .*mnist"):
+    assert (
+        f"tfds.builder('mnist', file_format='array_record', data_dir='{tmp_path}').download_and_prepare()"
+        in message
+    )
+    with pytest.raises(
+        ArgumentError, match=r"dataset=tfds:minst: TFDS has no such data set; nearest: .*mnist"
+    ):
         sources.tfds("minst", data_dir=str(tmp_path))
-    with pytest.raises(ArgumentError, match=r"dataset=tfds:mnist/none: .*BuilderConfig none not found"):
+    with pytest.raises(
+        ArgumentError, match=r"dataset=tfds:mnist/none: .*BuilderConfig none not found"
+    ):
         sources.tfds("mnist/none", data_dir=str(tmp_path))

@@ -9,10 +9,12 @@ from pfljax import data
 from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
 
-datasets, Image = pytest.importorskip("datasets"), pytest.importorskip("PIL.Image")
+datasets = pytest.importorskip("datasets")
+Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
 COLORS = RNG.integers(256, size=(12, 5, 4, 3)).astype(np.uint8)
-LABEL, WHO = np.arange(12) % 3, np.array(["eve", "ada"])[np.arange(12) % 2]
+LABEL = np.arange(12) % 3
+WHO = np.array(["eve", "ada"])[np.arange(12) % 2]
 NAMES = ["zebra", "ant", "cow"]  # in the order of the data set, which is not sorted
 
 
@@ -30,7 +32,11 @@ def made(rows=slice(None), **columns):
         "who": WHO[rows].tolist(),
         **columns,
     }
-    known = {"image": datasets.Image(), "label": datasets.ClassLabel(names=NAMES), "who": datasets.Value("string")}
+    known = {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=NAMES),
+        "who": datasets.Value("string"),
+    }
     whole = datasets.Dataset.from_dict(given)
     return whole.cast(datasets.Features({**whole.features, **known}))
 
@@ -71,11 +77,18 @@ def test_a_part_has_its_own_rows(tmp_path):
 
 
 def test_other_columns_are_read_as_those_of_a_table(tmp_path):
-    more = {"age": np.arange(12) / 2, "grid": RNG.random((12, 2, 3)).tolist(), "said": ["ab", "b"] * 6}
+    more = {
+        "age": np.arange(12) / 2,
+        "grid": RNG.random((12, 2, 3)).tolist(),
+        "said": ["ab", "b"] * 6,
+    }
     whole = made(**more)
     whole = whole.cast_column("grid", datasets.Array2D((2, 3), "float32"))
     whole.save_to_disk(tmp_path / "own")
-    read = lambda **options: sources.huggingface(tmp_path / "own", standardize=False, **options)
+
+    def read(**options):
+        return sources.huggingface(tmp_path / "own", standardize=False, **options)
+
     np.testing.assert_allclose(read(features="age").x[:, 0], more["age"])
     np.testing.assert_allclose(read(image="grid").x, more["grid"], rtol=1e-6)
     np.testing.assert_array_equal(read(text="said").x, [[1, 2], [2, 0]] * 6)
@@ -88,15 +101,25 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
     (arrow,) = broken.glob("*.arrow")
     arrow.write_bytes(arrow.read_bytes()[:300])
     datasets.DatasetDict({"a": made(), "b": made()}).save_to_disk(tmp_path / "parts")
-    holes = datasets.Dataset.from_dict({"image": [None, None], "label": [0, 1]}).cast_column("image", datasets.Image())
+    holes = datasets.Dataset.from_dict({"image": [None, None], "label": [0, 1]}).cast_column(
+        "image", datasets.Image()
+    )
     holes.save_to_disk(tmp_path / "holes")
     cases = [
         (broken, {}, r"file=.*broken: is not a folder that save_to_disk"),
         (tmp_path / "nowhere", {}, r"file=.*nowhere: is not a folder that save_to_disk"),
-        (tmp_path / "parts", {}, r"file=.*parts: has parts a, b; accepted: train and test, or one part"),
+        (
+            tmp_path / "parts",
+            {},
+            r"file=.*parts: has parts a, b; accepted: train and test, or one part",
+        ),
         (tmp_path / "holes", {}, r"file=.*holes: has no image in column image, row 0"),
         (animals, {"label": "lab"}, "label=lab: animals has no such column; did you mean label"),
-        (animals, {"image": "pic"}, "image=pic: animals has no such column; accepted: image, label, who"),
+        (
+            animals,
+            {"image": "pic"},
+            "image=pic: animals has no such column; accepted: image, label, who",
+        ),
         (animals, {"size": (3,)}, r"size=3: accepted: rows and columns"),
     ]
     for path, options, said in cases:
@@ -104,7 +127,9 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
             sources.huggingface(path, **options)
         assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ArgumentError, match=r"^file=.*: needs datasets: pip install 'pfljax\[huggingface\]'"):
+    with pytest.raises(
+        ArgumentError, match=r"^file=.*: needs datasets: pip install 'pfljax\[huggingface\]'"
+    ):
         sources.huggingface(animals)
 
 
@@ -127,13 +152,17 @@ def test_the_index_of_a_frame_is_no_feature(tmp_path):
 def test_classes_keep_the_order_that_a_data_set_gives_them(tmp_path):
     kinds = {"a": datasets.Value("float64"), "label": datasets.ClassLabel(names=["zebra", "ape"])}
     columns = {name: FRAME[name] for name in kinds}
-    source = sources.huggingface(saved(datasets.Dataset.from_dict(columns, datasets.Features(kinds)), tmp_path))
+    source = sources.huggingface(
+        saved(datasets.Dataset.from_dict(columns, datasets.Features(kinds)), tmp_path)
+    )
     assert source.class_names == ("zebra", "ape") and source.y.tolist() == FRAME["label"].tolist()
 
 
 def test_labels_that_are_unknown_or_missing_are_refused(tmp_path):
     whole = datasets.Dataset.from_dict(FRAME)
-    unknown = datasets.DatasetDict(train=whole, test=datasets.Dataset.from_dict(FRAME | {"label": [-1] * 12}))
+    unknown = datasets.DatasetDict(
+        train=whole, test=datasets.Dataset.from_dict(FRAME | {"label": [-1] * 12})
+    )
     with pytest.raises(ArgumentError, match="label is -1 in row 12"):
         sources.huggingface(saved(unknown, tmp_path), client="who")
     holes = datasets.Dataset.from_dict({"a": [1.0, 2.0, 3.0], "label": ["x", None, "y"]})

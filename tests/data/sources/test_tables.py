@@ -10,7 +10,8 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.data import sources
 from pfljax.data.preparation import prepared
 
-pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+pandas = pytest.importorskip("pandas")
+pyarrow = pytest.importorskip("pyarrow")
 N = 24
 FRAME = pandas.DataFrame(
     {
@@ -50,13 +51,16 @@ def test_columns_become_examples_labels_clients_and_tests(write):
         np.testing.assert_allclose(source.x, FRAME[NUMBERS], rtol=1e-6)
         assert source.class_names == ("cat", "dog", "emu") and source.x.dtype == np.float32
         np.testing.assert_array_equal(source.y, np.array([1, 0, 2])[np.arange(N) % 3])
-        np.testing.assert_array_equal(source.client, 1 - np.arange(N) % 2)  # sorted: ann is client 0
+        # sorted: ann is client 0
+        np.testing.assert_array_equal(source.client, 1 - np.arange(N) % 2)
         np.testing.assert_array_equal(source.is_test, np.arange(N) % 5 == 3)
         assert source.client_names.tolist() == ["ann", "zoe"] and source.name == "animals"
 
 
 def test_all_columns_of_numbers_that_have_no_other_part_are_features(write):
-    with pytest.warns(UserWarning, match="features: kind, part in animals.* holds no numbers and is left out"):
+    with pytest.warns(
+        UserWarning, match="features: kind, part in animals.* holds no numbers and is left out"
+    ):
         source = sources.table(write(FRAME), label="income", client="who", standardize=False)
     expected = FRAME[["age", "height", "late", "wet"]].to_numpy(float)
     np.testing.assert_allclose(source.x, expected, rtol=1e-6)
@@ -95,7 +99,8 @@ def test_pixels_and_categories_of_parquet(tmp_path):
     frame["label"] = FRAME["kind"].astype("category")
     frame.to_parquet(tmp_path / "pixels.parquet")
     source = sources.table(tmp_path / "pixels.parquet", standardize=False)
-    np.testing.assert_array_equal(source.x, frame[list("abcd")])  # numbers, though they fit in bytes
+    # numbers, though they fit in bytes
+    np.testing.assert_array_equal(source.x, frame[list("abcd")])
     assert source.class_names == ("cat", "dog", "emu")
 
 
@@ -104,12 +109,17 @@ def test_a_file_becomes_a_federation_the_same_each_time(write):
     options = {"label": "kind", "client": "who", "features": NUMBERS}
     first, again = (data.read(path, test="part", **options) for _ in range(2))
     assert data.digest(first) == data.digest(again) and first.official_test is True
-    assert first.test.size.tolist() == [3, 2] and first.train.size.tolist() == [9, 10]  # rows 3, 13, 23; 8, 18
+    # rows 3, 13, 23; 8, 18
+    assert first.test.size.tolist() == [3, 2] and first.train.size.tolist() == [9, 10]
     drawn = data.read(path, test="part", test_fraction=0.5, **options)
     assert drawn.official_test is False and drawn.test.size.tolist() == [6, 6]
     changed = FRAME.assign(height=FRAME["height"] + (np.arange(N) == 5))
-    assert data.digest(data.read(write(changed, "other"), test="part", **options)) != data.digest(first)
-    dealt = data.read(path, 3, data.partitions.IID(), label="kind", features=NUMBERS, kind=path.rpartition(".")[2])
+    assert data.digest(data.read(write(changed, "other"), test="part", **options)) != data.digest(
+        first
+    )
+    dealt = data.read(
+        path, 3, data.partitions.IID(), label="kind", features=NUMBERS, kind=path.rpartition(".")[2]
+    )
     assert dealt.num_clients == 3 and dealt.name == "animals, iid"
     assert sources.table(path, label="kind", features=NUMBERS, fraction=0.5).x.shape == (12, 2)
 
@@ -118,11 +128,26 @@ def test_a_file_becomes_a_federation_the_same_each_time(write):
     ("options", "message"),
     [
         ({"label": "knd"}, r"label=knd: animals\.\w+ has no such column; did you mean kind"),
-        ({"label": "kind", "client": "zzz"}, r"client=zzz: animals\.\w+ has no such column; accepted: age"),
-        ({"label": "kind,who"}, "label=kind,who: accepted: one column, or several columns of numbers or booleans"),
-        ({"label": "kind", "test": "age"}, "test=age: accepted: a column of booleans, or of train and test"),
-        ({"label": "kind", "client": "height", "features": "age"}, "file=.*: client is float64; accepted: integers"),
-        ({"label": "kind", "features": "who"}, r"features: who in animals\.\w+; accepted: columns of numbers"),
+        (
+            {"label": "kind", "client": "zzz"},
+            r"client=zzz: animals\.\w+ has no such column; accepted: age",
+        ),
+        (
+            {"label": "kind,who"},
+            "label=kind,who: accepted: one column, or several columns of numbers or booleans",
+        ),
+        (
+            {"label": "kind", "test": "age"},
+            "test=age: accepted: a column of booleans, or of train and test",
+        ),
+        (
+            {"label": "kind", "client": "height", "features": "age"},
+            "file=.*: client is float64; accepted: integers",
+        ),
+        (
+            {"label": "kind", "features": "who"},
+            r"features: who in animals\.\w+; accepted: columns of numbers",
+        ),
         ({"label": "kind", "text": "age", "features": ""}, "text=age: accepted: a column of text"),
         ({"label": "kind", "text": "who"}, "features=.*: not accepted with a text column"),
         ({"label": ""}, "label=: accepted: one column"),
@@ -138,12 +163,18 @@ def test_damaged_files_are_refused_in_a_line(tmp_path):
     whole = (tmp_path / "torn.parquet").read_bytes()
     contents = {
         "torn.parquet": (whole[:-20], "is not a CSV or Parquet file"),
-        "ragged.csv": (b"a,label\n1,0\n2\n", "is not a CSV or Parquet file .*Expected 2 columns, got 1"),
+        "ragged.csv": (
+            b"a,label\n1,0\n2\n",
+            "is not a CSV or Parquet file .*Expected 2 columns, got 1",
+        ),
         "empty.csv": (b"", "is not a CSV or Parquet file"),
         "header.csv": (b"a,label\n", "has no rows"),
         "twice.csv": (b"a,a,label\n1,2,0\n", "has two columns of a name"),
         "hole.csv": (b"a,label\n1,0\n,1\n", r"has no value in column a, row 1 \(counted from 0\)"),
-        "far.csv": (b"a,label\n1,0\nnan,1\n", "features is NaN or infinite|has no value in column a"),
+        "far.csv": (
+            b"a,label\n1,0\nnan,1\n",
+            "features is NaN or infinite|has no value in column a",
+        ),
     }
     for name, (content, said) in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -157,5 +188,7 @@ def test_damaged_files_are_refused_in_a_line(tmp_path):
 def test_without_pyarrow_its_extra_is_named(monkeypatch, write):
     path = write(FRAME)
     monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-    with pytest.raises(ArgumentError, match=r"file=.*: needs pyarrow: pip install 'pfljax\[tables\]'"):
+    with pytest.raises(
+        ArgumentError, match=r"file=.*: needs pyarrow: pip install 'pfljax\[tables\]'"
+    ):
         read(path, label="kind")
