@@ -89,11 +89,11 @@ class Trainer:
     ):
         """Checks the directories `outs`, if anything is written. Compiles and writes nothing yet.
 
-        Federations are padded to the same sizes. `resume` is as in `folders.Resume`, `say` gets lines for the user, and
-        `profile` plays a few rounds and says where their time goes. With `keep_going`, the other runs continue if the loss of
-        one
-        is not finite. `trackers` has one for each run, called with its evaluations, or none. Raises `ArgumentError` if
-        a directory contains another run.
+        Federations are padded to the same sizes. `resume` is as in `folders.Resume`, `say` gets lines
+        for the user, and `profile` plays a few rounds and says where their time goes. With
+        `keep_going`, the other runs continue if the loss of one is not finite. `trackers` has one for
+        each run, called with its evaluations, or none. Raises `ArgumentError` if a directory contains
+        another run.
         """
         if outs:
             places = [{"directory": Path(out) / CLIENTS} for out in outs]
