@@ -101,6 +101,35 @@ def climbs(path, own):
     return wrong
 
 
+def several_at_once(path):
+    """Assignments of a tuple to a tuple; a tuple on the left unpacks one value only."""
+    return [
+        f"line {node.lineno}: {ast.unparse(node)[:80]}"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and any(isinstance(target, ast.Tuple) for target in node.targets)
+    ]
+
+
+def splatted(path):
+    """Calls that get a dictionary of arguments, in which no reader and no type checker sees what is passed."""
+    return [
+        f"line {node.lineno}: {ast.unparse(node)[:80]}"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call) and any(word.arg is None for word in node.keywords)
+    ]
+
+
+def test_one_assignment_a_line():
+    assert found(several_at_once) == {}
+
+
+def test_methods_and_stages_name_their_arguments():
+    files = [path for path in FILES if room(path) in ("algorithms", "stages")]
+    assert found(splatted, files) == {}
+
+
 def test_imports_go_down_only():
     assert {room(path) for path in FILES} == {*ROOMS, None}  # the package's own names are in none
     assert found(lambda path: climbs(path, room(path))) == {}

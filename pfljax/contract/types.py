@@ -508,6 +508,29 @@ SCORED = {
 }
 
 
+class EngineFields(NamedTuple):
+    """What stages and runs add to a method, beside its functions.
+
+    Attributes:
+        takes_part: (a client's key for a round) -> () bool: whether it takes part, whatever the others do (Poisson
+            sampling). A cohort holds those who do, as far as it has places; in the others are clients whose report has
+            "away". None: all of the cohort do.
+        tune: (context, prediction, data) -> Prediction: applied to what `predict` or `adapt` returned, with its models
+            and weights filled in; None: nothing.
+        measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
+            examples) -> (), NaN if there is nothing to measure.
+        matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
+    """
+
+    takes_part: Callable[[Key], Array] | None = None
+    tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
+    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = {}
+    matmul_precision: str | None = None
+
+
+NOTHING_ADDED = EngineFields()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """A method: pure functions of one client or of the server. The engine maps them over clients.
@@ -541,18 +564,11 @@ class Algorithm:
             on it.
         sample: (key, state, clients) -> (S,) int32, the ids of the round's cohort, ascending and distinct; None:
             uniform without replacement.
-        takes_part: (a client's key for a round) -> () bool: whether it takes part, whatever the others do (Poisson
-            sampling). A cohort holds those who do, as far as it has places; in the others are clients whose report has
-            "away". None: all of the cohort do.
-        tune: (context, prediction, data) -> Prediction: applied to what `predict` or `adapt` returned, with its models
-            and weights filled in; None: nothing.
         fine_tuned: Number of epochs, at least 1 -> the algorithm whose `predict` and `adapt` fine-tune for that long
             in a way specific to the method; None: the general fine-tuning, which trains whatever a client predicts
             with.
         exchanges: Number of times that a round repeats exchange and server update on the same download.
         report: Extra entries for the plan, summary and pages.
-        measures: Further metrics of what a client predicts, by name: (x (B, *features) -> predictions (B, ...), its
-            examples) -> (), NaN if there is nothing to measure.
         via_server: Whether peers' models are stored on a server, so that uploading a client's own model is traffic.
         averages: Whether the server averages updates, which are uploaded with their weights. Another aggregator can
             then replace the mean.
@@ -565,7 +581,7 @@ class Algorithm:
             late, which a clock can determine.
         any_age: With `stale`, whether updates count however late they are. On a clock, the N models are then those that
             someone trains from, and the server begins with one; it puts a new model first and drops the last.
-        matmul_precision: What a float32 product means in its programs; set by the run, see `LocalTraining`.
+        engine: What stages and runs add; methods leave it as it is.
     """
 
     client_update: Callable[[ClientContext, Params, PyTree, ClientData], ClientOutput]
@@ -580,14 +596,9 @@ class Algorithm:
     apply: Callable[[Params, PyTree, Array], Array] | None = None
     adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None
     sample: Callable[[Key, State, ClientData], Array] | None = None
-    takes_part: Callable[[Key], Array] | None = None
-    tune: Callable[[ClientContext, Prediction, ClientData], Prediction] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1
     report: Report = Report()
-    measures: Mapping[str, Callable[[Callable[[Array], Array], Split], Array]] = dataclasses.field(
-        default_factory=dict
-    )
     via_server: bool = False
     averages: bool = False
     changes: tuple[str, ...] = ()
@@ -595,7 +606,7 @@ class Algorithm:
     traffic: Callable[[Traffic], Traffic] | None = None
     stale: bool = False
     any_age: bool = False
-    matmul_precision: str | None = None
+    engine: EngineFields = NOTHING_ADDED
 
     def __post_init__(self):
         if self.topology not in SCORED:

@@ -121,7 +121,8 @@ def adjusted_rand_index(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> f
     def pairs(counts):
         return (counts * (counts - 1) // 2).sum()
 
-    (_, a), (_, b) = np.unique(a, return_inverse=True), np.unique(b, return_inverse=True)
+    _, a = np.unique(a, return_inverse=True)
+    _, b = np.unique(b, return_inverse=True)
     table = np.zeros((a.max() + 1, b.max() + 1), int)
     np.add.at(table, (a, b), 1)
     both = pairs(table)

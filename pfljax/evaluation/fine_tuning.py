@@ -31,7 +31,8 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
     """
     if not epochs:
         return algorithm
-    general = dataclasses.replace(algorithm, tune=in_general(problem, algorithm, epochs))
+    engine = algorithm.engine._replace(tune=in_general(problem, algorithm, epochs))
+    general = dataclasses.replace(algorithm, engine=engine)
     tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
     scored = f"{algorithm.report.scored}, fine-tuned by each client on its training data"
     return dataclasses.replace(
@@ -44,7 +45,7 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
 def in_general(
     problem: Problem, algorithm: Algorithm, epochs: int
 ) -> Callable[[ClientContext, Prediction, ClientData], Prediction]:
-    """The general fine-tuning, as `Algorithm.tune`."""
+    """The general fine-tuning, as `EngineFields.tune`."""
 
     def tune(context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
         prediction = prediction if algorithm.apply else heaviest(prediction)

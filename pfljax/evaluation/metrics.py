@@ -60,7 +60,7 @@ def evaluate(
     def of(x):
         return predict(problem, algorithm, prediction, x)
 
-    return found | {name: measure(of, split) for name, measure in algorithm.measures.items()}
+    return found | {name: measure(of, split) for name, measure in algorithm.engine.measures.items()}
 
 
 def score_of_task(task: str) -> str:

@@ -39,12 +39,13 @@ F = TypeVar("F", bound=Callable)
 
 def in_precision(algorithm: Algorithm, fn: F) -> F:
     """A function whose float32 products are traced with the precision of an algorithm's run."""
-    if algorithm.matmul_precision is None:
+    precision = algorithm.engine.matmul_precision
+    if precision is None:
         return fn
 
     @functools.wraps(fn)
     def traced(*args, **options):
-        with jax.default_matmul_precision(algorithm.matmul_precision):
+        with jax.default_matmul_precision(precision):
             return fn(*args, **options)
 
     return cast(F, traced)
@@ -300,10 +301,11 @@ def resolved(prediction: Prediction, received: Params, weights: Array | None = N
 def _tuned(
     algorithm: Algorithm, key: Key, context: ClientContext, prediction: Prediction, data: ClientData
 ) -> Prediction:
-    if algorithm.tune is None:
+    tune = algorithm.engine.tune
+    if tune is None:
         return prediction
     own_key = jax.random.fold_in(jax.random.fold_in(key, TUNE), context.client)
-    return algorithm.tune(context._replace(key=own_key), prediction, data)
+    return tune(context._replace(key=own_key), prediction, data)
 
 
 def _recorded(context: ClientContext, made: Prediction, mixture: Mixture) -> dict[str, Array]:

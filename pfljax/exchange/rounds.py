@@ -96,10 +96,10 @@ def known_cohort(
     algorithm: Algorithm, key: Key, number: Array, num_clients: int, size: int
 ) -> Cohort:
     """The cohort of a round if it depends on keys only: uniform, or those who choose to take part, and others."""
-    if algorithm.takes_part is None or size == num_clients:
+    takes_part = algorithm.engine.takes_part
+    if takes_part is None or size == num_clients:
         return cohort_of(key, number, num_clients, size)
     work = _key(key, WORK, number)
-    takes_part = algorithm.takes_part
     comes = jax.vmap(lambda client: takes_part(jax.random.fold_in(work, client)))(
         jnp.arange(num_clients)
     )

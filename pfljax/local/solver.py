@@ -63,7 +63,7 @@ class TrainState(NamedTuple):
 
 
 def joined(params: Params, statistics: Params) -> Params:
-    """A whole model, from what `Solver.apart` returned."""
+    """A whole model, from what `Solver.without_statistics` returned."""
     return params if statistics is None else tree.combine(params, statistics)
 
 

@@ -289,7 +289,8 @@ class Experiment:
         )
         if self.local is None:
             return algorithm
-        return dataclasses.replace(algorithm, matmul_precision=self.local.matmul_precision)
+        engine = algorithm.engine._replace(matmul_precision=self.local.matmul_precision)
+        return dataclasses.replace(algorithm, engine=engine)
 
     @property
     def stages(self) -> list[StageMaker]:

@@ -164,10 +164,11 @@ class Attacking(Stage):
     def declare(self, method: Algorithm) -> Algorithm:
         scored = f"{method.report.scored}, of honest clients"
         report = dataclasses.replace(method.report, scored=scored)
-        measures = dict(method.measures)
+        measures = dict(method.engine.measures)
         if self.attack.backdoor is not None:
             measures[SUCCESS] = self.attack.backdoor.success
-        return dataclasses.replace(method, report=report, measures=measures)
+        engine = method.engine._replace(measures=measures)
+        return dataclasses.replace(method, report=report, engine=engine)
 
     def before_client(self, work: LocalWork, note: StageState) -> LocalWork:
         data = work.data

@@ -222,8 +222,9 @@ class Private(Stage):
 
     def declare(self, method: Algorithm) -> Algorithm:
         takes_part = None if self.problem.chance is None else self.takes_part
+        engine = method.engine._replace(takes_part=takes_part)
         # Its sums have no weights, so that no other rule can replace the mean.
-        return dataclasses.replace(method, takes_part=takes_part, averages=False)
+        return dataclasses.replace(method, engine=engine, averages=False)
 
     def takes_part(self, key: Key) -> Array:
         """() whether a client takes part in a round, given its key for it."""

@@ -130,22 +130,22 @@ class Mixed:
             raise ArgumentError("model", text)
         if len({shapes_of(start) for start in self.starts}) > 1:
             raise self.differs()
-        optional = {
-            name: getattr(self, name)
-            for name in ("download", "whom", "tune")
-            if any(getattr(each, name) for each in self.algorithms)
-        }
+        downloads = any(algorithm.download for algorithm in self.algorithms)
+        chooses_models = any(algorithm.whom for algorithm in self.algorithms)
+        tunes = any(algorithm.engine.tune for algorithm in self.algorithms)
         collaboration = self.collaboration if base.report.collaboration else None
         return dataclasses.replace(
             base,
             first_row=self.first_row,
+            download=self.download if downloads else None,
             client_update=self.client_update,
+            whom=self.whom if chooses_models else None,
             predict=self.predicted,
             apply=self.apply,
             adapt=self.adapt,
             fine_tuned=None,
             report=dataclasses.replace(base.report, collaboration=collaboration),
-            **optional,
+            engine=base.engine._replace(tune=self.tune if tunes else None),
         )
 
     @property
@@ -364,10 +364,10 @@ class Mixed:
 
     def tune(self, context, prediction, data):
         def branch(number):
-            algorithm = self.algorithms[number]
             before = self.unpacked(number, prediction.models)
-            assert algorithm.tune is not None
-            return parts_of(algorithm.tune(self.within(number, context), before, data))
+            tune_one = self.algorithms[number].engine.tune
+            assert tune_one is not None
+            return parts_of(tune_one(self.within(number, context), before, data))
 
         return self.packed(prediction.inputs, branch)
 

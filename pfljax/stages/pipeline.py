@@ -112,8 +112,8 @@ class Pipeline:
             whom=self.whom if method.whom else None,
             predict=self.predict if method.predict else None,
             adapt=self.adapt if method.adapt else None,
-            tune=self.tune if method.tune else None,
             report=report,
+            engine=method.engine._replace(tune=self.tune if method.engine.tune else None),
         )
         for stage in self.stages:
             algorithm = stage.around(algorithm)
@@ -263,8 +263,9 @@ class Pipeline:
 
     def tune(self, context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
         """A fine-tuned prediction."""
-        assert self.method.tune is not None
-        return self.method.tune(of_method(context), prediction, data)
+        tune = self.method.engine.tune
+        assert tune is not None
+        return tune(of_method(context), prediction, data)
 
     def collaboration(self, context: ClientContext, row: Any) -> Mapping[str, Array]:
         """What a run records of whom a client uses."""

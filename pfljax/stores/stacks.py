@@ -59,7 +59,8 @@ class SlotTable:
         self.slots[ids] = np.where(
             self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1)
         )
-        self.sums[ids], self.unread[ids] = 0, False
+        self.sums[ids] = 0
+        self.unread[ids] = False
         return self.slots[ids]
 
     def check(self, ids: np.ndarray, sums: np.ndarray) -> None:

@@ -315,9 +315,6 @@ class Contract:
         if algorithm.predict:
             prediction = self._of_client("predict", key, state, received, row, clients, held=held)
         prediction = self._check_prediction("predict", prediction, received, clients)
-        if algorithm.tune:
-            tuned = self._of_client("tune", key, state, prediction, clients, held=held)
-            self._check_prediction("tune", tuned, (), clients)
         if self.experiment.unseen:
             self._check_newcomers(key, state, self.experiment.unseen.client_data)
         if algorithm.report.collaboration:
@@ -450,7 +447,8 @@ class Contract:
             made = predict(*args)
             return made._replace(inputs=made.index)
 
-        told_of = dataclasses.replace(algorithm, predict=told, tune=None)
+        engine = algorithm.engine._replace(tune=None)
+        told_of = dataclasses.replace(algorithm, predict=told, engine=engine)
 
         def use(algorithm):
             return lambda prediction, _: prediction.inputs

@@ -116,7 +116,7 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
     if not solver.privacy.active:
         return {}
     n_max = train.y.shape[1]
-    if algorithm.sample is None and algorithm.takes_part is None:
+    if algorithm.sample is None and algorithm.engine.takes_part is None:
         taken = participations(key, problem.num_clients, problem.cohort_size, rounds)
     else:
         taken = np.full(problem.num_clients, rounds)

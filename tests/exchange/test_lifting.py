@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from toy_methods import PARAMETERS, data_of, make, neighbors, step_to_mean
 
-from pfljax.contract.types import Cohort, First, Mixture, Prediction, Report, Start, State
+from pfljax.contract.types import (
+    Cohort,
+    EngineFields,
+    First,
+    Mixture,
+    Prediction,
+    Report,
+    Start,
+    State,
+)
 from pfljax.exchange import lifting
 from pfljax.exchange.plan import make_plan
 
@@ -290,7 +299,13 @@ def test_tuning_comes_last_with_a_key_of_its_own():
         )
 
     (prediction, _), _ = serve(
-        make(topology="peers", whom=pairs, download=neighbors(0), tune=tune), ("map", 0, 1)
+        make(
+            topology="peers",
+            whom=pairs,
+            download=neighbors(0),
+            engine=EngineFields(tune=tune),
+        ),
+        ("map", 0, 1),
     )
     keys, weights, sizes = prediction.inputs
     np.testing.assert_allclose(weights[3], [0.3, 0.7], rtol=1e-6)

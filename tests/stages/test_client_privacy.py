@@ -149,7 +149,7 @@ def test_cohorts_are_poisson():
         ids = known_cohort(algorithm, key, number, num, size).ids
         keys = jax.random.fold_in(jax.random.fold_in(key[1], 2), number)
         own = jax.vmap(lambda client: jax.random.fold_in(keys, client))(jnp.arange(num))
-        return ids, jax.lax.map(algorithm.takes_part, own), jax.vmap(jax.random.uniform)(own)
+        return ids, jax.lax.map(algorithm.engine.takes_part, own), jax.vmap(jax.random.uniform)(own)
 
     ids, comes, drawn = map(
         np.asarray, jax.jit(lambda numbers: jax.lax.map(one, numbers))(jnp.arange(rounds))

@@ -361,10 +361,6 @@ BROKEN = {
         given(apply=lambda models, inputs, x: jax.nn.sigmoid(jnp.ones((len(x[...]), 3)))),
         "apply: returns probabilities, those of a sigmoid; accepted: logits",
     ),
-    "tune, none": (
-        given(tune=lambda context, prediction, data: prediction.weights),
-        r"tune: returned float32\[2\]; ",
-    ),
     "report, no weights": (
         given(report=Report(collaboration=lambda context, row: {"affinity": jnp.zeros(K)})),
         r"report.collaboration: weights is missing; accepted: float\[J\]",
