@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,22 @@ class Pair(NamedTuple):
 Objective = Callable[..., Array]
 # (params, the other model, mini-batch) -> the value to minimize, ().
 PairObjective = Callable[[Params, Params, Batch], Array]
-# (params, ahead=0, number=0) -> the slope there, see `Problem.descend`.
-SlopeFunction = Callable[..., Slope]
+
+
+class SlopeFunction(Protocol):
+    """What `Problem.descend` gives to a direction: the slope of the objective anywhere."""
+
+    def __call__(self, params: Params, ahead: int = 0, number: int = 0) -> Slope:
+        """The slope at `params`.
+
+        Args:
+            params: Parameters (...), without batch statistics.
+            ahead: 0: on the step's mini-batch; n: on the n-th one after it.
+            number: Dropout and privacy noise are drawn for the model of this number.
+        """
+        ...
+
+
 # (slope_at, params, memory) -> (the slope to follow, memory); see `Problem.descend`.
 Direction = Callable[[SlopeFunction, Params, Any], tuple[Slope, Any]]
 # (params, statistics, memory, mini-batch) -> (slopes, memory); see `Problem.descend_pair`.
@@ -219,7 +233,8 @@ class Problem(NamedTuple):
             objective: (params, mini-batch) -> the value to minimize; with `per_model`, (params,
                 mini-batch, row of it). `params` is one model without batch statistics. None: the
                 mean loss.
-            per_model: What differs between the J models' objectives, leaves (J, ...); None: nothing.
+            per_model: The third argument of each of the J objectives, leaves (J, ...), such as the
+                received models for a proximal term; None: there is none.
 
         Returns:
             The trained models, as whole as they came, with their mean losses and optimizer states.
@@ -229,10 +244,10 @@ class Problem(NamedTuple):
         opt_states = self.round_optimizers(context, params)
 
         def train_one(
-            number: Array, params: Params, statistics: Params, opt_state: PyTree, *row: PyTree
+            number: Array, params: Params, statistics: Params, opt_state: PyTree, *third: PyTree
         ) -> tuple[TrainState, Array]:
             def of_model(params: Params, batch: Batch) -> Array:
-                return objective(params, batch.of_model(number), *row)
+                return objective(params, batch.of_model(number), *third)
 
             start = TrainState(params, statistics, opt_state)
             return self.solver.fit(context.key, start, split, of_model, round_number=context.round)

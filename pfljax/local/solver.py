@@ -352,21 +352,11 @@ class Solver(NamedTuple):
         mask = batch.mask if weights is None else batch.mask * weights[batch.index]
         return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
 
-    def proximal(self, anchor: Params, strength: float) -> Callable[[Params, Batch], Array]:
-        """The objective mean loss + strength / 2 |params - anchor|^2, for `fit`; batch statistics are excepted."""
-        return lambda params, batch: (
-            self.mean_loss(params, batch) + strength / 2 * self.squared_distance(params, anchor)
-        )
-
     def squared_distance(self, a: Params, b: Params) -> Array:
         """() squared L2 distance over all parameters, except batch statistics."""
-        return tree.squared_distance(*self.trained(a, b))
-
-    def trained(self, *models: Params) -> tuple[Params, ...]:
-        """The models without batch statistics, which become None."""
-        if self.statistics is None:
-            return models
-        return tuple(tree.partition(params, self.statistics(params))[1] for params in models)
+        params_of_a, _ = self.without_statistics(a)
+        params_of_b, _ = self.without_statistics(b)
+        return tree.squared_distance(params_of_a, params_of_b)
 
     def total_loss(self, params: Params, split: Split) -> Array:
         """Sum of the loss over all of a client's examples."""

@@ -97,7 +97,12 @@ def test_what_reads_no_data_is_not_clipped():
     _, solver = solver_of(Privacy(clip_norm=0.1))
     batch = batch_of(0)
     anchor = params_of(np.zeros(4))
-    grads = jax.jit(jax.grad(solver.proximal(anchor, 3.0)))(params_of(THETA), batch)
+
+    def near_anchor(params, batch):
+        distance = solver.squared_distance(params, anchor)
+        return solver.mean_loss(params, batch) + 3.0 / 2 * distance
+
+    grads = jax.jit(jax.grad(near_anchor))(params_of(THETA), batch)
     expected = clipped(gradients_by_hand(THETA, batch), 0.1).sum(axis=0) / 4 + 3.0 * THETA
     np.testing.assert_allclose(vector(grads), expected, rtol=1e-5)
 

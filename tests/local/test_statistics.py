@@ -166,7 +166,12 @@ def test_a_proximal_term_does_not_hold_them():
     anchor = jax.tree.map(lambda leaf: leaf - 3.0, params)
     batch = problem.solver.take_batch(jax.random.key(0), None, client(0), 0)
     plain = jax.grad(problem.solver.mean_loss)(params, batch)
-    held = jax.grad(problem.solver.proximal(anchor, 2.0))(params, batch)
+
+    def near_anchor(params, batch):
+        distance = problem.solver.squared_distance(params, anchor)
+        return problem.solver.mean_loss(params, batch) + 2.0 / 2 * distance
+
+    held = jax.grad(near_anchor)(params, batch)
     toys.assert_trees_close(held["batch_stats"], plain["batch_stats"])
     pull = held["Dense_0"]["kernel"] - plain["Dense_0"]["kernel"]
     np.testing.assert_allclose(pull, np.full((3, 1), 6.0), rtol=1e-4)
