@@ -4,10 +4,12 @@ Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating domain bias for federat
 (NeurIPS 2023), with FedAvg.
 
     z = f(x; theta) are the body's features and h(z; theta) the head's logits.
+    b_k starts at 0.
     The first round is FedAvg's; then c <- sum_k n_k c_k / sum_k n_k, where c_k is the mean of z over D_k. c stays.
-    A later round: client k receives theta and c, sets m to 0, and takes steps in theta_k and its own b_k on
-        CE(h(z + b_k; theta_k), y) + kappa / 2 |m - c|^2 / F,  m <- (1 - mu) m + mu mean of z over the mini-batch;
-    theta <- sum_k n_k theta_k / sum_k n_k.  Client k predicts with h(z + b_k; theta); b_k starts at 0.
+    A later round: client k receives theta and c, sets m to 0, and takes steps in theta_k and its own b_k:
+        m <- (1 - mu) m + mu mean of z over the mini-batch,
+        a step on CE(h(z + b_k; theta_k), y) + kappa / 2 |m - c|^2 / F;
+    theta <- sum_k n_k theta_k / sum_k n_k.  Client k predicts with h(z + b_k; theta).
 
 Departures from the paper: In the paper, all clients first train for an epoch that serves only to find c; here that is
 the first round, so that c is the mean over its cohort. c_k is the mean of inference features under the trained model;
@@ -49,8 +51,8 @@ class Consensus(NamedTuple):
     """The server's mean features.
 
     Attributes:
-        mean: c (F,), the mean of all clients' features.
-        known: () float32, 1 if there is one, else 0.
+        mean: c (F,), the mean features of the first round's clients; 0 before.
+        known: () float32, 1 from the first round in which somebody sent features, else 0.
     """
 
     mean: Array
@@ -80,22 +82,23 @@ class FedDBE:
         model = problem.model
         solver = problem.solver
         num_classes = classes.required(problem, "feddbe", places=False)
-        zeros = jnp.zeros(classes.num_features(problem))
+        zeros = jnp.zeros(classes.num_features(problem))  # (F,), as are b_k, m and c
 
-        def shift(params: Params, bias: Array) -> Array:
-            """h(z + b) - h(z), which is the same for all z."""
+        def logit_shift(params: Params, bias: Array) -> Array:
+            """(1, C) h(z + b) - h(z), which is h(b) - h(0) for all z, since h is affine."""
             return model.head(params, bias[None]) - model.head(params, zeros[None])
 
         def shifted_loss(
             params: Params, bias: Array, x: PyTree, y: Array, mode: Mode = None
         ) -> Array:
-            """CE(h(z + b_k; theta_k), y) of each example."""
-            return solver.loss(params, x, y, mode, shift=shift(params, bias))
+            """(B,) CE(h(z + b_k; theta_k), y), with h(z + b_k) as h(z) plus the shift."""
+            shift = logit_shift(params, bias)
+            return solver.loss(params, x, y, mode, shift=shift)
 
         # ---- The client.
 
         def first_row(key: Key, client: Array) -> Personal:
-            """b_k = 0. A client's row is its vector."""
+            """b_k = 0. A client's row is its vector and the optimizer's state."""
             return problem.personal(zeros)
 
         def train(
@@ -103,69 +106,90 @@ class FedDBE:
         ) -> Trained:
             consensus: Consensus = context.server
 
-            def loss(pair: Pair, x: PyTree, y: Array, mode: Mode = None) -> Array:
+            def pair_loss(pair: Pair, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """(B,) the loss of the pair (theta_k, b_k)."""
                 return shifted_loss(pair.shared, pair.personal, x, y, mode)
 
-            def objective(pair: Pair, mean: Array, batch: Batch) -> tuple[Array, Array]:
+            pair_solver = solver.with_loss(pair_loss)
+
+            def objective(pair: Pair, running_mean: Array, batch: Batch) -> tuple[Array, Array]:
+                """What a step minimizes in (theta_k, b_k), and the next m."""
                 # m <- (1 - mu) m + mu mean of z over the mini-batch
                 z = model.features(pair.shared, batch.x, solver.mode(batch))
                 batch_mean = batch.mask @ z / jnp.maximum(batch.mask.sum(), 1)
-                mean = (1 - self.mu) * mean + self.mu * batch_mean
-                # CE(h(z + b_k; theta_k), y) + kappa / 2 |m - c|^2 / F
-                pull = self.kappa / 2 * jnp.square(mean - consensus.mean).mean()
-                mean_loss = solver.with_loss(loss).mean_loss(pair, batch)
-                return mean_loss + consensus.known * pull, mean
+                running_mean = (1 - self.mu) * running_mean + self.mu * batch_mean
+
+                # CE(h(z + b_k; theta_k), y) + kappa / 2 |m - c|^2 / F; the first round has no c.
+                pull = self.kappa / 2 * jnp.square(running_mean - consensus.mean).mean()
+                mean_loss = pair_solver.mean_loss(pair, batch)
+                return mean_loss + consensus.known * pull, running_mean
 
             joint_direction = pairs.joint(objective)
 
             def direction(
-                params: Pair, statistics: Pair, mean: Array, batch: Batch
+                params: Pair, statistics: Pair, running_mean: Array, batch: Batch
             ) -> tuple[Pair, Array]:
-                """In the first round, which is FedAvg's, b_k stays at 0."""
-                slopes, mean = joint_direction(params, statistics, mean, batch)
+                """The objective's gradients in theta_k and in b_k, which the first round leaves at 0."""
+                slopes, running_mean = joint_direction(params, statistics, running_mean, batch)
                 gradient = consensus.known * slopes.personal.gradient
-                return slopes._replace(personal=slopes.personal._replace(gradient=gradient)), mean
+                bias_slope = slopes.personal._replace(gradient=gradient)
+                return Pair(shared=slopes.shared, personal=bias_slope), running_mean
 
+            # Steps in theta_k and b_k, from m = 0.
             trained, _ = problem.descend_pair(
-                context, models, personal, data.train, direction, memory=zeros
+                context=context,
+                models=models,
+                personal=personal,
+                split=data.train,
+                direction=direction,
+                memory=zeros,
             )
 
-            # n_k c_k, the sum of z over D_k
-            whole = tree.first(joined(trained.models, trained.statistics))
-            of_classes = classes.feature_sums(problem, whole, data.train, num_classes)
-            return trained._replace(sums={"features": of_classes["sums"].sum(axis=0)})
+            # n_k c_k, the sum of z over D_k: over the examples of all classes.
+            whole_models = joined(trained.models, trained.statistics)
+            trained_model = tree.first(whole_models)
+            class_statistics = classes.feature_sums(problem, trained_model, data.train, num_classes)
+            features = class_statistics["sums"].sum(axis=0)
+            return trained._replace(sums={"features": features})
 
         # ---- The server.
 
         def first_server(key: Key, params: Params, clients: ClientData) -> Consensus:
+            """No c yet."""
             return Consensus(mean=zeros, known=jnp.zeros(()))
 
         def server_step(received: Received, consensus: Consensus) -> ServerStep:
-            # After the first round c <- sum_k n_k c_k / sum_k n_k. c stays.
-            mean = received.sums["features"] / jnp.maximum(received.weight, 1)
-            mean = jnp.where(consensus.known > 0, consensus.mean, mean)
+            """Sets c; without an update here, theta <- sum_k n_k theta_k / sum_k n_k."""
+            # After the first round, c <- sum_k n_k c_k / sum_k n_k.
+            round_mean = received.sums["features"] / jnp.maximum(received.weight, 1)
+            # c stays.
+            mean = jnp.where(consensus.known > 0, consensus.mean, round_mean)
             known = jnp.maximum(consensus.known, received.weight > 0)
-            return ServerStep(server=Consensus(mean, known))
+            return ServerStep(server=Consensus(mean=mean, known=known))
 
         # ---- What a client predicts with: h(z + b_k; theta).
 
         def predict(
             context: ClientContext, models: Params, personal: Personal, data: ClientData
         ) -> Prediction:
+            """theta as received, and b_k for `apply`."""
             return Prediction(inputs=personal.params)
 
         def apply(models: Params, bias: Array, x: PyTree) -> Array:
+            """h(z + b_k; theta), (B, C)."""
             params = tree.first(models)
-            return model.apply(params, x) + shift(params, bias)
+            return model.apply(params, x) + logit_shift(params, bias)
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train b_k with theta fixed."""
             params = tree.first(models)
 
-            def loss(bias: Array, x: PyTree, y: Array, mode: Mode = None) -> Array:
+            def bias_loss(bias: Array, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                """(B,) the loss of b_k."""
                 return shifted_loss(params, bias, x, y, mode)
 
-            objective = solver.with_loss(loss).mean_loss
+            bias_solver = solver.with_loss(bias_loss)
+            objective = bias_solver.mean_loss
             bias = problem.train_newcomer(context, data, objective, start=zeros)
             return Prediction(inputs=bias)
 
@@ -181,6 +205,8 @@ class FedDBE:
             predict=predict,
             apply=apply,
             adapt=adapt,
-            report=Report("the global model with each client's own vector added to the features"),
+            report=Report(
+                scored="the global model with each client's own vector added to the features"
+            ),
             sends="sums",  # of features, next to the models
         )

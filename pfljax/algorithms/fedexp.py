@@ -60,46 +60,58 @@ class FedExP:
 
     def build(self, problem: Problem) -> Algorithm:
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # delta_k = theta_k - theta, in which batch statistics are None
             trained = problem.fit(context, models, data.train)
-            update = tree.subtract(trained.models, models)
-            weight = client_weight(data.train.size, self.mean)
+            delta_k = tree.subtract(trained.models, models)
             # n_k |delta_k|^2
-            square = weight * tree.inner(update, update)
-            return trained._replace(models=update, weight=weight, square=square)
+            weight = client_weight(data.train.size, self.mean)
+            weighted_square = weight * tree.inner(delta_k, delta_k)
+            return trained._replace(models=delta_k, weight=weight, square=weighted_square)
 
         def server_step(received: Received, server: PyTree) -> ServerStep:
+            # delta = sum_k p_k delta_k,  p_k = n_k / sum_k n_k
+            delta = received.update
+            # sum_k p_k |delta_k|^2 and |delta|^2; if nobody sent anything, the former is 0 / 1
             assert received.square is not None
-            # sum_k p_k |delta_k|^2 and |delta|^2
             mean_square = received.square.sum() / jnp.maximum(received.weight, 1)
-            square_of_mean = tree.inner(received.update, received.update)
+            square_of_mean = tree.inner(delta, delta)
             # rate <- max(1, sum_k p_k |delta_k|^2 / (2 (|delta|^2 + eps)))
-            rate = jnp.maximum(1, mean_square / (2 * (square_of_mean + self.eps)))
+            ratio = mean_square / (2 * (square_of_mean + self.eps))
+            rate = jnp.maximum(1, ratio)
             # theta <- theta + rate delta
-            update = tree.scale(received.update, rate)
+            update = tree.scale(delta, rate)
             return ServerStep(update, metrics={"server_rate": rate})
 
-        def middle(
+        def predict_with_mean(
             context: ClientContext, models: Params, row: PyTree, data: ClientData
         ) -> Prediction:
-            """The mean of the last two theta."""
-            return Prediction(jax.tree.map(lambda a, b: (a + b) / 2, models, context.server))
+            """The mean of the last two theta. The server's state is the earlier one."""
+            earlier = context.server
+            mean = jax.tree.map(lambda new, old: (new + old) / 2, models, earlier)
+            return Prediction(mean)
 
-        last = self.predict == "last"
+        if self.predict == "last":
+            predict = None
+            report = Report("the global model")
+        else:
+            predict = predict_with_mean
+            report = Report("the mean of the last two global models")
         algorithm = averaging(
             problem,
             train=train,
             ledger=Ledger(gradients=1),
             server_step=server_step,
             uploads="updates",
-            predict=None if last else middle,
-            report=Report("the global model" if last else "the mean of the last two global models"),
+            predict=predict,
+            report=report,
         )
 
-        # The server's state is theta before the last round, with its batch statistics.
-
+        # The server's state is theta before the last round. `server_step` cannot keep it, since
+        # clients also need its batch statistics, which `averaging` does not show there.
         def start(key: Key, clients: ClientData) -> Start:
-            first = algorithm.start(key, clients)
-            return first._replace(state=first.models)
+            """Before the first round, the last two theta are both the initial one."""
+            initial = algorithm.start(key, clients)
+            return initial._replace(state=initial.models)
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             new_state, metrics = algorithm.server_update(key, state, aggregate)

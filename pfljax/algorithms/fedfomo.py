@@ -2,15 +2,20 @@
 
 Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized federated learning with first order model optimization" (ICLR 2021).
 
+    At first P, the affinity matrix with rows p_i, is the identity.                              (Section 3.1)
     A round of client i, which holds its last trained model theta_i and start_i, the model theta_i was trained from:
-    M of the active clients' models <- the highest in its row p_i of the affinity matrix P, each of the M
+    M of the active clients' models <- the highest in its row p_i, each of the M
         replaced by a random one with probability epsilon                                        (Section 3.1)
     w_n <- (L_i(start_i) - L_i(theta_n)) / |theta_n - start_i|, for these and its own            (Eq. 3)
-    p_i <- p_i + w;  w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                     (Eq. 13)
+    w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                                      (Eq. 13)
     start_i <- start_i + sum_n w*_n (theta_n - start_i), unchanged if no w_n is positive         (Eq. 5)
-    theta_i <- E epochs of local training from start_i; uploaded.
+    theta_i <- E epochs of local training from start_i; uploaded
+    p_i <- p_i + w                                                                               (Section 3.1)
 
-L_i is the mean loss on client i's validation data. We score the start_i with which the next round would begin, computed
+L_i is the mean loss on client i's validation data. This file computes Eq. 3; all other lines are in
+common/first_order.py, which FedFomo on averages (`fedfomo_average`) shares.
+
+We score the start_i with which the next round would begin, computed
 from all clients' newest models (as FedAvg's mean is) with epsilon 0. This is the personalized model before it is
 trained on local data again, which would lead it away from validation targets that differ from the local ones.
 
@@ -74,16 +79,18 @@ class FedFomo(first_order.Knobs):
 
         def weigh(models: Params, start: Params, split: Split, index: Array) -> first_order.Weighed:
             """w_n <- (L_i(start_i) - L_i(theta_n)) / |theta_n - start_i|  (Eq. 3)."""
-            size = jnp.maximum(split.size, 1)
-            totals = problem.plan.over_models(lambda model: solver.total_loss(model, split), models)
-            losses = totals / size
-            baseline = solver.total_loss(start, split) / size
-            params, _ = solver.without_statistics(models)
-            start_params, _ = solver.without_statistics(start)
-            distance = first_order.distances(params, start_params, self.norm)
-            weights = first_order.first_order_weights(losses, baseline, distance)
-            return first_order.Weighed(index, models, weights, start)
 
+            def total_loss(model: Params) -> Array:
+                return solver.total_loss(model, split)
+
+            num_examples = jnp.maximum(split.size, 1)
+            losses = problem.plan.over_models(total_loss, models) / num_examples
+            baseline = total_loss(start) / num_examples
+            distance = first_order.distances(problem, models, start, self.norm)
+            weights = first_order.first_order_weights(losses, baseline, distance)
+            return first_order.Weighed(index=index, models=models, weights=weights, start=start)
+
+        # If all clients take part in every round, the cohort's models are the last uploads.
         is_sampled = problem.cohort_size < problem.num_clients
         form = first_order.Form(
             topology=Topology.PEERS,

@@ -3,8 +3,7 @@
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated optimization in heterogeneous networks"
 (MLSys 2020).
 
-    A round: client k receives theta and takes local steps on l_k(theta_k) + mu / 2 |theta_k -
-        theta|^2    (Eq. 2)
+    A round: client k receives theta and takes local steps on l_k(theta_k) + mu / 2 |theta_k - theta|^2    (Eq. 2)
     theta <- sum_k n_k theta_k / sum_k n_k.
 
 Departures from the paper: The mean is weighted by n_k over uniformly drawn cohorts; the paper draws
@@ -53,6 +52,8 @@ class FedProx:
             return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # Local steps on the objective from theta_k = theta; `per_model` is its `global_params`.
             return problem.fit(context, models, data.train, objective, per_model=models)
 
+        # theta <- sum_k n_k theta_k / sum_k n_k
         return averaging(problem, train=train, ledger=Ledger(gradients=1))

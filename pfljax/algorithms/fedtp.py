@@ -46,11 +46,11 @@ from pfljax.settings.method import knob, method
 
 
 class Server(NamedTuple):
-    """What the server keeps beside theta.
+    """The server's state, besides theta.
 
     Attributes:
-        learned: h and v.
-        opt_state: Their optimizer's state.
+        learned: The hypernetwork's parameters phi, and the embeddings v.
+        opt_state: The state of the optimizer for these.
     """
 
     learned: Learned
@@ -93,46 +93,57 @@ class FedTP:
 
     def build(self, problem: Problem) -> Algorithm:
         shapes = problem.model.network.shapes
-        is_projection = layers.named(problem, self.personal, "fedtp", "attention")
-        widths = (self.embedding, *[self.hidden] * (1 + self.layers))
+        hidden_widths = [self.hidden] * (1 + self.layers)
+        widths = (self.embedding, *hidden_widths)
         optimizer = optax.chain(
             optax.add_decayed_weights(self.decay), optax.sgd(self.rate, self.momentum)
         )
         server_optimizer = hypernetwork.server_optimizer(problem, optimizer)
 
-        def split(params: Params) -> tuple[Params, Params]:
-            """A model's projections p, and theta."""
-            return tree.partition(params, is_projection(params))
+        # ---- The projections p, and the rest of a model, theta.
+
+        # A model's parameters -> a tree of bools: which leaves are projections
+        is_projection = layers.named(problem, self.personal, method="fedtp", needs="attention")
 
         def is_theta(params: Params) -> PyTree:
             return tree.complement(is_projection(params))
 
-        def generate(learned: Learned, clients: Array) -> Params:
-            """p_k = h(v_k; phi) for clients (n,)."""
-            return hypernetwork.generate(learned.network, learned.embeddings[clients])
+        def split(params: Params) -> tuple[Params, Params]:
+            """A model's projections p, and theta; None in place of the leaves left out."""
+            return tree.partition(params, is_projection(params))
 
-        def own_projections(context: ClientContext) -> Params:
-            """p_k, stacked (1, ...)."""
+        def generate(learned: Learned, clients: Array) -> Params:
+            """p_k = h(v_k; phi) for clients (n,), leaves (n, ...)."""
+            embeddings = learned.embeddings[clients]
+            return hypernetwork.generate(learned.network, embeddings)
+
+        def projections_of(context: ClientContext) -> Params:
+            """p_k of the context's client, leaves (1, ...)."""
             return generate(context.server.learned, context.client[None])
 
         # ---- The client.
 
         def train(context: ClientContext, theta: Params, row: PyTree, data: ClientData) -> Trained:
+            # Train theta, with its batch statistics, and p_k = h(v_k; phi).
             context, theta = problem.whole(context, theta)
-            projections = own_projections(context)
+            projections = projections_of(context)
             models = tree.combine(theta, projections)
             trained = problem.fit(context, models, data.train)
             new_projections, new_theta = split(trained.models)
+
+            # The server averages theta_k, and computes g_k from p_k's change.
+            change = tree.subtract(new_projections, projections)
             told = {
                 "client": context.client,
                 "size": data.train.size,
-                "change": tree.first(tree.subtract(new_projections, projections)),
+                "change": tree.first(change),
             }
             return trained._replace(models=new_theta, told=told)
 
         # ---- The server.
 
         def first_server(key: Key, theta: Params, clients: ClientData) -> Server:
+            """The generated projections are at first near those of an initial model."""
             projections, _ = split(problem.init_global(key))
             learned = hypernetwork.init_learned(
                 key, problem, bias=projections, widths=widths, spread=self.spread, torch=True
@@ -140,18 +151,21 @@ class FedTP:
             return Server(learned, server_optimizer.init(learned))
 
         def server_step(received: Received, server: Server) -> ServerStep:
-            clients = received.told["client"]
+            """The server's step on phi and v; theta takes the clients' mean update."""
+            # n_k, of the clients that sent something
             weight = received.sent * received.told["size"]
             total_weight = weight.sum()
 
-            # sum_k n_k g_k / sum_k n_k
+            # sum_k n_k g_k / sum_k n_k: the product of all p_k with minus their weighted changes
             def generate_cohort(learned: Learned) -> Params:
-                return generate(learned, clients)
+                return generate(learned, received.told["client"])
 
             _, pull_back = jax.vjp(generate_cohort, server.learned)
             share = weight / total_weight.clip(1)
-            (gradient,) = pull_back(tree.scale(received.told["change"], -share))
+            cotangent = tree.scale(received.told["change"], -share)
+            (gradient,) = pull_back(cotangent)
 
+            # A step of SGD along it
             learned, opt_state = hypernetwork.take_step(
                 server_optimizer,
                 gradient,
@@ -166,15 +180,18 @@ class FedTP:
         def predict(
             context: ClientContext, theta: Params, row: PyTree, data: ClientData
         ) -> Prediction:
-            return Prediction(tree.combine(theta, own_projections(context)))
+            projections = projections_of(context)
+            return Prediction(tree.combine(theta, projections))
 
         def adapt(context: ClientContext, theta: Params, data: ClientData) -> Prediction:
+            """Newcomers train only an embedding, on the changes of projections, with theta fixed."""
+            projection_problem = problem.part(is_projection(shapes))
             model = hypernetwork.train_newcomer(
-                problem.part(is_projection(shapes)),
-                optimizer,
-                context.server.learned,
-                context,
-                data,
+                projection_problem,
+                optimizer=optimizer,
+                learned=context.server.learned,
+                context=context,
+                data=data,
                 rest=tree.first(theta),
             )
             return Prediction.one(model)

@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
     Attributes:
         leaf: (A_k, B_k) and its other parameters.
-        trained: () bool: whether the leaf was trained.
+        trained: () bool: whether the leaf was trained; its other parameters count only then.
         basis: C_k, a tree of arrays (L, r, outputs), one for each adapted weight.
     """
 
@@ -115,6 +115,7 @@ class HiLoRA:
         # the root and its cluster, (2, ...).
 
         def stage_of(round_number: Array) -> Array:
+            """() ROOT, CLUSTER or LEAF."""
             after_root = jnp.where(round_number < leaf_start, CLUSTER, LEAF)
             return jnp.where(round_number < self.root_rounds, ROOT, after_root)
 
@@ -138,7 +139,10 @@ class HiLoRA:
             return low_rank.side_by_side(problem, (root, cluster, params), weights)
 
         def objective_of(stage: Array, models: Params) -> Objective:
-            """The loss of a stage's tier beside those above it, and the penalty between them."""
+            """The loss of a stage's tier on those above it, and the penalty between them.
+
+            Cluster: orthogonality |B_r B_j^T|^2; leaf: orthogonality (|B_r B_k^T|^2 + |B_j B_k^T|^2).
+            """
             root, cluster = root_and_cluster(models)
             root_basis = basis_of(problem, root)
             cluster_basis = basis_of(problem, cluster)
@@ -158,12 +162,17 @@ class HiLoRA:
         # ---- The client.
 
         def first_row(key: Key, client: Array, start: Start) -> First:
+            """C_k begins with zeros."""
             leaf = problem.init_model(key, client)
             return First(Row(leaf, trained=jnp.zeros((), bool), basis=zero_bases(problem)))
 
         def root_and_cluster_index(context: ClientContext, row: Row) -> Array:
-            """(2,) The root, and the cluster whose leading directions are most like a client's."""
-            alike = similarity(tree.stack_one(spanned(row.basis)), context.server)
+            """(2,) The root, and the cluster whose leading directions are most like a client's.
+
+            Before clusters are found, their directions are 0 and it is the first one.
+            """
+            directions = tree.stack_one(spanned(row.basis))
+            alike = similarity(directions, context.server)
             cluster = jnp.argmax(alike[0])
             return jnp.stack([0, 1 + cluster]).astype(jnp.int32)
 
@@ -173,29 +182,31 @@ class HiLoRA:
         def client_update(
             context: ClientContext, models: Params, row: Row, data: ClientData
         ) -> ClientOutput:
-            # Train the tier of this stage, beside those above it.
+            # Train the tier of this stage, with those above it fixed.
             stage = stage_of(context.round)
             root, cluster = root_and_cluster(models)
             leaf = leaf_of(models, row)
-            tiers = jax.tree.map(lambda *leaves: jnp.stack(leaves), root, cluster, leaf)
-            tier = jax.tree.map(lambda leaf: leaf[stage][None], tiers)
+            tiers = jax.tree.map(lambda *params: jnp.stack(params), root, cluster, leaf)
+            tier = jax.tree.map(lambda stack: stack[stage][None], tiers)
             objective = objective_of(stage, models)
             trained = problem.fit(context, tier, data.train, objective)
             params = tree.first(trained.models)
 
             # C_k <- decay C_k + (1 - decay) B_k / |B_k|, in the root's stage.
-            basis = moved_basis(problem, row.basis, params, self.decay)
-            basis = tree.where(stage == ROOT, basis, row.basis)
+            moved = moved_basis(problem, row.basis, params, self.decay)
+            basis = tree.where(stage == ROOT, moved, row.basis)
 
-            # The leaf stays; the root or the cluster is sent, as products A B.
+            # The leaf stays with the client.
             is_leaf = stage == LEAF
-            leaf = tree.where(is_leaf, params, row.leaf)
+            new_leaf = tree.where(is_leaf, params, row.leaf)
+
+            # n_k A_k B_k goes to the root or the cluster; in the leaves' stage, nothing is sent.
             products = low_rank.sent(problem, trained.models)
             weight = jnp.where(jnp.arange(2) == stage, data.train.size, 0)
             return ClientOutput(
-                row=Row(leaf, row.trained | is_leaf, basis),
+                row=Row(new_leaf, trained=row.trained | is_leaf, basis=basis),
                 upload=Upload(update=tree.repeat(products, 2), weight=jnp.float32(weight)),
-                told=Told(trained.losses[0], entries={"basis": spanned(basis)}),
+                told=Told(trained.losses[0], entries={"basis": spanned(basis)}),  # U_k
                 opt_state=trained.opt_state,
             )
 
@@ -203,33 +214,36 @@ class HiLoRA:
 
         def start(key: Key, clients: ClientData) -> Start:
             """All tiers begin with the same parameters."""
-            models = tree.repeat(problem.init_models(key, 1), 1 + self.clusters)
-            return Start(zero_bases(problem, self.clusters), models)
+            root = problem.init_models(key, 1)
+            models = tree.repeat(root, 1 + self.clusters)
+            return Start(state=zero_bases(problem, self.clusters), models=models)
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
             # W <- sum_k n_k A_k B_k / sum_k n_k for root or clusters, decomposed again at rank r.
             models = low_rank.averaged(problem, state.models, aggregate)
 
-            # In the root's stage, the clusters' other parameters are the root's.
+            # In the root's stage, the clusters' other parameters, such as a head, are the root's.
             root_copies = tree.repeat(models, tree.num_rows(models))
             in_root_stage = low_rank.with_others(problem, models, root_copies)
             models = tree.where(stage_of(state.round) == ROOT, in_root_stage, models)
 
-            # After the root's last round, find the clusters.
+            # After the root's last round, find the clusters by the clients' U_k.
             def find_clusters() -> PyTree:
                 return leading_directions(aggregate.told.entries["basis"], self.clusters)
 
             def keep_clusters() -> PyTree:
                 return state.server.state
 
-            is_last = state.round == self.root_rounds - 1
-            directions = jax.lax.cond(is_last, find_clusters, keep_clusters)
+            is_last_of_root = state.round == self.root_rounds - 1
+            directions = jax.lax.cond(is_last_of_root, find_clusters, keep_clusters)
             return state.with_models(models).with_server(directions), {}
 
         # ---- What a client predicts with.
 
         def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
-            return Mixture(root_and_cluster_index(context, row), jnp.full((2,), 0.5))
+            """The root and a cluster; `apply` adds them and reads no weights."""
+            index = root_and_cluster_index(context, row)
+            return Mixture(index, weights=jnp.full((2,), 0.5))
 
         def predict(
             context: ClientContext, models: Params, row: Row, data: ClientData
@@ -237,27 +251,38 @@ class HiLoRA:
             return Prediction(inputs=leaf_of(models, row))
 
         def apply(models: Params, leaf: Params, x: PyTree) -> Array:
-            return model.apply(on_tiers(models, leaf, 1.0, 1.0), x)
+            """frozen + A_r B_r + A_j B_j + A_k B_k."""
+            whole = on_tiers(models, leaf, root_weight=1.0, cluster_weight=1.0)
+            return model.apply(whole, x)
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers find their cluster in a round on the root, then train a leaf."""
             basis_key, leaf_key = jax.random.split(context.key)
             init_key, probe_key = jax.random.split(basis_key)
-            probe_context = context._replace(key=probe_key)
-            probe = problem.train_newcomer(probe_context, data, start=tree.first(models), rounds=1)
-            basis = moved_basis(problem, zero_bases(problem), probe, decay=0.0)
-            row = Row(model.init(init_key), jnp.zeros((), bool), basis)
 
+            # C = B / |B| after a round on the root
+            probe_context = context._replace(key=probe_key)
+            root = tree.first(models)
+            probe = problem.train_newcomer(probe_context, data, start=root, rounds=1)
+            basis = moved_basis(problem, zero_bases(problem), probe, decay=0.0)
+
+            # The root and the cluster by this basis, and a leaf on them
+            row = Row(leaf=model.init(init_key), trained=jnp.zeros((), bool), basis=basis)
             index = root_and_cluster_index(context, row)
             received = tree.take(models, index)
             leaf = problem.train_newcomer(
                 context._replace(key=leaf_key),
                 data,
-                objective_of(jnp.asarray(LEAF), received),
+                objective=objective_of(jnp.asarray(LEAF), received),
                 start=leaf_of(received, row),
                 rounds=max(problem.rounds - leaf_start, 0),
             )
             return Prediction(index=index, inputs=leaf)
+
+        # ---- Accounting.
+
+        # Of the two received models, one is unchanged. The server can compute U_k from what is sent.
+        traffic = low_rank.as_factors(problem, model_share=0.5)
 
         return Algorithm(
             topology=Topology.SHARED,
@@ -273,7 +298,7 @@ class HiLoRA:
             ledger=Ledger(gradients=1),
             report=Report("each client's leaf on the adapters of its cluster and of the root"),
             sends="products",
-            traffic=low_rank.as_factors(problem, model_share=0.5),  # one of the two is unchanged
+            traffic=traffic,
         )
 
 
@@ -302,7 +327,7 @@ def zero_bases(problem: Problem, *num: int) -> PyTree:
 
 
 def moved_basis(problem: Problem, basis: PyTree, params: Params, decay: Array | float) -> PyTree:
-    """decay C + (1 - decay) B / |B| for each weight."""
+    """decay C + (1 - decay) B / |B| for each weight, B that of `params`."""
 
     def move(c: Array, b: Array) -> Array:
         norm = jnp.maximum(jnp.linalg.norm(b), jnp.finfo(jnp.float32).tiny)
@@ -324,7 +349,7 @@ def overlap(a: PyTree, b: PyTree) -> Array:
 
 
 def similarity(a: PyTree, b: PyTree) -> Array:
-    """(N, M) mean |U_n U_m^T|^2 / r over layers and weights, of N and of M bases."""
+    """(N, M) mean over layers and weights of |U_n U_m^T|^2 / r, for the U of N and of M clients or clusters."""
 
     def of_weight(x: Array, y: Array) -> Array:
         products = jnp.einsum("nlro,mlqo->nmlrq", x, y)
@@ -340,18 +365,22 @@ def similarity(a: PyTree, b: PyTree) -> Array:
 
 def leading_directions(bases: PyTree, num: int) -> PyTree:
     """(num, L, r, outputs) leading directions of clusters of S clients, from their U (S, ...)."""
-    # exp(-d_ij^2 / (2 sigma^2)), where sigma is the median distance between two clients.
+    # d_ij = 1 - |U_i U_j^T|^2 / r, averaged over weights; sigma is the median between two clients.
     distance = 1 - similarity(bases, bases)
     is_self = jnp.eye(len(distance), dtype=bool)
-    sigma = jnp.nanmedian(jnp.where(is_self, jnp.nan, distance))
+    between_clients = jnp.where(is_self, jnp.nan, distance)
+    sigma = jnp.nanmedian(between_clients)
+
+    # Spectral clusters of exp(-d_ij^2 / (2 sigma^2)), as many as have the largest eigengap
     relative = distance / jnp.maximum(sigma, 1e-6)
     affinity = jnp.exp(-jnp.square(relative) / 2)
-
     labels = by_eigengap(affinity, num)
+
+    # The leading directions of each cluster's U_k
     is_member = jax.nn.one_hot(labels, num)
 
     def of_weight(u: Array) -> Array:
-        """The r leading right singular vectors of the members' rows, one below the other."""
+        """The r leading right singular vectors of the members' rows, stacked; others' rows are 0."""
         rows = jnp.einsum("sc,slro->clsro", is_member, u)
         rows = rows.reshape(num, u.shape[1], -1, u.shape[-1])
         _, _, v = low_rank.svd(rows)

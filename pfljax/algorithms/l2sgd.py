@@ -3,8 +3,10 @@
 Hanzely, Richtarik, "Federated learning of a mixture of global and local models" (2020):
 min 1/K sum_k l_k(x_k) + lambda / (2 K) sum_k |x_k - mean|^2.
 
-    A round: x_k <- (1 - pull) x_k + pull mean, with the mean as received, then local epochs on l_k; the server averages
-    the x_k.  Client k predicts with x_k.
+    A round: client k receives the mean;
+    x_k <- (1 - pull) x_k + pull mean;
+    x_k takes local steps on l_k;
+    mean <- sum_k n_k x_k / sum_k n_k.  Client k predicts with x_k.
 
 Departures from the paper: The paper tosses a coin for each step: a local step or, with probability p, a step of pull =
 alpha lambda / (K p) toward the mean. Here a round is one step toward the mean, then the solver's local steps. The mean
@@ -49,33 +51,48 @@ class L2SGD:
     )
 
     def build(self, problem: Problem) -> Algorithm:
+        # ---- The client.
+
         def first_row(key: Key, client: Array) -> Personal:
-            """x_k. A client's row is its model."""
+            """A client's row is its model x_k and the optimizer's state."""
             return problem.init_personal(key, client)
 
-        def toward(x: Array, mean: Array) -> Array:
-            """(1 - pull) x_k + pull mean."""
+        def pull_toward(x: Array, mean: Array) -> Array:
+            """(1 - pull) x_k + pull mean, of one leaf."""
             return (1 - self.pull) * x + self.pull * mean
 
         def train(
             context: ClientContext, models: Params, personal: Personal, data: ClientData
         ) -> Trained:
-            # x_k <- (1 - pull) x_k + pull mean; batch statistics, too, are those of both models.
-            context, models = problem.whole(context, models)
-            mixed = jax.tree.map(toward, personal.params, tree.first(models))
-            # Local epochs on l_k.
+            # x_k <- (1 - pull) x_k + pull mean; both have batch statistics, which are mixed, too.
+            _, whole_models = problem.whole(context, models)
+            mean = tree.first(whole_models)
+            mixed = jax.tree.map(pull_toward, personal.params, mean)
+
+            # x_k takes local steps on l_k.
             start = personal._replace(params=mixed)
             personal, loss = problem.fit_personal(context, start, data.train)
-            return Trained(tree.stack_one(personal.params), loss[None], row=personal)
+
+            # Client k sends x_k; its optimizer's state stays.
+            return Trained(
+                models=tree.stack_one(personal.params),
+                losses=loss[None],
+                row=personal,
+            )
+
+        # ---- What a client predicts with.
 
         def own_model(personal: Personal) -> Params:
+            """x_k."""
             return personal.params
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train from the mean for one round."""
             mean = tree.first(models)
-            return Prediction.one(problem.train_newcomer(context, data, start=mean, rounds=1))
+            model = problem.train_newcomer(context, data, start=mean, rounds=1)
+            return Prediction.one(model)
 
+        # mean <- sum_k n_k x_k / sum_k n_k, which is what `averaging` does without a `server_step`.
         return averaging(
             problem,
             train=train,

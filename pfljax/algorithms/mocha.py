@@ -7,11 +7,13 @@ learning" (UAI 2010):
     min over W, Omega of  sum_k l_k(w_k) + strength / 2 tr(W' Omega^-1 W),
         Omega positive, tr Omega = 1.
 
-    A round: client k receives u_k = sum_{j != k} (Omega^-1)_kj w_j and (Omega^-1)_kk,
-    takes local steps on the objective with the others' w_j fixed,
-        l_k(w_k) + strength / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k),  and sends w_k;
-    the server: Omega <- (W W')^(1/2) / tr (W W')^(1/2), which minimizes the objective in Omega.
-        (Zhang & Yeung)
+    At first Omega = I / K.
+    A round: client k receives u_k = sum_{j != k} (Omega^-1)_kj w_j and (Omega^-1)_kk;
+    w_k takes local steps on the part of the objective that depends on it, with the other w_j fixed,
+        l_k(w_k) + strength / 2 ((Omega^-1)_kk |w_k|^2 + 2 w_k . u_k);  client k sends w_k;
+    the server: Omega <- (W W')^(1/2) / tr (W W')^(1/2), which minimizes the objective in Omega
+        (Zhang & Yeung).
+    Client k predicts with w_k.
 
 W is a whole linear model, or a network's last layer, as in FedFomo's comparison; the layers below
 stay with their client.
@@ -54,11 +56,11 @@ from pfljax.settings.method import knob, method
 
 
 class Pull(NamedTuple):
-    """What client k receives.
+    """What client k receives; on the server, stacked over all K clients.
 
     Attributes:
-        others: u_k.
-        own: () (Omega^-1)_kk.
+        others: u_k = sum_{j != k} (Omega^-1)_kj w_j, the pull of the other clients' weights.
+        own: () (Omega^-1)_kk, the factor of client k's own weights.
     """
 
     others: Params
@@ -69,8 +71,8 @@ class Server(NamedTuple):
     """What the server keeps beside the clients' pulls.
 
     Attributes:
-        weights: W, stacked (K, ...).
-        omega: (K, K) Omega.
+        weights: W, leaves (K, ...): the w_k that each client sent last.
+        omega: (K, K) Omega, the relationship between clients.
     """
 
     weights: Params
@@ -99,15 +101,16 @@ class MOCHA:
         solver = problem.solver
 
         def last_layer(models: Params) -> Params:
-            """w, with None in place of the other layers and of batch statistics."""
+            """w of one model or of a stack; None in place of other layers and of batch statistics."""
             params, _ = solver.without_statistics(models)
-            weights, _ = tree.partition(params, problem.model.mask(params, 1))
+            is_last = problem.model.mask(params, num=1)
+            weights, _ = tree.partition(params, is_last)
             return weights
 
         # ---- The client.
 
         def first_row(key: Key, client: Array, start: Start) -> First:
-            """A client's row is its model."""
+            """A client's row is its model, with all layers, and the optimizer's state."""
             return First(problem.init_personal(key, client))
 
         def client_update(
@@ -122,34 +125,49 @@ class MOCHA:
                 penalty = pull.own * square + 2 * tree.inner(weights, pull.others)
                 return solver.mean_loss(params, batch) + self.strength / 2 * penalty
 
+            # w_k takes local steps, as do the layers below it.
             personal, loss = problem.fit_personal(context, personal, data.train, objective)
-            upload = Upload(tree.stack_one(last_layer(personal.params)))
-            return ClientOutput(row=personal, upload=upload, told=Told(loss))
+
+            # Client k sends w_k.
+            weights = last_layer(personal.params)
+            return ClientOutput(
+                row=personal,
+                upload=Upload(update=tree.stack_one(weights)),
+                told=Told(loss),
+            )
 
         # ---- The server.
 
-        def pulls_of(server: Server) -> Pull:
+        def compute_pulls(server: Server) -> Pull:
             """u_k = sum_{j != k} (Omega^-1)_kj w_j and (Omega^-1)_kk of all clients, (K, ...)."""
             identity = jnp.eye(num_clients)
             precision = jnp.linalg.inv(server.omega + self.ridge / num_clients * identity)
-            of_others = precision * (1 - identity)
-            others = problem.plan.mix(of_others, server.weights)
-            return Pull(others, own=jnp.diagonal(precision))
+            off_diagonal = precision * (1 - identity)
+            others = problem.plan.mix(off_diagonal, server.weights)
+            return Pull(others=others, own=jnp.diagonal(precision))
 
         def start(key: Key, clients: ClientData) -> Start:
-            weights = last_layer(problem.init_models(key, num_clients))
-            server = Server(weights, omega=jnp.eye(num_clients) / num_clients)
-            return Start(server, pulls_of(server))
+            # W: the last layers of the models that the clients begin with.
+            models = problem.init_models(key, num_clients)
+            weights = last_layer(models)
+            # At first Omega = I / K.
+            server = Server(weights=weights, omega=jnp.eye(num_clients) / num_clients)
+            return Start(state=server, models=compute_pulls(server))
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
-            # Omega <- (W W')^(1/2) / tr (W W')^(1/2)
-            received = aggregate.num_sent > 0
-            weights = tree.where(received, aggregate.upload.update, state.server.state.weights)
-            omega = relationship(problem.plan.gram(weights))
-            server = Server(weights, omega)
-            return state.with_server(server).with_models(pulls_of(server)), {}
+            # W: the new w_k of clients that sent one, and the last ones of the others.
+            is_new = aggregate.num_sent > 0
+            weights = tree.where(is_new, aggregate.upload.update, state.server.state.weights)
 
-        # ---- What a client predicts with.
+            # Omega <- (W W')^(1/2) / tr (W W')^(1/2)
+            products = problem.plan.gram(weights)
+            server = Server(weights=weights, omega=relationship(products))
+
+            # u_k and (Omega^-1)_kk for the next round.
+            state = state.with_server(server)
+            return state.with_models(compute_pulls(server)), {}
+
+        # ---- What a client predicts with: w_k, on its own layers below.
 
         def predict(
             context: ClientContext, pulls: Pull, personal: Personal, data: ClientData
@@ -158,7 +176,8 @@ class MOCHA:
 
         def adapt(context: ClientContext, pulls: Pull, data: ClientData) -> Prediction:
             """Newcomers train alone."""
-            return Prediction.one(problem.train_newcomer(context, data))
+            model = problem.train_newcomer(context, data)
+            return Prediction.one(model)
 
         return one_for_each(
             start=start,
@@ -174,6 +193,7 @@ class MOCHA:
 
 def relationship(products: Array) -> Array:
     """(K, K) Omega = (W W')^(1/2) / tr (W W')^(1/2) from W W', the inner products of K models."""
+    # A matrix and its root have the same eigenvectors.
     eigenvalues, eigenvectors = jnp.linalg.eigh(products)
     roots = jnp.sqrt(jnp.maximum(eigenvalues, 0))
     trace = jnp.maximum(roots.sum(), jnp.finfo(jnp.float32).tiny)

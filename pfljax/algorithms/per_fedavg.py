@@ -73,43 +73,60 @@ class PerFedAvg:
         def meta_slope(
             slope_at: SlopeFunction, theta: Params, memory: PyTree
         ) -> tuple[Slope, PyTree]:
+            """(I - alpha H) grad f_k(theta~; D'), along which the optimizer steps at rate beta.
+
+            The mini-batches D', D and D'' are `ahead` by 0, 1 and 2. A `number` of its own gives
+            each gradient dropout and noise of its own.
+            """
             # theta~ <- theta - alpha grad f_k(theta; D)
             inner = slope_at(theta, ahead=1, number=3)
-            adapted = step(theta, inner.gradient, self.alpha)
-            # grad f_k(theta~; D')
-            outer = slope_at(adapted)
+            theta_tilde = subtract_scaled(theta, inner.gradient, self.alpha)
+            # grad f_k(theta~; D'), whose forward pass writes the batch statistics
+            outer = slope_at(theta_tilde, ahead=0, number=0)
+            # first_order:  H = 0
             if not hessian_free:
                 return outer, memory
 
-            # (I - alpha H) v, with v the outer gradient
+            # H v = (grad f_k(theta + delta v; D'') - grad f_k(theta - delta v; D'')) / (2 delta)
             v = outer.gradient
-            above = slope_at(step(theta, v, -self.delta), ahead=2, number=1)
-            below = slope_at(step(theta, v, self.delta), ahead=2, number=2)
-            difference = tree.subtract(above.gradient, below.gradient)
-            curvature = tree.scale(difference, 1 / (2 * self.delta))
-            return outer._replace(gradient=step(v, curvature, self.alpha)), memory
+            theta_plus = subtract_scaled(theta, v, -self.delta)
+            slope_plus = slope_at(theta_plus, ahead=2, number=1)
+            theta_minus = subtract_scaled(theta, v, self.delta)
+            slope_minus = slope_at(theta_minus, ahead=2, number=2)
+            difference = tree.subtract(slope_plus.gradient, slope_minus.gradient)
+            hessian_v = tree.scale(difference, 1 / (2 * self.delta))
+            # (I - alpha H) v
+            gradient = subtract_scaled(v, hessian_v, self.alpha)
+            return outer._replace(gradient=gradient), memory
 
         def train(context: ClientContext, models: Params, row: PyTree, data: ClientData) -> Trained:
+            # theta <- theta - beta (I - alpha H) grad f_k(theta~; D')
             trained, _ = problem.descend(context, models, data.train, meta_slope)
             return trained
 
         def predict(
             context: ClientContext, models: Params, row: PyTree, data: ClientData
         ) -> Prediction:
-            """Gradient steps of rate alpha on all training examples."""
+            """Gradient steps of rate alpha on all training examples; batch statistics stay."""
             theta, statistics = solver.without_statistics(tree.first(models))
 
-            def adapt_step(_: Array, theta: Params) -> Params:
-                _, gradient = solver.loss_and_gradient(joined(theta, statistics), data.train)
-                of_params, _ = solver.without_statistics(gradient)
-                return step(theta, of_params, self.alpha)
+            def adapt_step(number: Array, theta: Params) -> Params:
+                """theta - alpha grad f_k(theta)."""
+                model = joined(theta, statistics)
+                _, model_gradient = solver.loss_and_gradient(model, data.train)
+                gradient, _ = solver.without_statistics(model_gradient)
+                return subtract_scaled(theta, gradient, self.alpha)
 
             adapted = jax.lax.fori_loop(0, self.adapt_steps, adapt_step, theta)
             return Prediction.one(joined(adapted, statistics))
 
         # Each mini-batch serves as D', as D and, with hessian_free, twice as D''.
         num_gradients = 4 if hessian_free else 2
-        scored = f"the global model after {self.adapt_steps} steps at rate alpha on each client's training data"
+        scored = (
+            f"the global model after {self.adapt_steps} steps at rate alpha"
+            " on each client's training data"
+        )
+        # theta <- sum_k n_k theta_k / sum_k n_k
         return averaging(
             problem,
             train=train,
@@ -119,6 +136,6 @@ class PerFedAvg:
         )
 
 
-def step(params: Params, direction: Params, rate: float) -> Params:
-    """params - rate direction."""
-    return jax.tree.map(lambda p, d: p - rate * d, params, direction)
+def subtract_scaled(a: Params, b: Params, factor: float) -> Params:
+    """Leafwise a - factor b."""
+    return jax.tree.map(lambda x, y: x - factor * y, a, b)

@@ -63,7 +63,8 @@ from pfljax.local.problem import Problem
 from pfljax.local.solver import TrainState
 from pfljax.settings.method import knob, method
 
-OF_ALPHA = 1  # folded into a client's key for a round: the mini-batches for alpha
+# Folded into a client's key for a round: the mini-batches of l. 19, other ones than those of l. 20.
+ALPHA_BATCHES = 1
 
 
 @method(keeps="its branch weights", travels="B branches of every layer, both ways; its weights up")
@@ -94,68 +95,109 @@ class PFedMB:
     def build(self, problem: Problem) -> Algorithm:
         solver = problem.solver
 
-        # ---- alpha (L, B), or (1, B) for all layers, and what a client keeps for it.
+        # ---- alpha (L, B), or (1, B) for all layers, and alpha's parameters, which clients train.
 
-        def alpha_of(raw: Array) -> Array:
-            """alpha of what is learned: its logits, or alpha itself."""
-            return jax.nn.softmax(raw) if self.simplex == "softmax" else raw
+        def alpha_of(alpha_params: Array) -> Array:
+            """alpha, from its parameters: its logits, or alpha itself."""
+            return jax.nn.softmax(alpha_params) if self.simplex == "softmax" else alpha_params
 
-        def project(raw: Array) -> Array:
-            return problem.plan.over_rows(optax.projections.projection_simplex, raw)
+        def project(alpha: Array) -> Array:
+            """The nearest point of the simplex, for each layer."""
+            return problem.plan.over_rows(optax.projections.projection_simplex, alpha)
 
+        # The optimizer of alpha's parameters, and their first values, for equal weights
         alpha_optimizer = optax.with_extra_args_support(optax.sgd(self.alpha_rate))
         first_value = 0.0
         if self.simplex == "projection":
             alpha_optimizer = projected(alpha_optimizer, project)
             first_value = 1 / self.branches
         num_vectors = len(problem.model.layers) if self.per_layer else 1
-        first_raw = jnp.full((num_vectors, self.branches), first_value, jnp.float32)
+        first_alpha_params = jnp.full((num_vectors, self.branches), first_value, jnp.float32)
 
-        def learn_alpha(
-            trainer: Problem, key: Key, raw: Array, branches: Params, split: Split, number: Array
+        # ---- The client. `local_problem` has the number of epochs, of a round or of fine-tuning.
+
+        def client_loss(
+            branches: Params, alpha_params: Array, x: PyTree, y: Array, mode: Mode
         ) -> Array:
-            """E epochs of SGD on f_i(W, alpha), W fixed  (Eq. 3)."""
+            """f_i(W, alpha), an example at a time, for branches W (B, ...)."""
+            mixed = mix(problem, alpha_of(alpha_params), branches)
+            return solver.loss(mixed, x, y, mode)
 
-            def loss(raw: Array, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                mixed = mix(problem, alpha_of(raw), branches)
-                return solver.loss(mixed, x, y, mode)
+        def train_alpha(
+            local_problem: Problem,
+            key: Key,
+            alpha_params: Array,
+            branches: Params,
+            split: Split,
+            round_number: Array,
+        ) -> Array:
+            """l. 19: E epochs of SGD on f_i(W, alpha) in alpha, W fixed  (Eq. 3)."""
 
-            alpha_solver = trainer.solver.with_loss(loss)._replace(optimizer=alpha_optimizer)
-            start = TrainState(raw, None, alpha_optimizer.init(raw))
-            state, _ = alpha_solver.fit(key, start, split, round_number=number)
+            def loss(alpha_params: Array, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                return client_loss(branches, alpha_params, x, y, mode)
+
+            alpha_solver = local_problem.solver.with_loss(loss)._replace(optimizer=alpha_optimizer)
+            start = TrainState(
+                params=alpha_params,
+                statistics=None,
+                opt_state=alpha_optimizer.init(alpha_params),
+            )
+            state, _ = alpha_solver.fit(key, start, split, round_number=round_number)
             return state.params
 
-        # ---- The client.
-
-        def first_row(key: Key, client: Array, start: Start) -> First:
-            """A client's row is what its alpha is computed from."""
-            return First(first_raw)
-
-        def fit(
-            trainer: Problem, context: ClientContext, models: Params, raw: Array, split: Split
+        def train_branches(
+            local_problem: Problem,
+            context: ClientContext,
+            models: Params,
+            alpha_params: Array,
+            split: Split,
         ) -> Trained:
-            """The branches (1, B, ...) and the row after a client's work, with a trainer's epochs."""
+            """l. 20: E epochs of SGD on f_i(W, alpha) in W, alpha fixed  (Eq. 4)."""
+
+            def loss(branches: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
+                return client_loss(branches, alpha_params, x, y, mode)
+
+            return local_problem.with_loss(loss).fit(context, models, split)
+
+        def local_learning(
+            local_problem: Problem,
+            context: ClientContext,
+            models: Params,
+            alpha_params: Array,
+            split: Split,
+        ) -> Trained:
+            """l. 16 to 21: branches W^i (1, B, ...), and alpha^i's parameters as the row."""
             # l. 19: alpha^i, with W as received
-            key = jax.random.fold_in(context.key, OF_ALPHA)
-            raw = learn_alpha(trainer, key, raw, tree.first(models), split, context.round)
+            key = jax.random.fold_in(context.key, ALPHA_BATCHES)
+            branches = tree.first(models)
+            alpha_params = train_alpha(
+                local_problem,
+                key,
+                alpha_params,
+                branches,
+                split,
+                round_number=context.round,
+            )
 
             # l. 20: W^i, with the new alpha^i
-            def loss(branches: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
-                mixed = mix(problem, alpha_of(raw), branches)
-                return solver.loss(mixed, x, y, mode)
+            trained = train_branches(local_problem, context, models, alpha_params, split)
+            return trained._replace(row=alpha_params)
 
-            trained = trainer.with_loss(loss).fit(context, models, split)
-            return trained._replace(row=raw)
+        def first_row(key: Key, client: Array, start: Start) -> First:
+            """A client's row is the parameters of alpha^i."""
+            return First(first_alpha_params)
 
         def client_update(
-            context: ClientContext, models: Params, raw: Array, data: ClientData
+            context: ClientContext, models: Params, alpha_params: Array, data: ClientData
         ) -> ClientOutput:
-            trained = fit(problem, context, models, raw, data.train)
+            """The client receives all branches, as one model (1, B, ...)."""
+            trained = local_learning(problem, context, models, alpha_params, data.train)
 
             # n_i alpha^i W^i and n_i alpha^i  (Eq. 5), or without alpha  (Eq. 6)
             size = data.train.size.astype(jnp.float32)
             alpha = alpha_of(trained.row)
-            weight = size * (alpha if self.averaging == "alpha" else jnp.ones_like(alpha))
+            factor = alpha if self.averaging == "alpha" else jnp.ones_like(alpha)
+            weight = size * factor
             weighted = scale(problem, weight, tree.first(trained.models))
             return ClientOutput(
                 row=trained.row,
@@ -168,64 +210,77 @@ class PFedMB:
         # ---- The server.
 
         def start(key: Key, clients: ClientData) -> Start:
-            """Branches that differ."""
-            apart = problem._replace(common_init=False)
-            return Start(models=tree.stack_one(apart.init_models(key, self.branches)))
+            """Branches that start from different parameters, as one model (1, B, ...)."""
+            different = problem._replace(common_init=False)
+            branches = different.init_models(key, self.branches)
+            return Start(models=tree.stack_one(branches))
 
         def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
-            # l. 10; a branch without weight stays.
+            # l. 10: W_{l,b} <- sum_i n_i alpha_{l,b}^i W_{l,b}^i / sum_j n_j alpha_{l,b}^j
             assert aggregate.upload.count is not None
             weight = aggregate.upload.count[0]
             total = tree.first(aggregate.upload.sums["branches"])
-            mean = scale(problem, 1 / jnp.where(weight > 0, weight, 1), total)
-            is_without = (weight <= 0).astype(jnp.float32)
-            stays = scale(problem, is_without, tree.first(state.models))
-            return state.with_models(tree.stack_one(tree.add(mean, stays))), {}
+            divisor = jnp.where(weight > 0, weight, 1)
+            mean = scale(problem, 1 / divisor, total)
+
+            # A branch without weight, whose mean is 0, stays.
+            is_unweighted = (weight <= 0).astype(jnp.float32)
+            unweighted = scale(problem, is_unweighted, tree.first(state.models))
+            branches = tree.add(mean, unweighted)
+            return state.with_models(tree.stack_one(branches)), {}
 
         # ---- What a client predicts with.
 
-        def mixture(models: Params, raw: Array) -> Prediction:
-            return Prediction.one(mix(problem, alpha_of(raw), tree.first(models)))
+        def mixture(models: Params, alpha_params: Array) -> Prediction:
+            """W and alpha^i, mixed."""
+            alpha = alpha_of(alpha_params)
+            return Prediction.one(mix(problem, alpha, tree.first(models)))
 
-        def newcomer(context: ClientContext, models: Params, data: ClientData) -> Array:
-            """The row of a newcomer, which learns alpha with W fixed."""
+        def train_newcomer_alpha(context: ClientContext, models: Params, data: ClientData) -> Array:
+            """The parameters of a newcomer's alpha, which it trains for all rounds, W fixed."""
             branches = tree.first(models)
 
-            def one_round(number: Array, raw: Array) -> Array:
+            def one_round(number: Array, alpha_params: Array) -> Array:
                 key = jax.random.fold_in(context.key, number)
-                return learn_alpha(problem, key, raw, branches, data.train, number)
+                return train_alpha(
+                    problem, key, alpha_params, branches, data.train, round_number=number
+                )
 
-            return jax.lax.fori_loop(0, problem.rounds, one_round, first_raw)
+            return jax.lax.fori_loop(0, problem.rounds, one_round, first_alpha_params)
 
         def predict(
-            context: ClientContext, models: Params, raw: Array, data: ClientData
+            context: ClientContext, models: Params, alpha_params: Array, data: ClientData
         ) -> Prediction:
-            return mixture(models, raw)
+            return mixture(models, alpha_params)
 
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
-            return mixture(models, newcomer(context, models, data))
+            alpha_params = train_newcomer_alpha(context, models, data)
+            return mixture(models, alpha_params)
 
         def fine_tuned(epochs: int) -> Algorithm:
-            """The algorithm whose clients train for `epochs` epochs before they predict."""
-            trainer = problem.with_epochs(epochs)
+            """`algorithm`, see below, with `epochs` epochs of training before predictions."""
+            local_problem = problem.with_epochs(epochs)
 
             def predict_tuned(
-                context: ClientContext, models: Params, raw: Array, data: ClientData
+                context: ClientContext, models: Params, alpha_params: Array, data: ClientData
             ) -> Prediction:
-                # A newcomer's rounds take the numbers below.
+                # Other mini-batches than in a newcomer's rounds, whose numbers are below R.
                 key = jax.random.fold_in(context.key, problem.rounds)
                 context = context._replace(key=key, round=jnp.int32(0), optimizer=None)
-                trained = fit(trainer, context, models, raw, data.train)
+                trained = local_learning(local_problem, context, models, alpha_params, data.train)
                 return mixture(trained.models, trained.row)
 
             def adapt_tuned(context: ClientContext, models: Params, data: ClientData) -> Prediction:
-                raw = newcomer(context, models, data)
-                return predict_tuned(context, models, raw, data)
+                alpha_params = train_newcomer_alpha(context, models, data)
+                return predict_tuned(context, models, alpha_params, data)
 
             return dataclasses.replace(algorithm, predict=predict_tuned, adapt=adapt_tuned)
 
-        def collaboration(context: ClientContext, raw: Array) -> dict[str, Array]:
-            alpha = alpha_of(raw)
+        # ---- Accounting.
+
+        def collaboration(context: ClientContext, alpha_params: Array) -> dict[str, Array]:
+            """Every branch with its weight, the mean over layers; and alpha."""
+            alpha = alpha_of(alpha_params)
             index = jnp.arange(self.branches, dtype=jnp.int32)
             return {"index": index, "weights": alpha.mean(axis=0), "alpha": alpha}
 
@@ -238,7 +293,7 @@ class PFedMB:
             predict=predict,
             adapt=adapt,
             fine_tuned=fine_tuned,
-            ledger=Ledger(gradients=1, passes=2),
+            ledger=Ledger(gradients=1, passes=2),  # l. 19 and l. 20
             report=Report(
                 scored="each client's mixture of the branches",
                 collaboration=collaboration,
@@ -271,26 +326,32 @@ def scale(problem: Problem, weights: Array, branches: Params) -> Params:
 
 
 def by_layer(
-    problem: Problem, of_leaf: Callable[[Array, Array], Array], weights: Array, params: Params
+    problem: Problem,
+    combine: Callable[[Array, Array], Array],
+    weights: Array,
+    branches: Params,
 ) -> PyTree:
-    """of_leaf(weights of its layer (B,), leaf) for every leaf.
+    """combine(its layer's weights (B,), leaf (B, ...)) for every leaf of the branches.
 
     Batch statistics pass no gradient to the weights.
 
     Args:
         problem: The problem of the method.
-        of_leaf: What is computed.
+        combine: (weights (B,), leaf (B, ...)) -> leaf.
         weights: (L, B), or (1, B) for all layers.
-        params: Leaves (B, ...).
+        branches: Leaves (B, ...).
     """
     model = problem.model
 
-    def with_weights(number: int, is_statistic: bool, leaf: Array) -> Array:
-        layer_weights = weights[number if len(weights) > 1 else 0]
+    def combine_leaf(layer: int, is_statistic: bool, leaf: Array) -> Array:
+        row = layer if len(weights) > 1 else 0
+        layer_weights = weights[row]
         if is_statistic:
             layer_weights = jax.lax.stop_gradient(layer_weights)
-        return of_leaf(layer_weights, leaf)
+        return combine(layer_weights, leaf)
 
-    numbers = model.layer_numbers(params)
-    is_statistic = model.statistics(params) or jax.tree.map(lambda _: False, params)
-    return jax.tree.map(with_weights, numbers, is_statistic, params)
+    layers = model.layer_numbers(branches)
+    is_statistic = model.statistics(branches)
+    if is_statistic is None:
+        is_statistic = jax.tree.map(lambda _: False, branches)
+    return jax.tree.map(combine_leaf, layers, is_statistic, branches)

@@ -6,8 +6,11 @@ A round of client i, which holds start_i, the model its last model was trained f
     receives its own last model and M others                                            (`choose`, Section 3.1)
     w_n <- a weight for each of them, on its validation data                            (`Form.weigh`, Eq. 3 or 14)
     w*_n <- max(w_n, 0) / sum_n max(w_n, 0)                                             (`normalize`, Eq. 13)
-    start_i <- start_i + sum_n w*_n (theta_n - start_i);  p_i <- p_i + w                (`moved`, Eq. 5)
-    theta_i <- local training from start_i; uploaded.
+    start_i <- start_i + sum_n w*_n (theta_n - start_i)                                 (`moved`, Eq. 5)
+    theta_i <- local training from start_i; uploaded                                    (`client_update`)
+    p_i <- p_i + w                                                                      (`client_update`, Section 3.1)
+
+Where both occur in the code, w_n is a gain and w*_n a weight. `rounds` builds the algorithm.
 
 Further behavior of the authors' code is optional: it scales w in p_i (`scaled`), downloads from the last uploaders
 (`Form.uploaded`), and adds means of clusters to the candidates (`Form.clusters`). For both, the server keeps a record
@@ -84,12 +87,12 @@ class Knobs:
 
 
 class Row(NamedTuple):
-    """What client i keeps.
+    """What client i keeps, besides theta_i, its last trained model, which others download.
 
     Attributes:
-        start: start_i.
+        start: start_i, a whole model.
         affinity: (K,) p_i.
-        index: (M + 1,) int32, whose models it mixed last.
+        index: (M + 1,) int32, whose models it mixed last, for collaboration figures.
         weights: (M + 1,) w*_n of these.
     """
 
@@ -104,8 +107,8 @@ class Weighed(NamedTuple):
 
     Attributes:
         index: (J,) int32, whose models they are, the client's own first; K or more: a mean of models.
-        models: Leaves (J, ...).
-        weights: (J,) w_n of Eq. 3 or 14.
+        models: theta_n, leaves (J, ...).
+        weights: (J,) w_n of Eq. 3 or 14, the gains of `Mixed`.
         start: The model that the client moves from.
     """
 
@@ -152,10 +155,11 @@ class Uploads(NamedTuple):
 
     def after_round(self, number: Array, index: Array, gains: Array) -> Uploads:
         """The record after round `number`, in which clients gained `gains` (S, J) from models `index` (S, J)."""
-        own = index[:, :1]
-        # An index of K or more is no client.
-        affinity = jnp.asarray(self.affinity).at[own, index].add(gains, mode="drop")
-        last = jnp.asarray(self.last).at[own[:, 0]].set(number + 1)
+        # Clients' own models come first.
+        clients = index[:, :1]
+        # p_i <- p_i + w; an index of K or more is no client.
+        affinity = jnp.asarray(self.affinity).at[clients, index].add(gains, mode="drop")
+        last = jnp.asarray(self.last).at[clients[:, 0]].set(number + 1)
         return self._replace(last=last, affinity=affinity)
 
 
@@ -173,8 +177,9 @@ class Form(NamedTuple):
     """What a form of FedFomo downloads, and how it computes the weights.
 
     Attributes:
-        topology: Topology of the stack of models.
-        weigh: (received models, start, validation data, index) -> Weighed.
+        topology: Topology of the stack of models: "peers" if clients' own models are all that can be downloaded,
+            otherwise "shared".
+        weigh: (received models (J, ...), start_i, validation data, whose models (J,)) -> Weighed.
         stack: (K models, the server's state) -> models that can be downloaded, the K models first.
         served: ids (M + 1,), the client's own first -> indices to download for them.
         norm: Norm of the distances for newcomers.
@@ -205,12 +210,13 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     num_others = min(knobs.neighbors, problem.cohort_size - 1)
     num_mixed = num_others + 1
     if form.remembers:
-        form = on_server(problem, form, num_others)
+        form = extend_form(problem, form, num_others)
     between_clients = form.topology is Topology.PEERS
 
     # ---- The client.
 
     def first_row(key: Key, client: Array, start: Start) -> First:
+        """theta_i and start_i are the initial model; p_i is a row of the identity."""
         model = problem.init_model(key, client)
         row = Row(
             start=model,
@@ -222,7 +228,9 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
 
     def download(context: ClientContext, row: Row, cohort: Cohort) -> Array:
         """Its own model and M others, the highest in p_i or random ones (Section 3.1)."""
+        # epsilon falls by `decay` per round.
         epsilon = jnp.maximum(knobs.epsilon - knobs.decay * context.round, 0)
+        # The last uploaders' models are available, or the active clients'.
         if form.uploaded:
             is_eligible = context.server.newest
         else:
@@ -233,22 +241,25 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
     def client_update(
         context: ClientContext, models: Params, row: Row, data: ClientData
     ) -> ClientOutput:
-        # start_i <- start_i + sum_n w*_n (theta_n - start_i).
+        # w_n, w*_n, and start_i <- start_i + sum_n w*_n (theta_n - start_i).
         mixed = personalize(form, context.index, models, row.start, data.validation)
 
         # theta_i <- local training from start_i.
         trained = problem.fit(context, tree.stack_one(mixed.start), data.train)
 
-        # p_i <- p_i + w, with negative w, too.
+        # p_i <- p_i + w, with negative w, too; in the authors' code, p_i + w / |sum of w|.
         gains = mixed.gains
         if knobs.scaled:
             gains = gains / jnp.maximum(jnp.abs(gains.sum()), 1e-9)
         # An index of K or more is no client.
         affinity = jnp.asarray(row.affinity).at[mixed.index].add(gains, mode="drop")
 
+        # If no w_n is positive, start_i stays.
         entries = {"stays": mixed.weights.sum() == 0}
         if form.remembers:
-            entries |= {"index": mixed.index, "gains": gains}
+            entries["index"] = mixed.index
+            entries["gains"] = gains
+        # theta_i is uploaded: one contribution, to the first model received, the client's own.
         return ClientOutput(
             row=Row(
                 start=mixed.start,
@@ -256,8 +267,8 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
                 index=mixed.index[:num_mixed],
                 weights=mixed.weights[:num_mixed],
             ),
-            upload=Upload(trained.models),
-            told=Told(trained.losses[0], entries=entries),
+            upload=Upload(update=trained.models),
+            told=Told(loss=trained.losses[0], entries=entries),
             opt_state=trained.opt_state,
         )
 
@@ -269,37 +280,47 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
             raise ArgumentError("validation_fraction", text, 0)
         if between_clients:
             return Start()
+
+        # theta_i of all clients; with `uploaded`, after an epoch.
         models = problem.init_models(key, num_clients)
         last = jnp.zeros(num_clients, jnp.int32)
         if form.uploaded:
-            models, last = first_epoch(problem, key, models, clients)
+            models, last = train_first_epoch(problem, key, models, clients)
+
+        # P, of which the clients hold the rows, too.
         server = ()
         if form.remembers:
-            server = Uploads(last, clients.train.size, affinity=jnp.eye(num_clients))
-        return Start(server, form.stack(models, server))
+            affinity = jnp.eye(num_clients)
+            server = Uploads(last=last, size=clients.train.size, affinity=affinity)
+        return Start(state=server, models=form.stack(models, server))
 
     def server_update(key: Key, state: State, aggregate: Aggregate) -> tuple[State, Metrics]:
         # A model that was uploaded replaces the last one of its client.
-        told = aggregate.told.entries
+        entries = aggregate.told.entries
         is_new = aggregate.num_sent > 0
         models = tree.where(is_new, aggregate.upload.update, state.models)
+
+        # The server's record: who uploaded last, and P.
         if form.remembers:
-            uploads = state.server.state
-            state = state.with_server(
-                uploads.after_round(state.round, told["index"], told["gains"])
-            )
+            uploads: Uploads = state.server.state
+            uploads = uploads.after_round(state.round, entries["index"], entries["gains"])
+            state = state.with_server(uploads)
+
+        # Means of the new models replace those that followed the clients' models.
         if not between_clients:
-            models = form.stack(leading(models, num_clients), state.server.state)
-        return state.with_models(models), {"kept_previous_model": told["stays"].mean()}
+            models = form.stack(client_models(models, num_clients), state.server.state)
+        return state.with_models(models), {"kept_previous_model": entries["stays"].mean()}
 
     # ---- What a client predicts with.
 
     def whom(context: ClientContext, row: Row, size: Array) -> Mixture:
         """What the client would download next from all clients' newest models, without exploring."""
         everyone = jnp.ones(num_clients, bool)
-        index = form.served(choose(context, row.affinity, everyone, num_others, epsilon=0.0))
-        is_own = jnp.zeros(index.shape).at[0].set(1.0)
-        return Mixture(index, is_own)
+        ids = choose(context, row.affinity, everyone, num_others, epsilon=0.0)
+        index = form.served(ids)
+        # `predict` computes the weights; here, the client's own model has all.
+        own_only = jnp.zeros(index.shape).at[0].set(1.0)
+        return Mixture(index=index, weights=own_only)
 
     def predict(context: ClientContext, models: Params, row: Row, data: ClientData) -> Prediction:
         """The start_i with which the next round would begin."""
@@ -307,7 +328,9 @@ def rounds(problem: Problem, knobs: Knobs, form: Form) -> Algorithm:
         return Prediction.one(mixed.start)
 
     def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
-        return newcomer(problem, leading(models, num_clients), data, form.norm)
+        """Newcomers take one step of Eq. 3 and 5."""
+        models = client_models(models, num_clients)
+        return adapt_newcomer(problem, models, data, form.norm)
 
     return Algorithm(
         topology=form.topology,
@@ -344,7 +367,10 @@ def choose(
     num_others: int,
     epsilon: Array | float,
 ) -> Array:
-    """(M + 1,) int32: the client, then those with the highest affinity (K,) among the eligible (K,)."""
+    """(M + 1,) int32: the client, then M with the highest affinity (K,) among the eligible (K,).
+
+    Each of the M is a random eligible one with probability epsilon; the context's key draws them, and breaks ties.
+    """
     is_other = jnp.arange(len(affinity)) != context.client
     scores = jnp.where(is_eligible & is_other, affinity, -jnp.inf)
     others, _ = neighbors.best_candidates(context.key, scores, num_others, epsilon)
@@ -358,15 +384,25 @@ def personalize(form: Form, index: Array, models: Params, start: Params, split: 
     own_only = jnp.zeros_like(weighed.weights).at[0].set(1.0)
     gains = jnp.where(split.size > 0, weighed.weights, own_only)
 
-    weights = normalize(gains)  # Eq. 13
-    start = moved(weighed.start, weighed.models, weights)  # Eq. 5
-    return Mixed(start, weighed.index, weights, gains)
+    # w*_n (Eq. 13)
+    weights = normalize(gains)
+    # start_i <- start_i + sum_n w*_n (theta_n - start_i)  (Eq. 5)
+    start = moved(weighed.start, weighed.models, weights)
+    return Mixed(start=start, index=weighed.index, weights=weights, gains=gains)
 
 
 def first_order_weights(losses: Array, baseline: Array, distance: Array) -> Array:
-    """Eq. 3, (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for the start itself, at distance 0."""
-    is_apart = distance > 0
-    return jnp.where(is_apart, (baseline - losses) / jnp.where(is_apart, distance, 1), 0.0)
+    """Eq. 3, (J,): (L_i(start) - L_i(theta_n)) / |theta_n - start|; 0 for the start itself, at distance 0.
+
+    Args:
+        losses: (J,) L_i(theta_n).
+        baseline: () L_i(start).
+        distance: (J,) |theta_n - start|.
+    """
+    differs = distance > 0
+    decrease = baseline - losses
+    divisor = jnp.where(differs, distance, 1)
+    return jnp.where(differs, decrease / divisor, 0.0)
 
 
 def normalize(weights: Array) -> Array:
@@ -377,37 +413,51 @@ def normalize(weights: Array) -> Array:
 
 
 def moved(start: Params, models: Params, weights: Array) -> Params:
-    """Eq. 5: start + sum_n w*_n (theta_n - start)."""
-    mixed = tree.mix(weights, models)
-    return jax.tree.map(lambda origin, leaf: origin * (1 - weights.sum()) + leaf, start, mixed)
+    """Eq. 5: start + sum_n w*_n (theta_n - start), which is (1 - sum_n w*_n) start + sum_n w*_n theta_n."""
+    mixture = tree.mix(weights, models)
+
+    def move(start: Array, mixture: Array) -> Array:
+        return start * (1 - weights.sum()) + mixture
+
+    return jax.tree.map(move, start, mixture)
 
 
-def distances(models: Params, start: Params, norm: str) -> Array:
-    """(J,) |theta_n - start| over all parameters; 0 if they are equal up to rounding."""
+def distances(problem: Problem, models: Params, start: Params, norm: str) -> Array:
+    """(J,) |theta_n - start| over all parameters, without batch statistics; 0 if they are equal up to rounding."""
+    params, _ = problem.solver.without_statistics(models)
+    start_params, _ = problem.solver.without_statistics(start)
 
-    def length(stack: Params) -> Array:
-        rows = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(stack)]
-        if norm == "l1":
-            return sum((jnp.abs(leaf).sum(axis=1) for leaf in rows), jnp.zeros(()))
-        return jnp.sqrt(sum((jnp.square(leaf).sum(axis=1) for leaf in rows), jnp.zeros(())))
+    def norms(stack: Params) -> Array:
+        """(J,) norms of J stacked trees of parameters, L2 or L1."""
+        total = jnp.zeros(())
+        for leaf in jax.tree.leaves(stack):
+            rows = leaf.reshape(leaf.shape[0], -1)
+            terms = jnp.abs(rows) if norm == "l1" else jnp.square(rows)
+            total = total + terms.sum(axis=1)
+        return total if norm == "l1" else jnp.sqrt(total)
 
-    distance = length(jax.tree.map(lambda leaf, origin: leaf - origin, models, start))
-    is_apart = distance > 1e-6 * length(tree.stack_one(start))
-    return jnp.where(is_apart, distance, 0.0)
+    distance = norms(tree.subtract(params, start_params))
+    differs = distance > 1e-6 * norms(tree.stack_one(start_params))
+    return jnp.where(differs, distance, 0.0)
 
 
-def newcomer(problem: Problem, models: Params, data: ClientData, norm: str) -> Prediction:
+def adapt_newcomer(problem: Problem, models: Params, data: ClientData, norm: str) -> Prediction:
     """One step of Eq. 3 and 5 over all K models, from their mean."""
     solver = problem.solver
     start = jax.tree.map(lambda leaf: leaf.mean(axis=0), models)
+    # Its training data, if no newcomer has validation data.
     split = data.validation if data.validation.y.shape[0] else data.train
+
+    # w_n (Eq. 3)
     losses = losses_of(problem, models, split)
     baseline = solver.total_loss(start, split) / jnp.maximum(split.size, 1)
-    params, _ = solver.without_statistics(models)
-    start_params, _ = solver.without_statistics(start)
-    distance = distances(params, start_params, norm)
-    weights = normalize(first_order_weights(losses, baseline, distance))
-    return Prediction.one(moved(start, models, weights))
+    distance = distances(problem, models, start, norm)
+    gains = first_order_weights(losses, baseline, distance)
+
+    # w*_n (Eq. 13), and start + sum_n w*_n (theta_n - start)  (Eq. 5)
+    weights = normalize(gains)
+    model = moved(start, models, weights)
+    return Prediction.one(model)
 
 
 def collaboration(context: ClientContext, row: Row) -> dict[str, Array]:
@@ -418,18 +468,18 @@ def collaboration(context: ClientContext, row: Row) -> dict[str, Array]:
     return used
 
 
-def leading(models: Params, num: int) -> Params:
-    """The first `num` models of a stack."""
-    return jax.tree.map(lambda leaf: leaf[:num], models)
+def client_models(models: Params, num_clients: int) -> Params:
+    """The K clients' models (K, ...) of a stack, without the means that may follow them."""
+    return jax.tree.map(lambda leaf: leaf[:num_clients], models)
 
 
 # ---- Options of the authors' code, which need a server that keeps a record of uploads.
 
 
-def on_server(problem: Problem, form: Form, num_others: int) -> Form:
-    """The form for `clusters` and `uploaded`: all models are on the server, followed by the means.
+def extend_form(problem: Problem, form: Form, num_others: int) -> Form:
+    """The form for `clusters` and `uploaded`: all models are on the server, followed by the clusters' means.
 
-    The engine counts a client's own model as a download; this corrects the traffic.
+    The engine counts a client's own model as a download; the form's `traffic` leaves it out.
 
     Raises:
         ArgumentError: for more clusters than clients, and for private training, whose ledger omits the first epoch.
@@ -445,20 +495,25 @@ def on_server(problem: Problem, form: Form, num_others: int) -> Form:
         raise ArgumentError("available", text, "uploaded")
 
     def stack(models: Params, uploads: Uploads) -> Params:
-        return with_cluster_means(models, uploads, form.clusters) if num_means else models
+        """The K models, followed by the means."""
+        if not num_means:
+            return models
+        return with_cluster_means(models, uploads, form.clusters)
 
     def served(ids: Array) -> Array:
+        """The clients' models, and all means."""
         means = num_clients + jnp.arange(num_means, dtype=jnp.int32)
         return jnp.concatenate([ids, means])
 
     def traffic(counted: Traffic) -> Traffic:
+        """Without the client's own model."""
         num_downloads = num_others + num_means
         return counted._replace(model=counted.model * num_downloads / (num_downloads + 1))
 
     return form._replace(topology=Topology.SHARED, stack=stack, served=served, traffic=traffic)
 
 
-def first_epoch(
+def train_first_epoch(
     problem: Problem, key: Key, models: Params, clients: ClientData
 ) -> tuple[Params, Array]:
     """All clients' models (K, ...) after one epoch, and `Uploads.last` for the first uploaders."""
@@ -467,6 +522,7 @@ def first_epoch(
     one_epoch = problem.with_epochs(1)
 
     def train(models: Params, row: PyTree, data: tuple[Array, ClientData]) -> ClientOutput:
+        """A client's epoch, as round 0; the engine calls this as it does `client_update`."""
         client, client_data = data
         zero = jnp.zeros((), jnp.int32)
         context = ClientContext(
@@ -476,13 +532,26 @@ def first_epoch(
             index=client[None],
             client=client,
         )
-        trained = one_epoch.train_newcomer(context, client_data, start=tree.first(models), rounds=1)
-        return ClientOutput((), Upload(tree.stack_one(trained)), Told(jnp.zeros(())))
+        start = tree.first(models)
+        trained = one_epoch.train_newcomer(context, client_data, start=start, rounds=1)
+        return ClientOutput(
+            row=(),
+            upload=Upload(update=tree.stack_one(trained)),
+            told=Told(loss=jnp.zeros(())),
+        )
 
+    # All clients train their own models.
     ids = jnp.arange(num_clients, dtype=jnp.int32)
     _, aggregate = problem.plan.exchange(
-        train, models, ids[:, None], (), (ids, clients), topology=Topology.OWN
+        train,
+        models,
+        index=ids[:, None],
+        rows=(),
+        data=(ids, clients),
+        topology=Topology.OWN,
     )
+
+    # A cohort of them uploads.
     uploaders = draw_cohort(cohort_key, num_clients, problem.cohort_size).ids
     last = jnp.full(num_clients, -1, jnp.int32).at[uploaders].set(0)
     return aggregate.upload.update, last
@@ -494,18 +563,26 @@ def with_cluster_means(models: Params, uploads: Uploads, num: int) -> Params:
     The affinities determine the clusters, which are spectral. A cluster's mean is over those of its clients that
     uploaded last, weighted by n_k; an empty cluster gets the mean of all models.
     """
+    # (num, K) which clients are in which cluster.
     share = jax.nn.softmax(uploads.affinity, axis=1)
-    label = spectral_clusters((share + share.T) / 2, num)
+    similarity = (share + share.T) / 2
+    label = spectral_clusters(similarity, num)
     is_member = label == jnp.arange(num)[:, None]
 
     # (num, K) n_k of the members that uploaded last; 1 for all clients if a cluster is empty.
     newest = jnp.where(is_member, uploads.last, -1).max(axis=1, keepdims=True)
-    counts = is_member & (uploads.last == newest)
-    weight = counts * jnp.asarray(uploads.size).astype(jnp.float32)
+    is_newest = is_member & (uploads.last == newest)
+    weight = is_newest * jnp.asarray(uploads.size).astype(jnp.float32)
     weight = jnp.where(weight.sum(axis=1, keepdims=True) > 0, weight, 1.0)
 
+    # The clusters' means, then the mean of those means.
     weight = weight / weight.sum(axis=1, keepdims=True)
     if num > 1:
-        weight = jnp.concatenate([weight, weight.mean(axis=0, keepdims=True)])
+        mean_weight = weight.mean(axis=0, keepdims=True)
+        weight = jnp.concatenate([weight, mean_weight])
     means = tree.mix(weight, models)
-    return jax.tree.map(lambda leaf, mean: jnp.concatenate([leaf, mean]), models, means)
+
+    def append(leaf: Array, mean: Array) -> Array:
+        return jnp.concatenate([leaf, mean])
+
+    return jax.tree.map(append, models, means)

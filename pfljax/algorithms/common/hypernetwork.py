@@ -35,11 +35,11 @@ class Network(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What the server learns.
+    """What the server trains.
 
     Attributes:
-        network: The hypernetwork.
-        embeddings: The clients' embeddings (K, E), or what computes them.
+        network: The hypernetwork's parameters.
+        embeddings: The clients' embeddings (K, E), or the parameters of a network that computes them.
     """
 
     network: Network
@@ -72,12 +72,14 @@ def init(
     """
     trunk_key, head_key = jax.random.split(key)
     num_features = widths[-1]
+
+    # The trunk, and the length that its feature vectors then have
     if torch:
         init_layer = torch_layer
-        length = 1.0
+        feature_length = 1.0
     else:
         init_layer = he_layer
-        length = num_features**0.5
+        feature_length = num_features**0.5
     layer_keys = jax.random.split(trunk_key, len(widths) - 1)
     trunk = [
         init_layer(layer_keys[n], inputs=widths[n], outputs=widths[n + 1])
@@ -86,11 +88,14 @@ def init(
 
     def head_kernel(key: Key, is_statistic: bool, leaf: Array) -> Array:
         """Batch statistics are not generated: their kernels are 0, and stay so."""
-        scale = 0.0 if is_statistic else spread * leaf.std() / length
-        return (scale * jax.random.normal(key, (num_features, *leaf.shape))).astype(leaf.dtype)
+        scale = 0.0 if is_statistic else spread * leaf.std() / feature_length
+        kernel = scale * jax.random.normal(key, (num_features, *leaf.shape))
+        return kernel.astype(leaf.dtype)
 
+    # The heads: a random kernel for each leaf of the bias
     leaves, treedef = jax.tree.flatten(bias)
-    keys = jax.tree.unflatten(treedef, list(jax.random.split(head_key, len(leaves))))
+    head_keys = jax.random.split(head_key, len(leaves))
+    keys = jax.tree.unflatten(treedef, list(head_keys))
     is_statistic = problem.model.statistics(bias)
     if is_statistic is None:
         is_statistic = jax.tree.map(lambda _: False, bias)
@@ -108,13 +113,24 @@ def init_learned(
 ) -> Learned:
     """A hypernetwork, see `init`, and a random embedding for each of K clients."""
     num_clients = problem.num_clients
-    embedding_key, network_key = jax.random.split(jax.random.fold_in(key, num_clients))
+    # The numbers below K are those of initial models.
+    learned_key = jax.random.fold_in(key, num_clients)
+    embedding_key, network_key = jax.random.split(learned_key)
 
-    def embedding(client: Array) -> Array:
-        return jax.random.normal(jax.random.fold_in(embedding_key, client), widths[:1])
+    def draw_embedding(client: Array) -> Array:
+        client_key = jax.random.fold_in(embedding_key, client)
+        return jax.random.normal(client_key, widths[:1])
 
-    embeddings = problem.plan.over_rows(embedding, jnp.arange(num_clients))
-    return Learned(init(network_key, problem, bias, widths, spread, torch), embeddings)
+    embeddings = problem.plan.over_rows(draw_embedding, jnp.arange(num_clients))
+    network = init(
+        network_key,
+        problem,
+        bias=bias,
+        widths=widths,
+        spread=spread,
+        torch=torch,
+    )
+    return Learned(network, embeddings)
 
 
 def he_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
@@ -125,8 +141,8 @@ def he_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
 
 def torch_layer(key: Key, inputs: int, outputs: int) -> dict[str, Array]:
     """PyTorch's `Linear`: weights and biases are uniform between -1 and 1 over the root of the number of inputs."""
-    drawn = jax.random.uniform(key, (inputs + 1, outputs), minval=-1, maxval=1) / inputs**0.5
-    return {"kernel": drawn[:-1], "bias": drawn[-1]}
+    rows = jax.random.uniform(key, (inputs + 1, outputs), minval=-1, maxval=1) / inputs**0.5
+    return {"kernel": rows[:-1], "bias": rows[-1]}
 
 
 # ---- What networks compute.
@@ -145,18 +161,20 @@ def mlp(layers: PyTree, inputs: Array) -> Array:
 def generate(network: Network, embeddings: Array) -> Params:
     """Generates models (n, ...) from embeddings (n, E)."""
     features = mlp(network.trunk, embeddings)
-    return tree.add(tree.mix(features, network.kernel), network.bias)
+    products = tree.mix(features, network.kernel)
+    return tree.add(products, network.bias)
 
 
-# ---- What the server learns.
+# ---- The server's step.
 
 
 def server_optimizer(
     problem: Problem, optimizer: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """The optimizer for what is `Learned`; a hypernetwork does not generate batch statistics.
+    """An optimizer for `Learned`: the given one, but for batch statistics, which are not generated.
 
-    These are biases updated by SGD at rate 1, which sets them to the mean of the clients' statistics.
+    These are the heads' biases for which SGD at rate 1 sets the mean of the clients' statistics. The
+    kernels of their heads stay 0.
     """
     optimizers: dict[Hashable, optax.GradientTransformation] = {
         "net": optimizer,
@@ -165,13 +183,15 @@ def server_optimizer(
     }
 
     def label(learned: Learned) -> Learned:
+        """The optimizer of each leaf."""
         labels = jax.tree.map(lambda _: "net", learned)
         is_statistic = problem.model.statistics(learned.network.bias)
         if is_statistic is None:
             return labels
-        bias = jax.tree.map(lambda found: "statistic" if found else "net", is_statistic)
-        kernel = jax.tree.map(lambda found: "fixed" if found else "net", is_statistic)
-        return labels._replace(network=labels.network._replace(bias=bias, kernel=kernel))
+        bias = jax.tree.map(lambda flag: "statistic" if flag else "net", is_statistic)
+        kernel = jax.tree.map(lambda flag: "fixed" if flag else "net", is_statistic)
+        network = labels.network._replace(bias=bias, kernel=kernel)
+        return labels._replace(network=network)
 
     return optax.partition(optimizers, label)
 
@@ -183,19 +203,23 @@ def take_step(
     opt_state: PyTree,
     is_received: Array,
 ) -> tuple[Learned, PyTree]:
-    """A step of the server: what is learned, and the optimizer's state.
+    """A step of the server.
 
     Args:
         optimizer: The result of `server_optimizer`.
-        gradient: A gradient in what is learned.
-        learned: What is learned, before the step.
+        gradient: A gradient in `learned`.
+        learned: What the server trains, before the step.
         opt_state: The optimizer's state, before the step.
-        is_received: () bool: whether anybody sent something; otherwise nothing changes.
+        is_received: () bool: whether some client sent something; otherwise nothing changes.
+
+    Returns:
+        `learned` and `opt_state` after the step.
     """
     updates, new_opt_state = optimizer.update(gradient, opt_state, learned)
     new_learned = cast(Learned, optax.apply_updates(learned, updates))
     learned = tree.where(is_received, new_learned, learned)
-    return learned, tree.where(is_received, new_opt_state, opt_state)
+    opt_state = tree.where(is_received, new_opt_state, opt_state)
+    return learned, opt_state
 
 
 # ---- Clients unseen in training.
@@ -214,12 +238,13 @@ def train_newcomer(
     It starts from the mean embedding, and learns for as many rounds as the run has.
 
     Args:
-        problem: The problem of the method.
+        problem: The problem of the method; its local training changes what is generated.
         optimizer: Optimizer for the embedding.
-        learned: What the server has learned.
+        learned: The hypernetwork and the embeddings of the run's clients.
         context: The client's context; its key determines the mini-batches.
         data: The client's data.
-        rest: What of the model is not generated, with None in place of what is; None: nothing.
+        rest: The leaves that are not generated, with None in place of the others; None: all are
+            generated.
     """
     solver = problem.solver
 
@@ -230,23 +255,25 @@ def train_newcomer(
     def one_round(
         number: Array, carry: tuple[Array, PyTree, PyTree]
     ) -> tuple[Array, PyTree, PyTree]:
-        embedding, opt_state, lasting = carry
+        embedding, embedding_opt_state, lasting = carry
 
         # Train the generated model, as in a round of the run.
         model, pull_back = jax.vjp(model_of, embedding)
         params, statistics = solver.without_statistics(model)
-        start = TrainState(params, statistics, solver.resumed(params, lasting))
+        start = TrainState(params, statistics, opt_state=solver.resumed(params, lasting))
         key = jax.random.fold_in(context.key, number)
         trained, _ = solver.fit(key, start, data.train, round_number=number)
 
         # Take a step along the vector-Jacobian product of the model with minus its change.
         (gradient,) = pull_back(tree.subtract(model, trained.whole))
-        updates, opt_state = optimizer.update(gradient, opt_state, embedding)
+        updates, embedding_opt_state = optimizer.update(gradient, embedding_opt_state, embedding)
         embedding = cast(Array, optax.apply_updates(embedding, updates))
-        return embedding, opt_state, solver.lasting(trained.opt_state, params)
+        return embedding, embedding_opt_state, solver.lasting(trained.opt_state, params)
 
-    mean = learned.embeddings.mean(axis=0)
-    first = solver.begin(model_of(mean))
-    carry = (mean, optimizer.init(mean), solver.lasting(first.opt_state, first.params))
+    # What lasts of the local optimizer's state goes from round to round, too.
+    mean_embedding = learned.embeddings.mean(axis=0)
+    initial = solver.begin(model_of(mean_embedding))
+    lasting = solver.lasting(initial.opt_state, initial.params)
+    carry = (mean_embedding, optimizer.init(mean_embedding), lasting)
     embedding, _, _ = jax.lax.fori_loop(0, problem.rounds, one_round, carry)
     return model_of(embedding)

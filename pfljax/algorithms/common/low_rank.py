@@ -63,25 +63,27 @@ def with_others(problem: Problem, params: Params, rest: Params) -> Params:
 def side_by_side(
     problem: Problem, models: Sequence[Params], weights: Sequence[Array | float]
 ) -> Params:
-    """One model with sum_j weights[j] a_j b_j beside each frozen weight.
+    """One model that adds sum_j weights[j] a_j b_j to each frozen weight.
 
-    Other parameters are those of the last model. Its rank is the sum of the models' ranks.
+    Its rank is the sum of the models' ranks: the a_j are concatenated, and the weights[j] b_j. Other
+    parameters are those of the last model.
     """
     network = problem.model.network
-    of_models = [network.factors(params) for params in models]
-    factors = {}
-    for path in of_models[0]:
-        a = [of_model[path].a for of_model in of_models]
-        b = [w * of_model[path].b for w, of_model in zip(weights, of_models, strict=True)]
-        factors[path] = Factors(jnp.concatenate(a, axis=-1), jnp.concatenate(b, axis=-2))
-    return network.with_factors(models[-1], factors)
+    models_factors = [network.factors(params) for params in models]
+    sums = {}
+    for path in models_factors[0]:
+        pairs = [factors[path] for factors in models_factors]
+        a = [pair.a for pair in pairs]
+        b = [weight * pair.b for weight, pair in zip(weights, pairs, strict=True)]
+        sums[path] = Factors(jnp.concatenate(a, axis=-1), jnp.concatenate(b, axis=-2))
+    return network.with_factors(models[-1], sums)
 
 
 # ---- Averages of products.
 
 
 def sent(problem: Problem, models: Params) -> Products:
-    """What clients send of models (J, ...): leaves (J, ...)."""
+    """What clients send of models (J, ...): products a b and other parameters, leaves (J, ...)."""
 
     def of_model(params: Params) -> Products:
         factors = problem.model.network.factors(params)
@@ -93,9 +95,9 @@ def sent(problem: Problem, models: Params) -> Products:
 
 
 def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
-    """Models (J, ...) with the best A and B of their rank for the averaged products.
+    """W <- sum_k n_k A_k B_k / sum_k n_k, decomposed again at the rank of the models (J, ...).
 
-    Other parameters are averaged. Models that nobody sent stay.
+    Other parameters are averaged. Models that no client sent stay.
     """
     network = problem.model.network
 
@@ -104,19 +106,23 @@ def averaged(problem: Problem, models: Params, aggregate: Aggregate) -> Params:
             path: truncated(mean.products[path], rank=pair.a.shape[-1])
             for path, pair in network.factors(params).items()
         }
-        lora, _ = split(problem, network.with_factors(params, best))
+        new = network.with_factors(params, best)
+        lora, _ = split(problem, new)
         return tree.combine(lora, mean.others)
 
-    new = problem.plan.over_rows(of_model, models, aggregation.mean(aggregate))
+    means = aggregation.mean(aggregate)
+    new_models = problem.plan.over_rows(of_model, models, means)
     weight = aggregate.upload.weight
     assert weight is not None
-    return tree.where(weight > 0, new, models)
+    return tree.where(weight > 0, new_models, models)
 
 
 def as_factors(
     problem: Problem, rank_share: float = 1.0, model_share: float = 1.0
 ) -> Callable[[Traffic], Traffic]:
-    """`Algorithm.traffic` of products: clients send A and B, of which a share of the rank travels.
+    """`Algorithm.traffic` of methods that average products: A and B travel in their place.
+
+    What clients tell is free: the server can compute it from A and B.
 
     Args:
         problem: The problem of the method.
@@ -125,10 +131,14 @@ def as_factors(
     """
     lora, others = split(problem, problem.model.network.shapes)
     num_bytes = rank_share * tree.num_bytes(lora) + tree.num_bytes(others)
+    size_bytes = 4  # n_k is sent, too
 
     def traffic(counted: Traffic) -> Traffic:
-        with_size = num_bytes + 4  # n_k is sent, too
-        return counted._replace(model=model_share * num_bytes, upload=with_size, report=0)
+        return counted._replace(
+            model=model_share * num_bytes,
+            upload=num_bytes + size_bytes,
+            report=0,
+        )
 
     return traffic
 
@@ -163,9 +173,10 @@ def directions(stack: Array) -> tuple[Array, Array]:
 
 
 def in_turn(decompose: Callable[[Array], tuple[Array, ...]], stack: Array) -> tuple[Array, ...]:
-    """What a matrix is decomposed into, for matrices (..., n, m), one after the other.
+    """The results of decompose(matrix) for matrices (..., n, m), stacked (..., *shape).
 
-    LAPACK calls on several matrices at once can wait for each other forever on CPUs with few cores.
+    Decomposes them one after the other, under `vmap`, too: LAPACK calls on several matrices at once
+    can wait for each other forever on CPUs with few cores.
     """
     in_sequence = jax.custom_batching.sequential_vmap(decompose)
 
@@ -173,12 +184,13 @@ def in_turn(decompose: Callable[[Array], tuple[Array, ...]], stack: Array) -> tu
         return carry, in_sequence(matrix)
 
     matrices = stack.reshape(-1, *stack.shape[-2:])
-    _, parts = jax.lax.scan(step, None, matrices)
-    return tuple(part.reshape(*stack.shape[:-2], *part.shape[1:]) for part in parts)
+    _, results = jax.lax.scan(step, None, matrices)
+    leading = stack.shape[:-2]
+    return tuple(result.reshape(*leading, *result.shape[1:]) for result in results)
 
 
 def truncated(product: Array, rank: int) -> Factors:
-    """The best approximation (L, inputs, rank), (L, rank, outputs) of products.
+    """The best a (L, inputs, rank) and b (L, rank, outputs) for products (L, inputs, outputs).
 
     The rows of b are orthonormal.
     """
