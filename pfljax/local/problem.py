@@ -187,7 +187,7 @@ class Problem(NamedTuple):
         return self.model.init(jax.random.fold_in(key, 0))
 
     def init_models(self, key: Key, num: int, *, common: bool = True) -> Params:
-        """`num` initial models, stacked, with the numbers 0 to `num` - 1; see `init_model`."""
+        """`num` initial models, stacked: `init_model` with the numbers 0 to `num` - 1."""
         if num == 1:
             return tree.stack_one(self.init_global(key))
         return self.plan.over_rows(
@@ -538,7 +538,7 @@ class Problem(NamedTuple):
     def whole(self, context: ClientContext, models: Params) -> tuple[ClientContext, Params]:
         """Received models with their batch statistics, and the context for training them so.
 
-        For methods that put the received part of a model together with a part of the client's own.
+        Call it before `fit` if you put the received layers together with layers of the client's own.
         """
         return context._replace(statistics=None), joined(models, context.statistics)
 

@@ -55,7 +55,7 @@ def factors(params):
 
 def start():
     """A and B before the first round, the same for all clients and methods."""
-    a = np.float64(trained(pfl.FFALoRA(), 1).state.server.state["kernel_lora_a"][0])
+    a = np.float64(trained(pfl.FFALoRA(), 1).state.server.state.state["kernel_lora_a"][0])
     return a, np.zeros((RANK, T))
 
 
@@ -240,7 +240,7 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
     close(np.matmul(*models)[0], product)
     close(models[1][0] @ models[1][0].T, np.eye(RANK))
     result = trained(method, 3)
-    row = result.state.rows
+    row = result.state.rows.state
     models = factors(result.state.models)
     close(np.matmul(*models)[0], product)  # as it was
     labels = np.array([result.collaboration.index[-1][k][1] - 1 for k in range(4)])
@@ -256,7 +256,7 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
         close(np.matmul(*models)[1 + label], best(expected, RANK))
     assert not row.trained.any()
     final = trained(method, 4)
-    assert final.state.rows.trained.all()
+    assert final.state.rows.state.trained.all()
     for k in range(4):
         tier = np.matmul(*models)[1 + labels[k]]
         c, d = step(k, a, b, beside=product + tier)
