@@ -65,6 +65,11 @@ Metrics = Annotated[
     knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),
 ]
 
+Stages = Annotated[
+    Sequence[Callable],
+    knob(accepted="functions (problem, pipeline) -> Stage or None, see docs/howto/stage.md"),
+]
+
 
 class Run:
     """A training run of one method on some clients.
@@ -102,6 +107,7 @@ class Run:
         faults: Faults | None = None,
         clock: Clock | None = None,
         client_privacy: ClientPrivacy | None = None,
+        stages: Stages = (),
         execution: Execution | None = None,
         config: dict | None = None,
     ):
@@ -128,6 +134,8 @@ class Run:
             faults: Which clients fail, and what follows if a loss is not finite. Default: none fails, and see `Faults`.
             clock: How long clients compute and send. Default: no time is simulated.
             client_privacy: Clipping and noise for clients' whole updates. Default: neither.
+            stages: Stages of your own, which stand behind faults and before privacy and robust rules: functions
+                (problem, pipeline) -> a `stages.Stage`, or None if there is nothing to do.
             execution: Where clients' state and data are stored, and how clients are mapped to devices.
             config: Extra content for config.json. Its "settings" (default: these arguments) must agree on resuming.
         """
@@ -139,6 +147,8 @@ class Run:
             "stop": stop,
             "knows": knows,
         }
+        if stages:
+            told["own_stages"] = tuple(stages)
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
         clients = scaled_as(model, clients)
         local = with_class_weights(local, clients)

@@ -62,8 +62,9 @@ FUNCTIONS = (
     "whom",
     "predict",
     "apply",
+    "adapt",
+    "tune",
 )
-FUNCTIONS += ("adapt", "tune")
 PREDICTS = ("whom", "predict", "apply", "tune", "collaboration")
 MODEL = "model"
 LOSS = "loss"
@@ -398,7 +399,8 @@ def in_parts(
             report, collaboration=in_part("collaboration", report.collaboration)
         )
     named = {name: in_part(name, fn) for name, fn in functions(algorithm).items()}
-    return problem, dataclasses.replace(algorithm, **named, report=report)
+    engine = algorithm.engine._replace(tune=named.pop("tune", None))
+    return problem, dataclasses.replace(algorithm, **named, report=report, engine=engine)
 
 
 class Arguments(NamedTuple):
@@ -493,7 +495,8 @@ def needed(fn: Callable) -> Callable[..., Any]:
 
 def functions(algorithm: Algorithm) -> dict[str, Callable]:
     """The functions of a method, by name."""
-    found = {name: getattr(algorithm, name) for name in FUNCTIONS}
+    found = {name: getattr(algorithm, name, None) for name in FUNCTIONS}
+    found["tune"] = algorithm.engine.tune
     return {name: fn for name, fn in found.items() if fn is not None}
 
 

@@ -134,6 +134,7 @@ class Experiment:
         client_privacy: Clipping and noise for clients' whole updates.
         knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
+        own_stages: What makes the user's own stages; see `stages`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
         planned_rounds: Number of rounds that the method's schedules are planned for; None: `problem.rounds`, those
@@ -162,6 +163,7 @@ class Experiment:
     client_privacy: ClientPrivacy = dataclasses.field(default_factory=ClientPrivacy)
     knows: str = dataclasses.field(default="", metadata=PER_RUN)
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    own_stages: tuple[StageMaker, ...] = ()
     stop: Callable[[Sequence[dict]], bool | str] | None = None
     config: dict = dataclasses.field(default_factory=dict, metadata=PER_RUN)
     planned_rounds: int | None = None
@@ -296,8 +298,9 @@ class Experiment:
     def stages(self) -> list[StageMaker]:
         """What makes the stages between clients and server, from the client to the server.
 
-        This is the only list of stages: a new one is entered here. See `stages.stage` for what a
-        stage is, and `stages.pipeline` for what is done with them.
+        This is the only list of stages: a new one is entered here. Those of `own_stages`, which
+        users hand over, see what arrives, before privacy and robust rules. See `stages.stage` for
+        what a stage is, and `stages.pipeline` for what is done with them.
         """
         clients = tree.shapes_of_rows(self.federation.client_data, self.problem.num_clients)
         noised = self.client_privacy.active
@@ -308,6 +311,7 @@ class Experiment:
             self.compression.uploads,
             clock_stage,
             functools.partial(self.faults.stage, checked=self.checked),
+            *self.own_stages,
             self.client_privacy.stage,
             functools.partial(self.server.summing, attack=self.attack, noised=noised),
             self.server.sampling,

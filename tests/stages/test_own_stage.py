@@ -53,3 +53,19 @@ def test_the_largest_updates_are_left_out(own_stage):
 def test_methods_without_a_mean_are_refused(own_stage):
     with pytest.raises(pfl.ArgumentError, match="whose server averages updates"):
         pipelined(PROBLEM, toys.make_algorithm("local", PROBLEM), [own_stage.without_largest])
+
+
+def test_a_run_takes_stages_of_its_user(own_stage, tmp_path):
+    clients = pfl.data.digits(num_clients=6, train_examples=5)
+
+    def run(**options):
+        return pfl.Run(pfl.FedAvg(), clients, pfl.models.MLP(hidden=(4,)), **options)
+
+    result = run(stages=[own_stage.without_largest]).train(3, eval_every=1, progress=False)
+    assert result.history[1]["left_out"] == 0 < result.history[2]["left_out"]
+    out = tmp_path / "run"
+    run(stages=[own_stage.without_largest]).train(1, out=out, progress=False)
+    with pytest.raises(pfl.ArgumentError, match="own_stages"):
+        run().train(2, out=out, resume=True, progress=False)
+    with pytest.raises(pfl.ArgumentError, match=r"^stages=3: accepted: functions"):
+        run(stages=3)
