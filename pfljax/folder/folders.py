@@ -328,6 +328,10 @@ def said(value: Any) -> str:
     return (",".join(map(str, value)) or "empty") if isinstance(value, list) else repr(value)
 
 
+# Settings that say what something is called; what it computes is in the program.
+NAMES_ONLY = ("method", "algorithm", "model", "loss", "local.loss", "own_stages")
+
+
 def changed(before: dict[str, dict], experiment: Experiment) -> str:
     """Says how a run with these parts of config.json differs from this one; "" if both compute the same.
 
@@ -343,7 +347,7 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
         different -= {
             name
             for name in different
-            if name.removeprefix("--") in ("method", "algorithm", "model", "loss", "local.loss")
+            if name.removeprefix("--") in NAMES_ONLY
         }
     if different:
         told = (

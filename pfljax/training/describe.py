@@ -70,9 +70,8 @@ def config(
     }
     if options.get("stop") is not None and "stop" not in texts:
         texts["stop"] = "a function"  # whose code belongs to the program
-    if options.get("own_stages"):  # so does theirs
-        names = [getattr(make, "__qualname__", repr(make)) for make in options["own_stages"]]
-        texts["own_stages"] = ", ".join(names)
+    names = [getattr(make, "__qualname__", repr(make)) for make in options.get("own_stages", ())]
+    texts["own_stages"] = ", ".join(names) or "none"
     return {"settings": settings(method, clients, model, local, options | texts), "parts": parts}
 
 
