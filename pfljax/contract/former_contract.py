@@ -8,6 +8,8 @@ import re
 REPLACED = {
     r"\bkept_optimizers?\b|\bround_optimizer\b": "kept_optimizers is not needed: the engine keeps clients' optimizers",
     r"\bOwnModel\b|\bown_model\(": "OwnModel is pfl.Personal, made by problem.init_personal",
+    r"\bproblem\.fit\(context, models, [\w.]+, data\.train": "problem.fit returns a pfl.Trained",
+    r"\{\"loss\":": "the server is told pfl.Told(loss, entries={...})",
     r"\.alone\(|\bproblem\.newcomer\b": "alone is problem.train_newcomer",
     r"\baggregate\.report\b": "aggregate.report is aggregate.told.entries",
     r"\baggregate\.upload\[|\bweighted\(": "uploads are pfl.Upload(update, weight), not dicts",

@@ -386,7 +386,7 @@ class Problem(NamedTuple):
             context: The client's context; its key determines the mini-batches.
             models: The received model, leaves (1, ...), as in `fit`; its network and optimizer are
                 those of `of_server`.
-            personal: The client's own model, or its own part of one.
+            personal: The client's own model, its own part of one, or any tree that it trains.
             split: The client's training data.
             direction: (params, statistics, memory, mini-batch) -> (slopes, memory), called in every
                 step. The first two and the slopes are `Pair`s; `slope` computes one of them, and
@@ -441,7 +441,8 @@ class Problem(NamedTuple):
         """Trains the received model and a client's own model or part, each on an objective of its own.
 
         In a step, each takes a gradient of its own objective, in which the other one is fixed as it
-        was before the step. A fixed model is whole: it has its batch statistics, for predictions.
+        was before the step. A fixed model is whole: it has its batch statistics. With the `mode` of a
+        loss, it normalizes by the mini-batch; with None, by its running statistics.
 
         Args:
             context: The client's context; its key determines the mini-batches.
