@@ -6,7 +6,7 @@ import linecache
 import re
 
 REPLACED = {
-    r"\bkept_optimizers?\b|\bround_optimizer\b": "kept_optimizers is not needed: the engine keeps clients' optimizers",
+    r"\bkept_optimizer(s)?\b|\bround_optimizer\b": "rows have no optimizers, which the engine keeps",
     r"\bOwnModel\b|\bown_model\(": "OwnModel is pfl.Personal, made by problem.init_personal",
     r"\bproblem\.fit\(context, models, [\w.]+, data\.train": "problem.fit returns a pfl.Trained",
     r"\{\"loss\":": "the server is told pfl.Told(loss, entries={...})",
