@@ -197,7 +197,7 @@ class Mixed:
         return Packing.of(first.opt_state for first in self.firsts)
 
     @functools.cached_property
-    def kept_optimizers(self) -> Packing:
+    def optimizer_packing(self) -> Packing:
         """The packing of optimizer states that the engine keeps for clients."""
         found = []
         for problem, algorithm in zip(self.problems, self.algorithms, strict=True):
@@ -262,7 +262,7 @@ class Mixed:
         context = context._replace(server=formed(self.starts[number].state, context.server))
         if context.optimizer is None:
             return context
-        state = self.kept_optimizers.unpack(number, context.optimizer.state)
+        state = self.optimizer_packing.unpack(number, context.optimizer.state)
         return context._replace(optimizer=KeptOptimizer(state, context.optimizer.started))
 
     def first_row(self, key, client, start):
@@ -295,7 +295,7 @@ class Mixed:
                 output = output._replace(upload=upload)
             opt_state = ()
             if keeps_optimizers(self.problem):
-                opt_state = self.kept_optimizers.pack(number, output.opt_state)
+                opt_state = self.optimizer_packing.pack(number, output.opt_state)
             return output._replace(row=self.rows.pack(number, output.row), opt_state=opt_state)
 
         output = self.switch(row.group, branch)
