@@ -163,13 +163,14 @@ def program(
         "settings": JAX's own settings on which random numbers and products depend.
     """
     planned = experiment.planned if planned is None else planned
-    objects = [experiment.method, *(model.module for model in experiment.problem.models)]
+    modules = [model.module for model in experiment.problem.models]
+    objects: list[Any] = [experiment.method, *modules]
     local = experiment.local
     if local is not None:
         objects += [local.optimizer, local.schedule, local.loss]
     sources: Digests = {}
-    for each in objects:
-        sources |= source(each)
+    for value in objects:
+        sources |= source(value)
     trace = traced(experiment, planned, within)
     newcomers = {"rounds": planned, "digest": trace.newcomers} if trace.newcomers else None
     host = {name: host_code.identity(function) for name, function in on_host(experiment).items()}
@@ -440,7 +441,7 @@ def shapes(problem: Problem, algorithm: Algorithm, experiment: Experiment) -> Ar
 def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> list[tuple]:
     """(part, function, arguments...) of all that a run computes, but for newcomers.
 
-    They are apart, so that no part depends on the values of another.
+    Each is traced by itself, so that no part depends on the values of another.
     """
     key, clients, start, state = arguments
     model = problem.model
@@ -460,7 +461,7 @@ def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> li
     predict = functools.partial(
         lifting.serve, algorithm, problem.plan, predicted(problem, algorithm)
     )
-    params = [each.network.shapes for each in models]
+    params = [m.network.shapes for m in models]
     labels = jnp.zeros(model.targets.shape, model.targets.dtype)
     return [
         ("start", algorithm.start, key, clients),

@@ -96,13 +96,7 @@ class Trainer:
         another run.
         """
         outs = outs or ()
-        experiments = list(experiments)
-        if outs:
-            runs = zip(experiments, outs, strict=True)
-            experiments = [
-                dataclasses.replace(experiment, directory=Path(out) / CLIENTS)
-                for experiment, out in runs
-            ]
+        experiments = in_folders(experiments, outs)
         if resume in (True, "if_possible"):
             drops_clients = np.int32(any(map(is_checked, outs)))
             if processes.from_first(drops_clients):
@@ -664,6 +658,16 @@ class Trainer:
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
         self.outcomes.add(outcome)
         return outcome
+
+
+def in_folders(experiments: Sequence[Experiment], outs: Sequence[Path]) -> list[Experiment]:
+    """The runs, with the folders for their clients' rows; as they are if nothing is written."""
+    if not outs:
+        return list(experiments)
+    return [
+        dataclasses.replace(experiment, directory=Path(out) / CLIENTS)
+        for experiment, out in zip(experiments, outs, strict=True)
+    ]
 
 
 def checked(experiments: Sequence[Experiment]) -> list[Experiment]:
