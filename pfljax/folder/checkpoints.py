@@ -48,19 +48,20 @@ def newest(directory: Path, round_number: int) -> list[int]:
 
 def save(directory: Path, round_number: int, state: State) -> None:
     """Saves the state after `round_number` rounds."""
+    path = _path(directory, round_number)
     with optional.quiet(logging.CRITICAL):  # Orbax logs an error's trace in each of its threads
-        ocp.save(str((directory / str(round_number)).absolute()), _as_dict(state), overwrite=True)
+        ocp.save(path, _as_dict(state), overwrite=True)
 
 
 def keep(directory: Path, rounds: Sequence[int]) -> None:
     """Deletes all checkpoints except those after `rounds`."""
     if processes.is_first() and directory.exists():
-        named = {
-            *map(str, rounds),
-            *(history.kept_with(directory, number).name for number in rounds),
-        }
+        names = set()
+        for number in rounds:
+            names |= {str(number), history.kept_with(directory, number).name}
         for path in directory.iterdir():
-            if path.name in named or not re.match(r"[1-9]|history-", path.name):
+            is_checkpoint = re.match(r"[1-9]|history-", path.name)
+            if path.name in names or not is_checkpoint:
                 continue
             try:
                 files.delete(path, follow=False)
@@ -71,9 +72,10 @@ def keep(directory: Path, rounds: Sequence[int]) -> None:
 
 def agreed(rounds: Sequence[int]) -> list[int]:
     """Returns the first process's numbers of rounds on all processes."""
-    told = np.full(16, -1, np.int32)
-    told[: len(rounds)] = rounds[: len(told)]
-    return [step for step in processes.from_first(told).tolist() if step >= 0]
+    sent = np.full(16, -1, np.int32)
+    sent[: len(rounds)] = rounds[: len(sent)]
+    received = processes.from_first(sent)
+    return [step for step in received.tolist() if step >= 0]
 
 
 def restore(directory: Path, round_number: int, like: State) -> Any:
@@ -89,7 +91,7 @@ def restore(directory: Path, round_number: int, like: State) -> Any:
         raise ArgumentError("resume", f"{directory.parent}: {former.STATE}")
     parts: Any = None
     try:
-        parts = ocp.load(str((directory / str(round_number)).absolute()), _as_dict(like))
+        parts = ocp.load(_path(directory, round_number), _as_dict(like))
     except Exception as error:  # a truncated file can make Orbax raise anything
         path = directory / str(round_number)
         logging.warning("checkpoint %s is damaged and is skipped: %s", path, _first_line(error))
@@ -103,7 +105,7 @@ def is_former(directory: Path, round_number: int) -> bool:
     """
     try:
         with optional.quiet(logging.CRITICAL):
-            names = ocp.metadata(str((directory / str(round_number)).absolute())).metadata
+            names = ocp.metadata(_path(directory, round_number)).metadata
     except Exception:  # a truncated file can make Orbax raise anything
         return False
     return not names.keys() <= set(State._fields)
@@ -117,28 +119,38 @@ def read(directory: Path, round_number: int, like: State) -> Any:
     """
     if is_former(directory, round_number):
         raise RunError(f"{directory.parent}: {former.STATE}")
-    path = str((directory / str(round_number)).absolute())
+    path = _path(directory, round_number)
     skipped = cast(Any, ocp.PLACEHOLDER)
-    wanted = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(_as_dict(like))}
+    expected = _as_dict(like)
+    expected_leaves = _by_name(expected)
 
-    def pick(place, leaf):
-        return (
-            np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-            if _name(place) in wanted
-            else skipped
-        )
+    def pick(place: tuple, leaf: Any) -> Any:
+        """An array of this shape to read; a placeholder for one that is not needed."""
+        if _name(place) not in expected_leaves:
+            return skipped
+        return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
 
     with optional.quiet(logging.CRITICAL):
-        kept = ocp.load(path, jax.tree.map_with_path(pick, ocp.metadata(path).metadata))
-    found = {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(kept)}
-    for name, leaf in wanted.items():
-        if name not in found or found[name].shape != leaf.shape:
-            there = f"shape {found[name].shape}" if name in found else "none"
-            text = f"is not the run's: {name} needs an array of shape {leaf.shape}; the checkpoint has {there}"
+        shapes = jax.tree.map_with_path(pick, ocp.metadata(path).metadata)
+        leaves = _by_name(ocp.load(path, shapes))
+    for name, leaf in expected_leaves.items():
+        if name not in leaves or leaves[name].shape != leaf.shape:
+            shape = f"shape {leaves[name].shape}" if name in leaves else "none"
+            needed = f"{name} needs an array of shape {leaf.shape}"
+            text = f"is not the run's: {needed}; the checkpoint has {shape}"
             raise ArgumentError("model", text)
-    return _filled(
-        like, jax.tree.map_with_path(lambda place, _: found[_name(place)], _as_dict(like))
-    )
+    parts = jax.tree.map_with_path(lambda place, _: leaves[_name(place)], expected)
+    return _filled(like, parts)
+
+
+def _path(directory: Path, round_number: int) -> str:
+    """Returns the path of a checkpoint, as Orbax takes it."""
+    return str((directory / str(round_number)).absolute())
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    """Returns the leaves of a tree by their paths."""
+    return {_name(place): leaf for place, leaf in jax.tree.leaves_with_path(value)}
 
 
 def _name(place: tuple) -> str:

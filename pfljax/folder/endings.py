@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pfljax.contract import processes
 from pfljax.contract.errors import RunError
@@ -44,27 +45,28 @@ def noted() -> Iterator[Callable[[], int]]:
     A second signal acts at once. Signals reach only the main thread; in other threads, this changes nothing. Yields a
     function that returns the number of the signal that any process has received, or 0.
     """
-    came = 0
+    received = 0
+    handlers = {}
 
-    def note(number: int, _) -> None:
-        nonlocal came
-        came = number
-        # ends a script even inside XLA; a notebook keeps running
-        for each, handler in before.items():
-            signal.signal(each, handler if hasattr(sys, "ps1") else signal.SIG_DFL)
-        name = signal.Signals(number).name  # os.write, because the signal may interrupt a print
-        os.write(
-            2,
-            f"{name}: finishing the current rounds; a second signal ends the run at once\n".encode(),
-        )
+    def note(number: int, _: Any) -> None:
+        nonlocal received
+        received = number
+        # The next one ends a script even inside XLA; a notebook keeps running.
+        is_interactive = hasattr(sys, "ps1")
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler if is_interactive else signal.SIG_DFL)
+        # os.write, because the signal may interrupt a print.
+        name = signal.Signals(number).name
+        line = f"{name}: finishing the current rounds; a second signal ends the run at once\n"
+        os.write(2, line.encode())
 
-    before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) or signal.SIG_DFL for number in SIGNALS}
+        for number in SIGNALS:
+            handlers[number] = signal.signal(number, note) or signal.SIG_DFL
     try:
-        yield lambda: processes.most(came)
+        yield lambda: processes.most(received)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -84,7 +86,7 @@ def interruptible() -> Iterator[None]:
         is_repeated = True
         signal.pthread_kill(main_thread, signal.SIGINT)  # wakes it if it sleeps
 
-    def interrupt(number: int, frame) -> None:
+    def interrupt(number: int, frame: Any) -> None:
         nonlocal timer, is_repeated
         ignored = is_repeated and isinstance(sys.exception(), KeyboardInterrupt)
         is_repeated = False
@@ -112,10 +114,9 @@ def check_room(folder: Path, need: int) -> None:
     free = int(processes.least(shutil.disk_usage(folder).free))
     need = need + SPARE
     if need > free:
-        sizes = (
-            f"a checkpoint needs {memory.readable(need)}, but only {memory.readable(free)} is free"
-        )
-        raise RunError(f"out of disk space in {folder}: {sizes}. {WAY_ON}")
+        needed = f"a checkpoint needs {memory.readable(need)}"
+        text = f"{needed}, but only {memory.readable(free)} is free"
+        raise RunError(f"out of disk space in {folder}: {text}. {WAY_ON}")
 
 
 @contextlib.contextmanager
@@ -133,7 +134,9 @@ def _is_full(error: BaseException | None) -> bool:
     """Whether an error, or one of its causes, says that the disk is full. Libraries hide the errno in their texts."""
     while error is not None:
         text = str(error).lower()
-        if getattr(error, "errno", None) in FULL or any(words in text for words in FULL_TEXTS):
+        if getattr(error, "errno", None) in FULL:
+            return True
+        if any(words in text for words in FULL_TEXTS):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -22,7 +22,7 @@ import numpy as np
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError
 
-# bytes of a folder's name; file systems accept 255, and temporary names are longer
+# Bytes of a folder's name; file systems accept 255, and temporary names are longer.
 LONGEST_NAME = 200
 
 
@@ -61,8 +61,8 @@ def delete(path: Path, *, follow: bool = True) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif follow and path.is_dir():
-        for each in path.iterdir():
-            delete(each, follow=False)
+        for entry in path.iterdir():
+            delete(entry, follow=False)
     else:
         path.unlink(missing_ok=True)
 
@@ -72,11 +72,11 @@ def check_writable(folder: Path, argument: str = "out") -> None:
 
     It need not exist yet.
     """
-    place = folder.absolute()
+    parent = folder.absolute()
     try:
-        while not _is_there(place):
-            place = place.parent
-        with tempfile.TemporaryFile(dir=place):
+        while not _exists(parent):
+            parent = parent.parent
+        with tempfile.TemporaryFile(dir=parent):
             pass
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         reason = getattr(error, "strerror", None) or error
@@ -87,39 +87,34 @@ def check_writable(folder: Path, argument: str = "out") -> None:
 def check_new(path: Path, argument: str, accepted: str) -> None:
     """Raises `ArgumentError` if something is at a path, or nothing can be written there."""
     try:
-        there = _is_there(path)
+        exists = _exists(path)
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(
-            argument, f"cannot be written to ({reason}); accepted: {accepted}", path
-        ) from error
-    if there:
+        text = f"cannot be written to ({reason}); accepted: {accepted}"
+        raise ArgumentError(argument, text, path) from error
+    if exists:
         raise ArgumentError(argument, f"exists; accepted: {accepted}", path)
     check_writable(path.parent, argument)
 
 
 def check_name(argument: str, name: Any, taken: Collection[str] = ()) -> None:
     """Raises `ArgumentError` if a name cannot be that of a folder in another, which has the files `taken`."""
-    if (
-        not isinstance(name, str)
-        or not name.strip(". ")
-        or not name.isprintable()
-        or {*name} & {*"/\\"}
-    ):
+    if not isinstance(name, str) or not _is_title(name):
         raise ArgumentError(argument, "accepted: titles that can be names of folders", name)
     if len(name.encode()) > LONGEST_NAME:
-        raise ArgumentError(
-            argument, f"is too long; accepted: titles of at most {LONGEST_NAME} bytes", name
-        )
+        text = f"is too long; accepted: titles of at most {LONGEST_NAME} bytes"
+        raise ArgumentError(argument, text, name)
     if name.lower() in taken:
-        raise ArgumentError(
-            argument,
-            f"is a file of the comparison; accepted: other names than {', '.join(taken)}",
-            name,
-        )
+        text = f"is a file of the comparison; accepted: other names than {', '.join(taken)}"
+        raise ArgumentError(argument, text, name)
 
 
-def _is_there(path: Path) -> bool:
+def _is_title(name: str) -> bool:
+    """Whether a text can be printed and be the name of a folder."""
+    return bool(name.strip(". ")) and name.isprintable() and not {*name} & {*"/\\"}
+
+
+def _exists(path: Path) -> bool:
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -157,12 +152,15 @@ def read_json(path: Path) -> Any:
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:
     """Writes one JSON object per line."""
-    write_text(path, "".join(json.dumps(plain(row)) + "\n" for row in rows))
+    lines = [json.dumps(plain(row)) + "\n" for row in rows]
+    write_text(path, "".join(lines))
 
 
 def read_jsonl(path: Path) -> list[dict]:
     """Reads a file written by `write_jsonl`; returns no rows if it does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:

@@ -83,57 +83,60 @@ BUILD = "build"
 ADAPT = "adapt"
 # Parameters of operations that change no result: names, and where and how it is computed.
 IGNORED = {
-    *(
-        "name",
-        "debug_info",
-        "callback",
-        "fwd_jaxpr_thunk",
-        "jvp_jaxpr_fun",
-        "jvp_jaxpr_thunk",
-        "bwd",
-        "inline",
-    ),
-    *(
-        "sharding",
-        "in_shardings",
-        "out_shardings",
-        "out_sharding",
-        "in_layouts",
-        "out_layouts",
-        "mesh",
-        "ctx_mesh",
-    ),
-    *(
-        "devices",
-        "srcs",
-        "platforms",
-        "donated_invars",
-        "keep_unused",
-        "compiler_options_kvs",
-        "unroll",
-    ),
-    *("_split_transpose", "ft_in", "ft_out"),
+    "name",
+    "debug_info",
+    "callback",
+    "fwd_jaxpr_thunk",
+    "jvp_jaxpr_fun",
+    "jvp_jaxpr_thunk",
+    "bwd",
+    "inline",
+    "sharding",
+    "in_shardings",
+    "out_shardings",
+    "out_sharding",
+    "in_layouts",
+    "out_layouts",
+    "mesh",
+    "ctx_mesh",
+    "devices",
+    "srcs",
+    "platforms",
+    "donated_invars",
+    "keep_unused",
+    "compiler_options_kvs",
+    "unroll",
+    "_split_transpose",
+    "ft_in",
+    "ft_out",
 }
 
 # Parameters that are functions on the host, or become part of the program by a transformation.
 CALLED = {"callback", "rule"}
 DEBUGGING = {"debug_callback", "debug_print"}
+# Parameters whose text has neither names nor addresses.
+PRINTED = (enum.Enum, np.dtype, type, str, int, float, complex, bytes, types.NoneType)
 
 Digests = dict[str, str]
 
 
 def identified(experiment: Experiment) -> Experiment:
     """The run, which describes its program as it is now; later padding and execution plans change no result."""
-    # by planned number of rounds; None: it does not depend on it
+    # By planned number of rounds; None: it does not depend on it.
     known: dict[int | None, dict[str, Any]] = {}
 
-    def described(planned: int) -> dict[str, Any]:
-        if None not in known and planned not in known:
-            found = program(experiment, planned=planned)
-            known[planned if reads_rounds(found) else None] = found
-        return known[None] if None in known else known[planned]
+    def programs(planned: int) -> dict[str, Any]:
+        if None in known:
+            return known[None]
+        if planned not in known:
+            described = program(experiment, planned=planned)
+            if not reads_rounds(described):
+                known[None] = described
+                return described
+            known[planned] = described
+        return known[planned]
 
-    return dataclasses.replace(experiment, programs=described)
+    return dataclasses.replace(experiment, programs=programs)
 
 
 def program(
@@ -160,20 +163,25 @@ def program(
         "settings": JAX's own settings on which random numbers and products depend.
     """
     planned = experiment.planned if planned is None else planned
-    found = [experiment.method, *(model.module for model in experiment.problem.models)]
-    if experiment.local is not None:
-        found += [experiment.local.optimizer, experiment.local.schedule, experiment.local.loss]
-    of_run = traced(experiment, planned, within)
+    modules = [model.module for model in experiment.problem.models]
+    objects: list[Any] = [experiment.method, *modules]
+    local = experiment.local
+    if local is not None:
+        objects += [local.optimizer, local.schedule, local.loss]
+    sources: Digests = {}
+    for value in objects:
+        sources |= source(value)
+    trace = traced(experiment, planned, within)
+    newcomers = {"rounds": planned, "digest": trace.newcomers} if trace.newcomers else None
+    host = {name: host_code.identity(function) for name, function in on_host(experiment).items()}
     return {
         "method": type(experiment.method).__name__,
-        "planned_rounds": planned if of_run.reads_rounds else None,
-        "newcomers": {"rounds": planned, "digest": of_run.newcomers} if of_run.newcomers else None,
-        "parts": of_run.parts,
-        "sources": {name: digest for each in found for name, digest in source(each).items()},
+        "planned_rounds": planned if trace.reads_rounds else None,
+        "newcomers": newcomers,
+        "parts": trace.parts,
+        "sources": sources,
         "versions": {name: version(name) for name in LIBRARIES},
-        "host": {
-            name: host_code.identity(function) for name, function in on_host(experiment).items()
-        },
+        "host": host,
         "settings": {name: getattr(jax.config, name, None) for name in SETTINGS},
     }
 
@@ -185,12 +193,11 @@ def reads_rounds(program: dict[str, Any]) -> bool:
 
 def on_host(experiment: Experiment) -> dict[str, Any]:
     """The functions of a run that Python calls, by what they are."""
-    found: dict[str, Any] = {
-        f"metric {name}": metric for name, metric in experiment.metrics.items()
-    }
+    metrics = experiment.metrics
+    functions: dict[str, Any] = {f"metric {name}": metric for name, metric in metrics.items()}
     if experiment.stop is not None:
-        found["stop rule"] = experiment.stop
-    return found
+        functions["stop rule"] = experiment.stop
+    return functions
 
 
 def differences(
@@ -202,32 +209,33 @@ def differences(
     """
     if not (before and now):
         return []
-    known = "sources" if before["versions"] != now["versions"] else "parts"
-    was = before[known]
-    new = now[known]
-    changed = [
-        name for name in (*new, *(was.keys() - new.keys())) if was.get(name) != new.get(name)
-    ]
-    if known == "parts" and ADAPT not in changed and adapts_otherwise(before, now):
+    entry = "sources" if before["versions"] != now["versions"] else "parts"
+    digests_before = before[entry]
+    digests_now = now[entry]
+    names = [*digests_now, *(digests_before.keys() - digests_now.keys())]
+    changed = [name for name in names if digests_before.get(name) != digests_now.get(name)]
+    if entry == "parts" and ADAPT not in changed and adapts_otherwise(before, now):
         changed.append(ADAPT)
-    own = [name for name in changed if not name.endswith(INPUTS)]
-    changed = own or changed  # what a part is given changes with the parts before it
-    if within and known == "parts":
-        changed = [name for name in changed if name.partition(":")[0] in within]
-    upstream = [
-        name for name in changed if name.partition(":")[0] in (FROZEN, MODEL, LOSS, OPTIMIZER)
-    ]  # others depend on these
+    # The inputs of a part change with the parts before it.
+    causes = [name for name in changed if not name.endswith(INPUTS)]
+    changed = causes or changed
+    if within and entry == "parts":
+        changed = [name for name in changed if _part(name) in within]
+    # All others depend on these.
+    upstream = [name for name in changed if _part(name) in (FROZEN, MODEL, LOSS, OPTIMIZER)]
 
-    def named(part):
-        return (
-            f"{part} of {now['method']}"
-            if part in (*FUNCTIONS, "collaboration", "ledger")
-            else part
-        )
+    texts = []
+    for name in upstream or changed:
+        part, colon, rest = name.partition(":")
+        if part in (*FUNCTIONS, "collaboration", "ledger"):
+            part = f"{part} of {now['method']}"
+        texts.append(part + colon + rest)
+    return texts if within else texts + untraced_differences(before, now)
 
-    split = (part.partition(":") for part in upstream or changed)
-    found = [named(part) + colon + rest for part, colon, rest in split]
-    return found if within else found + beside_traces(before, now)
+
+def _part(name: str) -> str:
+    """The part of a program of which a digest has this name."""
+    return name.partition(":")[0]
 
 
 def adapts_otherwise(before: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -246,29 +254,35 @@ def rounds_of_newcomers(program: dict[str, Any]) -> int | None:
     return rounds if isinstance(rounds, int) and rounds > 0 else None
 
 
-def beside_traces(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def untraced_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Names what differs between two programs that no trace shows; what an older program does not tell is left out."""
-    found = []
+    texts = []
     functions_before = before.get("host", {})
     functions_now = now.get("host", {})
-    # a run may go on with further metrics
+    # A run may go on with further metrics.
     for name in sorted(functions_before.keys() & functions_now.keys()):
-        if text := host_code.difference(functions_before[name], functions_now[name]):
-            found.append(f"{name}: {text}")
+        text = host_code.difference(functions_before[name], functions_now[name])
+        if text:
+            texts.append(f"{name}: {text}")
+    settings_before = before.get("settings", {})
     for name, value in now.get("settings", {}).items():
-        was = before.get("settings", {}).get(name, value)
-        if was != value:
-            found.append(f"{name}: was {was}, is {value}")
-    return found
+        value_before = settings_before.get(name, value)
+        if value_before != value:
+            texts.append(f"{name}: was {value_before}, is {value}")
+    return texts
 
 
 def other_versions(before: dict[str, Any], now: dict[str, Any]) -> str:
     """Says which versions of libraries differ; "" if none does."""
-    both = before and now
-    pairs = [
-        (name, before["versions"].get(name), now["versions"][name]) for name in LIBRARIES if both
-    ]
-    return ", ".join(f"{name} {was} (now {new})" for name, was, new in pairs if was != new)
+    if not (before and now):
+        return ""
+    texts = []
+    for name in LIBRARIES:
+        version_before = before["versions"].get(name)
+        version_now = now["versions"][name]
+        if version_before != version_now:
+            texts.append(f"{name} {version_before} (now {version_now})")
+    return ", ".join(texts)
 
 
 @functools.cache
@@ -296,36 +310,43 @@ def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> 
     `adapt` is traced for several numbers of rounds if it reads them, or if they are read while the method is built.
     """
     reads: set[str] = set()  # what has read the number of rounds
-    now = BUILD  # what is being traced
-    adapted = ""
+    current = BUILD  # what is being traced
 
-    def noted() -> None:
-        reads.add(now)
+    def note_read() -> None:
+        reads.add(current)
 
-    problem, algorithm = in_parts(experiment, planned, noted)
+    problem, algorithm = in_parts(experiment, planned, note_read)
     arguments = shapes(problem, algorithm, experiment)
+    network = problem.model.network
     streams: dict[str, Any] = defaultdict(hashlib.sha256)
 
-    def add(part: str, fn: Callable, *args: Any) -> None:
+    def add(part: str, function: Callable, *args: Any) -> None:
         """Adds the digests of a traced function to their parts."""
-        make = needed if part == "predict" else jax.make_jaxpr
-        made = make(taking(problem.model.network, fn))(*args, frozen=problem.model.network.own)
-        for (name, suffix), digest in digests(made, part).items():
-            # which "predict" has, and `pfljax.load` traces alone
+        make_jaxpr = needed if part == "predict" else jax.make_jaxpr
+        jaxpr = make_jaxpr(taking(network, function))(*args, frozen=network.own)
+        for (name, suffix), digest in digests(jaxpr, part).items():
+            # "predict" has those of `adapt`, too, and `pfljax.load` traces it alone.
             if part != ADAPT or name not in PREDICTS:
                 streams[name + suffix].update(digest)
 
-    for part, fn, *args in training(problem, algorithm, arguments):
+    # All that a run computes, but for newcomers.
+    for part, function, *args in training(problem, algorithm, arguments):
         if not within or part in within:
-            now = part
-            add(part, fn, *args)
+            current = part
+            add(part, function, *args)
+
+    # What newcomers compute.
+    newcomers_digest = ""
     if algorithm.adapt and (not within or ADAPT in within):
-        now = ADAPT
+        current = ADAPT
         for rounds in ROUNDS:
             if rounds == ROUNDS[0] or reads & {BUILD, ADAPT}:
-                add(ADAPT, *newcomers(*in_parts(experiment, rounds, noted), arguments))
+                function, *args = newcomers(*in_parts(experiment, rounds, note_read), arguments)
+                add(ADAPT, function, *args)
         if reads & {BUILD, ADAPT}:
-            adapted = digest_of_newcomers(experiment, planned, arguments)
+            newcomers_digest = digest_of_newcomers(experiment, planned, arguments)
+
+    # What no trace shows.
     streams["ledger"].update(repr(algorithm.ledger).encode())
     model = problem.model
     if model.frozen is not None:
@@ -334,21 +355,20 @@ def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> 
         if not within or part in within:
             streams[part].update(names_of_leaves(value).encode())
     parts = {name: stream.hexdigest()[:16] for name, stream in streams.items()}
-    return Traced(parts, bool(reads - {ADAPT}), adapted)
+    return Traced(parts, bool(reads - {ADAPT}), newcomers_digest)
 
 
 def digest_of_newcomers(experiment: Experiment, rounds: int, arguments: Arguments) -> str:
     """Digest of what newcomers compute after a number of rounds."""
     problem, algorithm = in_parts(experiment, rounds, lambda: None)
-    fn, *args = newcomers(problem, algorithm, arguments)
-    made = jax.make_jaxpr(taking(problem.model.network, fn))(
-        *args, frozen=problem.model.network.own
-    )
-    found = digests(made, ADAPT)
+    function, *args = newcomers(problem, algorithm, arguments)
+    network = problem.model.network
+    jaxpr = jax.make_jaxpr(taking(network, function))(*args, frozen=network.own)
+    by_part = digests(jaxpr, ADAPT)
     stream = hashlib.sha256()
-    for name in sorted(found):
+    for name in sorted(by_part):
         if name[0] not in PREDICTS:
-            stream.update(found[name])
+            stream.update(by_part[name])
     return stream.hexdigest()[:16]
 
 
@@ -364,21 +384,20 @@ def named_arrays(problem: Problem, arguments: Arguments) -> dict[str, PyTree]:
 
 def names_of_leaves(value: PyTree) -> str:
     """The names of a tree's arrays, by which they are restored."""
-    return ";".join(
-        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(value)
-    )
+    leaves = jax.tree_util.tree_leaves_with_path(value)
+    return ";".join(jax.tree_util.keystr(path) for path, _ in leaves)
 
 
 def in_parts(
-    experiment: Experiment, rounds: int, noted: Callable[[], None]
+    experiment: Experiment, rounds: int, note_read: Callable[[], None]
 ) -> tuple[Problem, Algorithm]:
     """A run's problem and algorithm for a number of rounds, whose operations belong to parts of the program.
 
-    `noted` is called whenever the number of rounds is read.
+    `note_read` is called whenever the number of rounds is read.
     """
     plan = make_host_plan()
     problem = experiment.problem
-    model = experiment.problem.model
+    model = problem.model
     if model.criterion is not None and experiment.local is not None:
         model = dataclasses.replace(model, criterion=in_part(LOSS, model.criterion))
         problem = problem._replace(model=model, solver=experiment.local.bind(model))
@@ -386,19 +405,16 @@ def in_parts(
     optimizer = optimizer._replace(
         init=in_part(OPTIMIZER, optimizer.init), update=in_part(OPTIMIZER, optimizer.update)
     )
-    problem = problem._replace(
-        rounds=rounds, plan=plan, solver=problem.solver._replace(optimizer=optimizer)
-    )
-    problem = watched(problem, noted)
-    algorithm = dataclasses.replace(experiment, problem=problem, planned_rounds=None).algorithm(
-        plan
-    )
+    solver = problem.solver._replace(optimizer=optimizer)
+    problem = problem._replace(rounds=rounds, plan=plan, solver=solver)
+    problem = watched(problem, note_read)
+    experiment = dataclasses.replace(experiment, problem=problem, planned_rounds=None)
+    algorithm = experiment.algorithm(plan)
     report = algorithm.report
     if report.collaboration:
-        report = dataclasses.replace(
-            report, collaboration=in_part("collaboration", report.collaboration)
-        )
-    named = {name: in_part(name, fn) for name, fn in functions(algorithm).items()}
+        collaboration = in_part("collaboration", report.collaboration)
+        report = dataclasses.replace(report, collaboration=collaboration)
+    named = {name: in_part(name, function) for name, function in functions(algorithm).items()}
     engine = algorithm.engine._replace(tune=named.pop("tune", None))
     return problem, dataclasses.replace(algorithm, **named, report=report, engine=engine)
 
@@ -418,54 +434,52 @@ def shapes(problem: Problem, algorithm: Algorithm, experiment: Experiment) -> Ar
     # All clients, of whom each process may have only some, and whose examples may be shared.
     clients = tree.shapes_of_rows(experiment.federation.client_data, problem.num_clients)
     start = jax.eval_shape(algorithm.start, key, clients)
-    state = jax.eval_shape(functools.partial(lifting.init, algorithm, problem.plan), key, clients)
+    init = functools.partial(lifting.init, algorithm, problem.plan)
+    state = jax.eval_shape(init, key, clients)
     return Arguments(key, clients, start, state)
 
 
 def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> list[tuple]:
     """(part, function, arguments...) of all that a run computes, but for newcomers.
 
-    They are apart, so that no part depends on the values of another.
+    Each is traced by itself, so that no part depends on the values of another.
     """
     key, clients, start, state = arguments
     model = problem.model
     models = problem.models
-    one_round = make_round(algorithm, problem.plan, problem.cohort_size)
+    play_round = make_round(algorithm, problem.plan, problem.cohort_size)
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
 
-    def of_models(key: Key, params: Params, x: PyTree, y: Array) -> list[tuple]:
-        return [
-            (m.init(key), m.predict(p, x), m.loss(p, x, y, key))
-            for m, p in zip(models, params, strict=True)
-        ]
+    def use_models(
+        key: Key, params: Sequence[Params], x: PyTree, y: Array
+    ) -> list[tuple[Params, Array, Array]]:
+        """Initializes each model, predicts with it, and computes its loss."""
+        results = []
+        for m, p in zip(models, params, strict=True):
+            results.append((m.init(key), m.predict(p, x), m.loss(p, x, y, key)))
+        return results
 
-    served = functools.partial(
+    predict = functools.partial(
         lifting.serve, algorithm, problem.plan, predicted(problem, algorithm)
     )
+    params = [m.network.shapes for m in models]
     labels = jnp.zeros(model.targets.shape, model.targets.dtype)
     return [
         ("start", algorithm.start, key, clients),
         ("first_row", algorithm.first_row, key, np.int32(0), start),
-        (ENGINE, one_round, key, np.int32(0), state, clients),
-        ("predict", served, key, state, ids, clients),
-        (
-            MODEL,
-            of_models,
-            key,
-            [each.network.shapes for each in models],
-            model.example_input,
-            labels,
-        ),
+        (ENGINE, play_round, key, np.int32(0), state, clients),
+        ("predict", predict, key, state, ids, clients),
+        (MODEL, use_models, key, params, model.example_input, labels),
     ]
 
 
 def newcomers(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> tuple:
     """(function, arguments...) of what newcomers predict."""
     key, clients, _, state = arguments
-    served = functools.partial(
+    predict = functools.partial(
         lifting.serve_newcomers, algorithm, problem.plan, predicted(problem, algorithm)
     )
-    return served, key, state, clients, ()
+    return predict, key, state, clients, ()
 
 
 def predicted(problem: Problem, algorithm: Algorithm) -> Callable[[Prediction, Any], Array]:
@@ -478,16 +492,17 @@ def predicted(problem: Problem, algorithm: Algorithm) -> Callable[[Prediction, A
     return outputs
 
 
-def needed(fn: Callable) -> Callable[..., Any]:
+def needed(function: Callable) -> Callable[..., Any]:
     """Like `jax.make_jaxpr`, without what no result depends on.
 
     So what a client predicts with does not depend on an optimizer in its row, which `pfljax.load` may not know.
     """
 
     def trace(*args: Any, **options: Any) -> Any:
-        traced = jax.make_jaxpr(fn)(*args, **options)
-        jaxpr, used, _ = pe.dce_jaxpr_consts(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
-        consts = [array for array, kept in zip(traced.consts, used, strict=True) if kept]
+        traced = jax.make_jaxpr(function)(*args, **options)
+        all_results = [True] * len(traced.jaxpr.outvars)
+        jaxpr, used, _ = pe.dce_jaxpr_consts(traced.jaxpr, all_results)
+        consts = [array for array, is_used in zip(traced.consts, used, strict=True) if is_used]
         return types.SimpleNamespace(jaxpr=jaxpr, consts=consts)
 
     return trace
@@ -495,20 +510,20 @@ def needed(fn: Callable) -> Callable[..., Any]:
 
 def functions(algorithm: Algorithm) -> dict[str, Callable]:
     """The functions of a method, by name."""
-    found = {name: getattr(algorithm, name, None) for name in FUNCTIONS}
-    found["tune"] = algorithm.engine.tune
-    return {name: fn for name, fn in found.items() if fn is not None}
+    fields = {name: getattr(algorithm, name, None) for name in FUNCTIONS}
+    fields["tune"] = algorithm.engine.tune
+    return {name: function for name, function in fields.items() if function is not None}
 
 
-def in_part(name: str, fn: Callable) -> Callable:
+def in_part(name: str, function: Callable) -> Callable:
     """The same function, whose operations belong to a part of the program."""
 
-    @functools.wraps(fn)
-    def named(*args, **options):
+    @functools.wraps(function)
+    def in_scope(*args: Any, **options: Any) -> Any:
         with jax.named_scope(f"part:{name}"):
-            return fn(*args, **options)
+            return function(*args, **options)
 
-    return named
+    return in_scope
 
 
 def digests(
@@ -525,43 +540,60 @@ def digests(
         return known[id(jaxpr), part]
     captured = dict(zip(jaxpr.constvars, getattr(traced, "consts", ()), strict=False))
     streams: dict[tuple[str, str], Any] = defaultdict(hashlib.sha256)
-    # Each part numbers the variables that it uses, so that parts do not depend on each other's length. Where those come
-    # from that other parts made is told apart.
-    numbers: dict[str, dict] = defaultdict(dict)
-    origins = {
-        atom: ("input", number) for number, atom in enumerate((*jaxpr.invars, *jaxpr.constvars))
-    }
-
-    def told(atom: Any, where: str) -> str:
-        if isinstance(atom, core.Literal):
-            return f"{written(atom.val)}:{text(getattr(atom.aval, 'dtype', ''))}"
-        if atom in captured:
-            streams[where, ARRAYS].update(content(captured[atom]))
-        if atom not in numbers[where]:
-            numbers[where][atom] = len(numbers[where])
-            origin = origins.setdefault(atom, (where, numbers[where][atom]))
-            if origin[0] != where:
-                streams[where, INPUTS].update(f"{numbers[where][atom]}:{origin};".encode())
-        return f"{numbers[where][atom]}:{getattr(atom.aval, 'shape', '')}{text(getattr(atom.aval, 'dtype', atom.aval))}"
+    describe = _Atoms(jaxpr, captured, streams)
 
     for eqn in without_debugging(jaxpr.eqns, jaxpr.outvars):
-        where = part_of(eqn, part)
-        inside = []
-        texts = [eqn.primitive.name, *(told(atom, where) for atom in (*eqn.invars, *eqn.outvars))]
-        texts += [
-            f"{name}={canonical(eqn.params[name], inside)}"
-            for name in sorted(eqn.params.keys() - IGNORED)
-        ]
-        streams[where, ""].update(";".join(texts).encode())
+        part_here = part_of(eqn, part)
+        texts = [eqn.primitive.name]
+        texts += [describe(atom, part_here) for atom in (*eqn.invars, *eqn.outvars)]
+        inside: list[Any] = []  # the functions that the operation calls
+        for name in sorted(eqn.params.keys() - IGNORED):
+            texts.append(f"{name}={canonical(eqn.params[name], inside)}")
+        stream = streams[part_here, ""]
+        stream.update(";".join(texts).encode())
         for name in CALLED & eqn.params.keys():
-            streams[where, ""].update(host_code.identity(eqn.params[name])["code"].encode())
-        for each in inside:
-            for place, digest in digests(each, where, known).items():
-                streams[place].update(digest)
-    streams[part, ""].update(";".join(told(atom, part) for atom in jaxpr.outvars).encode())
-    found = {place: stream.digest() for place, stream in streams.items()}
-    known[id(jaxpr), part] = found
-    return found
+            identity = host_code.identity(eqn.params[name])
+            stream.update(identity["code"].encode())
+        for function in inside:
+            for position, digest in digests(function, part_here, known).items():
+                streams[position].update(digest)
+
+    stream = streams[part, ""]
+    results = ";".join(describe(atom, part) for atom in jaxpr.outvars)
+    stream.update(results.encode())
+    known[id(jaxpr), part] = {position: stream.digest() for position, stream in streams.items()}
+    return known[id(jaxpr), part]
+
+
+class _Atoms:
+    """Describes the variables of a jaxpr; adds captured arrays, and what other parts made, to the digests of parts.
+
+    Each part numbers the variables that it uses, so that parts do not depend on each other's length. Where those come
+    from that other parts made is a digest of its own.
+    """
+
+    def __init__(self, jaxpr: Any, captured: dict, streams: dict[tuple[str, str], Any]):
+        self._captured = captured
+        self._streams = streams
+        self._numbers: dict[str, dict] = defaultdict(dict)
+        inputs = (*jaxpr.invars, *jaxpr.constvars)
+        self._origins = {atom: ("input", number) for number, atom in enumerate(inputs)}
+
+    def __call__(self, atom: Any, part: str) -> str:
+        """A variable that a part reads or makes, as text."""
+        if isinstance(atom, core.Literal):
+            return f"{written(atom.val)}:{text(getattr(atom.aval, 'dtype', ''))}"
+        if atom in self._captured:
+            self._streams[part, ARRAYS].update(content(self._captured[atom]))
+        numbers = self._numbers[part]
+        if atom not in numbers:
+            numbers[atom] = len(numbers)
+            origin = self._origins.setdefault(atom, (part, numbers[atom]))
+            if origin[0] != part:
+                self._streams[part, INPUTS].update(f"{numbers[atom]}:{origin};".encode())
+        shape = getattr(atom.aval, "shape", "")
+        dtype = getattr(atom.aval, "dtype", atom.aval)
+        return f"{numbers[atom]}:{shape}{text(dtype)}"
 
 
 def without_debugging(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
@@ -576,21 +608,20 @@ def without_debugging(eqns: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
                 readers[atom].append(eqn)
     results = {atom for atom in outvars if not isinstance(atom, core.Literal)}
     for eqn in reversed(eqns):
-        of_eqn = [each for atom in eqn.outvars for each in readers[atom]]
+        uses = [reader for atom in eqn.outvars for reader in readers[atom]]
         is_result = any(atom in results for atom in eqn.outvars)
-        if (
-            of_eqn
-            and not is_result
-            and not eqn.effects
-            and all(id(each) in dropped for each in of_eqn)
-        ):
+        if not uses or is_result or eqn.effects:
+            continue
+        if all(id(reader) in dropped for reader in uses):
             dropped.add(id(eqn))
     return [eqn for eqn in eqns if id(eqn) not in dropped]
 
 
 def part_of(eqn: Any, part: str) -> str:
     """The part of the program that an operation belongs to."""
-    return (PART.findall(text(eqn.source_info.name_stack)) or [part])[-1]
+    scopes = text(eqn.source_info.name_stack)
+    parts = PART.findall(scopes) or [part]
+    return parts[-1]
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -604,10 +635,11 @@ def written(value: Any) -> str:
     if isinstance(value, int | float | complex):
         return repr(value)
     array = np.asarray(value)
-    like = type(value), array.dtype, array.shape, array.tobytes(), getattr(value, "weak_type", None)
-    if like not in WRITTEN:
-        WRITTEN[like] = repr(value)
-    return WRITTEN[like]
+    weak_type = getattr(value, "weak_type", None)
+    key = (type(value), array.dtype, array.shape, array.tobytes(), weak_type)
+    if key not in WRITTEN:
+        WRITTEN[key] = repr(value)
+    return WRITTEN[key]
 
 
 def canonical(value: Any, inside: list) -> str:
@@ -618,46 +650,41 @@ def canonical(value: Any, inside: list) -> str:
     if isinstance(value, np.ndarray | jax.Array):
         return content(value).hex()
     if isinstance(value, dict):
-        return str(
-            {str(name): canonical(each, inside) for name, each in sorted(value.items(), key=str)}
-        )
+        entries = sorted(value.items(), key=str)
+        return str({str(name): canonical(entry, inside) for name, entry in entries})
     if isinstance(value, tuple | list | frozenset):
-        return str(
-            [
-                canonical(each, inside)
-                for each in (sorted(value, key=str) if isinstance(value, frozenset) else value)
-            ]
-        )
-    if isinstance(
-        value, enum.Enum | np.dtype | type | str | int | float | complex | bytes | types.NoneType
-    ):
+        items = sorted(value, key=str) if isinstance(value, frozenset) else value
+        return str([canonical(item, inside) for item in items])
+    if isinstance(value, PRINTED):
         return str(value)
-    return type(value).__name__ if callable(value) else re.sub(r"0x[0-9a-f]+", "", str(value))
+    if callable(value):
+        return type(value).__name__
+    return re.sub(r"0x[0-9a-f]+", "", str(value))
 
 
-def source(found: Any) -> dict[str, str]:
+def source(value: Any) -> Digests:
     """Digests of the file that defines a user's class or function and of the files below its folder that it imports.
 
     Comments and docstrings do not count. Files are named by their folder's name and their path within it. Empty if the
     object belongs to a library, or has no file.
     """
-    while isinstance(found, functools.partial):
-        found = found.func
-    made = inspect.unwrap(
-        found if callable(found) and hasattr(found, "__module__") else type(found)
-    )
-    module = sys.modules.get(getattr(made, "__module__", ""))
+    while isinstance(value, functools.partial):
+        value = value.func
+    has_module = callable(value) and hasattr(value, "__module__")
+    defined = inspect.unwrap(value if has_module else type(value))
+    module = sys.modules.get(getattr(defined, "__module__", ""))
     file = host_code.file_of(module)
     if file is None:
         return {}
-    digests: dict[str, str] = {}
+    digests: Digests = {}
     folder = file.parent
-    left = [file]
-    while left:
-        file = left.pop()
+    remaining = [file]
+    while remaining:
+        file = remaining.pop()
         name = file.relative_to(folder.parent).as_posix()
         digest = host_code.source_digest(file)
         if digest and name not in digests:
             digests[name] = digest
-            left += [each for each in host_code.imported_files(file) if each.is_relative_to(folder)]
+            imported = host_code.imported_files(file)
+            remaining += [path for path in imported if path.is_relative_to(folder)]
     return digests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,8 @@ from pfljax.stores.registry import STORES, store_of
 
 CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
+# Settings that name what belongs to the program.
+NAMES = ("method", "algorithm", "model", "loss", "local.loss", "own_stages")
 BOARDS = ("tensorboard", "wandb", "mlflow")  # a run's subfolders for trackers' files
 UNSAFE = "[]*?\\"  # characters in a path that the checkpoint library reads as patterns
 LOST = "no intact checkpoint is left; starting over"
@@ -42,12 +44,16 @@ class Folders:
 
     def check(self) -> None:
         """Raises `ArgumentError` if a run would overwrite another run, or resume from other settings or data."""
-        for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
+        for experiment, out in self._runs():
             if self.resume in (True, "if_possible"):
                 processes.first(functools.partial(check_layout, out))
-            processes.first(functools.partial(check, out, each, self.resume))
+            processes.first(functools.partial(check, out, experiment, self.resume))
             if self.resume != "from_scratch":
-                processes.first(functools.partial(check_store, each.client_store, out))
+                processes.first(functools.partial(check_store, experiment.client_store, out))
+
+    def _runs(self) -> Iterable[tuple[Experiment, Path]]:
+        """The runs with their folders; nothing if nothing is written."""
+        return zip(self.experiments, self.outs, strict=bool(self.outs))
 
     def check_rounds(self, rounds: int) -> None:
         """Checks that the runs in folders to resume from can be trained up to round `rounds`.
@@ -57,17 +63,12 @@ class Folders:
         """
 
         def check() -> None:
-            for each, out in zip(self.experiments, self.outs, strict=bool(self.outs)):
-                kept = manifest.read(out)
-                done = (
-                    kept.rounds
-                    if kept
-                    else max(history.checkpoints(out / "checkpoints"), default=0)
-                )
+            for experiment, out in self._runs():
+                done = rounds_done(out)
                 if done > rounds:
                     text = f"{out} already has {done} rounds; accepted: {done} or more"
                     raise ArgumentError("rounds", text, rounds)
-                check_planned(out, each)
+                check_planned(out, experiment)
 
         if self.resume in (True, "if_possible"):
             processes.first(check)
@@ -84,18 +85,21 @@ class Folders:
         """
         if not self.resume:
             return None
-        found = None if self.resume == "from_scratch" else self._newest(like)
-        if found:
-            say(f"  resumed after round {found[0]}{self._versions()}")
-            self._complete(found[0])
-            return found[0], load(found[1])
-        began = int(
-            processes.from_first(np.int32([has_begun(out) for out in self.outs].count(True)))
-        )
-        if began == len(self.outs) and self.resume is True:  # some may have been killed early
-            lost = next((out for out in self.outs if not whole_checkpoints(out)), self.outs[0])
-            raise ArgumentError("resume", f"{lost} has no intact checkpoint left; {WAY_ON}")
-        why = LOST if began else "nothing to resume: no checkpoint was saved yet; starting"
+        restored = None if self.resume == "from_scratch" else self._newest(like)
+        if restored:
+            done, states = restored
+            say(f"  resumed after round {done}{self._versions()}")
+            self._complete(done)
+            return done, load(states)
+
+        # Start over, unless checkpoints were lost; a run that was killed early never had one.
+        begun = [out for out in self.outs if has_begun(out)]
+        num_begun = int(processes.from_first(np.int32(len(begun))))
+        if num_begun == len(self.outs) and self.resume is True:
+            lost = [out for out in self.outs if not whole_checkpoints(out)]
+            out = lost[0] if lost else self.outs[0]
+            raise ArgumentError("resume", f"{out} has no intact checkpoint left; {WAY_ON}")
+        why = LOST if num_begun else "nothing to resume: no checkpoint was saved yet; starting"
         say(f"  {self.outs[0]}: {why} at round 0")
         for out in self.outs:
             processes.first(functools.partial(clear, out))
@@ -103,25 +107,29 @@ class Folders:
 
     def _versions(self) -> str:
         """Says if other versions of libraries began the runs."""
-        kept = manifest.read(self.outs[0])
-        text = (
-            fingerprint.other_versions(kept.program, self.experiments[0].program()) if kept else ""
-        )
-        return f"; begun with {text}: sources are compared, not programs" if text else ""
+        before = manifest.read(self.outs[0])
+        if before is None:
+            return ""
+        text = fingerprint.other_versions(before.program, self.experiments[0].program())
+        if not text:
+            return ""
+        return f"; begun with {text}: sources are compared, not programs"
 
     def _complete(self, done: int) -> None:
         """Writes manifests that are missing because a run was killed between its checkpoint and its manifest."""
-        for each, out in zip(self.experiments, self.outs, strict=True):
+        for experiment, out in zip(self.experiments, self.outs, strict=True):
             if manifest.read(out) is None:
-                manifest.write(out, each.described, done, [done], saved=done)
+                manifest.write(out, experiment.described, done, [done], saved=done)
 
     def _newest(self, like: Any) -> tuple[int, list[Any]] | None:
+        """The newest round for which all folders have an intact checkpoint, with the contents of these."""
         from pfljax.folder import checkpoints  # orbax is slow to import
 
-        steps = [whole_checkpoints(out) for out in self.outs] if processes.is_first() else [[]]
-        for step in checkpoints.agreed(
-            [step for step in steps[0] if all(step in others for others in steps)]
-        ):
+        common: list[int] = []
+        if processes.is_first():
+            steps = [whole_checkpoints(out) for out in self.outs]
+            common = [step for step in steps[0] if all(step in others for others in steps)]
+        for step in checkpoints.agreed(common):
             states = [checkpoints.restore(out / "checkpoints", step, like) for out in self.outs]
             if all(state is not None for state in states):
                 return step, states
@@ -133,9 +141,11 @@ class Folders:
         These are checkpoints of later rounds that only some of several runs have. With rows on disk, all checkpoints
         of other rounds are deleted, because their rows will be overwritten.
         """
-        if self._on_disk or len(self.outs) > 1:
-            for number in range(len(self.outs)):
-                self._keep(number, done, [done] if self._on_disk else range(1, done + 1))
+        if not self._on_disk and len(self.outs) < 2:
+            return
+        rounds = [done] if self._on_disk else range(1, done + 1)
+        for number in range(len(self.outs)):
+            self._keep(number, done, rounds)
 
     @property
     def _on_disk(self) -> bool:
@@ -163,33 +173,44 @@ class Folders:
 
         saving = compiled.saving
         need = sum(tree.num_bytes(saving.like if saving else state) for state in states)
-        need += sum(each.num_bytes for each in histories)
+        need += sum(record.num_bytes for record in histories)
         endings.check_room(self.outs[0], need)
-        for each, out, record, state in zip(
-            self.experiments, self.outs, histories, states, strict=True
-        ):
+        runs = zip(self.experiments, self.outs, histories, states, strict=True)
+        for experiment, out, record, state in runs:
+            folder = out / "checkpoints"
             record.write()
             record.keep(done)
-            checkpoints.save(out / "checkpoints", done, saving.freeze(state) if saving else state)
-            kept = checkpoints.newest(out / "checkpoints", done)
-            manifest.write(out, each.described, done, kept, saved=done)
-        # they resume together: all saved
+            checkpoints.save(folder, done, saving.freeze(state) if saving else state)
+            rounds = checkpoints.newest(folder, done)
+            manifest.write(out, experiment.described, done, rounds, saved=done)
+
+        # They resume together: older checkpoints are deleted when all are saved.
         for number, (out, state) in enumerate(zip(self.outs, states, strict=True)):
             if self._on_disk:  # older ones refer to rows that will be overwritten
                 self._keep(number, done, [done])
             else:
-                checkpoints.keep(out / "checkpoints", checkpoints.newest(out / "checkpoints", done))
+                folder = out / "checkpoints"
+                checkpoints.keep(folder, checkpoints.newest(folder, done))
             if saving:
                 saving.saved(state)
 
     def finish(self, number: int, summary: dict, done: int) -> None:
-        if self.outs:
-            out = self.outs[number]
-            files.write_json(out / "summary.json", summary)
-            before = manifest.read(out)
-            manifest.write(
-                out, self.experiments[number].described, done, before.checkpoints if before else []
-            )
+        """Writes a run's summary, and the manifest that lists it."""
+        if not self.outs:
+            return
+        out = self.outs[number]
+        files.write_json(out / "summary.json", summary)
+        before = manifest.read(out)
+        rounds = before.checkpoints if before else []
+        manifest.write(out, self.experiments[number].described, done, rounds)
+
+
+def rounds_done(out: Path) -> int:
+    """Returns the number of rounds of the run in a folder."""
+    before = manifest.read(out)
+    if before:
+        return before.rounds
+    return max(history.checkpoints(out / "checkpoints"), default=0)
 
 
 def whole_checkpoints(out: Path) -> list[int]:
@@ -199,18 +220,22 @@ def whole_checkpoints(out: Path) -> list[int]:
     it cannot read.
     """
     folder = out / "checkpoints"
-    kept = manifest.read(out)
-    if kept is None:
-        if steps := history.checkpoints(folder):
-            logging.warning(
-                "%s is missing or damaged: checkpoints are used unchecked", out / manifest.NAME
-            )
+    before = manifest.read(out)
+    if before is None:
+        steps = history.checkpoints(folder)
+        if steps:
+            path = out / manifest.NAME
+            logging.warning("%s is missing or damaged: checkpoints are used unchecked", path)
         return [step for step in steps if history.is_whole(folder, step)]
-    wrong = {step: kept.damaged(out, step) for step in kept.checkpoints}
-    for step, what in wrong.items():
-        if what:
-            logging.warning("checkpoint %s is damaged and is skipped: %s", folder / str(step), what)
-    return [step for step, what in wrong.items() if not what]
+    intact = []
+    for step in before.checkpoints:
+        damage = before.damaged(out, step)
+        if damage:
+            path = folder / str(step)
+            logging.warning("checkpoint %s is damaged and is skipped: %s", path, damage)
+        else:
+            intact.append(step)
+    return intact
 
 
 def is_checked(out: Path) -> bool:
@@ -223,35 +248,29 @@ def is_checked(out: Path) -> bool:
 
 def has_begun(out: Path) -> bool:
     """Whether a run's folder has ever had a checkpoint or a result."""
-    kept = manifest.read(out)
-    return bool(kept or history.checkpoints(out / "checkpoints") or (out / "summary.json").exists())
+    if manifest.read(out) or history.checkpoints(out / "checkpoints"):
+        return True
+    return (out / "summary.json").exists()
 
 
 def clear(out: Path) -> None:
     """Deletes a run's files from its folder. Raises `ArgumentError` if one cannot be deleted."""
+    records = [name for name in manifest.RECORDS if name != CONFIG]
+    names = ["checkpoints", CLIENTS, "figures", *BOARDS, "report.html", *records]
+    # The last ones say that it is a run, for a process that is killed in between.
+    names += [CONFIG, manifest.NAME]
     try:
-        others = (name for name in manifest.RECORDS if name != CONFIG)
-        for name in (
-            "checkpoints",
-            CLIENTS,
-            "figures",
-            *BOARDS,
-            "report.html",
-            *others,
-            CONFIG,
-            manifest.NAME,
-        ):
-            # last what says that it is a run, for a process that is killed in between
+        for name in names:
             files.delete(out / name)
     except OSError as error:
-        raise ArgumentError(
-            "out", f"cannot delete {error.filename}: {error.strerror}", out
-        ) from error
+        text = f"cannot delete {error.filename}: {error.strerror}"
+        raise ArgumentError("out", text, out) from error
 
 
 def is_other(file: Path) -> bool:
     """Whether a file of a folder without a run is neither its lock nor being written."""
-    return file.name != LOCK and not (file.name.startswith(".") and file.name.endswith(".tmp"))
+    is_temporary = file.name.startswith(".") and file.name.endswith(".tmp")
+    return file.name != LOCK and not is_temporary
 
 
 class Changed(ArgumentError):
@@ -266,21 +285,21 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
     """
     if any(character in str(out.absolute()) for character in UNSAFE):
         raise ArgumentError("out", f"accepted: a path without any of {' '.join(UNSAFE)}", out)
-    if (
-        manifest.read(out) is None
-        and not (out / CONFIG).exists()
-        and not (out / manifest.NAME).exists()
-    ):
+    is_run = manifest.read(out) is not None
+    if not is_run and not (out / CONFIG).exists() and not (out / manifest.NAME).exists():
         if out.exists() and (not out.is_dir() or any(map(is_other, out.iterdir()))):
-            raise ArgumentError(
-                "out", "contains something other than a run; choose an empty or new folder", out
-            )
+            text = "contains something other than a run; choose an empty or new folder"
+            raise ArgumentError("out", text, out)
         return
     if not resume:
-        way_on = "choose a new folder, `resume` to continue it, or `resume=from_scratch` to start over in it"
+        start_over = "`resume=from_scratch` to start over in it"
+        way_on = f"choose a new folder, `resume` to continue it, or {start_over}"
         raise ArgumentError("out", f"contains another run; {way_on}", out)
     before = recorded(out)
-    if resume != "from_scratch" and (text := changed(before, experiment)):
+    if resume == "from_scratch":
+        return
+    text = changed(before, experiment)
+    if text:
         raise Changed("resume", f"{out} was run {text}")
 
 
@@ -289,17 +308,19 @@ def check_planned(out: Path, experiment: Experiment) -> None:
     if not has_begun(out):
         return
     planned = planned_before(recorded(out))
-    if planned is not None and planned != experiment.planned and experiment.depends_on_rounds:
-        text = f"{out} was planned for {planned} rounds, on which {experiment.name} depends; now {experiment.planned}"
-        if experiment.problem.rounds <= planned:
-            text = f"{text}; planned_rounds={planned} goes on with it"
-        raise Changed("planned_rounds", f"{text}; {WAY_ON}")
+    if planned is None or planned == experiment.planned or not experiment.depends_on_rounds:
+        return
+    text = f"{out} was planned for {planned} rounds, on which {experiment.name} depends"
+    text = f"{text}; now {experiment.planned}"
+    if experiment.problem.rounds <= planned:
+        text = f"{text}; planned_rounds={planned} goes on with it"
+    raise Changed("planned_rounds", f"{text}; {WAY_ON}")
 
 
 def planned_before(parts: dict[str, dict]) -> int | None:
     """The number of rounds that a run with these parts of config.json was planned for, if it depends on that."""
     planned = parts["program"].get("planned_rounds")
-    # a file that is not whole may say anything
+    # A file that is not whole may say anything.
     return planned if isinstance(planned, int) and planned > 0 else None
 
 
@@ -311,25 +332,22 @@ def traced_before(parts: dict[str, dict]) -> int | None:
 def recorded(out: Path) -> dict[str, dict]:
     """Reads the parts of config.json that the manifest repeats from one of the two."""
     path = out / CONFIG
-    kept = manifest.read(out)
+    before = manifest.read(out)
     try:
-        found = kept._asdict() if kept else former.read_config(path)
-        if not found.keys() & {*manifest.PARTS}:
+        content = before._asdict() if before else former.read_config(path)
+        if not content.keys() & {*manifest.PARTS}:
             raise ValueError(path)
-        return {part: dict(found.get(part, {})) for part in manifest.PARTS}
+        return {part: dict(content.get(part, {})) for part in manifest.PARTS}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError(
-            "out", f"{path} is damaged or not from a run; choose a new folder", out
-        ) from error
+        text = f"{path} is damaged or not from a run; choose a new folder"
+        raise ArgumentError("out", text, out) from error
 
 
 def said(value: Any) -> str:
     """A setting's value in a message; a list as on a command line, separated by commas."""
-    return (",".join(map(str, value)) or "empty") if isinstance(value, list) else repr(value)
-
-
-# Settings that say what something is called; what it computes is in the program.
-NAMES_ONLY = ("method", "algorithm", "model", "loss", "local.loss", "own_stages")
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "empty"
+    return repr(value)
 
 
 def changed(before: dict[str, dict], experiment: Experiment) -> str:
@@ -337,30 +355,41 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
 
     Both are compared for the number of rounds for which the earlier one was traced; see `check_planned`.
     """
-    was = before["settings"]
-    now = files.plain(experiment.config.get("settings", {}))
-    different = {name for name in now.keys() & was.keys() if was[name] != now[name]}
     planned = traced_before(before)
     program = experiment.program() if planned is None else experiment.programs(planned)
     parts = fingerprint.differences(before["program"], program)
-    if not parts:  # the same method, model or loss under another name
-        different -= {
-            name
-            for name in different
-            if name.removeprefix("--") in NAMES_ONLY
-        }
+
+    # Settings.
+    settings_before = before["settings"]
+    settings = files.plain(experiment.config.get("settings", {}))
+    different = [
+        name
+        for name in settings
+        if name in settings_before and settings_before[name] != settings[name]
+    ]
+    if not parts:  # the same method, model or loss may have another name
+        different = [name for name in different if name.removeprefix("--") not in NAMES]
     if different:
-        told = (
-            f"{name} was {said(was[name])} and is {said(now[name])}"
-            for name in now
-            if name in different
-        )
-        return f"with other settings: {'; '.join(told)}"
-    for part, what in {"digest": "data", "unseen": "unseen clients"}.items():
-        old, new = (data.get(part) for data in (before["data"], experiment.config.get("data", {})))
-        if ((old and new) or part == "unseen") and old != new:
-            return f"on other {what} (digest {old}, now {new}); {WAY_ON}"
-    return f"by another program; what differs: {', '.join(parts)}; {WAY_ON}" if parts else ""
+        texts = []
+        for name in different:
+            value_before = said(settings_before[name])
+            texts.append(f"{name} was {value_before} and is {said(settings[name])}")
+        return f"with other settings: {'; '.join(texts)}"
+
+    # Data; an older run may not tell its digest.
+    data_before = before["data"]
+    data = experiment.config.get("data", {})
+    for entry, what in {"digest": "data", "unseen": "unseen clients"}.items():
+        digest_before = data_before.get(entry)
+        digest = data.get(entry)
+        is_known = bool(digest_before and digest) or entry == "unseen"
+        if is_known and digest_before != digest:
+            return f"on other {what} (digest {digest_before}, now {digest}); {WAY_ON}"
+
+    # The program.
+    if not parts:
+        return ""
+    return f"by another program; what differs: {', '.join(parts)}; {WAY_ON}"
 
 
 def check_layout(out: Path) -> None:
@@ -384,8 +413,5 @@ def check_store(client_store: str, out: Path) -> None:
         return  # a link that is kept when runs start over
     elif on_disk != STORES[client_store].on_disk:
         accepted = "disk" if on_disk else "device or host"
-        raise ArgumentError(
-            "client_store",
-            f"{out} was started with another one; accepted: {accepted}",
-            client_store,
-        )
+        text = f"{out} was started with another one; accepted: {accepted}"
+        raise ArgumentError("client_store", text, client_store)

@@ -30,10 +30,10 @@ def renamed(entries: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 def read_config(path: Path) -> dict[str, Any]:
     """Reads a run's config.json."""
     config = files.read_json(path)
-    of_method = {
-        part: renamed(config[part], METHOD) for part in ("settings", "flags") if part in config
-    }
-    return config | of_method
+    for part in ("settings", "flags"):
+        if part in config:
+            config[part] = renamed(config[part], METHOD)
+    return config
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -62,5 +62,7 @@ def read_scaling(path: Path) -> dict[str, Any]:
 
 def _with_groups(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a summary's scores with the present names in the rows of clients, if it has such rows."""
-    rows = scores.get("per_client") or []
-    return {**scores, "per_client": [renamed(row, GROUP) for row in rows]} if rows else {**scores}
+    rows = scores.get("per_client")
+    if not rows:
+        return {**scores}
+    return {**scores, "per_client": [renamed(row, GROUP) for row in rows]}

@@ -53,21 +53,19 @@ class History:
         self.collaboration: dict[str, list[np.ndarray]] = {}
         counts: dict[str, Any] = dict.fromkeys(COUNTS, 0.0)
         if num_rounds and directory is not None:
-            kept = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
-            self.rows = json.loads(str(kept.pop("rows")))
-            counts = counts | json.loads(str(kept.pop("counts")))
-            for name, values in kept.items():
-                part, _, name = name.partition("/")
-                {"results": self.results, "collaboration": self.collaboration}[part][name] = list(
-                    values
-                )
+            arrays = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
+            self.rows = json.loads(str(arrays.pop("rows")))
+            counts |= json.loads(str(arrays.pop("counts")))
+            series = {"results": self.results, "collaboration": self.collaboration}
+            for path, values in arrays.items():
+                part, _, name = path.partition("/")
+                series[part][name] = list(values)
         self.down = counts["down"]
         self.up = counts["up"]
         self.seconds = counts["seconds"]
         self.simulated = counts["simulated"]
-        self.dropped: dict[int, int] = {
-            int(client): times for client, times in counts.get("dropped", {}).items()
-        }
+        dropped = counts.get("dropped", {})
+        self.dropped: dict[int, int] = {int(client): times for client, times in dropped.items()}
 
     @property
     def last(self) -> dict:
@@ -82,17 +80,19 @@ class History:
     ) -> None:
         """Adds one evaluation: metrics (K,) by split and name, and which models clients used."""
         self.rows.append(row)
-        found = {
-            f"{name}_{split}": value
-            for split, values in metrics.items()
-            for name, value in values.items()
-        }
-        # a metric may have been added or dropped since the last evaluation
-        for name in self.results | found:
-            past = self.results.setdefault(
-                name, [np.full_like(found.get(name), np.nan)] * (len(self.rows) - 1)
-            )
-            past.append(found[name] if name in found else np.full_like(past[-1], np.nan))
+        results = {}
+        for split, values in metrics.items():
+            results |= {f"{name}_{split}": value for name, value in values.items()}
+        # A metric may have been added or dropped since the last evaluation; it is NaN where it is missing.
+        num_earlier = len(self.rows) - 1
+        for name in self.results | results:
+            if name not in self.results:
+                self.results[name] = [np.full_like(results[name], np.nan)] * num_earlier
+            series = self.results[name]
+            if name in results:
+                series.append(results[name])
+            else:
+                series.append(np.full_like(series[-1], np.nan))
         for name, value in ({"round": row["round"]} | collaboration).items():
             self.collaboration.setdefault(name, []).append(np.asarray(value))
 
@@ -121,17 +121,17 @@ class History:
         """Saves the history with the checkpoint after `num_rounds` rounds, so that no other file is needed."""
         if self.directory is None:
             return
-        arrays: dict[str, Any] = {
-            f"results/{name}": np.stack(values) for name, values in self.results.items()
-        }
-        arrays |= {
-            f"collaboration/{name}": np.stack(values) for name, values in self.collaboration.items()
-        }
-        # include rounds after the last row
+        arrays: dict[str, Any] = {}
+        for name, values in self.results.items():
+            arrays[f"results/{name}"] = np.stack(values)
+        for name, values in self.collaboration.items():
+            arrays[f"collaboration/{name}"] = np.stack(values)
+        # The counts include rounds after the last row.
         counts = {name: getattr(self, name) for name in (*COUNTS, "dropped")}
-        texts = {"rows": files.plain(self.rows), "counts": counts}
-        arrays |= {name: np.asarray(json.dumps(value)) for name, value in texts.items()}
-        files.write_npz(kept_with(self.directory / "checkpoints", num_rounds), arrays)
+        arrays["rows"] = np.asarray(json.dumps(files.plain(self.rows)))
+        arrays["counts"] = np.asarray(json.dumps(counts))
+        path = kept_with(self.directory / "checkpoints", num_rounds)
+        files.write_npz(path, arrays)
 
     @property
     def num_bytes(self) -> int:
@@ -142,25 +142,32 @@ class History:
     def results_arrays(self) -> dict[str, Any]:
         """Returns the content of results.npz: accuracy and loss (T, K) per split, and the evaluated rounds (T,)."""
         rounds = np.array([row["round"] for row in self.rows], np.int64)
-        fixed = {"rounds": rounds, "scored": self.model} | self._clients
-        return fixed | {name: np.stack(values) for name, values in self.results.items()}
+        arrays: dict[str, Any] = {"rounds": rounds, "scored": self.model}
+        arrays |= self._clients
+        arrays |= {name: np.stack(values) for name, values in self.results.items()}
+        return arrays
 
     def collaboration_arrays(self) -> dict[str, Any]:
         """Returns the content of collaboration.npz: round (T,), index and weights (T, K, J), and related arrays."""
-        stacked: dict[str, Any] = {
+        arrays: dict[str, Any] = {
             name: np.stack(values) for name, values in self.collaboration.items()
         }
+        arrays["topology"] = self.topology
         federation = self.experiment.federation
-        scored = self.experiment.scored
-        which = slice(None) if scored is None else scored
-        of_clients = {"group": federation.group, "target": federation.target}
-        of_clients["labels"] = federation.class_counts()
-        known = {name: values[which] for name, values in of_clients.items() if values is not None}
-        return stacked | {"topology": self.topology} | known | self._clients
+        scored = slice(None) if self.experiment.scored is None else self.experiment.scored
+        if federation.group is not None:
+            arrays["group"] = federation.group[scored]
+        if federation.target is not None:
+            arrays["target"] = federation.target[scored]
+        class_counts = federation.class_counts()
+        if class_counts is not None:
+            arrays["labels"] = class_counts[scored]
+        return arrays | self._clients
 
     @property
     def _clients(self) -> dict[str, np.ndarray]:
-        return {} if self.experiment.scored is None else {"clients": self.experiment.scored}
+        scored = self.experiment.scored
+        return {} if scored is None else {"clients": scored}
 
 
 def checkpoints(directory: Path) -> list[int]:
@@ -179,7 +186,8 @@ def kept_with(directory: Path, num_rounds: int) -> Path:
 def is_whole(directory: Path, num_rounds: int) -> bool:
     """Whether the history that belongs to a checkpoint can be read."""
     try:
-        json.loads(str(files.read_npz(kept_with(directory, num_rounds))["rows"]))
+        arrays = files.read_npz(kept_with(directory, num_rounds))
+        json.loads(str(arrays["rows"]))
     except Exception:  # a truncated file can make NumPy raise anything
         return False
     return True

@@ -47,8 +47,12 @@ INDIRECT = {
     "attrgetter",
     "__import__",
     "import_module",
+    "modules",
+    "run_path",
+    "run_module",
+    "__getattr__",
+    "__getattribute__",
 }
-INDIRECT |= {"modules", "run_path", "run_module", "__getattr__", "__getattribute__"}
 # Entries of a class that say how it was written, not what it does.
 BOOKKEEPING = {
     "__module__",
@@ -58,26 +62,42 @@ BOOKKEEPING = {
     "__dict__",
     "__weakref__",
     "__annotations__",
-}
-BOOKKEEPING |= {
     "__annotate__",
     "__annotate_func__",
     "__annotations_cache__",
     "__firstlineno__",
     "__static_attributes__",
-}
-BOOKKEEPING |= {
     "__dataclass_fields__",
     "__dataclass_params__",
     "__match_args__",
     "_abc_impl",
     "__abstractmethods__",
 }
+# What code defines, and what Python makes of it.
+DEFINITIONS = (
+    types.CodeType,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    type,
+    functools.partial,
+    staticmethod,
+    classmethod,
+    property,
+)
 MOST_DEEP = 100  # of values inside values; each takes several frames of Python's stack
 # Functions for which the names of local variables matter, and what has variables of its own.
 SEES_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-SCOPES += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+SCOPES = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.Lambda,
+    ast.ClassDef,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
 PLAIN = (
     bool,
     int,
@@ -89,6 +109,7 @@ PLAIN = (
     types.EllipsisType,
     types.NotImplementedType,
 )
+BUILT_IN: tuple[Any, ...] = (list, tuple, dict, str, bytes, int, float)
 # What functions of libraries compute with if users pass it to them, as to `jax.vmap` or to a schedule.
 VALUES = (
     *PLAIN,
@@ -100,8 +121,10 @@ VALUES = (
     functools.partial,
     types.FunctionType,
     types.MethodType,
+    np.ndarray,
+    np.generic,
+    jax.Array,
 )
-VALUES += (np.ndarray, np.generic, jax.Array)
 # Values of which nothing is left unread, so that the global name behind which they stand does not matter.
 READ_WHOLLY = (*PLAIN, np.ndarray, types.FunctionType, type)
 
@@ -119,8 +142,9 @@ def identity(function: Any) -> dict[str, Any]:
     """
     reader = _Reader()
     reader.read(function)
-    reader.add(*sorted(map(source_digest, reader.whole_files())))
-    files = sorted({*reader.files, *reader.whole_files()})
+    whole_files = reader.whole_files()
+    reader.add(*sorted(map(source_digest, whole_files)))
+    files = sorted({*reader.files, *whole_files})
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "code": reader.digest(),
@@ -133,13 +157,13 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
     Instructions of two versions of Python cannot be compared, so the files' sources are.
     """
+    comparable = before["python"] == now["python"]
+    if comparable and before["code"] == now["code"]:
+        return ""
     digests_before = before["files"]
     digests_now = now["files"]
     names = sorted(digests_before.keys() | digests_now.keys())
     files = [name for name in names if digests_before.get(name) != digests_now.get(name)]
-    comparable = before["python"] == now["python"]
-    if comparable and before["code"] == now["code"]:
-        return ""
     if files:
         return f"{', '.join(files)} changed"
     return "a value that it uses changed" if comparable else ""
@@ -150,7 +174,8 @@ def content(array: Any) -> bytes:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     array = np.ascontiguousarray(array)
-    return hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+    kind = f"{array.dtype}{array.shape}"
+    return hashlib.sha256(kind.encode() + array.tobytes()).digest()
 
 
 def file_of(module: types.ModuleType | None) -> Path | None:
@@ -165,7 +190,12 @@ def users_file(name: str | Path | None) -> Path | None:
     if not name or not Path(name).is_file():
         return None
     file = Path(name).resolve()
-    return None if any(file.is_relative_to(folder) for folder in library_folders()) else file
+    return None if is_librarys(file) else file
+
+
+def is_librarys(file: Path) -> bool:
+    """Whether a file is of the standard library or of an installed package."""
+    return any(file.is_relative_to(folder) for folder in library_folders())
 
 
 @functools.cache
@@ -180,7 +210,8 @@ def is_users(defined: Any) -> bool:
     name = getattr(defined, "__module__", None)
     if not isinstance(name, str):
         return False
-    if name.partition(".")[0] in (*LIBRARIES, *sys.builtin_module_names, *sys.stdlib_module_names):
+    package = name.partition(".")[0]
+    if package in (*LIBRARIES, *sys.builtin_module_names, *sys.stdlib_module_names):
         return name == "__main__"
     module = sys.modules.get(name)
     if module is None or not getattr(module, "__file__", None):
@@ -199,7 +230,9 @@ def parsed(file: Path) -> ast.Module | None:
 def source_digest(file: Path) -> str:
     """Digest of a file's syntax tree without comments, docstrings and formatting; "" if it cannot be read."""
     tree = parsed(file)
-    return "" if tree is None else hashlib.sha256(syntax(tree).encode()).hexdigest()[:16]
+    if tree is None:
+        return ""
+    return hashlib.sha256(syntax(tree).encode()).hexdigest()[:16]
 
 
 def root_of(file: Path) -> Path:
@@ -222,23 +255,26 @@ def syntax(node: Any, names: Mapping[str, str] = types.MappingProxyType({})) -> 
     The order of a set and the annotations of functions without decorators, which may read them, are left out.
     """
     if isinstance(node, list):
-        return f"[{','.join(syntax(each, names) for each in node)}]"
+        return f"[{','.join(syntax(item, names) for item in node)}]"
     if isinstance(node, ast.Set):
-        return f"Set({','.join(sorted(syntax(each, names) for each in node.elts))})"
+        elements = sorted(syntax(element, names) for element in node.elts)
+        return f"Set({','.join(elements)})"
     if isinstance(node, ast.Name):
-        return f"Name({names.get(node.id, repr(node.id))},{type(node.ctx).__name__})"
+        name = names.get(node.id, repr(node.id))
+        return f"Name({name},{type(node.ctx).__name__})"
     if not isinstance(node, ast.AST):
         return repr(node)
-    inside = names  # in the body; defaults and decorators are outside of the function
+    names_in_body = names  # defaults and decorators are outside of the function
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        inside = {**names, **numbered(node, names)}
+        names_in_body = {**names, **numbered(node, names)}
         node = node if node.decorator_list else without_annotations(node)
     entries = []
     for name, value in ast.iter_fields(node):
-        if name == "body" and isinstance(value, list):
-            value = value[1:] if has_docstring(node) else value
+        is_body = name == "body"
+        if is_body and isinstance(value, list) and has_docstring(node):
+            value = value[1:]
         if value not in (None, []) and name != "type_comment":
-            entries.append(f"{name}={syntax(value, inside if name == 'body' else names)}")
+            entries.append(f"{name}={syntax(value, names_in_body if is_body else names)}")
     return f"{type(node).__name__}({','.join(entries)})"
 
 
@@ -249,10 +285,10 @@ def numbered(
 
     Arguments keep their names, by which callers pass them, and so does all that is bound otherwise than by assignment.
     """
-    inside = [*ast.walk(function)]
-    if any(isinstance(node, ast.Name) and node.id in SEES_LOCALS for node in inside):
+    nodes = [*ast.walk(function)]
+    if any(isinstance(node, ast.Name) and node.id in SEES_LOCALS for node in nodes):
         return {}
-    other = {name for node in inside for name in otherwise_bound(node)}
+    other = {name for node in nodes for name in otherwise_bound(node)}
     assigned = dict.fromkeys(assignments(function.body))
     local = [name for name in assigned if name not in other]
     first = 1 + max(map(int, names.values()), default=-1)
@@ -262,16 +298,17 @@ def numbered(
 def otherwise_bound(node: ast.AST) -> set[str]:
     """Names that a node binds otherwise than by assignment, and all those in a class, where they become attributes."""
     if isinstance(node, ast.ClassDef):
-        return {node.name, *(each.id for each in ast.walk(node) if isinstance(each, ast.Name))}
+        names = [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+        return {node.name, *names}
     if isinstance(node, ast.arg):
         return {node.arg}
     if isinstance(node, ast.Global | ast.Nonlocal):
         return {*node.names}
     if isinstance(node, ast.alias):
         return {node.asname or node.name.partition(".")[0]}
-    # Functions, exceptions and what a case captures
-    names = (getattr(node, field, None) for field in ("name", "rest"))
-    return {name for name in names if isinstance(name, str)}
+    # Functions, exceptions and what a case captures.
+    captured = (getattr(node, field, None) for field in ("name", "rest"))
+    return {name for name in captured if isinstance(name, str)}
 
 
 def assignments(nodes: list[Any]) -> Iterator[str]:
@@ -285,13 +322,13 @@ def assignments(nodes: list[Any]) -> Iterator[str]:
 
 def without_annotations(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
     """A function without the annotations of its arguments and of what it returns."""
-    found = copy.copy(function)
-    found.args = copy.deepcopy(function.args)
-    found.returns = None
-    for node in ast.walk(found.args):
+    bare = copy.copy(function)
+    bare.args = copy.deepcopy(function.args)
+    bare.returns = None
+    for node in ast.walk(bare.args):
         if isinstance(node, ast.arg):
             node.annotation = None
-    return found
+    return bare
 
 
 def has_docstring(node: ast.AST) -> bool:
@@ -314,13 +351,14 @@ def imported_files(file: Path) -> Iterator[Path]:
             continue
         for name in names:
             words = name.split(".")
+            modules = [".".join(words[:end]) for end in range(1, len(words) + 1)]
             packages = [base.joinpath(*words[:end]) for end in range(len(words) + 1)]
-            candidates = [
-                file_of(sys.modules.get(".".join(words[:end]))) for end in range(1, len(words) + 1)
-            ]
+            candidates = [file_of(sys.modules.get(module)) for module in modules]
             candidates += [users_file(path / "__init__.py") for path in packages]
             candidates += [users_file(path.with_suffix(".py")) for path in packages[1:]]
-            yield from (each for each in candidates if each is not None)
+            for candidate in candidates:
+                if candidate is not None:
+                    yield candidate
 
 
 class Names(NamedTuple):
@@ -351,7 +389,7 @@ class _Reader:
         self.files: dict[Path, None] = {}
         self.whole: dict[Path, None] = {}
         self._stream = hashlib.sha256()
-        # the value is kept, so that no other gets its address
+        # With their values, so that no other gets the address of one.
         self._seen: dict[int, tuple[int, Any]] = {}
         self._depth = 0
         self._globals: dict[str, str] = {}  # numbers of names in the function that is being read
@@ -367,21 +405,22 @@ class _Reader:
 
     def whole_files(self) -> list[Path]:
         """The files that count as a whole, and those that they import."""
-        found: dict[Path, None] = {}
-        left = [*self.whole]
-        while left:
-            file = left.pop()
-            if file not in found:
-                found[file] = None
-                left.extend(imported_files(file))
-        return [*found]
+        files: dict[Path, None] = {}
+        remaining = [*self.whole]
+        while remaining:
+            file = remaining.pop()
+            if file not in files:
+                files[file] = None
+                remaining.extend(imported_files(file))
+        return [*files]
 
     def read(self, value: Any) -> None:
         """Reads any value."""
         if isinstance(value, PLAIN) and type(value).__module__ == "builtins":
             self.add(type(value).__name__, repr(value))
             return
-        if (dtype := dtype_of(value)) is not None:
+        dtype = dtype_of(value)
+        if dtype is not None:
             self.add("dtype", str(dtype))
             return
         if id(value) in self._seen:
@@ -398,12 +437,38 @@ class _Reader:
             self._depth -= 1
 
     def _read_new(self, value: Any) -> None:
+        """Reads a value that was not read before."""
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             self._read_array(value)
         elif isinstance(value, enum.Enum):
             self._read_class(type(value))
             self.add("member", value.name)
-        elif isinstance(value, types.CodeType):
+        elif isinstance(value, DEFINITIONS):
+            self._read_definition(value)
+        elif isinstance(value, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
+            self.add("weak")  # a cache, such as that of functools.singledispatch
+        elif isinstance(value, memoryview):
+            self.add("memory", str(value.format))
+            self.read(value.tobytes())
+        elif isinstance(value, Mapping) and not is_users(type(value)):
+            self._read_mapping(value)
+        elif isinstance(value, set | frozenset):
+            self._read_set(value)
+        elif isinstance(value, list | tuple) and not is_users(type(value)):
+            self._read_sequence(value)
+        elif getattr(value, "__wrapped__", None) is not None:
+            self.add("wrapper", type(value).__qualname__)  # such as jax.jit and functools.cache
+            self.read(getattr(value, "__wrapped__"))  # noqa: B009
+        elif isinstance(value, types.BuiltinFunctionType):
+            self.add("built-in", str(value.__module__), value.__qualname__)
+            if not isinstance(value.__self__, types.ModuleType | types.NoneType):
+                self.read(value.__self__)
+        else:
+            self._read_object(value)
+
+    def _read_definition(self, value: Any) -> None:
+        """Reads a function, a class, a module, or what is made of them; see `DEFINITIONS`."""
+        if isinstance(value, types.CodeType):
             self._read_code(value)
         elif isinstance(value, types.FunctionType):
             self._read_function(value)
@@ -426,35 +491,16 @@ class _Reader:
             self.add("property")
             for part in (value.fget, value.fset, value.fdel):
                 self.read(part)
-        elif isinstance(value, weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
-            self.add("weak")  # a cache, such as that of functools.singledispatch
-        elif isinstance(value, memoryview):
-            self.add("memory", str(value.format))
-            self.read(value.tobytes())
-        elif isinstance(value, Mapping) and not is_users(type(value)):
-            self.add("mapping", str(len(value)))
-            if type(value) is not dict:
-                self.read(type(value))  # such as a Counter, in which nothing is missing
-            if isinstance(value, collections.defaultdict):
-                self.read(value.default_factory)
-            for name, each in value.items():
-                self.read(name)
-                self.read(each)
-        elif isinstance(value, set | frozenset):
-            self._read_set(value)
-        elif isinstance(value, list | tuple) and not is_users(type(value)):
-            self._read_sequence(value)
-        elif getattr(value, "__wrapped__", None) is not None and not isinstance(
-            value, types.FunctionType
-        ):
-            self.add("wrapper", type(value).__qualname__)  # such as jax.jit and functools.cache
-            self.read(getattr(value, "__wrapped__"))  # noqa: B009
-        elif isinstance(value, types.BuiltinFunctionType):
-            self.add("built-in", str(value.__module__), value.__qualname__)
-            if not isinstance(value.__self__, types.ModuleType | types.NoneType):
-                self.read(value.__self__)
-        else:
-            self._read_object(value)
+
+    def _read_mapping(self, value: Mapping) -> None:
+        self.add("mapping", str(len(value)))
+        if type(value) is not dict:
+            self.read(type(value))  # such as a Counter, in which nothing is missing
+        if isinstance(value, collections.defaultdict):
+            self.read(value.default_factory)
+        for name, item in value.items():
+            self.read(name)
+            self.read(item)
 
     def _read_array(self, value: Any) -> None:
         if isinstance(value, np.ma.MaskedArray):
@@ -475,14 +521,14 @@ class _Reader:
         if {*map(type, value)} <= {bool, int, float, str}:  # also if they are many
             self.add(repr(value))
             return
-        for each in value:
-            self.read(each)
+        for item in value:
+            self.read(item)
 
     def _read_set(self, value: set | frozenset) -> None:
         digests = []
-        for each in value:
+        for item in value:
             reader = _Reader()
-            reader.read(each)
+            reader.read(item)
             digests.append(reader.digest())
             self.files |= reader.files
             self.whole |= reader.whole
@@ -508,15 +554,11 @@ class _Reader:
         self.files[file] = None
 
     def _read_function(self, function: types.FunctionType) -> None:
-        users = is_users(function)
         cells = [
             cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()
         ]
-        if not users:
-            self.add("function", str(function.__module__), function.__qualname__)
-            for value in (*cells, *(function.__defaults__ or ()), *vars(function).values()):
-                if isinstance(value, VALUES) or is_users(value) or is_users(type(value)):
-                    self.read(value)
+        if not is_users(function):
+            self._read_librarys_function(function, cells)
             return
         self.add("function")
         file = users_file(function.__code__.co_filename)
@@ -531,36 +573,43 @@ class _Reader:
             self.read(part)
         self._read_names(names, numbers, function.__globals__, file)
 
+    def _read_librarys_function(self, function: types.FunctionType, cells: list[Any]) -> None:
+        """Reads the name of a library's function, and what users passed to it."""
+        self.add("function", str(function.__module__), function.__qualname__)
+        for value in (*cells, *(function.__defaults__ or ()), *vars(function).values()):
+            if isinstance(value, VALUES) or is_users(value) or is_users(type(value)):
+                self.read(value)
+
     def _read_names(
         self,
         names: Names,
         numbers: Mapping[str, str],
-        found_in: Mapping[str, Any],
+        namespace: Mapping[str, Any],
         file: Path | None,
     ) -> None:
-        """Reads what the global names, the attributes and the imports of code stand for."""
+        """Reads what the global names, the attributes and the imports of code stand for in its module's namespace."""
         for name in names.read:
             self.add("global", numbers.get(name, name))
-            value = found_in.get(name)
+            value = namespace.get(name)
             if isinstance(value, types.ModuleType):
                 self._read_module(value, names.attributes)
-            elif name in found_in:
+            elif name in namespace:
                 self.read(value)
             elif not hasattr(builtins, name):
                 self.add("missing")
         for name in names.modules:
-            self._read_import(name, found_in, names.attributes)
+            self._read_import(name, namespace, names.attributes)
         if INDIRECT & {*names.read, *names.attributes}:
             if file is not None:
                 self._add_file(file, whole=True)
             for text in names.texts:
-                self._read_import(text, found_in, names.attributes)
+                self._read_import(text, namespace, names.attributes)
 
     def _read_import(
-        self, name: str, found_in: Mapping[str, Any], attributes: Mapping[str, None]
+        self, name: str, namespace: Mapping[str, Any], attributes: Mapping[str, None]
     ) -> None:
         """Reads a module by the name with which code imports it; nothing if there is no such module."""
-        package = found_in.get("__package__") or ""
+        package = namespace.get("__package__") or ""
         full = name
         if name.startswith("."):
             with contextlib.suppress(ImportError):
@@ -576,7 +625,7 @@ class _Reader:
             if spec is None or not spec.origin or not Path(spec.origin).is_file():
                 return
             file = Path(spec.origin).resolve()
-            if not any(file.is_relative_to(folder) for folder in library_folders()):
+            if not is_librarys(file):
                 self._add_file(file, whole=True)
 
     def _read_code(self, code: types.CodeType) -> None:
@@ -620,50 +669,46 @@ class _Reader:
         """Reads an instance: its class and its state."""
         cls = type(value)
         self.read(cls)
-        # of a user's subclass
-        if isinstance(value, list | tuple | dict | str | bytes | int | float):
+        if isinstance(value, BUILT_IN):  # of a user's subclass
             self.read(plain(value))
         if is_users(cls) or not hasattr(value, "__reduce_ex__"):
             self.read(state_of(value))
             return
         try:
             reduce = copyreg.dispatch_table.get(cls)
-            made = value.__reduce_ex__(4) if reduce is None else reduce(value)
+            reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
             if isinstance(value, np.ufunc) and value.__name__.endswith("(vectorized)"):
                 raise TypeError("np.frompyfunc hides its function")
         except Exception:  # locks, files, generators and others have no state that could be read
             self.add("no state")
             self.whole |= self.files
             return
-        for part in made if isinstance(made, tuple) else (made,):
+        for part in reduced if isinstance(reduced, tuple) else (reduced,):
             self.read([*part] if isinstance(part, Iterator) else part)
 
 
 def plain(value: Any) -> Any:
     """A value of a built-in type in place of one of a class derived from it."""
-    kinds: tuple[Any, ...] = (list, tuple, dict, str, bytes, int, float)
-    for kind in kinds:
-        if isinstance(value, kind):
-            return kind(value)
+    for built_in in BUILT_IN:
+        if isinstance(value, built_in):
+            return built_in(value)
     return value
 
 
 def state_of(value: Any) -> dict[str, Any]:
     """The attributes of an instance; without computed ones, and those that a Flax module has for its own use."""
+    cls = type(value)
     attributes = getattr(value, "__dict__", {})
-    found = {name: each for name, each in attributes.items() if not is_computed(type(value), name)}
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
+    state = {name: item for name, item in attributes.items() if not is_computed(cls, name)}
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
-                found[name] = getattr(value, name)
-    if any(cls.__module__.startswith("flax.linen") for cls in type(value).__mro__):
-        found = {
-            name: each
-            for name, each in found.items()
-            if not name.startswith("_") and name != "parent"
-        }
-    return {name: found[name] for name in sorted(found)}
+                state[name] = getattr(value, name)
+    names = sorted(state)
+    if any(base.__module__.startswith("flax.linen") for base in cls.__mro__):
+        names = [name for name in names if not name.startswith("_") and name != "parent"]
+    return {name: state[name] for name in names}
 
 
 def is_computed(cls: type, name: str) -> bool:
@@ -684,41 +729,39 @@ def dtype_of(value: Any) -> np.dtype | None:
 
 def names_in(code: types.CodeType) -> Names:
     """The names that code and the code inside it use."""
-    found = Names({}, {}, {}, {})
+    names = Names(read={}, attributes={}, modules={}, texts={})
     for instruction in dis.get_instructions(code):
         operation = instruction.opname
         if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
-            found.read[instruction.argval] = None
+            names.read[instruction.argval] = None
         elif operation in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
-            found.attributes[instruction.argval] = None
+            names.attributes[instruction.argval] = None
         elif operation == "IMPORT_NAME":
             level = import_level(code, instruction)
-            found.modules["." * level + instruction.argval] = None
+            names.modules["." * level + instruction.argval] = None
         if instruction.opcode in dis.hasconst and isinstance(instruction.argval, str):
-            found.texts[instruction.argval] = None
+            names.texts[instruction.argval] = None
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            for names, more in zip(found, names_in(constant), strict=True):
-                names.update(more)
-    return found
+            for entries, inner in zip(names, names_in(constant), strict=True):
+                entries.update(inner)
+    return names
 
 
-def numbers_of(names: Names, found_in: Mapping[str, Any]) -> dict[str, str]:
+def numbers_of(names: Names, namespace: Mapping[str, Any]) -> dict[str, str]:
     """Numbers of global names, for those that only a value stands behind that is read wholly and stays the same.
 
     Names count where code may compute them, and those of variables that some function of the file assigns to.
     """
     if INDIRECT & {*names.read, *names.attributes}:
         return {}
-    file = file_of(sys.modules.get(found_in.get("__name__", "")))
+    file = file_of(sys.modules.get(namespace.get("__name__", "")))
     assigned = set() if file is None else assigned_globals(file)
     numbers = {}
     for number, name in enumerate(names.read):
-        if (
-            isinstance(found_in.get(name), READ_WHOLLY)
-            and name in found_in
-            and name not in assigned
-        ):
+        if name not in namespace or name in assigned:
+            continue
+        if isinstance(namespace[name], READ_WHOLLY):
             numbers[name] = str(number)
     return numbers
 
@@ -732,7 +775,8 @@ def assigned_globals(file: Path) -> set[str]:
 
 def import_level(code: types.CodeType, instruction: dis.Instruction) -> int:
     """The level of an import inside a function: 1 for `from . import x`. It is loaded two instructions earlier."""
-    before = [each for each in dis.get_instructions(code) if each.offset < instruction.offset]
-    loads = [each.argval for each in before[-2:] if each.opcode in dis.hasconst]
-    level = loads[0] if loads else 0
+    instructions = [*dis.get_instructions(code)]
+    before = [other for other in instructions if other.offset < instruction.offset]
+    constants = [other.argval for other in before[-2:] if other.opcode in dis.hasconst]
+    level = constants[0] if constants else 0
     return level if isinstance(level, int) else 0

@@ -26,7 +26,7 @@ CONTENT = re.compile(rb"(?:(\d{1,20})(?: ([\w.-]{1,64}))?)?")  # earlier version
 MAX_BYTES = 96
 HERE = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:64] or "unnamed"
 
-# folders, and the threads of this process that hold their locks
+# Folders, and the threads of this process that hold their locks
 _held: set[tuple[Path, int]] = set()
 
 
@@ -59,18 +59,21 @@ class Holder(NamedTuple):
 
 def holder(folder: Path) -> Holder | None:
     """Returns who locked a folder, or None. Only reads, since even a short lock could turn away a worker."""
+    path = folder / LOCK
     try:
-        regular = stat.S_ISREG(os.lstat(folder / LOCK).st_mode)
-        return _parsed((folder / LOCK).read_bytes()[:MAX_BYTES]) if regular else None
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            return None
+        return _parsed(path.read_bytes()[:MAX_BYTES])
     except OSError:
         return None
 
 
 def _parsed(content: bytes) -> Holder | None:
-    found = CONTENT.fullmatch(content)
-    return (
-        Holder(int(found[1]), (found[2] or HERE.encode()).decode()) if found and found[1] else None
-    )
+    match = CONTENT.fullmatch(content)
+    if match is None or not match[1]:
+        return None
+    machine = match[2].decode() if match[2] else HERE
+    return Holder(int(match[1]), machine)
 
 
 def _entry(folder: Path) -> tuple[Path, int]:
@@ -86,17 +89,25 @@ def locked(folders: Sequence[Path], say: Callable[[str], None]) -> Iterator[None
     locked one of the folders, and `ArgumentError` if something else is in place of a lock.
     """
     folders = [folder for folder in folders if _entry(folder) not in _held]
-    made = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
-    with contextlib.ExitStack() as held:
-        for folder in folders if processes.is_first() and fcntl else ():
-            held.enter_context(_lock(folder, say))
+    new = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
+    locks_folders = processes.is_first() and fcntl
+    with contextlib.ExitStack() as locks:
+        if locks_folders:
+            for folder in folders:
+                locks.enter_context(_lock(folder, say))
         try:
             yield
         finally:
-            held.close()
-            for path in made if processes.is_first() else ():
-                if path.is_dir() and not any(path.iterdir()):  # nothing was written
-                    path.rmdir()
+            locks.close()
+            if processes.is_first():
+                _remove_empty(new)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Deletes those of the folders into which nothing was written."""
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -113,32 +124,45 @@ def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _take(folder: Path, say: Callable[[str], None]) -> int:
-    assert fcntl
+    """Locks a folder. Returns the open lock file."""
     while True:
         file = _open(folder)
+        if not _try_lock(folder, file):
+            return file
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                other = _parsed(os.read(file, MAX_BYTES)) or "unknown"
-                os.close(file)
-                raise Locked(
-                    "out", f"another process (number {other}) is writing to it", folder
-                ) from error
-            return file  # the file system does not support locks
-        try:
-            if os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino:
-                if before := _parsed(os.read(file, MAX_BYTES)):
-                    say(
-                        f"  {folder} was locked by process {before}, which has ended; taking over the lock"
-                    )
-                os.ftruncate(file, 0)
-                with contextlib.suppress(OSError):  # full disk: the lock works without the number
-                    os.pwrite(file, f"{os.getpid()} {HERE}".encode(), 0)
-                return file
-        except FileNotFoundError:  # released, and so deleted, between the two lines above
-            pass
+            is_current = os.stat(folder / LOCK).st_ino == os.fstat(file).st_ino
+        except FileNotFoundError:  # released, and so deleted, before it was locked here
+            is_current = False
+        if is_current:
+            _write_holder(folder, file, say)
+            return file
         os.close(file)
+
+
+def _try_lock(folder: Path, file: int) -> bool:
+    """Locks an open file; False if the file system does not support locks. Raises `Locked` if it is locked."""
+    assert fcntl
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        other = _parsed(os.read(file, MAX_BYTES)) or "unknown"
+        os.close(file)
+        text = f"another process (number {other}) is writing to it"
+        raise Locked("out", text, folder) from error
+    return True
+
+
+def _write_holder(folder: Path, file: int, say: Callable[[str], None]) -> None:
+    """Writes this process's number into a lock file. Tells `say` of a process that left it behind."""
+    before = _parsed(os.read(file, MAX_BYTES))
+    if before:
+        ended = f"was locked by process {before}, which has ended"
+        say(f"  {folder} {ended}; taking over the lock")
+    os.ftruncate(file, 0)
+    with contextlib.suppress(OSError):  # full disk: the lock works without the number
+        os.pwrite(file, f"{os.getpid()} {HERE}".encode(), 0)
 
 
 def _open(folder: Path) -> int:
@@ -150,18 +174,14 @@ def _open(folder: Path) -> int:
         if path.is_symlink() or path.is_dir():
             raise _not_a_lock(folder) from error
         raise
-    kind = os.fstat(file)
-    if (
-        stat.S_ISREG(kind.st_mode)
-        and kind.st_nlink <= 1
-        and CONTENT.fullmatch(os.pread(file, MAX_BYTES, 0))
-    ):
+    status = os.fstat(file)
+    is_single_file = stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
+    if is_single_file and CONTENT.fullmatch(os.pread(file, MAX_BYTES, 0)):
         return file
     os.close(file)
     raise _not_a_lock(folder)
 
 
 def _not_a_lock(folder: Path) -> ArgumentError:
-    return ArgumentError(
-        "out", f"its {LOCK} is not a lock of pfljax; move or delete {folder / LOCK}", folder
-    )
+    text = f"its {LOCK} is not a lock of pfljax; move or delete {folder / LOCK}"
+    return ArgumentError("out", text, folder)

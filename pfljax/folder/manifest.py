@@ -34,7 +34,8 @@ class Manifest(NamedTuple):
     @property
     def checkpoints(self) -> list[int]:
         """Rounds of the listed checkpoints, newest first."""
-        return sorted({step for name in self.files if (step := _step(name))}, reverse=True)
+        steps = {_step(name) for name in self.files}
+        return sorted((step for step in steps if step), reverse=True)
 
     def damaged(self, out: Path, checkpoint: int | None = None) -> str | None:
         """Describes the first file of a checkpoint (None: of those that belong to none) that is missing or changed."""
@@ -55,15 +56,16 @@ def read(out: Path) -> Manifest | None:
     Raises `ArgumentError` if a later version of pfljax wrote it.
     """
     try:
-        kept = files.read_json(out / NAME)
-        body = kept["manifest"]
-        whole = kept["sha256"] == _digest_of(body)
+        content = files.read_json(out / NAME)
+        body = content["manifest"]
+        is_whole = content["sha256"] == _digest_of(body)
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    if not whole:
+    if not is_whole:
         return None
     if body["format"] != FORMAT:
-        text = f"was written in format {body['format']} by another version of pfljax; accepted: format {FORMAT}"
+        version = f"format {body['format']} by another version of pfljax"
+        text = f"was written in {version}; accepted: format {FORMAT}"
         raise ArgumentError("out", text, out)
     listed = {name: (size, digest) for name, (size, digest) in body["files"].items()}
     settings = former.renamed(body["settings"], former.METHOD)
@@ -86,26 +88,32 @@ def write(
     if not processes.is_first():
         return
     before = read(out)
-    kept = [step for step in checkpoints if step != saved]
-    listed = {
-        name: entry
-        for name, entry in (before.files if before else {}).items()
-        if _step(name) in kept
-    }
+    entries_before = before.files if before else {}
+    older = [step for step in checkpoints if step != saved]
+    listed = {name: entry for name, entry in entries_before.items() if _step(name) in older}
+
+    # What is new: the run's records, and the newest checkpoint with its history.
     folder = out / "checkpoints"
-    new = [path for path in (folder / str(saved)).rglob("*") if path.is_file()] if saved else []
-    new += [out / name for name in RECORDS] + [folder / f"history-{saved}.npz"]
-    for path in sorted(path for path in new if path.exists()):
-        listed[path.relative_to(out).as_posix()] = (path.stat().st_size, _digest(path))
-    body = {"format": FORMAT, "rounds": rounds, **{part: config.get(part, {}) for part in PARTS}}
-    body = files.plain(body | {"files": listed})
+    paths = [out / name for name in RECORDS]
+    paths.append(folder / f"history-{saved}.npz")
+    if saved:
+        paths += [path for path in (folder / str(saved)).rglob("*") if path.is_file()]
+    for path in sorted(paths):
+        if path.exists():
+            name = path.relative_to(out).as_posix()
+            listed[name] = (path.stat().st_size, _digest(path))
+
+    body: dict[str, Any] = {"format": FORMAT, "rounds": rounds}
+    body |= {part: config.get(part, {}) for part in PARTS}
+    body["files"] = listed
+    body = files.plain(body)
     files.write_json(out / NAME, {"manifest": body, "sha256": _digest_of(body)})
 
 
 def _step(name: str) -> int | None:
     """Returns the round of the checkpoint that a listed file belongs to."""
-    found = re.match(r"checkpoints/(?:history-)?(\d+)[./]", name)
-    return int(found[1]) if found else None
+    match = re.match(r"checkpoints/(?:history-)?(\d+)[./]", name)
+    return int(match[1]) if match else None
 
 
 def _digest(path: Path) -> str:
@@ -114,4 +122,5 @@ def _digest(path: Path) -> str:
 
 
 def _digest_of(body: Any) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(body, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

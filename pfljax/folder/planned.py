@@ -19,9 +19,9 @@ def write(out: Path, folders: Sequence[Path], rounds: int) -> None:
 def read(out: Path) -> dict[Path, int]:
     """Returns the number of rounds by folder; {} if the study has no list, or a damaged one."""
     try:
-        found = files.read_json(out / NAME)
-        rounds = int(found["rounds"])
-        runs = [Path(run) for run in found["runs"]]
+        content = files.read_json(out / NAME)
+        rounds = int(content["rounds"])
+        runs = [Path(run) for run in content["runs"]]
     except Exception:  # a damaged file can make its reader raise anything
         return {}
     return {out / run: rounds for run in runs if not run.is_absolute() and ".." not in run.parts}

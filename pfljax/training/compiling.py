@@ -39,8 +39,9 @@ def compile_to_fit(
 
     def any_key(purpose: int) -> Key:
         key = jax.random.key(purpose)
-        own = experiment.keys(key, key) if purpose else key
-        return replicates.join([own] * replicates.num)
+        if purpose:
+            key = experiment.keys(key, key)
+        return replicates.join([key] * replicates.num)
 
     def played_seconds(plan: ExecutionPlan) -> float | None:
         """Seconds of the plan's second round, which has no first time to wait for."""

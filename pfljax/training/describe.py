@@ -14,7 +14,7 @@ import jax
 
 from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import Examples, Topology
+from pfljax.contract.types import Examples, PyTree, Topology
 from pfljax.data import Federation
 from pfljax.folder import files
 from pfljax.local import lasting
@@ -32,24 +32,29 @@ def settings(
     method: Any, clients: Federation, model: Any, local: LocalTraining, options: dict
 ) -> dict:
     """Returns the settings that must agree when a run is resumed, except functions (optimizer and schedule)."""
-    named = [
-        field.name
-        for field in dataclasses.fields(local)
-        if field.name not in ("optimizer", "schedule")
-    ]
-    comparable = {f"local.{name}": files.plain(getattr(local, name)) for name in named}
-    if not isinstance(local.loss, str):
-        comparable["local.loss"] = getattr(local.loss, "__name__", type(local.loss).__name__)
-    knobs = {
-        f"{method.info.name}.{name}": value for name, value in dataclasses.asdict(method).items()
+    names = [field.name for field in dataclasses.fields(local)]
+    comparable = {
+        f"local.{name}": files.plain(getattr(local, name))
+        for name in names
+        if name not in ("optimizer", "schedule")
     }
-    text = (
-        repr(model)
-        if dataclasses.is_dataclass(model)
-        else getattr(model, "__name__", type(model).__name__)
-    )
-    found = {"method": method.info.name, **knobs, "model": text, **comparable, **options}
-    return found | {"num_clients": clients.num_clients, "partition": clients.index_digest}
+    if not isinstance(local.loss, str):
+        comparable["local.loss"] = _name(local.loss)
+    name = method.info.name
+    knobs = dataclasses.asdict(method)
+    values = {"method": name}
+    values |= {f"{name}.{knob}": value for knob, value in knobs.items()}
+    values["model"] = repr(model) if dataclasses.is_dataclass(model) else _name(model)
+    values |= comparable
+    values |= options
+    values["num_clients"] = clients.num_clients
+    values["partition"] = clients.index_digest
+    return values
+
+
+def _name(value: Any) -> str:
+    """The name of a function or class, or of an object's class."""
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def config(
@@ -62,9 +67,12 @@ def config(
 ) -> dict:
     """Returns "settings", and "parts": what the run can be made again from, without what cannot be recorded."""
     options = options | {"participation": participation}
-    of_local = {f"local.{name}": value for name, value in recorded.fields(local).items()}
-    parts = recorded.recordable({"method": method, "model": model, **of_local, **options})
-    parts |= {"clients": clients.origin} if clients.origin else {}
+    parts = {"method": method, "model": model}
+    for name, value in recorded.fields(local).items():
+        parts[f"local.{name}"] = value
+    parts = recorded.recordable(parts | options)
+    if clients.origin:
+        parts["clients"] = clients.origin
     texts = {
         name: repr(value) for name, value in options.items() if dataclasses.is_dataclass(value)
     }
@@ -78,19 +86,18 @@ def config(
 def environment() -> dict:
     """Returns versions, device and git commit for config.json."""
     folder = Path(__file__).parent
+    command = ["git", "rev-parse", "HEAD"]
     try:
-        asked = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
-        )
-        commit = asked.stdout.strip() or None
+        git = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        commit = git.stdout.strip() or None
     except OSError:  # git is not installed
         commit = None
     device = jax.local_devices()[0]
-    versions = {
-        name: importlib.metadata.version(name) for name in ("jax", "flax", "optax", "numpy")
-    }
+    versions = {"python": platform.python_version()}
+    for name in ("jax", "flax", "optax", "numpy"):
+        versions[name] = importlib.metadata.version(name)
     return {
-        "versions": {"python": platform.python_version()} | versions,
+        "versions": versions,
         "device": f"{len(jax.local_devices())} x {device.device_kind} ({device.platform})",
         "git_commit": commit,
     }
@@ -101,32 +108,33 @@ def inputs(scaling: Any, examples: Any) -> str:
     if scaling is None:
         return "as the data set gives them"
 
-    def kind(mean, x):
-        return (
-            "" if mean is None else "channel" if len(x.shape) == 3 or mean.ndim == 0 else "feature"
-        )
+    def unit(mean: Any, x: Any) -> str:
+        """What has a mean and a standard deviation of its own; "" if a leaf is not scaled."""
+        if mean is None:
+            return ""
+        is_image = len(x.shape) == 3
+        return "channel" if is_image or mean.ndim == 0 else "feature"
 
-    kinds = jax.tree.map(kind, scaling.mean, examples, is_leaf=lambda leaf: leaf is None)
-    per = sorted(set(jax.tree.leaves(kinds)) - {""})
-    return f"standardized: mean 0 and standard deviation 1 per {' or '.join(per)}"
+    units = jax.tree.map(unit, scaling.mean, examples, is_leaf=lambda leaf: leaf is None)
+    scaled = sorted(set(jax.tree.leaves(units)) - {""})
+    return f"standardized: mean 0 and standard deviation 1 per {' or '.join(scaled)}"
 
 
 def features(experiment: Experiment) -> list[tuple[str, str]]:
     """Says what is computed once per example, or why nothing is though layers are frozen."""
     if experiment.features:
         return [("features", experiment.features.said)]
-    return (
-        [("features", f"computed in every step: {experiment.not_cached}")]
-        if experiment.not_cached
-        else []
-    )
+    if experiment.not_cached:
+        return [("features", f"computed in every step: {experiment.not_cached}")]
+    return []
 
 
 def examples(x: Examples) -> str:
     """Describes how the examples of a split are stored."""
     if not hasattr(x, "shape"):
         leaves, _ = jax.tree.flatten_with_path(x, is_leaf=is_pooled)
-        return told_once({jax.tree_util.keystr(path): examples(leaf) for path, leaf in leaves})
+        texts = {jax.tree_util.keystr(path): examples(leaf) for path, leaf in leaves}
+        return join_texts(texts)
     if not is_pooled(x):
         return "one copy per client, no larger than an index"
     copies = memory.readable(x.dtype.itemsize * math.prod(x.shape))
@@ -137,91 +145,111 @@ def examples(x: Examples) -> str:
 def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tuple[str, Any]]:
     """Returns the lines of the memory plan, (name, bytes or text): totals of the run, and what each device needs."""
     plan = compiled.plan
-    needs = compiled.memory
-    state = compiled.state
+    memory_needed = compiled.memory
     algorithm = compiled.algorithm
-    size = experiment.problem.cohort_size
-    num_clients = experiment.federation.num_clients
-    per_device = -(-size // plan.num_devices)
-    at_once = min(plan.chunk or per_device, per_device)
-    kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
-    at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets) or at_once
-    most = "at most " * plan.in_cache
+    problem = experiment.problem
     store = store_of(experiment)
+    num_clients = experiment.federation.num_clients
+    gradients = experiment.gradients(algorithm)
+    stored = {part: examples(split.x) for part, split in data.items()}
+    lines: list[tuple[str, Any]] = []
 
-    def cut(leaf):
-        return jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype)
-
-    of_round = state.models if algorithm.topology.on_server else jax.tree.map(cut, state.models)
-    lines = [
-        ("models", tree.num_bytes(state.models)),
-        ("optimizer", tree.num_bytes(state.opt_state)),
-        ("per-client state", tree.num_bytes(state.rows)),
-        (
-            "data",
-            sum(
-                leaf.nbytes for leaf in {id(leaf): leaf for leaf in jax.tree.leaves(data)}.values()
-            ),
-        ),
+    # Networks and bytes.
+    if problem.groups:
+        lines.append(("networks", problem.groups.described(num_clients)))
+    frozen = tree.num_bytes(problem.model.network.held)
+    if frozen:
+        lines.append(("frozen parameters, held once", frozen))
+    lines += [
+        ("models", tree.num_bytes(compiled.state.models)),
+        ("optimizer", tree.num_bytes(compiled.state.opt_state)),
+        ("per-client state", tree.num_bytes(compiled.state.rows)),
+        ("data", _num_bytes_of_data(data)),
         ("inputs", inputs(experiment.federation.scaling, experiment.inputs)),
         *features(experiment),
-        ("examples", told_once({part: examples(split.x) for part, split in data.items()})),
-        ("arguments, per device", needs.arguments),
-        ("other outputs, per device", needs.outputs),
-        ("temporaries, per device", needs.temporaries),
-        ("device memory", needs.limit),
-        (
-            "plan",
-            f"{kind}: {most}{at_once} of {per_device} clients at a time, {plan.devices_in_words}",
-        ),
-        ("idle steps", f"{most}{100 * plan.waiting(experiment.steps, size):.1f} %"),
-        (
-            "gradients per client and round",
-            f"{experiment.gradients(algorithm):,.4g} on average, of mini-batches",
-        ),
-        ("exchange", plan.exchange_of(algorithm.topology, of_round)),
-        ("clients' state and data", store.home),
+        ("examples", join_texts(stored)),
+        ("arguments, per device", memory_needed.arguments),
+        ("other outputs, per device", memory_needed.outputs),
+        ("temporaries, per device", memory_needed.temporaries),
+        ("device memory", memory_needed.limit),
     ]
-    if frozen := tree.num_bytes(experiment.problem.model.network.held):
-        lines.insert(0, ("frozen parameters, held once", frozen))
+
+    # How a round is played.
+    lines += _lines_of_execution(compiled, experiment)
+    lines.append(
+        ("gradients per client and round", f"{gradients:,.4g} on average, of mini-batches")
+    )
+    exchange = plan.exchange_of(algorithm.topology, _models_of_cohort(compiled, experiment))
+    lines.append(("exchange", exchange))
+    lines.append(("clients' state and data", store.home))
     if compiled.saving is not None and store.on_disk:
-        lines.append(("disk, at most", compiled.saving.check(experiment.problem.rounds)))
-    if groups := experiment.problem.groups:
-        lines.insert(0, ("networks", groups.described(num_clients)))
-    slow = [
-        layer
-        for model in experiment.problem.models
-        for layer in model.slow_layers(plan.device.platform)
-    ]
-    lines += [("slow layer", layer) for layer in dict.fromkeys(slow)]
-    if stale := stale_statistics(experiment):
+        lines.append(("disk, at most", compiled.saving.check(problem.rounds)))
+
+    # What may surprise.
+    slow_layers: dict[str, None] = {}
+    for model in problem.models:
+        slow_layers |= dict.fromkeys(model.slow_layers(plan.device.platform))
+    lines += [("slow layer", layer) for layer in slow_layers]
+    stale = stale_statistics(experiment)
+    if stale:
         lines.append(("batch statistics", stale))
-    if kept := kept_of_optimizer(experiment, algorithm.topology):
-        lines.append(("optimizer's state", kept))
+    lasting_state = state_of_optimizer(experiment, algorithm.topology)
+    if lasting_state:
+        lines.append(("optimizer's state", lasting_state))
     lines += surroundings(experiment)
     if num_clients % plan.num_devices and store.on_devices:
-        lines.append(
-            (
-                "not divided",
-                f"{num_clients} clients over {plan.num_devices} devices: each device holds all",
-            )
-        )
+        clients = f"{num_clients} clients over {plan.num_devices} devices"
+        lines.append(("not divided", f"{clients}: each device holds all"))
     return lines
+
+
+def _num_bytes_of_data(data: Any) -> int:
+    """Bytes of the arrays, of which splits may share some."""
+    arrays = {id(leaf): leaf for leaf in jax.tree.leaves(data)}
+    return sum(array.nbytes for array in arrays.values())
+
+
+def _lines_of_execution(compiled: Compiled, experiment: Experiment) -> list[tuple[str, str]]:
+    """How many clients a device computes at a time, and how much of that is idle."""
+    plan = compiled.plan
+    size = experiment.problem.cohort_size
+    per_device = -(-size // plan.num_devices)
+    kind = {0: "vmap", 1: "map"}.get(plan.chunk, "chunk")
+    at_once = str(min(plan.chunk or per_device, per_device))
+    if plan.buckets:
+        at_once = ", then ".join(f"{count} x {width}" for width, count in plan.buckets)
+    most = "at most " if plan.in_cache else ""
+    clients = f"{most}{at_once} of {per_device} clients at a time"
+    idle = 100 * plan.waiting(experiment.steps, size)
+    return [
+        ("plan", f"{kind}: {clients}, {plan.devices_in_words}"),
+        ("idle steps", f"{most}{idle:.1f} %"),
+    ]
+
+
+def _models_of_cohort(compiled: Compiled, experiment: Experiment) -> PyTree:
+    """Shapes of the models that are exchanged in a round."""
+    models = compiled.state.models
+    if compiled.algorithm.topology.on_server:
+        return models
+    return tree.shapes_of_rows(models, experiment.problem.cohort_size)
 
 
 def stale_statistics(experiment: Experiment) -> str:
     """Says that a normalization's averages will hardly have left their initial values; "" if they will have."""
-    momentum = max(
-        (each for model in experiment.problem.models for each in model.network.momenta), default=0.0
-    )
+    momenta = [
+        momentum for model in experiment.problem.models for momentum in model.network.momenta
+    ]
+    momentum = max(momenta, default=0.0)
     steps = experiment.problem.rounds * float(experiment.steps.mean())
-    if (kept := momentum**steps) <= STALE:
+    share = momentum**steps
+    if share <= STALE:
         return ""
-    text = f"momentum {momentum:g} keeps {100 * kept:.0f} % of the initial values after {steps:,.0f} steps"
-    return f"{text}; lower it, or predictions may be poor"
+    initial = f"{100 * share:.0f} % of the initial values after {steps:,.0f} steps"
+    return f"momentum {momentum:g} keeps {initial}; lower it, or predictions may be poor"
 
 
-def kept_of_optimizer(experiment: Experiment, topology: Topology) -> str:
+def state_of_optimizer(experiment: Experiment, topology: Topology) -> str:
     """Says what of the clients' optimizer goes on over rounds; "" if it has no state."""
     problem = experiment.problem
     optimizer = problem.solver.optimizer
@@ -230,54 +258,54 @@ def kept_of_optimizer(experiment: Experiment, topology: Topology) -> str:
         return ""
     if not topology.moves or problem.keep_optimizer:
         return "all of it goes on over rounds"
-    return f"for shared models, {lasting.described(optimizer, shapes)}; for clients' own models, all goes on"
+    shared = lasting.described(optimizer, shapes)
+    return f"for shared models, {shared}; for clients' own models, all goes on"
 
 
-def told_once(of_parts: dict[str, str]) -> str:
-    """Joins what is said of each part; says it once if it is the same for all."""
-    texts = set(of_parts.values())
-    return (
-        texts.pop()
-        if len(texts) == 1
-        else "; ".join(f"{part}: {text}" for part, text in of_parts.items())
-    )
+def join_texts(texts: dict[str, str]) -> str:
+    """Joins the texts on several parts; a single text if all are the same."""
+    different = set(texts.values())
+    if len(different) == 1:
+        return different.pop()
+    return "; ".join(f"{part}: {text}" for part, text in texts.items())
 
 
 def surroundings(experiment: Experiment) -> list[tuple[str, str]]:
     """Returns the lines of the plan on what stands between clients and server, other than the defaults."""
     server = experiment.server
     attack = experiment.attack
-    sent = experiment.compression
+    compression = experiment.compression
+    client_privacy = experiment.client_privacy
     clients = experiment.federation
     clock = experiment.problem.clock
     chance = experiment.problem.chance
     size = experiment.problem.cohort_size
-    drawn = "drawn from each client's examples; the data set's own are not used"
-    tests = {None: "", True: "the data set's own", False: drawn}[clients.official_test]
-    attackers = 0 if clients.attacker is None else int(clients.attacker.sum())
-    lines = [
-        ("test examples", tests),
-        ("cohorts", server.sampler != "uniform" and server.sampler),
-        ("aggregator", server.aggregator != "mean" and server.described(size)),
-        (
-            "attackers",
-            attack.active and f"{attackers} of {clients.num_clients} clients, {attack.kind}",
-        ),
-        ("compressed uploads", sent.upload != "none" and sent.described),
-        ("compressed downloads", sent.download != "none" and sent.download),
-        ("clock", clock and clock.described),
-        ("faults", experiment.faults.active and experiment.faults.described),
-        (
-            "client privacy",
-            experiment.client_privacy.active and experiment.client_privacy.described,
-        ),
-    ]
+    lines: list[tuple[str, str]] = []
+    if clients.official_test:
+        lines.append(("test examples", "the data set's own"))
+    elif clients.official_test is not None:
+        drawn = "drawn from each client's examples; the data set's own are not used"
+        lines.append(("test examples", drawn))
+    if server.sampler != "uniform":
+        lines.append(("cohorts", server.sampler))
+    if server.aggregator != "mean":
+        lines.append(("aggregator", server.described(size)))
+    if attack.active:
+        num = 0 if clients.attacker is None else int(clients.attacker.sum())
+        lines.append(("attackers", f"{num} of {clients.num_clients} clients, {attack.kind}"))
+    if compression.upload != "none":
+        lines.append(("compressed uploads", compression.described))
+    if compression.download != "none":
+        lines.append(("compressed downloads", compression.download))
+    if clock:
+        lines.append(("clock", clock.described))
+    if experiment.faults.active:
+        lines.append(("faults", experiment.faults.described))
+    if client_privacy.active:
+        lines.append(("client privacy", client_privacy.described))
     if chance is not None:
-        lines.append(
-            (
-                "cohorts",
-                f"each client takes part with probability {chance:g}; at most {size} in a round",
-            )
-        )
-    lines.append(("secure aggregation", server.secure_aggregation and "the server sees sums only"))
+        taking_part = f"each client takes part with probability {chance:g}"
+        lines.append(("cohorts", f"{taking_part}; at most {size} in a round"))
+    if server.secure_aggregation:
+        lines.append(("secure aggregation", "the server sees sums only"))
     return [(name, text) for name, text in lines if text]

@@ -15,7 +15,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError, warn
-from pfljax.contract.types import Algorithm, ClientData, Key, Split, State, Topology
+from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.rounds import Record
@@ -59,7 +59,7 @@ CheckpointEvery = Annotated[
 class Schedule(NamedTuple):
     """When to evaluate and save a run."""
 
-    # number of rounds between evaluations. The first evaluation is at round 0.
+    # Number of rounds between evaluations. The first evaluation is at round 0.
     eval_every: EvalEvery = 10
     # Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     checkpoint_every: CheckpointEvery = 50
@@ -95,42 +95,42 @@ class Trainer:
         each run, called with its evaluations, or none. Raises `ArgumentError` if a directory contains
         another run.
         """
-        if outs:
-            places = [{"directory": Path(out) / CLIENTS} for out in outs]
-            experiments = [
-                dataclasses.replace(e, **place)
-                for e, place in zip(experiments, places, strict=True)
-            ]
-        if resume in (True, "if_possible") and processes.from_first(
-            np.int32(any(map(is_checked, outs or ())))
-        ):
-            experiments = [dataclasses.replace(each, checked=True) for each in experiments]
+        outs = outs or ()
+        experiments = in_folders(experiments, outs)
+        if resume in (True, "if_possible"):
+            drops_clients = np.int32(any(map(is_checked, outs)))
+            if processes.from_first(drops_clients):
+                experiments = checked(experiments)
         self.store = store_of(experiments[0])
         if profile and self.store.on_disk:
-            raise ArgumentError(
-                "profile", "needs a state to discard; accepted with client_store=device or host"
-            )
-        self.experiments = list(experiments)
+            text = "needs a state to discard; accepted with client_store=device or host"
+            raise ArgumentError("profile", text)
+
+        # What was asked for.
+        self.experiments = experiments
         self.replicates = Replicates.of(experiments)
-        self.folders = Folders(experiments, outs or (), resume)
+        self.folders = Folders(experiments, outs, resume)
         self.planned_rounds = experiments[0].planned_rounds
         self.say = say
         self.bar = bar
         self.profile = profile
         self.keep_going = keep_going
         self.trackers = trackers or [None] * len(experiments)
+        self.keys = [jax.random.key(experiment.seed) for experiment in experiments]
+        self.secrets = [
+            secret_key(experiment.noise_seeds, key)
+            for experiment, key in zip(experiments, self.keys, strict=True)
+        ]
+
+        # Where training is.
         self.resumed = 0
         self.diverged: dict[int, str] = {}  # number of the run -> reason
-        # numbers of runs whose initial models have losses that are not finite
+        # Numbers of runs whose initial models have losses that are not finite.
         self.lost: set[int] = set()
-        self.keys = [jax.random.key(each.seed) for each in experiments]
-        self.secrets = [
-            secret_key(each.noise_seeds, key)
-            for each, key in zip(experiments, self.keys, strict=True)
-        ]
-        # they share the state until further rounds
+        # They share the state until further rounds.
         self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()
-        self.done = self.saved = 0
+        self.done = 0
+        self.saved = 0
         self.stopped = ""  # why the run stopped before its last round
         self.seconds = 0.0
         self.state: State | None = None
@@ -157,10 +157,12 @@ class Trainer:
         self._set_rounds(rounds)
         if self.state is None:
             self.folders.check_rounds(rounds)
-        schedule = Schedule(*(min(every, rounds) for every in schedule))
-        if self.state is None:
-            for each in self.experiments:
-                mixing.check(each)
+            for experiment in self.experiments:
+                mixing.check(experiment)
+        schedule = Schedule(
+            eval_every=min(schedule.eval_every, rounds),
+            checkpoint_every=min(schedule.checkpoint_every, rounds),
+        )
         if self.length != schedule.eval_every:
             with announced("compiling", self.say):
                 self._compile(schedule.eval_every)
@@ -190,12 +192,13 @@ class Trainer:
             planned = max(first.planned, rounds)
             if planned > first.planned and first.depends_on_rounds:
                 text = f"{first.name} depends on the planned number of rounds, here {first.planned}"
-                accepted = f"accepted: up to round {first.planned}, or a new run with planned_rounds={rounds}"
-                raise ArgumentError("rounds", f"{text}; {accepted}")
-        planned_alike = [
-            dataclasses.replace(each, planned_rounds=planned) for each in self.experiments
+                continued = f"up to round {first.planned}"
+                anew = f"a new run with planned_rounds={rounds}"
+                raise ArgumentError("rounds", f"{text}; accepted: {continued}, or {anew}")
+        self.experiments = [
+            dataclasses.replace(experiment, planned_rounds=planned).with_rounds(rounds)
+            for experiment in self.experiments
         ]
-        self.experiments = [each.with_rounds(rounds) for each in planned_alike]
         self.folders.experiments = self.experiments
 
     def _starts_over(self) -> bool:
@@ -203,20 +206,18 @@ class Trainer:
 
         Returns False if that was the program, or if the run is to stop; no private noise is used again.
         """
-        first = self.experiments[0]
         if not self.done:  # the initial models' predictions, which stay as they are
             return False
-        if (
-            first.checked
-            or first.noise_seeds
-            or not first.faults.droppable(self.compiled.algorithm)
-        ):
+        first = self.experiments[0]
+        if first.checked or first.noise_seeds:
+            return False
+        if not first.faults.droppable(self.compiled.algorithm):
             return False
         why = next(iter(self.diverged.values()))
         self._tell(f"  {why}; the run starts over and drops clients whose results are not finite")
         for out in self.folders.outs:
             processes.first(functools.partial(clear, out))
-        self.experiments = [dataclasses.replace(each, checked=True) for each in self.experiments]
+        self.experiments = checked(self.experiments)
         self.folders = Folders(self.experiments, self.folders.outs, False)
         self.state = None
         self.diverged = {}
@@ -233,89 +234,113 @@ class Trainer:
     def _key(self, purpose: int) -> Key:
         """The runs' keys for the initial state (0), rounds (1), predictors (2) or newcomers (3)."""
         runs = zip(self.experiments, self.keys, self.secrets, strict=True)
-        return self.replicates.join([make_key(*run, purpose, self.done) for run in runs])
+        keys = [
+            make_key(experiment, key, secret, purpose, self.done)
+            for experiment, key, secret in runs
+        ]
+        return self.replicates.join(keys)
 
     def _compile(self, length: int) -> None:
         """Places the data and compiles rounds and evaluation."""
         first = self.experiments[0]
-        replicates = self.replicates
-        store = self.store
-        parts: dict[str, Split] = {}
-        for part in ("train", "validation", "test"):
-            of_runs = [getattr(each.federation, part) for each in self.experiments]
-            parts[part] = store.put(
-                first.problem.plan, replicates, of_runs, first.federation.num_clients
-            )
-        self.clients = ClientData(parts["train"], parts["validation"])
-        attackers = [each.federation.attacker for each in self.experiments]
+        federations = [experiment.federation for experiment in self.experiments]
+
+        def put(values: Sequence[Any]) -> Any:
+            """Places data of all runs on the devices, or where the store keeps them."""
+            plan = first.problem.plan
+            return self.store.put(plan, self.replicates, values, first.federation.num_clients)
+
+        # The clients' data, with the splits that are scored.
+        train = put([federation.train for federation in federations])
+        validation = put([federation.validation for federation in federations])
+        test = put([federation.test for federation in federations])
+        self.clients = ClientData(train, validation)
+        attackers = [federation.attacker for federation in federations]
         if attackers[0] is not None:
-            placed = store.put(
-                first.problem.plan, replicates, attackers, first.federation.num_clients
-            )
-            self.clients = self.clients._replace(attacker=placed)
-        scored = [
-            name
-            for name in ("train", "test", "validation")
-            if getattr(first.federation, name).y.size
-        ]
-        self.splits = {name: parts[name] for name in scored}
-        self.compiled = compile_to_fit(first, self.clients, length, replicates)
-        self.evaluate = store.make_evaluation(self.experiments, self.compiled, replicates)
+            self.clients = self.clients._replace(attacker=put(attackers))
+        splits = {"train": train, "test": test, "validation": validation}
+        self.splits = {
+            name: split for name, split in splits.items() if getattr(first.federation, name).y.size
+        }
+
+        self.compiled = compile_to_fit(first, self.clients, length, self.replicates)
+        self.evaluate = self.store.make_evaluation(self.experiments, self.compiled, self.replicates)
         self.length = length
 
     def _begin(self) -> None:
         """Prints the plan, and initializes or restores the state."""
-        first = self.experiments[0]
-        compiled = self.compiled
-        algorithm = compiled.algorithm
-        apart = not self.store.on_devices
-        splits = self.replicates.split(self.splits)[0] if apart else self.splits
-        self.lines = [*plan_lines(compiled, splits, first), *algorithm.report.facts]
-        if self.replicates.num > 1:
-            sizes = "; bytes are per run" if apart else ""
-            text = f"{self.replicates.num}; seconds are divided evenly among them{sizes}"
-            self.lines.append(("replicates in one kernel", text))
-        for name, value in self.lines:
-            self._tell(f"  {name:32} {memory.readable(value) if isinstance(value, int) else value}")
+        self._print_plan()
         if self.profile:
-            dispatch = dispatcher(compiled, self._key, self.clients)
+            dispatch = dispatcher(self.compiled, self._key, self.clients)
             self._tell(f"  {self.profile(dispatch)}")
-        like = (
-            compiled.saving.like
-            if compiled.saving
-            else self.store.restorable(compiled, self.replicates)
-        )
-        restored = self.folders.restore(like, self._tell, self._joined)
-        if restored:
-            self.done, self.state = restored
-            self.saved = self.done
+        restored = self._restore()
         self._describe()
         self.folders.forget_later(self.done)
         if not restored:
-            with announced("initializing the models", self.say):
-                self.state = compiled.init(self._key(0), self.clients)
-            parts = [self.keys, *map(self.replicates.split, (self.state, self.clients))]
-            for each, *arrays in zip(self.experiments, *parts, strict=True):
-                conformance.check_start(each, compiled.plan, *arrays)
-        outs = self.folders.outs or [None] * self.replicates.num
+            self._initialize()
+
+        # Histories, with earlier evaluations.
+        scored = self.compiled.algorithm.report.scored
         topology = self._topology()
+        outs = self.folders.outs or [None] * self.replicates.num
         self.histories = [
-            History(each, out, self.done, topology, algorithm.report.scored)
-            for out, each in zip(outs, self.experiments, strict=True)
+            History(experiment, out, self.done, topology, scored)
+            for out, experiment in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].seconds
-        if restored and not set(first.measures) <= self.histories[0].last.keys():
-            with announced("evaluating the models", self.say):
-                self._evaluate()
-        for history in self.histories if restored else ():
-            history.write()  # files may be missing, or contain later rounds
         if not restored:
             with announced("evaluating the initial models", self.say):
                 self._evaluate()
+            return
+        measures = set(self.experiments[0].measures)
+        if not measures <= self.histories[0].last.keys():
+            with announced("evaluating the models", self.say):
+                self._evaluate()
+        for history in self.histories:
+            history.write()  # files may be missing, or contain later rounds
+
+    def _print_plan(self) -> None:
+        """Prints the lines of the plan, and keeps them for the summary."""
+        divided = not self.store.on_devices
+        splits = self.replicates.split(self.splits)[0] if divided else self.splits
+        facts = self.compiled.algorithm.report.facts
+        self.lines = [*plan_lines(self.compiled, splits, self.experiments[0]), *facts]
+        if self.replicates.num > 1:
+            sizes = "; bytes are per run" if divided else ""
+            text = f"{self.replicates.num}; seconds are divided evenly among them{sizes}"
+            self.lines.append(("replicates in one kernel", text))
+        for name, value in self.lines:
+            text = memory.readable(value) if isinstance(value, int) else value
+            self._tell(f"  {name:32} {text}")
+
+    def _restore(self) -> bool:
+        """Restores the state from the newest checkpoint. Returns whether there is one."""
+        saving = self.compiled.saving
+        if saving:
+            like = saving.like
+        else:
+            like = self.store.restorable(self.compiled, self.replicates)
+        restored = self.folders.restore(like, self._tell, self._joined)
+        if restored is None:
+            return False
+        self.done, self.state = restored
+        self.saved = self.done
+        return True
+
+    def _initialize(self) -> None:
+        """Initializes the state, and checks what users' methods make of it."""
+        with announced("initializing the models", self.say):
+            self.state = self.compiled.init(self._key(0), self.clients)
+        states = self.replicates.split(self.state)
+        data = self.replicates.split(self.clients)
+        runs = zip(self.experiments, self.keys, states, data, strict=True)
+        for experiment, key, state, clients in runs:
+            conformance.check_start(experiment, self.compiled.plan, key, state, clients)
 
     def _describe(self) -> None:
-        for each, out in zip(self.experiments, self.folders.outs, strict=bool(self.folders.outs)):
-            files.write_json(out / "config.json", each.described)
+        outs = self.folders.outs
+        for experiment, out in zip(self.experiments, outs, strict=bool(outs)):
+            files.write_json(out / "config.json", experiment.described)
 
     def _topology(self) -> Topology:
         """Returns the topology that is recorded for the models that clients use."""
@@ -323,16 +348,17 @@ class Trainer:
         if algorithm.report.topology:
             return Topology(algorithm.report.topology)
 
-        def of_first(clients):
+        def of_first(clients: ClientData) -> ClientData:
             return self.replicates.split(clients)[0]
 
         on_devices = self.store.on_devices
         clients = jax.eval_shape(of_first, self.clients) if on_devices else of_first(self.clients)
         plan = self.compiled.plan
         key = self.keys[0]
-        state = jax.eval_shape(functools.partial(lifting.init, algorithm, plan), key, clients)
-        mixture, made = lifting.shapes(algorithm, plan, key, state, clients)
-        return lifting.recorded_topology(algorithm.topology, made, len(mixture.index))
+        init = functools.partial(lifting.init, algorithm, plan)
+        state = jax.eval_shape(init, key, clients)
+        mixture, prediction = lifting.shapes(algorithm, plan, key, state, clients)
+        return lifting.recorded_topology(algorithm.topology, prediction, len(mixture.index))
 
     def _joined(self, states: Sequence[Any]) -> State:
         """Returns the state of all runs from the contents of their checkpoints."""
@@ -357,31 +383,37 @@ class Trainer:
             endings.noted() as signaled,
         ):
             while self.done < rounds and not self._stops():
-                stop = min(self.done + pace, (self.done // self.length + 1) * self.length, rounds)
-                begin = time.perf_counter()
-                self.state, records, count = self.compiled.segment(
-                    rounds_key, self.done, stop, self.state, self.clients
-                )
-                records, count = jax.device_get((records, count))
-                count = int(count)
-                elapsed = time.perf_counter() - begin
-                self.seconds += elapsed / self.replicates.num
-                pace = int(
-                    processes.from_first(np.int32(max(1, DISPATCH_SECONDS * count / elapsed)))
-                )
-                self.done += count
+                next_evaluation = (self.done // self.length + 1) * self.length
+                stop = min(self.done + pace, next_evaluation, rounds)
+                records, count, pace = self._dispatch(rounds_key, stop)
                 advance(self.done)
                 newest = self._note(records, count)
                 if len(self.diverged) == self.replicates.num:
                     return
-                if self.done % schedule.eval_every == 0 or self.done == rounds:
+                is_last = self.done == rounds
+                if self.done % schedule.eval_every == 0 or is_last:
                     self._evaluate(newest)
-                    if self.done - self.saved >= schedule.checkpoint_every or self.done == rounds:
+                    if self.done - self.saved >= schedule.checkpoint_every or is_last:
                         self._save()
-                if number := signaled():  # also after the last round: more runs may follow
+                number = signaled()  # also after the last round: more runs may follow
+                if number:
                     self._interrupt(number)
             if self.saved != self.done:
                 self._save()
+
+    def _dispatch(self, rounds_key: Key, stop: int) -> tuple[Record, int, int]:
+        """Plays rounds up to `stop` at most: (records, number of rounds, rounds that take DISPATCH_SECONDS)."""
+        begin = time.perf_counter()
+        self.state, records, count = self.compiled.segment(
+            rounds_key, self.done, stop, self.state, self.clients
+        )
+        records, count = jax.device_get((records, count))
+        count = int(count)
+        elapsed = time.perf_counter() - begin
+        self.seconds += elapsed / self.replicates.num
+        self.done += count
+        pace = np.int32(max(1, DISPATCH_SECONDS * count / elapsed))
+        return records, count, int(processes.from_first(pace))
 
     def _stops(self) -> bool:
         """Whether a run, which is trained alone, stops after the newest evaluation. A stopped run stays so."""
@@ -394,14 +426,13 @@ class Trainer:
         except Exception as error:  # a user's function
             line = f"raised {type(error).__name__}: {error}".split("\n")[0]
             raise ArgumentError("stop", f"{line}, for the rows of the history") from error
-        if (
-            not isinstance(why, bool | int | str | np.generic | None)
-            and getattr(why, "ndim", 1) > 0
-        ):
+        accepted = isinstance(why, bool | int | str | np.generic | None)
+        if not accepted and getattr(why, "ndim", 1) > 0:
             text = f"returned {type(why).__name__}, for the rows of the history"
             raise ArgumentError("stop", f"{text}; accepted: whether to stop, or why")
         if processes.from_first(np.int32(bool(why))):
-            self.stopped = f"after round {self.done}: {why if isinstance(why, str) and why else 'its stop rule holds'}"
+            reason = why if isinstance(why, str) and why else "its stop rule holds"
+            self.stopped = f"after round {self.done}: {reason}"
             self._tell(f"  stopped {self.stopped}")
         return bool(self.stopped)
 
@@ -410,11 +441,10 @@ class Trainer:
         if self.saved != self.done:
             self._save()
         outs = self.folders.outs
-        where = (
-            f"which is saved in {outs[0]}"
-            if outs
-            else "and nothing was saved, since the run has no folder"
-        )
+        if outs:
+            where = f"which is saved in {outs[0]}"
+        else:
+            where = "and nothing was saved, since the run has no folder"
         raise endings.Interrupted(number, f"interrupted after round {self.done}, {where}")
 
     def _note(self, records: Record, count: int) -> list[Record]:
@@ -424,49 +454,63 @@ class Trainer:
         parts = [
             jax.tree.map(lambda leaf: leaf[:count], part) for part in self.replicates.split(records)
         ]
-        for each, history, record in zip(self.experiments, self.histories, parts, strict=True):
-            history.down += float(record.down.sum(dtype=np.float64)) / each.federation.num_clients
-            history.up += float(record.up.sum(dtype=np.float64)) / each.federation.num_clients
+
+        # Bytes per client, and seconds on the simulated clock.
+        for experiment, history, record in zip(
+            self.experiments, self.histories, parts, strict=True
+        ):
+            num_clients = experiment.federation.num_clients
+            history.down += float(record.down.sum(dtype=np.float64)) / num_clients
+            history.up += float(record.up.sum(dtype=np.float64)) / num_clients
             if record.seconds is not None:
                 history.simulated += float(record.seconds.sum(dtype=np.float64))
+
+        # Losses that are not finite.
+        done = self.done - count
         for number, record in enumerate(parts):
             if record.dropped is not None:
-                self._count_dropped(number, record.dropped, self.done - count)
-            if number not in self.diverged and (record.diverged >= 0).any():
-                first = int(np.argmax(record.diverged >= 0))
-                at = self.done - count + first + 1
+                self._count_dropped(number, record.dropped, done)
+            lost = record.diverged >= 0
+            if number not in self.diverged and lost.any():
+                first = int(np.argmax(lost))
+                client = record.diverged[first]
                 self.diverged[number] = (
-                    f"round {at}: the loss of client {record.diverged[first]} is not finite"
+                    f"round {done + first + 1}: the loss of client {client} is not finite"
                 )
-        if self.diverged and not self.keep_going:
-            self._stop(*next(iter(self.diverged.items())))
+        self._stop_if_diverged()
         return parts
 
     def _count_dropped(self, number: int, dropped: np.ndarray, done: int) -> None:
         """Counts the clients (rounds, S) that were dropped after `done` rounds, and names each once."""
         times = self.histories[number].dropped
         run = f"run {number}, " if self.replicates.num > 1 else ""
-        for at, client in (
-            (at, int(client))
-            for at, ids in enumerate(dropped, done + 1)
-            for client in ids[ids >= 0]
-        ):
-            times[client] = times.get(client, 0) + 1
-            if times[client] == 1 and len(times) <= NAMED:
-                self._tell(
-                    f"  {run}round {at}: the results of client {client} are not finite and are dropped"
-                )
+        for index, ids in enumerate(dropped, done + 1):
+            for client in map(int, ids[ids >= 0]):
+                times[client] = times.get(client, 0) + 1
+                if times[client] == 1 and len(times) <= NAMED:
+                    results = f"the results of client {client} are not finite and are dropped"
+                    self._tell(f"  {run}round {index}: {results}")
 
-    def _stop(self, number: int, why: str):
+    def _stop_if_diverged(self) -> None:
+        """Raises `Diverged` for the first run whose loss is not finite, unless the others continue."""
+        if self.diverged and not self.keep_going:
+            number, why = next(iter(self.diverged.items()))
+            self._stop(number, why)
+
+    def _stop(self, number: int, why: str) -> NoReturn:
         """Saves the earlier evaluations and raises `Diverged`."""
         for history in self.histories:
             if history.rows:
                 history.write()
-        said = "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
-        kept = f"{said} in {self.folders.outs[number]}" if self.folders.outs else ""
+        saved = ""
+        if self.folders.outs:
+            subject = (
+                "Earlier evaluations are saved" if self.histories[number].rows else "The run is"
+            )
+            saved = f"{subject} in {self.folders.outs[number]}"
         cause = FROM_THE_START if number in self.lost else "a smaller learning rate may help"
         run = f"seed {self.experiments[number].seed}, " if self.replicates.num > 1 else ""
-        raise Diverged(f"{run}{why}; {cause}", kept)
+        raise Diverged(f"{run}{why}; {cause}", saved)
 
     def _evaluate(self, newest: Sequence[Record] | None = None) -> None:
         """Adds a row to every run's history, with the runs' `newest` records.
@@ -474,60 +518,82 @@ class Trainer:
         None are those of the initial models: then "train_loss" is the loss of their predictions, and the method's own
         metrics are missing.
         """
-        found = jax.device_get(self.evaluate(self._key(2), self.state, self.clients, self.splits))
-        records = newest or [None] * self.replicates.num
-        parts = zip(
-            self.experiments, self.histories, records, self.replicates.split(found), strict=True
-        )
-        for number, (each, history, record, (scores, collaboration)) in enumerate(parts):
-            scored = slice(None) if each.scored is None else each.scored
-            sizes = {
-                part: np.asarray(getattr(each.federation, part).size)[scored] for part in scores
-            }
-            means = {
-                part: evaluation.summarize(values, sizes[part], each.lower_is_better)
-                for part, values in scores.items()
-            }
-            earlier = history.take_back(self.done)  # of a run that goes on with other metrics
-            row = earlier or {
-                "round": self.done,
-                "seconds": self.seconds,
-                "train_loss": float(record.train_loss[-1]) if record else means["train"]["loss"],
-                **means["test"],
-                "bytes_down": history.down,
-                "bytes_up": history.up,
-                **({"simulated_seconds": history.simulated} if each.problem.clock else {}),
-                **{
-                    name: float(values[-1])
-                    for name, values in (record.metrics.items() if record else ())
-                },
-            }
-            row |= {
-                name: means["test"][name]
-                for metric in each.measures
-                for name in (metric, f"{metric}_bottom_decile")
-            }
-            if why := self._not_finite(number, scores, sizes):
-                self.diverged.setdefault(number, why)
-                if not self.keep_going:
-                    continue
-            elif not self.compiled.algorithm.report.collaboration:
-                field = "whom and predict" if self.compiled.algorithm.predict else "whom"
-                conformance.check_weights(each, field, collaboration["weights"], each.scored)
-            validated = means.get("validation", {})
-            row |= {
-                f"validation_{name}": validated[name]
-                for name in ("loss", "accuracy", *each.measures)
-                if name in validated
-            }
-            history.add(row, scores, collaboration)
-            history.write_rows()
-            if processes.is_first() and (tracker := self.trackers[number]):
-                used = collaboration if each.scored is None else {}
-                place = {"shared": history.topology.on_server, "resumed": self.resumed}
-                tracker(make_evaluation(row, means, scores, used, **place))
-        if self.diverged and not self.keep_going:
-            self._stop(*next(iter(self.diverged.items())))
+        scores_of_runs = self.evaluate(self._key(2), self.state, self.clients, self.splits)
+        scores_of_runs = self.replicates.split(jax.device_get(scores_of_runs))
+        records: Sequence[Record | None] = newest or [None] * self.replicates.num
+        for number, record in enumerate(records):
+            scores, collaboration = scores_of_runs[number]
+            self._add_evaluation(number, record, scores, collaboration)
+        self._stop_if_diverged()
+
+    def _add_evaluation(
+        self,
+        number: int,
+        record: Record | None,
+        scores: dict[str, dict[str, np.ndarray]],
+        collaboration: dict[str, np.ndarray],
+    ) -> None:
+        """Adds a row to one run's history, writes it, and hands it to the run's tracker."""
+        experiment = self.experiments[number]
+        history = self.histories[number]
+        scored = slice(None) if experiment.scored is None else experiment.scored
+        sizes = {}
+        means = {}
+        for part, values in scores.items():
+            sizes[part] = np.asarray(getattr(experiment.federation, part).size)[scored]
+            means[part] = evaluation.summarize(values, sizes[part], experiment.lower_is_better)
+        # The earlier row is that of a run that goes on with other metrics.
+        row = history.take_back(self.done) or self._new_row(number, record, means)
+        for metric in experiment.measures:
+            for name in (metric, f"{metric}_bottom_decile"):
+                row[name] = means["test"][name]
+
+        why = self._not_finite(number, scores, sizes)
+        if why:
+            self.diverged.setdefault(number, why)
+            if not self.keep_going:
+                return
+        elif not self.compiled.algorithm.report.collaboration:
+            field = "whom and predict" if self.compiled.algorithm.predict else "whom"
+            weights = collaboration["weights"]
+            conformance.check_weights(experiment, field, weights, experiment.scored)
+
+        validation = means.get("validation", {})
+        for name in ("loss", "accuracy", *experiment.measures):
+            if name in validation:
+                row[f"validation_{name}"] = validation[name]
+        history.add(row, scores, collaboration)
+        history.write_rows()
+        tracker = self.trackers[number]
+        if tracker and processes.is_first():
+            newest = make_evaluation(
+                row,
+                means,
+                scores,
+                collaboration if experiment.scored is None else {},
+                shared=history.topology.on_server,
+                resumed=self.resumed,
+            )
+            tracker(newest)
+
+    def _new_row(
+        self, number: int, record: Record | None, means: dict[str, dict[str, float]]
+    ) -> dict[str, Any]:
+        """A row of metrics.jsonl for the newest round, without the scores of validation examples."""
+        history = self.histories[number]
+        row = {
+            "round": self.done,
+            "seconds": self.seconds,
+            "train_loss": float(record.train_loss[-1]) if record else means["train"]["loss"],
+        }
+        row |= means["test"]
+        row["bytes_down"] = history.down
+        row["bytes_up"] = history.up
+        if self.experiments[number].problem.clock:
+            row["simulated_seconds"] = history.simulated
+        if record:
+            row |= {name: float(values[-1]) for name, values in record.metrics.items()}
+        return row
 
     def _not_finite(self, number: int, scores: dict, sizes: dict) -> str:
         """Says which client's test loss is not finite, now or after the last update; "" if all are.
@@ -536,25 +602,24 @@ class Trainer:
         dropped, so that the run can go on.
         """
         scored = self.experiments[number].scored
-        found = {}
+        clients = {}  # the first whose loss is not finite, by split
         for part in ("test", "train"):
-            lost = np.flatnonzero(~np.isfinite(scores[part]["loss"]) & (sizes[part] > 0))
+            not_finite = ~np.isfinite(scores[part]["loss"])
+            lost = np.flatnonzero(not_finite & (sizes[part] > 0))
             if len(lost):
-                found[part] = lost[0] if scored is None else scored[lost[0]]
+                clients[part] = lost[0] if scored is None else scored[lost[0]]
         if self.done:
-            client = found.get("test")
-            return (
-                ""
-                if client is None
-                else f"round {self.done}: the loss of client {client} is not finite after it"
-            )
-        told = number in self.lost  # before the run started over
-        for part, client in found.items():
+            if "test" not in clients:
+                return ""
+            return f"round {self.done}: the loss of client {clients['test']} is not finite after it"
+        was_lost = number in self.lost  # before the run started over
+        for part, client in clients.items():
             self.lost.add(number)
-            text = f"the initial models: the loss of client {client} is not finite on its {part} examples"
+            loss = f"the loss of client {client} is not finite on its {part} examples"
+            text = f"the initial models: {loss}"
             if part == "test":
                 return text
-            if not told:
+            if not was_lost:
                 self._tell(f"  {text}; {FROM_THE_START}")
         return ""
 
@@ -562,32 +627,32 @@ class Trainer:
         assert self.state is not None
         for history in self.histories:
             history.seconds = self.seconds
-        self.folders.save(
-            self.done, self.compiled, self.histories, self.replicates.split(self.state)
-        )
+        states = self.replicates.split(self.state)
+        self.folders.save(self.done, self.compiled, self.histories, states)
         self.saved = self.done
 
     def _outcome(self, number: int) -> Outcome:
         """Returns one run's outcome and writes its summary."""
 
-        def of_run(joined):
+        def of_run(joined: Any) -> Any:
             return self.replicates.split(joined)[number]
 
         experiment = self.experiments[number]
         compiled = self.compiled
         history = self.histories[number]
         state = of_run(self.state)
-        summary = scoring.summarize(experiment, compiled, history, self.lines, of_run(self._key(1)))
+        rounds_key = of_run(self._key(1))
+        summary = scoring.summarize(experiment, compiled, history, self.lines, rounds_key)
         summary["stopped"] = self.stopped or None
-        summary["dropped"] = {
-            str(client): history.dropped[client] for client in sorted(history.dropped)
-        }
-        if history.dropped:
-            self._tell(
-                f"  dropped, since their results were not finite: {most_dropped(history.dropped)}"
-            )
-        summary["unseen"] = scoring.score_unseen(experiment, compiled, of_run(self._key(3)), state)
+        dropped = history.dropped
+        summary["dropped"] = {str(client): dropped[client] for client in sorted(dropped)}
+        if dropped:
+            clients_dropped = most_dropped(dropped)
+            self._tell(f"  dropped, since their results were not finite: {clients_dropped}")
+        newcomers_key = of_run(self._key(3))
+        summary["unseen"] = scoring.score_unseen(experiment, compiled, newcomers_key, state)
         self.folders.finish(number, summary, self.done)
+
         key = of_run(self._key(2))
         clients = of_run(self.clients)
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
@@ -595,14 +660,31 @@ class Trainer:
         return outcome
 
 
+def in_folders(experiments: Sequence[Experiment], outs: Sequence[Path]) -> list[Experiment]:
+    """The runs, with the folders for their clients' rows; as they are if nothing is written."""
+    if not outs:
+        return list(experiments)
+    return [
+        dataclasses.replace(experiment, directory=Path(out) / CLIENTS)
+        for experiment, out in zip(experiments, outs, strict=True)
+    ]
+
+
+def checked(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The runs, with a program that drops clients whose results are not finite."""
+    return [dataclasses.replace(experiment, checked=True) for experiment in experiments]
+
+
 def most_dropped(times: dict[int, int]) -> str:
     """Names those that were dropped most often: "client 3 (12 times), client 7 (1 time)"."""
     ordered = sorted(times, key=lambda client: (-times[client], client))
-    named = [
-        f"client {each} ({times[each]} time{'s' * (times[each] > 1)})" for each in ordered[:NAMED]
-    ]
-    others = [f"{len(ordered) - NAMED} others"] * (len(ordered) > NAMED)
-    return ", ".join(named + others)
+    texts = []
+    for client in ordered[:NAMED]:
+        plural = "s" if times[client] > 1 else ""
+        texts.append(f"client {client} ({times[client]} time{plural})")
+    if len(ordered) > NAMED:
+        texts.append(f"{len(ordered) - NAMED} others")
+    return ", ".join(texts)
 
 
 def check(experiment: Experiment) -> Experiment:
@@ -630,7 +712,6 @@ def _check_optimizer(experiment: Experiment, algorithm: Algorithm) -> None:
         return
     names = lasting.long_lived(problem.solver.optimizer, problem.model.network.shapes)
     if names:
-        text = (
-            f"{', '.join(names)} starts anew in each round, with what earlier steps have taught it"
-        )
+        forgets = "starts anew in each round, with what earlier steps have taught it"
+        text = f"{', '.join(names)} {forgets}"
         warn("optimizer", f"{text}; keep_optimizer=True keeps a client's state over its rounds")

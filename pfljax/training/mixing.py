@@ -39,7 +39,9 @@ def check(experiment: Experiment) -> None:
             continue  # tests try those
         model = whole(model)
         form = _form(model)
-        x = None if form in CHECKED else examples(experiment, model)
+        if form in CHECKED:
+            continue
+        x = examples(experiment, model)
         if x is None:
             continue
         params = parameters(model)
@@ -50,7 +52,7 @@ def check(experiment: Experiment) -> None:
             padded = experiment.problem.solver.keyed and depends_on_padding(model, params, x)
         if padded:
             _warn_of_padding(experiment, model)
-        # for another run of a network that sees padding, the clients may have other sizes
+        # A network that sees padding is tried again: another run's clients may have other sizes.
         elif form is not None:
             if len(CHECKED) == MOST:
                 CHECKED.clear()
@@ -61,10 +63,9 @@ def _warn_of_padding(experiment: Experiment, model: Model) -> None:
     sizes = np.asarray(experiment.federation.train.size)
     num = unevenly_filled(experiment.problem.solver, sizes, experiment.problem.n_max)
     if num:
-        warn(
-            "model",
-            f"{type(model.module).__name__}: {PADDED}, as for {num} of {len(sizes)} clients here",
-        )
+        network = type(model.module).__name__
+        clients = f"as for {num} of {len(sizes)} clients here"
+        warn("model", f"{network}: {PADDED}, {clients}")
 
 
 MIXES = (
@@ -85,12 +86,16 @@ def mixes(model: Model, params: Params, x: PyTree) -> bool:
         params: Any parameters.
         x: Four examples.
     """
-    beside = each(lambda leaf: leaf[:3], x)  # a, b, c
-    moved = each(lambda leaf: np.concatenate([_other(leaf[3:]), leaf[:2]]), x)  # d, a, b
-    fewer = each(lambda leaf: leaf[:2], x)  # a, b
-    first = np.asarray(model.apply(params, beside))
-    second = np.asarray(model.apply(params, moved))
-    third = np.asarray(model.apply(params, fewer))
+    # The examples a and b: with c, after d, and alone.
+    with_c = each(lambda leaf: leaf[:3], x)
+    alone = each(lambda leaf: leaf[:2], x)
+
+    def after_d(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([_other(leaf[3:]), leaf[:2]])
+
+    first = np.asarray(model.apply(params, with_c))
+    second = np.asarray(model.apply(params, each(after_d, x)))
+    third = np.asarray(model.apply(params, alone))
     return differ(first[:2], second[1:3]) or differ(first[:2], third)
 
 
@@ -98,14 +103,17 @@ def depends_on_padding(model: Model, params: Params, x: PyTree) -> bool:
     """Whether outputs or batch statistics in training mode depend on padding. The arguments are those of `mixes`."""
     mode = Training(jax.random.key(0), np.array([True, True, False]))
 
-    def run(padding):
-        batch = each(
-            lambda leaf: np.concatenate([leaf[:2], _other(leaf[padding : padding + 1])]), x
-        )
-        outputs, written = model.forward(params, batch, mode)
-        return [np.asarray(outputs)[:2], *map(np.asarray, jax.tree.leaves(written))]
+    def outputs_with(padding: int) -> list[np.ndarray]:
+        """Outputs and statistics of two examples, with example number `padding` as padding."""
 
-    return any(map(differ, run(2), run(3)))
+        def padded(leaf: np.ndarray) -> np.ndarray:
+            filled = _other(leaf[padding : padding + 1])
+            return np.concatenate([leaf[:2], filled])
+
+        outputs, statistics = model.forward(params, each(padded, x), mode)
+        return [np.asarray(outputs)[:2], *map(np.asarray, jax.tree.leaves(statistics))]
+
+    return any(map(differ, outputs_with(2), outputs_with(3)))
 
 
 def differ(a: np.ndarray, b: np.ndarray) -> bool:
@@ -113,15 +121,21 @@ def differ(a: np.ndarray, b: np.ndarray) -> bool:
     finite = np.isfinite(a) & np.isfinite(b)
     a = a[finite]
     b = b[finite]
-    return bool((np.abs(a - b) > TOLERANCE * np.abs(a).max(initial=0)).any())
+    largest = np.abs(a).max(initial=0)
+    differs = np.abs(a - b) > TOLERANCE * largest
+    return bool(differs.any())
 
 
 def unevenly_filled(solver: Solver, sizes: np.ndarray, n_max: int) -> int:
     """Number of clients with a mini-batch whose padding cannot repeat each of its examples equally often."""
     batch = solver.batch(n_max)
-    last = np.where(sizes % batch == 0, np.minimum(sizes, batch), sizes % batch)
-    uneven = batch % np.maximum(last, 1) if solver.statistics is not None else last < batch
-    return int(((last > 0) & (uneven > 0)).sum())
+    rest = sizes % batch
+    last = np.where(rest == 0, np.minimum(sizes, batch), rest)  # examples in the last mini-batch
+    if solver.statistics is not None:
+        uneven = batch % np.maximum(last, 1) > 0
+    else:
+        uneven = last < batch
+    return int(((last > 0) & uneven).sum())
 
 
 def whole(model: Model) -> Model:
@@ -135,7 +149,7 @@ def parameters(model: Model) -> Params:
     """Random parameters with positive statistics; an initial head of zeros would hide everything, and costs more."""
     rng = np.random.default_rng(0)
 
-    def draw(leaf):
+    def draw(leaf: Any) -> np.ndarray:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             return np.zeros(leaf.shape, leaf.dtype)
         if leaf.ndim < 2:
@@ -151,48 +165,49 @@ def examples(experiment: Experiment, model: Model) -> PyTree | None:
     rng = np.random.default_rng(0)
     if experiment.features:
 
-        def draw(leaf):
+        def draw(leaf: Any) -> np.ndarray:
             shape = (NUM, *leaf.shape[1:])
-            integer = jnp.issubdtype(leaf.dtype, jnp.integer)
-            return (rng.integers(2, size=shape) if integer else rng.normal(size=shape)).astype(
-                leaf.dtype
-            )
+            if jnp.issubdtype(leaf.dtype, jnp.integer):
+                drawn = rng.integers(2, size=shape)
+            else:
+                drawn = rng.normal(size=shape)
+            return drawn.astype(leaf.dtype)
 
         return jax.tree.map(draw, model.network.example)
     split = experiment.federation.train
     sizes = np.asarray(split.size)[: split.y.shape[0]]
     if not sizes.any():
         return None
-    chosen = np.resize(np.flatnonzero(sizes), NUM)
-    places = np.arange(NUM) % sizes[chosen]  # clients may have the same examples
-    return each(lambda leaf: np.asarray(leaf[chosen, places]), split.x)
+    clients = np.resize(np.flatnonzero(sizes), NUM)
+    positions = np.arange(NUM) % sizes[clients]  # clients may have the same examples
+    return each(lambda leaf: np.asarray(leaf[clients, positions]), split.x)
 
 
 def _other(leaf: np.ndarray) -> np.ndarray:
     """An example of another scale, if its numbers are no integers: a maximum over examples then changes, too."""
-    return (3 * leaf).astype(leaf.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return leaf
+    return (3 * leaf).astype(leaf.dtype)
 
 
 def _hint(model: Model) -> str:
     shapes = [leaf.shape for leaf in jax.tree.leaves(model.example_input)]
-    images = any(len(shape) == 3 for shape in shapes)
-    return (
-        "; if x has images (n, height, width), add an axis for their channels, as x[..., None] does"
-        * images
-    )
+    has_images = any(len(shape) == 3 for shape in shapes)
+    if not has_images:
+        return ""
+    images = "if x has images (n, height, width)"
+    return f"; {images}, add an axis for their channels, as x[..., None] does"
 
 
 def _form(model: Model) -> Any:
     """What tells networks apart; None if that is unknown."""
+    if model.frozen is not None:
+        return None
     leaves, structure = jax.tree.flatten(model.example_input)
-    form = (
-        model.module,
-        model.dtype,
-        structure,
-        tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves),
-    )
+    inputs = tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+    form = (model.module, model.dtype, structure, inputs)
     try:
         hash(form)
     except TypeError:
         return None
-    return form if model.frozen is None else None
+    return form

@@ -35,7 +35,7 @@ class Outcome:
     plan: ExecutionPlan  # how clients are mapped to devices
     key: Key  # the key of the last evaluation
     clients: ClientData  # the clients' data, where the run stores them
-    # the final state; an error if further rounds overwrote it, or it cannot be read
+    # The final state; an error if further rounds overwrote it, or it cannot be read
     state: State | RunError
 
     def whole_state(self) -> State:
@@ -50,17 +50,17 @@ class Outcome:
             raise self.state
         build = functools.partial(self.experiment.algorithm, self.plan)
         ids = np.asarray(clients, np.int32)
-        args = build, self.plan, use, ids, self.key, self.state, self.clients
-        return store_of(self.experiment).serve(self.experiment, *args)
+        return store_of(self.experiment).serve(
+            self.experiment, build, self.plan, use, ids, self.key, self.state, self.clients
+        )
 
     def detach(self) -> None:
         """Copies the state to host memory, since the next rounds overwrite it."""
         try:
             self.state = stacks.copied(self.whole_state())
         except OutOfMemory as error:
-            self.state = OutOfMemory(
-                f"the run was trained further, and its earlier state was not kept: {error}"
-            )
+            text = "the run was trained further, and its earlier state was not kept"
+            self.state = OutOfMemory(f"{text}: {error}")
 
 
 def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
@@ -73,18 +73,21 @@ def saved_outcome(experiment: Experiment, out: Path, summary: dict) -> Outcome:
     done = summary["last"]["round"]
     key = jax.random.key(experiment.seed)
     experiment = dataclasses.replace(experiment, directory=out / CLIENTS)
+    store = store_of(experiment)
     federation = experiment.federation
     plan = experiment.problem.plan
-    clients = store_of(experiment).put(plan, ONE, [federation.client_data], federation.num_clients)
+    clients = store.put(plan, ONE, [federation.client_data], federation.num_clients)
     read = functools.partial(checkpoints.read, out / "checkpoints", done)
     try:
-        state = store_of(experiment).read_saved(experiment, read, clients)
+        state = store.read_saved(experiment, read, clients)
     except RunError as error:  # an earlier version's, which `predict` raises
         state = error
-    topology = Topology(str(files.read_npz(out / "collaboration.npz")["topology"]))
+    recorded = files.read_npz(out / "collaboration.npz")
+    topology = Topology(str(recorded["topology"]))
     history = History(experiment, out, done, topology, summary["scored"])
-    key = make_key(experiment, key, secret_key(experiment.noise_seeds, key), 2, done)
-    return Outcome(summary, history, experiment, experiment.problem.plan, key, clients, state)
+    secret = secret_key(experiment.noise_seeds, key)
+    key = make_key(experiment, key, secret, 2, done)
+    return Outcome(summary, history, experiment, plan, key, clients, state)
 
 
 def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: int) -> Key:
@@ -92,7 +95,8 @@ def make_key(experiment: Experiment, key: Key, secret: Key, purpose: int, done: 
 
     With private noise, no two predictors share theirs.
     """
-    known, hidden = (jax.random.fold_in(each, purpose) for each in (key, secret))
+    known = jax.random.fold_in(key, purpose)
+    hidden = jax.random.fold_in(secret, purpose)
     if purpose == 1:
         return experiment.keys(known, hidden)
     if purpose == 2 and experiment.noise_seeds:

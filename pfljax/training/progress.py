@@ -23,7 +23,7 @@ def progress(
 
     With `bar`, and in a terminal or a notebook with ipywidgets, as a bar; otherwise as log lines for `say`, if given.
     """
-    # without which rich warns
+    # In a notebook without ipywidgets, rich warns.
     notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets")
     if bar and (sys.stdout.isatty() or notebook):
         with _bar(total, done) as advance:
@@ -68,30 +68,31 @@ def _bar(total: int, start: int) -> Iterator[Advance]:
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     ]
-    with Progress(
-        *columns, console=Console(width=min(shutil.get_terminal_size().columns, 120))
-    ) as shown:
+    console = Console(width=min(shutil.get_terminal_size().columns, 120))
+    with Progress(*columns, console=console) as shown:
         task = shown.add_task("", total=total, completed=start, speed="")
         begin = time.monotonic()
 
         def advance(done: int) -> None:
-            rate = (done - start) / max(time.monotonic() - begin, 1e-9)
+            elapsed = max(time.monotonic() - begin, 1e-9)
+            rate = (done - start) / elapsed
             shown.update(task, completed=done, speed=f"{rate:.1f} rounds/s")
 
         yield advance
 
 
 def _lines(total: int, start: int, say: Callable[[str], None]) -> Advance:
-    begin = spoken = time.monotonic()
+    begin = time.monotonic()
+    last_line = begin
 
     def advance(done: int) -> None:
-        nonlocal spoken
+        nonlocal last_line
         now = time.monotonic()
-        if now - spoken > LINE_SECONDS:
-            rate = (done - start) / (now - begin)
-            say(
-                f"  round {done} of {total}, {rate:.2f} rounds/s, {(total - done) / max(rate, 1e-9):.0f} s left"
-            )
-            spoken = now
+        if now - last_line <= LINE_SECONDS:
+            return
+        rate = (done - start) / (now - begin)
+        left = (total - done) / max(rate, 1e-9)
+        say(f"  round {done} of {total}, {rate:.2f} rounds/s, {left:.0f} s left")
+        last_line = now
 
     return advance

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from pfljax import data
-from pfljax.contract.types import Algorithm, First, Key, State
+from pfljax.contract.types import Algorithm, First, Key, PyTree, State
 from pfljax.data import Federation
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
@@ -22,7 +23,7 @@ from pfljax.run.compiled import Compiled, Jitted
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving, stacks
 
-# the first that is known; otherwise, the training loss
+# The first that is known; otherwise, the training loss.
 SELECTED_BY = ("validation_accuracy", "validation_loss")
 
 
@@ -37,55 +38,62 @@ def per_client(
     `networks` has the name of each client's network, if they differ.
     """
     test = metrics["test"]
-    names = federation.client_names
-    groups = {"group": federation.group, "target": federation.target}
-    return [
-        {
-            "client": k,
-            **({} if names is None else {"name": names[k].item()}),
-            **({} if networks is None else {"network": networks[k]}),
-            "n_train": int(federation.train.size[k]),
-            "n_test": int(federation.test.size[k]),
-            **{name: int(group[k]) for name, group in groups.items() if group is not None},
-            "accuracy": float(test["accuracy"][number]) if "accuracy" in test else None,
-            **{name: float(values[number]) for name, values in test.items() if name != "accuracy"},
-        }
-        for number, k in enumerate(
-            (np.arange(federation.num_clients) if scored is None else scored).tolist()
-        )
-    ]
+    if scored is None:
+        scored = np.arange(federation.num_clients)
+    rows = []
+    for number, client in enumerate(scored.tolist()):
+        row: dict[str, Any] = {"client": client}
+        if federation.client_names is not None:
+            row["name"] = federation.client_names[client].item()
+        if networks is not None:
+            row["network"] = networks[client]
+        row["n_train"] = int(federation.train.size[client])
+        row["n_test"] = int(federation.test.size[client])
+        if federation.group is not None:
+            row["group"] = int(federation.group[client])
+        if federation.target is not None:
+            row["target"] = int(federation.target[client])
+        row["accuracy"] = None
+        row |= {name: float(values[number]) for name, values in test.items()}
+        rows.append(row)
+    return rows
 
 
 def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: State) -> dict | None:
     """Adapts the trained state to the held-out clients and scores them; None if there are none."""
     unseen = experiment.unseen
-    plan = compiled.plan
     if unseen is None:
         return None
+    plan = compiled.plan
+    problem = experiment.problem
     algorithm = experiment.algorithm(plan)  # for the run's current number of rounds
 
-    def there(part):
-        return place(plan, part, unseen.num_clients)
+    def placed(data: PyTree) -> PyTree:
+        return place(plan, data, unseen.num_clients)
 
-    use = serving.scores(
-        experiment.problem._replace(plan=plan), algorithm, outputs=bool(experiment.metrics)
-    )
-    serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
+    # What the newcomers get: all models, where clients are each other's peers.
     needed = First()
     if algorithm.topology.between_clients:
         stacks.verify(state.clients, np.arange(experiment.federation.num_clients))
         needed = First(model=stacks.in_memory(state.clients.model))
-    splits = {"train": there(unseen.train), "test": there(unseen.test)}
-    run = Jitted(experiment.problem.model.network, plan, serve, out_shardings=plan.everywhere)
-    found = run(key, state._replace(clients=needed), there(unseen.client_data), splits)
-    task = experiment.problem.model.task
-    groups = experiment.problem.groups
-    scores = serving.measured(experiment.metrics, jax.device_get(found), task)
-    networks = groups and groups.of_clients(unseen.num_clients, unseen=True)
-    out = evaluation.summarize(scores["test"], unseen.test.size, experiment.lower_is_better)
-    train = evaluation.summarize(scores["train"], unseen.train.size, experiment.lower_is_better)
-    out |= {f"train_{name}": value for name, value in train.items()}
-    return out | {"per_client": per_client(unseen, scores, networks=networks)}
+    state = state._replace(clients=needed)
+
+    # Their scores.
+    use = serving.scores(problem._replace(plan=plan), algorithm, outputs=bool(experiment.metrics))
+    serve = functools.partial(lifting.serve_newcomers, algorithm, plan, use)
+    splits = {"train": placed(unseen.train), "test": placed(unseen.test)}
+    run = Jitted(problem.model.network, plan, serve, out_shardings=plan.everywhere)
+    scores = jax.device_get(run(key, state, placed(unseen.client_data), splits))
+    scores = serving.measured(experiment.metrics, scores, problem.model.task)
+
+    networks = None
+    if problem.groups:
+        networks = problem.groups.of_clients(unseen.num_clients, unseen=True)
+    lower_is_better = experiment.lower_is_better
+    summary = evaluation.summarize(scores["test"], unseen.test.size, lower_is_better)
+    train = evaluation.summarize(scores["train"], unseen.train.size, lower_is_better)
+    summary |= {f"train_{name}": value for name, value in train.items()}
+    return summary | {"per_client": per_client(unseen, scores, networks=networks)}
 
 
 def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict | None:
@@ -93,15 +101,17 @@ def spent(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -
 
     Entries at the top are those of clients' examples; "of_clients" are those of whole clients.
     """
-    found = of_examples(experiment, algorithm, key, rounds)
+    ledger = ledger_of_examples(experiment, algorithm, key, rounds)
     client_privacy = experiment.client_privacy
     if client_privacy.active:
         omitted = (privacy.BY_SCALING,) if experiment.federation.scaling else ()
-        found["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
-    return found or None
+        ledger["of_clients"] = client_privacy.ledger(experiment.problem, key, rounds, omitted)
+    return ledger or None
 
 
-def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int) -> dict:
+def ledger_of_examples(
+    experiment: Experiment, algorithm: Algorithm, key: Key, rounds: int
+) -> dict[str, Any]:
     """Returns the ledger of clients' examples; {} if local training is not private.
 
     If the method or clients' chances determine the cohorts, every client is counted in every cohort, an upper bound.
@@ -109,33 +119,32 @@ def of_examples(experiment: Experiment, algorithm: Algorithm, key: Key, rounds: 
     problem = experiment.problem
     train = experiment.federation.train
     solver = problem.solver
-    ledger = algorithm.ledger
-    finite = privacy.finite
-    if experiment.federation.scaling:
-        ledger = ledger.beside(privacy.BY_SCALING)
     if not solver.privacy.active:
         return {}
+    ledger = algorithm.ledger
+    if experiment.federation.scaling:
+        ledger = ledger.beside(privacy.BY_SCALING)
+    if solver.privacy.noise_seed is not None:
+        ledger = ledger.beside(privacy.BY_SEED)
+
+    # In how many rounds a client took part, and the mini-batches that it used there.
     n_max = train.y.shape[1]
     if algorithm.sample is None and algorithm.engine.takes_part is None:
         taken = participations(key, problem.num_clients, problem.cohort_size, rounds)
     else:
         taken = np.full(problem.num_clients, rounds)
-    steps = np.ceil(np.asarray(taken * solver.num_steps(train.size, n_max)) * ledger.passes).astype(
-        int
-    )
+    steps = np.asarray(taken * solver.num_steps(train.size, n_max))
+    num_batches = np.ceil(steps * ledger.passes).astype(int)
     epsilon = privacy.epsilons(
-        solver.privacy, train.size, solver.batch(n_max), steps, ledger.gradients
+        solver.privacy, train.size, solver.batch(n_max), num_batches, ledger.gradients
     )
-    if solver.privacy.noise_seed is not None:
-        ledger = ledger.beside(privacy.BY_SEED)
     return {
-        **{
-            name: finite(getattr(solver.privacy, name))
-            for name in ("noise_multiplier", "clip_norm", "delta")
-        },
-        "epsilon": finite(epsilon.max()),
+        "noise_multiplier": privacy.finite(solver.privacy.noise_multiplier),
+        "clip_norm": privacy.finite(solver.privacy.clip_norm),
+        "delta": privacy.finite(solver.privacy.delta),
+        "epsilon": privacy.finite(epsilon.max()),
         "unaccounted": ledger.unaccounted or None,
-        "epsilon_per_client": [finite(value) for value in epsilon],
+        "epsilon_per_client": [privacy.finite(value) for value in epsilon],
     }
 
 
@@ -144,12 +153,16 @@ def best_row(rows: list[dict]) -> dict:
 
     The initial models take no part if there are others.
     """
-    name = next((name for name in SELECTED_BY if name in rows[-1]), "train_loss")
-    known = [
-        row for row in rows if row["round"] and row[name] is not None and np.isfinite(row[name])
-    ]
+    known_scores = [name for name in SELECTED_BY if name in rows[-1]]
+    name = known_scores[0] if known_scores else "train_loss"
     sign = evaluation.sign_of(name.rpartition("_")[2])
-    return max(known or rows[-1:], key=lambda row: sign * row[name]) | {"selected_by": name}
+
+    def is_known(row: dict) -> bool:
+        return row["round"] and row[name] is not None and np.isfinite(row[name])
+
+    known = [row for row in rows if is_known(row)]
+    best = max(known or rows[-1:], key=lambda row: sign * row[name])
+    return best | {"selected_by": name}
 
 
 def summarize(
@@ -159,14 +172,17 @@ def summarize(
     rows = history.rows
     federation = experiment.federation
     algorithm = experiment.algorithm(compiled.plan)
-    last_test = {
-        "test": {
-            k[: -len("_test")]: v[-1] for k, v in history.results.items() if k.endswith("_test")
-        }
+    suffix = "_test"
+    last_scores = {
+        name.removesuffix(suffix): values[-1]
+        for name, values in history.results.items()
+        if name.endswith(suffix)
     }
+    last_test = {"test": last_scores}
     rounds = rows[-1]["round"]
-    groups = experiment.problem.groups
-    networks = groups and groups.of_clients(federation.num_clients)
+    networks = None
+    if experiment.problem.groups:
+        networks = experiment.problem.groups.of_clients(federation.num_clients)
     score = evaluation.score_of_task(federation.task)
     return {
         "method": experiment.name,

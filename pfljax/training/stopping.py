@@ -25,7 +25,8 @@ class Patience:
         best = best_row(list(rows))
         if rows[-1]["round"] - best["round"] < self.patience:
             return ""
-        return f"no better {best['selected_by'].replace('_', ' ')} than in round {best['round']}"
+        score = best["selected_by"].replace("_", " ")
+        return f"no better {score} than in round {best['round']}"
 
 
 def patience(rounds: int) -> Patience:

@@ -55,7 +55,13 @@ Tracker = Callable[[Evaluation], None]
 
 def named(tracker: Tracker | None, run: str) -> Tracker | None:
     """Returns a tracker that sets the run's name."""
-    return tracker and (lambda evaluation: tracker(evaluation._replace(run=run)))
+    if tracker is None:
+        return None
+
+    def track(evaluation: Evaluation) -> None:
+        tracker(evaluation._replace(run=run))
+
+    return track
 
 
 def make_evaluation(
@@ -72,23 +78,33 @@ def make_evaluation(
     `scores` has one value for each scored client; NaN without examples. `used` has "index" and "weights" (K, J) of the
     models that clients use, which may be `shared`; it is empty if not all clients are scored.
     """
-    scalars = {
-        f"{name}/{split}": value for split, found in means.items() for name, value in found.items()
-    }
-    told = {"round", *means["test"], *(f"validation_{name}" for name in means["test"])}
-    scalars |= {name: value for name, value in row.items() if name not in told}
-    per_client = {
-        f"{name}/{split}": values[~np.isnan(values)]
-        for split, found in scores.items()
-        for name, values in found.items()
-    }
+    scalars = {}
+    for split, values in means.items():
+        scalars |= {f"{name}/{split}": value for name, value in values.items()}
+    # Scores of test and validation examples are in the row under other names.
+    names = set(means["test"])
+    renamed = {"round"} | names | {f"validation_{name}" for name in names}
+    scalars |= {name: value for name, value in row.items() if name not in renamed}
+
+    per_client = {}
+    for split, arrays in scores.items():
+        for name, values in arrays.items():
+            per_client[f"{name}/{split}"] = values[~np.isnan(values)]
+
     matrix = None
     if used:
         index = used["index"]
         num_models = int(index.max()) + 1 if shared else len(index)
         if max(len(index), num_models) <= MAX_MATRIX:
             matrix = collaboration.dense(index, used["weights"], num_models)
-    return Evaluation("", int(row["round"]), resumed, scalars, per_client, matrix)
+    return Evaluation(
+        run="",
+        round=int(row["round"]),
+        resumed=resumed,
+        scalars=scalars,
+        per_client=per_client,
+        collaboration=matrix,
+    )
 
 
 class _Tracker:
@@ -97,7 +113,8 @@ class _Tracker:
     `package` is the library's, and `board` the folder in which the command line keeps a run's files of the tracker.
     """
 
-    package = board = ""
+    package = ""
+    board = ""
 
     def __init__(self, folder: str | Path):
         self._library = optional.load(self.package, "tracker")
@@ -108,9 +125,9 @@ class _Tracker:
     def _run(self, evaluation: Evaluation) -> Any:
         """Returns the library's run, which `_open` opens at the first evaluation, and which is closed at last."""
         if evaluation.run not in self._runs:
-            self._runs[evaluation.run], close = self._open(
-                evaluation, self._folder / evaluation.run
-            )
+            folder = self._folder / evaluation.run
+            run, close = self._open(evaluation, folder)
+            self._runs[evaluation.run] = run
             weakref.finalize(self, close)
         return self._runs[evaluation.run]
 
@@ -120,24 +137,28 @@ class _Tracker:
 
     def _title(self, evaluation: Evaluation) -> str:
         """Returns a run's name: that in the comparison, or the last two folders without the board's own."""
-        return evaluation.run or "/".join(
-            [part for part in self._folder.parts if part != self.board][-2:]
-        )
+        if evaluation.run:
+            return evaluation.run
+        folders = [part for part in self._folder.parts if part != self.board]
+        return "/".join(folders[-2:])
 
 
 def _finite(evaluation: Evaluation) -> dict[str, np.ndarray]:
     """Returns the finite scores over clients by the name of their histogram; without those that have none."""
-    found = {
-        f"clients/{name}": values[np.isfinite(values)]
-        for name, values in evaluation.per_client.items()
-    }
-    return {name: values for name, values in found.items() if values.size}
+    finite = {}
+    for name, values in evaluation.per_client.items():
+        values = values[np.isfinite(values)]
+        if values.size:
+            finite[f"clients/{name}"] = values
+    return finite
 
 
-def _begun(evaluation: Evaluation, folder: Path) -> str | None:
+def _continued_run(evaluation: Evaluation, folder: Path) -> str | None:
     """Returns the library's name of the run that a resumed run continues; None for a new run."""
     path = folder / NAME
-    return path.read_text() if evaluation.resumed and path.is_file() else None
+    if not evaluation.resumed or not path.is_file():
+        return None
+    return path.read_text()
 
 
 class TensorBoard(_Tracker):
@@ -171,15 +192,15 @@ class TensorBoard(_Tracker):
         for name, values in _finite(evaluation).items():
             writer.add_histogram(name, values, step)
         if evaluation.collaboration is not None:
-            writer.add_image(
-                "collaboration", np.clip(evaluation.collaboration, 0, 1), step, dataformats="HW"
-            )
+            image = np.clip(evaluation.collaboration, 0, 1)
+            writer.add_image("collaboration", image, step, dataformats="HW")
 
     def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
         purge = evaluation.resumed + 1 if evaluation.resumed else 0
         suffix = f".{time.time_ns()}"  # files of the same second get distinct, ordered names
-        options = {"purge_step": purge, "filename_suffix": suffix, "flush_secs": FLUSH_SECONDS}
-        writer = self._library.SummaryWriter(str(folder), **options)
+        writer = self._library.SummaryWriter(
+            str(folder), purge_step=purge, filename_suffix=suffix, flush_secs=FLUSH_SECONDS
+        )
         return writer, writer.close
 
 
@@ -189,7 +210,8 @@ class WandB(_Tracker):
     Each run of a comparison is a run of W&B. A resumed run continues it; W&B keeps the first values of repeated rounds.
     """
 
-    package = board = "wandb"
+    package = "wandb"
+    board = "wandb"
 
     @checked()
     def __init__(self, folder: Folder, project: str | None = None):
@@ -207,16 +229,18 @@ class WandB(_Tracker):
 
     def __call__(self, evaluation: Evaluation) -> None:
         """Logs one evaluation."""
-        clients = {
-            name: self._library.Histogram(values) for name, values in _finite(evaluation).items()
-        }
-        self._run(evaluation).log(evaluation.scalars | clients, step=evaluation.round)
+        histograms = {}
+        for name, values in _finite(evaluation).items():
+            histograms[name] = self._library.Histogram(values)
+        run = self._run(evaluation)
+        run.log(evaluation.scalars | histograms, step=evaluation.round)
 
     def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
         folder.mkdir(parents=True, exist_ok=True)
         options = {"project": self._project, "name": self._title(evaluation), "dir": str(folder)}
-        if begun := _begun(evaluation, folder):
-            options |= {"id": begun, "resume": "allow"}
+        continued = _continued_run(evaluation, folder)
+        if continued:
+            options |= {"id": continued, "resume": "allow"}
         run = self._library.init(**options, reinit="create_new")  # several runs may be open at once
         files.write_text(folder / NAME, run.id)
         return run, run.finish
@@ -228,7 +252,8 @@ class MLflow(_Tracker):
     Each run of a comparison is a run of MLflow. A resumed run continues it; repeated rounds are not logged again.
     """
 
-    package = board = "mlflow"
+    package = "mlflow"
+    board = "mlflow"
 
     @checked()
     def __init__(self, folder: Folder, experiment: str | None = None):
@@ -246,29 +271,29 @@ class MLflow(_Tracker):
 
     def __call__(self, evaluation: Evaluation) -> None:
         """Logs one evaluation."""
-        (client, run, last) = self._run(evaluation)
+        client, run, last = self._run(evaluation)
+        step = evaluation.round
+        if step <= last:
+            return
         metric = self._library.entities.Metric
-        if evaluation.round > last:
-            now = int(1000 * time.time())
-            step = evaluation.round
-            client.log_batch(
-                run, [metric(name, value, now, step) for name, value in evaluation.scalars.items()]
-            )
+        now = int(1000 * time.time())
+        metrics = [metric(name, value, now, step) for name, value in evaluation.scalars.items()]
+        client.log_batch(run, metrics)
 
     def _open(self, evaluation: Evaluation, folder: Path) -> tuple[Any, Callable[[], Any]]:
         client = self._library.MlflowClient()
-        run = _begun(evaluation, folder)
+        run = _continued_run(evaluation, folder)
         last = -1
         if run is not None:
             client.update_run(run, status="RUNNING")
-            last = max(
-                (each.step for each in client.get_metric_history(run, "train_loss")), default=-1
-            )
+            earlier = client.get_metric_history(run, "train_loss")
+            last = max((metric.step for metric in earlier), default=-1)
         else:
             experiment = self._library.set_experiment(self._experiment).experiment_id
-            run = client.create_run(experiment, run_name=self._title(evaluation)).info.run_id
+            created = client.create_run(experiment, run_name=self._title(evaluation))
+            run = created.info.run_id
             files.write_text(folder / NAME, run)
         return (client, run, last), functools.partial(client.set_terminated, run)
 
 
-TRACKERS = {each.board: each for each in (TensorBoard, WandB, MLflow)}
+TRACKERS = {tracker.board: tracker for tracker in (TensorBoard, WandB, MLflow)}
