@@ -56,7 +56,7 @@ PairObjective = Callable[[Params, Params, Batch], Array]
 class SlopeFunction(Protocol):
     """What `Problem.descend` gives to a direction: the slope of the objective anywhere."""
 
-    def __call__(self, params: Params, ahead: int = 0, number: int = 0) -> Slope:
+    def __call__(self, params: Params, ahead: int = 0, number: Array | int = 0) -> Slope:
         """The slope at `params`.
 
         Args:
