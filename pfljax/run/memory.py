@@ -63,8 +63,12 @@ class MemoryPlan:
 def of_compiled(compiled: Any) -> MemoryPlan:
     """Reads the memory plan from a compiled function."""
     stats = compiled.memory_analysis()
-    fresh = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
+    return MemoryPlan(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        limit=device_limit(),
+    )
 
 
 def next_smaller(plan: ExecutionPlan, num_clients: int, topology: Topology) -> ExecutionPlan | None:
@@ -76,11 +80,9 @@ def next_smaller(plan: ExecutionPlan, num_clients: int, topology: Topology) -> E
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
-    return (
-        dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2)
-        if at_once > 1
-        else None
-    )
+    if at_once <= 1:
+        return None
+    return dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2)
 
 
 def check_host(need: int) -> None:
