@@ -28,7 +28,7 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
 from pfljax.run.compiled import Jitted
-from pfljax.run.experiment import OWN, Numbers
+from pfljax.run.experiment import OWN, Experiment, Numbers
 from pfljax.stores import stacks
 
 # of clients that are served at once, if they take part in a round with fewer bytes
@@ -41,20 +41,26 @@ def scores(problem: Problem, algorithm: Algorithm, outputs: bool = False) -> Use
     With `outputs`, the clients' outputs come along, for `measured`.
     """
 
-    def of_split(prediction: Prediction, split: Split) -> dict[str, Array]:
-        found = metrics.evaluate(problem, algorithm, prediction, split)
-        return (
-            found | measures.outputs_of(problem, algorithm, prediction, split) if outputs else found
-        )
+    def of_split(prediction: Prediction, split: Split) -> dict[str, PyTree]:
+        values = metrics.evaluate(problem, algorithm, prediction, split)
+        if not outputs:
+            return values
+        return values | measures.outputs_of(problem, algorithm, prediction, split)
 
-    return lambda prediction, splits: {
-        name: of_split(prediction, part) for name, part in splits.items()
-    }
+    def use(prediction: Prediction, splits: Mapping[str, Split]) -> dict[str, dict[str, PyTree]]:
+        return {name: of_split(prediction, split) for name, split in splits.items()}
+
+    return use
 
 
 def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
     """Returns (prediction, anything) -> its outputs for x (B, *features)."""
-    return lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
+
+    def use(prediction: Prediction, inputs: PyTree) -> Array:
+        del inputs
+        return metrics.predict(problem, algorithm, prediction, x)
+
+    return use
 
 
 def measured(
@@ -63,16 +69,23 @@ def measured(
     """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's own metrics."""
     if not own:
         return found
-    names = measures.OUTPUTS
-    kept = {
-        part: {name: values for name, values in of.items() if name not in names}
-        for part, of in found.items()
-    }
-    return {part: kept[part] | measures.measured(own, of, task) for part, of in found.items()}
+
+    def with_metrics(of_split: dict[str, PyTree]) -> dict[str, PyTree]:
+        values = {name: array for name, array in of_split.items() if name not in measures.OUTPUTS}
+        return values | measures.measured(own, of_split, task)
+
+    return {name: with_metrics(of_split) for name, of_split in found.items()}
+
+
+def scored_ids(experiment: Experiment) -> np.ndarray:
+    """Returns the scored clients of a run, int32 (n,)."""
+    if experiment.scored is not None:
+        return experiment.scored
+    return np.arange(experiment.problem.num_clients, dtype=np.int32)
 
 
 def blocks(num: int, size: int) -> Iterator[np.ndarray]:
-    """Places of n clients in blocks of one size; the last block repeats the last client."""
+    """Positions of n clients in blocks of one size; the last block repeats the last client."""
     size = min(max(size, 1), num)
     for start in range(0, num, size):
         yield np.minimum(np.arange(start, start + size, dtype=np.int32), num - 1)
@@ -80,7 +93,11 @@ def blocks(num: int, size: int) -> Iterator[np.ndarray]:
 
 def joined(parts: Sequence[Served], num: int) -> Served:
     """What n clients found, from what their `blocks` found, as NumPy arrays (n, ...)."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:num], *parts)
+
+    def join(*leaves: np.ndarray) -> np.ndarray:
+        return np.concatenate(leaves)[:num]
+
+    return jax.tree.map(join, *parts)
 
 
 def in_blocks(
@@ -107,19 +124,32 @@ def in_blocks(
     """
     reads_others = build(OWN).topology.reads_others
 
+    # ---- On the devices.
+
     def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
-        return whom(build(numbers), plan, key, state, ids, sizes)
+        algorithm = build(numbers)
+        return whom(algorithm, plan, key, state, ids, sizes)
 
-    def serve_block(numbers: Numbers, ids: Array, key: Key, state: State, *args: Any) -> Served:
-        method = build(numbers)
-        return serve(method, plan, use(method), key, state, ids, *args)
+    def serve_block(
+        numbers: Numbers,
+        ids: Array,
+        key: Key,
+        state: State,
+        clients: ClientData,
+        inputs: PyTree,
+        mixture: Mixture | None,
+    ) -> Served:
+        algorithm = build(numbers)
+        return serve(algorithm, plan, use(algorithm), key, state, ids, clients, inputs, mixture)
 
-    chosen, served = (
-        Jitted(network, plan, fn, out_shardings=plan.everywhere) for fn in (choose, serve_block)
-    )
+    jitted_choose = Jitted(network, plan, choose, out_shardings=plan.everywhere)
+    jitted_serve = Jitted(network, plan, serve_block, out_shardings=plan.everywhere)
+
+    # ---- On the host.
 
     def read(stack: PyTree, ids: np.ndarray) -> PyTree:
-        return place(plan, stacks.read(stack, ids), len(ids))
+        rows = stacks.read(stack, ids)
+        return place(plan, rows, len(ids))
 
     def of_block(
         numbers: Numbers,
@@ -128,23 +158,26 @@ def in_blocks(
         state: State,
         clients: ClientData,
         inputs: PyTree,
-    ):
+    ) -> Served:
         stack: First = state.clients
         clients = read(clients, ids)
         inputs = read(inputs, ids)
-        if reads_others:  # each client's collaborators become models of its own, adjacent
+        if reads_others:
+            # Each client's collaborators become models of its own, adjacent.
             stacks.verify(stack, ids)
-            held = read(stack._replace(model=()), ids)
-            mixture = chosen(numbers, ids, key, state._replace(clients=held), clients.train.size)
+            rows = read(stack._replace(model=()), ids)
+            state = state._replace(clients=rows)
+            mixture = jitted_choose(numbers, ids, key, state, clients.train.size)
             index = np.asarray(mixture.index).reshape(-1)
             stacks.verify(stack, index)
-            held = held._replace(model=read(stack.model, index))
+            rows = rows._replace(model=read(stack.model, index))
         else:
-            held = read(stack, ids)
+            rows = read(stack, ids)
             mixture = None
-        state = state._replace(clients=held)
-        found = jax.device_get(served(numbers, ids, key, state, clients, inputs, mixture))
-        return found._replace(found=finish(found.found))
+        state = state._replace(clients=rows)
+        served = jitted_serve(numbers, ids, key, state, clients, inputs, mixture)
+        served = jax.device_get(served)
+        return served._replace(found=finish(served.found))
 
     def of_all(
         numbers: Numbers,
@@ -153,11 +186,10 @@ def in_blocks(
         state: State,
         clients: ClientData,
         inputs: PyTree = (),
-    ):
-        parts = [
-            of_block(numbers, ids[block], key, state, clients, inputs)
-            for block in blocks(len(ids), size)
-        ]
+    ) -> Served:
+        parts: list[Served] = []
+        for positions in blocks(len(ids), size):
+            parts.append(of_block(numbers, ids[positions], key, state, clients, inputs))
         return joined(parts, len(ids))
 
     return of_all

@@ -26,7 +26,6 @@ from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Array, Examples, PyTree
 from pfljax.run import memory
 
-
 BLOCK = 4096  # number of rows fetched from other processes at a time
 PAGE = 4096  # bytes per page of a file system
 
