@@ -205,11 +205,11 @@ def _all_collectives(
     for alike, number in chains.values():
         counts[alike] += number
 
-    found: list[Collective] = []
+    all_collectives: list[Collective] = []
     for (kind, shapes_of_operands, members), number in counts.items():
-        found.append(_collective(kind, shapes_of_operands, members, number))
-    found.sort(key=lambda collective: -collective.bytes * collective.times)
-    return found
+        all_collectives.append(_collective(kind, shapes_of_operands, members, number))
+    all_collectives.sort(key=lambda collective: -collective.bytes * collective.times)
+    return all_collectives
 
 
 def _collective_kind(operation: Operation) -> str | None:

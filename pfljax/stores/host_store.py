@@ -44,7 +44,7 @@ from pfljax.run.compiled import Compiled, Jitted, Lowered, Saving, shaped, state
 from pfljax.run.experiment import OWN, Experiment, Numbers
 from pfljax.run.replicates import Replicates
 from pfljax.stores import stacks
-from pfljax.stores.serving import BLOCK_BYTES, in_blocks, measured, scored_ids, scores
+from pfljax.stores.serving import BLOCK_BYTES, BlockServer, measured, scored_ids, scores
 from pfljax.stores.store import Build, Store, UseOf, shapes_of
 
 
@@ -548,7 +548,7 @@ class HostStore(Store):
         first = experiments[0]
         plan = compiled.plan
         problem = first.problem._replace(plan=plan)
-        evaluate = in_blocks(
+        evaluate = BlockServer(
             network=problem.model.network,
             build=functools.partial(first.algorithm, plan),
             plan=plan,
@@ -578,7 +578,7 @@ class HostStore(Store):
     ) -> PyTree:
         """Serves these clients in blocks of the size of a cohort."""
         problem = experiment.problem
-        serve_clients = in_blocks(problem.model.network, build, plan, use, problem.cohort_size)
+        serve_clients = BlockServer(problem.model.network, build, plan, use, problem.cohort_size)
         return serve_clients(OWN, *args).found
 
 

@@ -64,15 +64,15 @@ def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
 
 
 def measured(
-    own: Mapping[str, measures.Metric], found: dict[str, dict], task: Task
+    run_metrics: Mapping[str, measures.Metric], found: dict[str, dict], task: Task
 ) -> dict[str, dict]:
-    """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's own metrics."""
-    if not own:
+    """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's further metrics."""
+    if not run_metrics:
         return found
 
     def with_metrics(of_split: dict[str, PyTree]) -> dict[str, PyTree]:
         values = {name: array for name, array in of_split.items() if name not in measures.OUTPUTS}
-        return values | measures.measured(own, of_split, task)
+        return values | measures.measured(run_metrics, of_split, task)
 
     return {name: with_metrics(of_split) for name, of_split in found.items()}
 
@@ -100,86 +100,55 @@ def joined(parts: Sequence[Served], num: int) -> Served:
     return jax.tree.map(join, *parts)
 
 
-def in_blocks(
-    network: Holder,
-    build: Callable[[Numbers], Algorithm],
-    plan: ExecutionPlan,
-    use: Callable[[Algorithm], Use],
-    size: int,
-    finish: Callable[[Any], Any] = lambda found: found,
-) -> Callable[..., Served]:
-    """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block.
+class BlockServer:
+    """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block."""
 
-    Args:
-        network: The clients' network.
-        build: Builds the method.
-        plan: How clients are mapped to devices.
-        use: The built method -> what clients do with their predictions.
-        size: Number of clients at a time.
-        finish: Turns what a block of clients found, NumPy arrays, into what is kept.
+    def __init__(
+        self,
+        network: Holder,
+        build: Callable[[Numbers], Algorithm],
+        plan: ExecutionPlan,
+        use: Callable[[Algorithm], Use],
+        size: int,
+        finish: Callable[[Any], Any] | None = None,
+    ):
+        """Compiles nothing yet.
 
-    Returns:
-        (numbers, ids (n,), key, state, clients, inputs) -> what these clients found, as NumPy arrays (n, ...); see
-        `lifting.serve`.
-    """
-    reads_others = build(OWN).topology.reads_others
+        Args:
+            network: The clients' network.
+            build: Builds the method.
+            plan: How clients are mapped to devices.
+            use: The built method -> what clients do with their predictions.
+            size: Number of clients at a time.
+            finish: Turns what a block of clients found, NumPy arrays, into what is returned; None: unchanged.
+        """
 
-    # ---- On the devices.
+        def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
+            algorithm = build(numbers)
+            return whom(algorithm, plan, key, state, ids, sizes)
 
-    def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
-        algorithm = build(numbers)
-        return whom(algorithm, plan, key, state, ids, sizes)
+        def serve_block(
+            numbers: Numbers,
+            ids: Array,
+            key: Key,
+            state: State,
+            clients: ClientData,
+            inputs: PyTree,
+            mixture: Mixture | None,
+        ) -> Served:
+            algorithm = build(numbers)
+            use_of = use(algorithm)
+            return serve(algorithm, plan, use_of, key, state, ids, clients, inputs, mixture)
 
-    def serve_block(
-        numbers: Numbers,
-        ids: Array,
-        key: Key,
-        state: State,
-        clients: ClientData,
-        inputs: PyTree,
-        mixture: Mixture | None,
-    ) -> Served:
-        algorithm = build(numbers)
-        return serve(algorithm, plan, use(algorithm), key, state, ids, clients, inputs, mixture)
+        self.plan = plan
+        self.size = size
+        self.finish = finish
+        self.reads_others = build(OWN).topology.reads_others
+        self.jitted_choose = Jitted(network, plan, choose, out_shardings=plan.everywhere)
+        self.jitted_serve = Jitted(network, plan, serve_block, out_shardings=plan.everywhere)
 
-    jitted_choose = Jitted(network, plan, choose, out_shardings=plan.everywhere)
-    jitted_serve = Jitted(network, plan, serve_block, out_shardings=plan.everywhere)
-
-    # ---- On the host.
-
-    def read(stack: PyTree, ids: np.ndarray) -> PyTree:
-        rows = stacks.read(stack, ids)
-        return place(plan, rows, len(ids))
-
-    def of_block(
-        numbers: Numbers,
-        ids: np.ndarray,
-        key: Key,
-        state: State,
-        clients: ClientData,
-        inputs: PyTree,
-    ) -> Served:
-        stack: First = state.clients
-        clients = read(clients, ids)
-        inputs = read(inputs, ids)
-        if reads_others:
-            # Each client's collaborators become models of its own, adjacent.
-            stacks.verify(stack, ids)
-            rows = read(stack._replace(model=()), ids)
-            state = state._replace(clients=rows)
-            mixture = jitted_choose(numbers, ids, key, state, clients.train.size)
-            index = np.asarray(mixture.index).reshape(-1)
-            stacks.verify(stack, index)
-            rows = rows._replace(model=read(stack.model, index))
-        else:
-            rows = read(stack, ids)
-            mixture = None
-        state = state._replace(clients=rows)
-        served = jitted_serve(numbers, ids, key, state, clients, inputs, mixture)
-        served = jax.device_get(served)
-        return served._replace(found=finish(served.found))
-
-    def of_all(
+    def __call__(
+        self,
         numbers: Numbers,
         ids: np.ndarray,
         key: Key,
@@ -187,9 +156,55 @@ def in_blocks(
         clients: ClientData,
         inputs: PyTree = (),
     ) -> Served:
+        """Returns what clients `ids` (n,) found, as NumPy arrays (n, ...); see `lifting.serve`."""
         parts: list[Served] = []
-        for positions in blocks(len(ids), size):
-            parts.append(of_block(numbers, ids[positions], key, state, clients, inputs))
+        for positions in blocks(len(ids), self.size):
+            parts.append(self.block(numbers, ids[positions], key, state, clients, inputs))
         return joined(parts, len(ids))
 
-    return of_all
+    def block(
+        self,
+        numbers: Numbers,
+        ids: np.ndarray,
+        key: Key,
+        state: State,
+        clients: ClientData,
+        inputs: PyTree,
+    ) -> Served:
+        """Serves one block of clients; when it returns, nothing of theirs is left on the devices."""
+        clients = self.read(clients, ids)
+        inputs = self.read(inputs, ids)
+        if self.reads_others:
+            rows, mixture = self.read_with_collaborators(numbers, ids, key, state, clients)
+        else:
+            rows = self.read(state.clients, ids)
+            mixture = None
+        state = state._replace(clients=rows)
+        served = self.jitted_serve(numbers, ids, key, state, clients, inputs, mixture)
+        served = jax.device_get(served)
+        if self.finish is None:
+            return served
+        return served._replace(found=self.finish(served.found))
+
+    def read(self, stack: PyTree, ids: np.ndarray) -> PyTree:
+        """Puts rows `ids` of a stack on the host on the devices."""
+        rows = stacks.read(stack, ids)
+        return place(self.plan, rows, len(ids))
+
+    def read_with_collaborators(
+        self, numbers: Numbers, ids: np.ndarray, key: Key, state: State, data: ClientData
+    ) -> tuple[First, Mixture]:
+        """Returns the rows of clients `ids` (n,), and whose models they predict with.
+
+        These models (n J, ...) are in place of their own, each client's J adjacent.
+        """
+        stack: First = state.clients
+        stacks.verify(stack, ids)
+        rows = self.read(stack._replace(model=()), ids)
+        of_block = state._replace(clients=rows)
+        mixture = self.jitted_choose(numbers, ids, key, of_block, data.train.size)
+
+        index = np.asarray(mixture.index).reshape(-1)
+        stacks.verify(stack, index)
+        models = self.read(stack.model, index)
+        return rows._replace(model=models), mixture
