@@ -324,7 +324,6 @@ def without_clients(state: State) -> State:
 
 def renew(ahead: Ahead, old: np.ndarray, rows: First) -> Ahead:
     """Reads the rows of a cohort again where `old` (S,) is true: these clients were in the previous cohort, too."""
-
     if not old.any():
         return ahead
 
