@@ -164,7 +164,10 @@ class Target:
         """What estimated times rest on, in words."""
         if self.chip.clock:
             return f"the compiler's estimated cycles at {self.chip.clock / GIGA:g} GHz"
-        return "a roofline of each kernel's FLOPs and bytes at published peak rates, and 2 us to launch it"
+        return (
+            "a roofline of each kernel's FLOPs and bytes at published peak rates, "
+            "and 2 us to launch it"
+        )
 
     def plan(self, chunk: int, peers: Peers, model_devices: int = 1) -> PlanElsewhere:
         """Returns the plan with `chunk` clients at a time, and models on `model_devices`; see `ExecutionPlan`."""

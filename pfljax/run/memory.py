@@ -90,15 +90,17 @@ def check_host(need: int) -> None:
     free = host_free()
     if need > SHARE * free:
         raise OutOfMemory(
-            f"out of memory: clients' rows need {readable(need)}, but only {readable(free)} is free on the host; use "
-            "fewer clients (num_clients) or a smaller model"
+            f"out of memory: clients' rows need {readable(need)}, "
+            f"but only {readable(free)} is free on the host; "
+            "use fewer clients (num_clients) or a smaller model"
         )
 
 
 def too_large(memory: MemoryPlan, what: str = "a round") -> OutOfMemory:
     """Returns the error for a run that does not fit even with one client at a time."""
     return OutOfMemory(
-        f"out of memory: {what} needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
-        "with one client at a time; use fewer clients (num_clients, participation), "
+        f"out of memory: {what} needs {readable(memory.total)} "
+        f"on a device that has {readable(memory.limit)}, even with one client at a time; "
+        "use fewer clients (num_clients, participation), "
         "client_store=host, a smaller model, or more devices"
     )
