@@ -34,6 +34,7 @@ NO_WORK = (
 )
 SLICES = ("dynamic-slice", "slice", "gather")  # read only the part that they return
 CALLING = ("call", "conditional", "fusion", "async-start")
+COPIES = ("copy", "bitcast", "copy-done", "copy-start")
 Lengths = Callable[[str], float | None]
 UNKNOWN = 1 << 60  # cycles from here on mean that the compiler has no estimate
 HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*-> .*\{$")
@@ -70,6 +71,9 @@ class Operation(NamedTuple):
     def operands(self) -> list[str]:
         """Names of its operands."""
         return NAMES.findall(self.given)
+
+
+Computations = Mapping[str, list[Operation]]  # the operations of each computation, by its name
 
 
 class Collective(NamedTuple):
@@ -137,59 +141,117 @@ def read(text: str, devices: int, lengths: Lengths = lambda scope: None) -> Read
             known, so it counts once.
     """
     computations, entry = parse(text)
-    times, fused = _times(computations, entry, lengths)
+    times, fused_times = _times(computations, entry, lengths)
     cycles = 0.0
     unknown = 0
-    kernels = []
-    found: dict[tuple[str, str, int], float] = collections.defaultdict(float)
-    chains: dict[str, tuple[tuple[str, str, int], float]] = {}
-    for name in {*times, *fused}:
-        number = times.get(name, 0.0)
+    kernels: list[Kernel] = []
+    for name, number in times.items():
         shapes = _shapes(computations[name])
-        for each in computations[name]:
-            kind = each.kind.removesuffix("-start")
-            if kind in COLLECTIVES:
-                given = " ".join(
-                    _without_layout(shapes.get(operand, "")) for operand in each.operands
-                )
-                which = (kind, given, group_of(each.rest, devices))
-                runs = number + fused.get(name, 0.0)
-                if chain := CHAIN.search(each.rest):
-                    chains[chain[1]] = which, min(runs, chains.get(chain[1], (which, runs))[1])
-                else:
-                    found[which] += runs
-            elif number and each.kind not in NO_WORK:
-                estimated = _cycles(each.rest)
-                cycles += number * (estimated or 0)
-                unknown += estimated is None
-                products = list(_products(computations, each, shapes))
-                flops = sum(size for size, _ in products)
-                precision = max(products, default=(0.0, ""))[1]
-                kernels.append(Kernel(number, _moved(computations, each, shapes), flops, precision))
-    for which, runs in chains.values():
-        found[which] += runs
-    collectives = [_collective(*which, number) for which, number in found.items()]
-    collectives.sort(key=lambda each: -each.bytes * each.times)
-    doubles = re.search(r"\b(f64|c128)\[", text) is not None
-    return Reading(cycles, collectives, kernels, doubles, unknown)
+        for operation in computations[name]:
+            is_collective = _collective_kind(operation) is not None
+            if not number or is_collective or operation.kind in NO_WORK:
+                continue
+            estimated = _cycles(operation.rest)
+            if estimated is None:
+                unknown += 1
+            else:
+                cycles += number * estimated
+            kernels.append(_kernel(computations, operation, shapes, number))
+
+    return Reading(
+        cycles,
+        collectives=_all_collectives(computations, times, fused_times, devices),
+        kernels=kernels,
+        doubles=re.search(r"\b(f64|c128)\[", text) is not None,
+        unknown=unknown,
+    )
+
+
+def _kernel(
+    computations: Computations, operation: Operation, shapes: Mapping[str, str], times: float
+) -> Kernel:
+    """An operation that is no collective and runs on its own."""
+    products = list(_products(computations, operation, shapes))
+    flops = sum(size for size, _ in products)
+    _, precision = max(products, default=(0.0, ""))
+    return Kernel(times, _moved(computations, operation, shapes), flops, precision)
+
+
+def _all_collectives(
+    computations: Computations,
+    times: Mapping[str, float],
+    fused_times: Mapping[str, float],
+    devices: int,
+) -> list[Collective]:
+    """All collectives, the largest first; those that are alike are counted together."""
+    counts: dict[tuple[str, str, int], float] = collections.defaultdict(float)
+    chains: dict[str, tuple[tuple[str, str, int], float]] = {}
+    for name in {**times, **fused_times}:
+        number = times.get(name, 0.0) + fused_times.get(name, 0.0)
+        shapes = _shapes(computations[name])
+        for operation in computations[name]:
+            kind = _collective_kind(operation)
+            if kind is None:
+                continue
+            operands = [_without_layout(shapes.get(operand, "")) for operand in operation.operands]
+            alike = (kind, " ".join(operands), group_of(operation.rest, devices))
+            chain = CHAIN.search(operation.rest)
+            if chain is None:
+                counts[alike] += number
+                continue
+            # The pieces of a chain are one collective, which runs as often as the rarest piece.
+            _, fewest = chains.get(chain[1], (alike, number))
+            chains[chain[1]] = (alike, min(number, fewest))
+    for alike, number in chains.values():
+        counts[alike] += number
+
+    all_collectives: list[Collective] = []
+    for (kind, shapes_of_operands, members), number in counts.items():
+        all_collectives.append(_collective(kind, shapes_of_operands, members, number))
+    all_collectives.sort(key=lambda collective: -collective.bytes * collective.times)
+    return all_collectives
+
+
+def _collective_kind(operation: Operation) -> str | None:
+    """Which of `COLLECTIVES` an operation is or starts; None: none."""
+    kind = operation.kind.removesuffix("-start")
+    return kind if kind in COLLECTIVES else None
 
 
 def parse(text: str) -> tuple[dict[str, list[Operation]], str]:
     """Returns the operations of each computation by its name, and the name of the entry."""
     computations: dict[str, list[Operation]] = {}
     entry = ""
-    current = None
+    current: list[Operation] | None = None
     for line in text.splitlines():
-        if head := HEAD.match(line):
+        head = HEAD.match(line)
+        if head:
             current = computations.setdefault(head[2], [])
             entry = head[2] if head[1] else entry
-        elif current is not None and (start := LINE.match(line)):
-            shape, after = _shape_and_rest(re.sub(r"/\*.*?\*/", "", line[start.end() :]))
-            kind, _, arguments = after.partition("(")
-            given = _until_closed(arguments)
-            rest = arguments[len(given) + 1 :]
-            current.append(Operation(start[2], kind, shape, given, rest, start[1] is not None))
+        elif current is not None:
+            operation = _operation(line)
+            if operation is not None:
+                current.append(operation)
     return computations, entry
+
+
+def _operation(line: str) -> Operation | None:
+    """The operation of a line "NAME = SHAPE KIND(OPERANDS), REST"; None if it has none."""
+    start = LINE.match(line)
+    if start is None:
+        return None
+    without_comments = re.sub(r"/\*.*?\*/", "", line[start.end() :])
+    shape, call = _shape_and_rest(without_comments)
+    kind, _, arguments = call.partition("(")
+    operands = _until_closed(arguments)
+    return Operation(
+        name=start[2],
+        kind=kind,
+        shape=shape,
+        given=operands,
+        rest=arguments[len(operands) + 1 :],
+        root=start[1] is not None,
+    )
 
 
 def num_bytes(shape: str) -> int:
@@ -199,27 +261,28 @@ def num_bytes(shape: str) -> int:
 
 def _arrays(shape: str) -> list[tuple[str, list[int]]]:
     """Types and sizes of the arrays of a shape."""
-    found = ARRAY.findall(_without_layout(shape))
-    return [(kind, [int(size) for size in sizes.split(",") if size]) for kind, sizes in found]
+    arrays: list[tuple[str, list[int]]] = []
+    for kind, listed in ARRAY.findall(_without_layout(shape)):
+        sizes = [int(size) for size in listed.split(",") if size]
+        arrays.append((kind, sizes))
+    return arrays
 
 
 def _shapes(operations: Sequence[Operation]) -> dict[str, str]:
-    return {each.name: each.shape for each in operations}
+    """Shapes of what operations return, by their names."""
+    return {operation.name: operation.shape for operation in operations}
 
 
 def _width(kind: str) -> int:
     """Bytes of an element of a type, at least 1 ("pred", and types of fewer bits)."""
     digits = re.search(r"\d+", kind)
-    return (
-        max(int(digits[0]) // 8, 1)
-        if digits and kind[0] in "sufbc"
-        else 0
-        if kind == "token"
-        else 1
-    )
+    if digits and kind[0] in "sufbc":
+        return max(int(digits[0]) // 8, 1)
+    return 0 if kind == "token" else 1
 
 
 def _without_layout(shape: str) -> str:
+    """A shape without the order of its axes in memory."""
     return re.sub(r"\{[^}]*\}", "", shape)
 
 
@@ -235,98 +298,117 @@ def _shape_and_rest(text: str) -> tuple[str, str]:
 def _until_closed(text: str) -> str:
     """The text before the parenthesis that closes one which was opened before it."""
     depth = 1
-    for place in re.finditer(r"[()]", text):
-        depth += 1 if place[0] == "(" else -1
-        if not depth:
-            return text[: place.start()]
+    for parenthesis in re.finditer(r"[()]", text):
+        depth += 1 if parenthesis[0] == "(" else -1
+        if depth == 0:
+            return text[: parenthesis.start()]
     return text
 
 
 def _cycles(rest: str) -> int | None:
     """The compiler's estimate for an operation; 0 if it says nothing, None if it says that it has none."""
-    found = re.search(r'"estimated_cycles":"(\d+)"', rest)
-    cycles = int(found[1]) if found else 0
+    estimate = re.search(r'"estimated_cycles":"(\d+)"', rest)
+    cycles = int(estimate[1]) if estimate else 0
     return cycles if cycles < UNKNOWN else None
 
 
-def _moved(
-    computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]
-) -> int:
+def _moved(computations: Computations, kernel: Operation, shapes: Mapping[str, str]) -> int:
     """Bytes that an operation reads and writes. Of what is sliced or replaced in part, only this part counts."""
-
-    def size_of(name):
-        return num_bytes(shapes.get(name, ""))
-
     if kernel.kind in SLICES:
         return 2 * num_bytes(kernel.shape)
     if kernel.kind == "dynamic-update-slice":
-        return 2 * size_of(kernel.operands[1])
-    if kernel.kind != "fusion":
-        return num_bytes(kernel.shape) + sum(map(size_of, kernel.operands))
-    inner = computations[next(_called(kernel.rest))]
-    own = _shapes(inner)
-    by_name = {each.name: each for each in inner}
+        return 2 * num_bytes(shapes.get(kernel.operands[1], ""))
+    if kernel.kind == "fusion":
+        inner = computations[next(_called(kernel.rest))]
+        return _read_by_fusion(inner) + _written_by_fusion(inner)
+    read = [num_bytes(shapes.get(name, "")) for name in kernel.operands]
+    return num_bytes(kernel.shape) + sum(read)
+
+
+def _read_by_fusion(inner: Sequence[Operation]) -> int:
+    """Bytes that a fusion of these operations reads."""
+    replaced: set[str] = set()
+    for operation in inner:
+        if operation.kind == "dynamic-update-slice":
+            replaced.add(operation.operands[0])
+
     read = 0
-    replaced = set()
-    for each in inner:
-        if each.kind == "dynamic-update-slice":
-            replaced.add(each.operands[0])
-    for each in inner:
-        if each.kind == "parameter":
-            users = [user for user in inner if each.name in user.operands]
-            partly = all(user.kind in SLICES and user.operands[0] == each.name for user in users)
-            whole = 0 if each.name in replaced else num_bytes(each.shape)
-            read += sum(num_bytes(user.shape) for user in users) if partly else whole
-    root = next((each for each in inner if each.root), None)
-    parts = (
-        [root]
-        if root is None or root.kind != "tuple"
-        else [by_name.get(name) for name in root.operands]
-    )
+    for parameter in inner:
+        if parameter.kind != "parameter":
+            continue
+        name = parameter.name
+        users = [user for user in inner if name in user.operands]
+        is_sliced = all(user.kind in SLICES and user.operands[0] == name for user in users)
+        if is_sliced:
+            read += sum(num_bytes(user.shape) for user in users)
+        elif name not in replaced:
+            read += num_bytes(parameter.shape)
+    return read
+
+
+def _written_by_fusion(inner: Sequence[Operation]) -> int:
+    """Bytes that a fusion of these operations writes."""
+    shapes = _shapes(inner)
+    by_name = {operation.name: operation for operation in inner}
+    root = next((operation for operation in inner if operation.root), None)
+    if root is None:
+        return 0
+    results = [by_name.get(name) for name in root.operands] if root.kind == "tuple" else [root]
+
     written = 0
-    for part in parts:
-        if part is not None and part.kind == "dynamic-update-slice":
-            written += num_bytes(own.get(part.operands[1], ""))
-        elif part is not None:
-            written += num_bytes(part.shape)
-    return read + written
+    for result in results:
+        if result is None:
+            continue
+        if result.kind == "dynamic-update-slice":
+            written += num_bytes(shapes.get(result.operands[1], ""))
+        else:
+            written += num_bytes(result.shape)
+    return written
 
 
 def _products(
-    computations: Mapping[str, list[Operation]], kernel: Operation, shapes: Mapping[str, str]
+    computations: Computations, kernel: Operation, shapes: Mapping[str, str]
 ) -> Iterator[tuple[float, str]]:
     """FLOPs and precision of each matrix product and convolution of an operation."""
     if kernel.kind == "fusion":
         inner = computations[next(_called(kernel.rest))]
-        for each in inner:
-            yield from _products(computations, each, _shapes(inner))
+        inner_shapes = _shapes(inner)
+        for operation in inner:
+            yield from _products(computations, operation, inner_shapes)
         return
-    sizes = [_arrays(shapes.get(name, "")) for name in kernel.operands[:2]]
-    if len(sizes) < 2 or not all(sizes) or not (made := _arrays(kernel.shape)):
+
+    # The first array of each of two operands and of the result.
+    operands = [_arrays(shapes.get(name, "")) for name in kernel.operands[:2]]
+    result = _arrays(kernel.shape)
+    if len(operands) < 2 or not all(operands) or not result:
         return
-    (kind, left) = sizes[0][0]
-    (_, right) = sizes[1][0]
+    kind, left = operands[0][0]
+    _, right = operands[1][0]
+    _, sizes = result[0]
+
+    # Number of products that are summed up for one element of the result.
     labels = re.search(r"dim_labels=\w+_(\w+)->", kernel.rest)
-    over = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', kernel.rest)
+    contracted = re.search(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)', kernel.rest)
     if labels:
-        summed = math.prod(right) / max(right[labels[1].index("o")], 1)
-    elif over:
-        summed = math.prod(left[int(place)] for place in re.findall(r"\d+", over[1]))
+        output_axis = labels[1].index("o")
+        summed = math.prod(right) / max(right[output_axis], 1)
+    elif contracted:
+        axes = re.findall(r"\d+", contracted[1])
+        summed = math.prod(left[int(axis)] for axis in axes)
     else:
         return
-    yield 2.0 * math.prod(made[0][1]) * summed, _precision(kind, kernel.rest)
+    yield 2.0 * math.prod(sizes) * summed, _precision(kind, kernel.rest)
 
 
 def _precision(kind: str, rest: str) -> str:
     """What a product of operands of a type multiplies."""
     algorithm = re.search(r"algorithm=dot_([a-z0-9]+)_", rest)
-    if kind != "f32" or algorithm:
-        return algorithm[1] if algorithm else kind
-    return (
-        "f32"
-        if re.search(r'operand_precision(=\{|":\[)[^}\]]*highest', rest, re.IGNORECASE)
-        else "tf32"
-    )
+    if algorithm:
+        return algorithm[1]
+    if kind != "f32":
+        return kind
+    highest = re.search(r'operand_precision(=\{|":\[)[^}\]]*highest', rest, re.IGNORECASE)
+    return "f32" if highest else "tf32"
 
 
 def group_of(rest: str, devices: int) -> int:
@@ -336,81 +418,109 @@ def group_of(rest: str, devices: int) -> int:
         rest: What follows its operands.
         devices: All devices, which are one group if it tells none.
     """
-    if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+    # replica_groups={{0,1},{2,3}}: all groups are listed.
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", rest)
+    if listed:
         return listed[1].count(",") + 1
-    if counted := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
+    # replica_groups=[2,2]: number of groups and of members.
+    counted = re.search(r"replica_groups=\[\d+,(\d+)\]", rest)
+    if counted:
         return int(counted[1])
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\] *\{([^}]*)\}", rest):
+    # replica_groups=mesh['a'=2,'b'=2] {'a'}: axes of a mesh.
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] *\{([^}]*)\}", rest)
+    if named:
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        return math.prod(sizes.get(name, 1) for name in re.findall(r"'(\w+)'", named[2]))
+        axes = re.findall(r"'(\w+)'", named[2])
+        return math.prod(sizes.get(axis, 1) for axis in axes)
     return devices
 
 
 def _collective(kind: str, shapes: str, devices: int, times: float) -> Collective:
-    size = num_bytes(shapes) * (devices if kind == "all-gather" else 1)
+    copies = devices if kind == "all-gather" else 1
     return Collective(
-        kind, shapes, size, times, all(not sizes for _, sizes in _arrays(shapes)), devices
+        kind,
+        shapes,
+        bytes=num_bytes(shapes) * copies,
+        times=times,
+        scalars=all(not sizes for _, sizes in _arrays(shapes)),
+        devices=devices,
     )
 
 
 def _times(
-    computations: Mapping[str, list[Operation]], entry: str, lengths: Lengths
+    computations: Computations, entry: str, lengths: Lengths
 ) -> tuple[dict[str, float], dict[str, float]]:
     """How often each computation runs: those whose operations run one by one, and those that are part of a fusion."""
     times: dict[str, float] = collections.defaultdict(float)
-    fused: dict[str, float] = collections.defaultdict(float)
+    fused_times: dict[str, float] = collections.defaultdict(float)
 
-    def visit(name: str, number: float, within: bool) -> None:
-        (fused if within else times)[name] += number
-        for each in computations.get(name, ()):
-            if each.kind == "while":
-                length = _length(computations, each, computations[name])
-                if length is None:
-                    length = lengths(_scope(each))
-                    length = 1.0 if length is None else length
-                for called in _called(each.rest):
-                    visit(called, number * length, within)
-            elif each.kind in CALLING:
-                for called in _called(each.rest):
-                    visit(called, number, within or each.kind == "fusion")
+    def length_of(loop: Operation, around: Sequence[Operation]) -> float:
+        """How often a loop runs: as the program says, else as the caller says for its scope, else once."""
+        length = _length(computations, loop, around)
+        if length is None:
+            length = lengths(_scope(loop))
+        return 1.0 if length is None else length
 
-    visit(entry, 1.0, False)
-    return dict(times), dict(fused)
+    def visit(name: str, number: float, is_fused: bool) -> None:
+        """Counts a computation that runs `number` times more, and those that it calls."""
+        counts = fused_times if is_fused else times
+        counts[name] += number
+        operations = computations.get(name, [])
+        for operation in operations:
+            if operation.kind == "while":
+                length = length_of(operation, operations)
+                for called in _called(operation.rest):
+                    visit(called, number * length, is_fused)
+            elif operation.kind in CALLING:
+                within_fusion = is_fused or operation.kind == "fusion"
+                for called in _called(operation.rest):
+                    visit(called, number, within_fusion)
+
+    visit(entry, 1.0, is_fused=False)
+    return dict(times), dict(fused_times)
 
 
 def _called(rest: str) -> Iterator[str]:
     """Names of the computations that an operation calls."""
-    for place in CALLED.finditer(rest):
-        after = rest[place.end() :]
-        yield from NAMES.findall(
-            after[: after.index("}")] if after.startswith("{") else re.split(r"[,\s]", after)[0]
-        )
+    for attribute in CALLED.finditer(rest):
+        value = rest[attribute.end() :]
+        if value.startswith("{"):
+            names = value[: value.index("}")]
+        else:
+            names = re.split(r"[,\s]", value)[0]
+        yield from NAMES.findall(names)
 
 
 def _scope(loop: Operation) -> str:
     """The name of the scope that a loop is in; "" if there is none."""
-    found = re.search(r'op_name="[^"]*?([^"/()]*)\)*/while"', loop.rest)
-    return found[1] if found else ""
+    scope = re.search(r'op_name="[^"]*?([^"/()]*)\)*/while"', loop.rest)
+    return scope[1] if scope else ""
 
 
 def _length(
-    computations: Mapping[str, list[Operation]], loop: Operation, around: Sequence[Operation]
+    computations: Computations, loop: Operation, around: Sequence[Operation]
 ) -> float | None:
     """How often a loop runs; None if the program does not say."""
-    noted = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
-    if noted:
-        return float(noted[1])
-    named = re.search(r"condition=%?([\w.\-]+)", loop.rest)
-    condition = {each.name: each for each in computations.get(named[1] if named else "", ())}
-    root = next((each for each in condition.values() if each.root), None)
+    trip_count = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest)
+    if trip_count:
+        return float(trip_count[1])
+
+    # Its condition compares a counter with a constant: counter < end.
+    called = re.search(r"condition=%?([\w.\-]+)", loop.rest)
+    operations = computations.get(called[1], []) if called else []
+    root = next((operation for operation in operations if operation.root), None)
     if root is None or root.kind != "compare" or "direction=LT" not in root.rest:
         return None
-    counter, limit = (condition.get(name) for name in root.operands)
+    by_name = {operation.name: operation for operation in operations}
+    counter, limit = (by_name.get(name) for name in root.operands)
     end = _constant(limit)
     if counter is None or counter.kind != "get-tuple-element" or end is None:
         return None
-    place = re.search(r"index=(\d+)", counter.rest)
-    start = _started(loop, around, int(place[1]) if place else 0)
+
+    # The counter starts as the operand of this position.
+    index = re.search(r"index=(\d+)", counter.rest)
+    position = int(index[1]) if index else 0
+    start = _first_value(loop, around, position)
     return max(end - start, 0.0)
 
 
@@ -421,13 +531,13 @@ def _constant(operation: Operation | None) -> float | None:
     return float(operation.given)
 
 
-def _started(loop: Operation, around: Sequence[Operation], place: int) -> float:
-    """The first value of a loop's counter, at `place` of what the loop carries; 0 if it is not a constant."""
-    by_name = {each.name: each for each in around}
-    carried = by_name.get(loop.operands[0])
-    if carried is None or carried.kind != "tuple":
+def _first_value(loop: Operation, around: Sequence[Operation], position: int) -> float:
+    """The first value of a loop's counter, at `position` of what the loop carries; 0 if it is not a constant."""
+    by_name = {operation.name: operation for operation in around}
+    carry = by_name.get(loop.operands[0])
+    if carry is None or carry.kind != "tuple":
         return 0.0
-    value = by_name.get(carried.operands[place])
-    while value is not None and value.kind in ("copy", "bitcast", "copy-done", "copy-start"):
+    value = by_name.get(carry.operands[position])
+    while value is not None and value.kind in COPIES:
         value = by_name.get(value.operands[0])
     return _constant(value) or 0.0

@@ -129,26 +129,31 @@ class Estimate:
 
     def __str__(self) -> str:
         heads, body = self.table()
-        widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-            for line in [heads, *body]
-        ]
+        table = [heads, *body]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines: list[str] = []
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells))
         return "\n".join([*lines, *self.notes])
 
 
 def _line(row: Row) -> list[str]:
-    def size(value):
+    """A row's cells of `Estimate.table`."""
+
+    def size(value: float | None) -> str:
         return "" if value is None else readable(value)
 
-    def number(value):
+    def number(value: float | None) -> str:
         return "" if value is None else f"{value:,.3g}"
 
-    sizes = row.arguments_bytes, row.outputs_bytes, row.temporaries_bytes, row.collectives_bytes
     return [
         row.name,
         "yes" if row.fits else "no",
-        *map(size, sizes),
+        size(row.arguments_bytes),
+        size(row.outputs_bytes),
+        size(row.temporaries_bytes),
+        size(row.collectives_bytes),
         number(row.milliseconds),
         number(row.hours),
     ]
@@ -169,49 +174,44 @@ def estimate_for(
         say: Called with a line about each program.
     """
     problem = experiment.problem
-    plan = target.plan(0, "auto", experiment.problem.plan.model_devices)
-    wanted = choosing.choices(experiment, plan)
-    rows, notes = compiled_rows(experiment, target, wanted, seconds, say)
-    best = min(
-        (row for row in rows if row.fits), key=lambda row: row.milliseconds or 0.0, default=None
-    )
+    plan = target.plan(0, "auto", problem.plan.model_devices)
+    choices = choosing.choices(experiment, plan)
+    rows, left_out = compiled_rows(experiment, target, choices, seconds, say)
+    fitting = [row for row in rows if row.fits]
+    best = min(fitting, key=lambda row: row.milliseconds or 0.0, default=None)
+
+    reasons = [f"{row.name}: {row.why}" for row in rows if row.why]
+    notes = [*held_once(rows), *reasons, *left_out, *advice(experiment, target, best)]
     return Estimate(
-        target.name,
-        len(target.devices),
-        target.chip.memory,
-        rests_on(target, rows),
-        experiment.name,
-        problem.num_clients,
-        problem.cohort_size,
-        problem.rounds,
-        tuple(rows),
-        recommended(best),
-        best.hours if best else None,
-        (
-            *held_once(rows),
-            *(f"{row.name}: {row.why}" for row in rows if row.why),
-            *notes,
-            *advice(experiment, target, best),
-        ),
+        target=target.name,
+        devices=len(target.devices),
+        memory_bytes=target.chip.memory,
+        rests_on=rests_on(target, rows),
+        method=experiment.name,
+        num_clients=problem.num_clients,
+        cohort_size=problem.cohort_size,
+        rounds=problem.rounds,
+        rows=tuple(rows),
+        recommended=recommended(best),
+        hours=best.hours if best else None,
+        notes=tuple(notes),
     )
 
 
 def held_once(rows: Sequence[Row]) -> list[str]:
     """What each device holds of frozen parameters."""
     frozen = max((row.frozen_bytes for row in rows), default=0)
-    return (
-        [f"each device holds the frozen parameters once: {readable(frozen)} of the arguments"]
-        if frozen
-        else []
-    )
+    if not frozen:
+        return []
+    return [f"each device holds the frozen parameters once: {readable(frozen)} of the arguments"]
 
 
 def rests_on(target: Target, rows: Sequence[Row]) -> str:
     """What the rows' times rest on, in words."""
     unknown = max((row.unknown_operations for row in rows), default=0)
-    return target.rests_on + (
-        f"; up to {unknown} operations without an estimate count as 0" if unknown else ""
-    )
+    if not unknown:
+        return target.rests_on
+    return f"{target.rests_on}; up to {unknown} operations without an estimate count as 0"
 
 
 def compiled_rows(
@@ -223,56 +223,67 @@ def compiled_rows(
 ) -> tuple[list[Row], list[str]]:
     """Compiles two programs at a time. Returns the rows of the wanted chunks and exchanges, and what was left out."""
     begin = time.perf_counter()
-    notes = []
-    longest = 0.0
-    found: list[Row | Future[Row]] = []
+    notes: list[str] = []
+    rows: list[Row | Future[Row]] = []  # in order; those that compile are futures
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for chunk, exchange in wanted:
-            running = [each for each in found if isinstance(each, Future) and not each.done()]
+            # Wait for one of the compilers. How long they took tells whether another one has time.
+            futures = [row for row in rows if isinstance(row, Future)]
+            running = [future for future in futures if not future.done()]
             if len(running) >= AT_ONCE:
                 wait(running, return_when=FIRST_COMPLETED)
-            done = [each.result() for each in found if isinstance(each, Future) and each.done()]
-            longest = max((row.compile_seconds for row in done), default=0.0)
+            compiled = [future.result() for future in futures if future.done()]
+            longest = max((row.compile_seconds for row in compiled), default=0.0)
             passed = time.perf_counter() - begin
-            name = Row(NAMES.get(chunk, "chunk"), chunk, exchange, False).name
-            if found and passed + longest > seconds:
+            name = Row(NAMES.get(chunk, "chunk"), chunk, exchange, fits=False).name
+            if rows and passed + longest > seconds:
                 notes.append(f"{name}: left out, since {passed:.0f} of {seconds:g} s have passed")
                 continue
+
             row, compiling = prepare(experiment, target, chunk, exchange)
-            if compiling is not None and say:
-                say(f"compiling {name}")
-            found.append(row if compiling is None else pool.submit(compiling))
+            if compiling is None:
+                rows.append(row)
+            else:
+                if say:
+                    say(f"compiling {name}")
+                rows.append(pool.submit(compiling))
             if row.why == HELD:
                 notes.append("all other plans: left out, since they hold the same")
                 break
-        return [each.result() if isinstance(each, Future) else each for each in found], notes
+        return [row.result() if isinstance(row, Future) else row for row in rows], notes
 
 
 def recommended(best: Row | None) -> dict[str, Any]:
     """The arguments of `Execution` that a row stands for."""
     if best is None:
         return {}
-    chunk = {"chunk": best.chunk} if best.plan == "chunk" else {}
-    return {"plan": best.plan, **chunk, **({"exchange": best.exchange} if best.exchange else {})}
+    choices: dict[str, Any] = {"plan": best.plan}
+    if best.plan == "chunk":
+        choices["chunk"] = best.chunk
+    if best.exchange:
+        choices["exchange"] = best.exchange
+    return choices
 
 
 def advice(experiment: Experiment, target: Target, best: Row | None) -> list[str]:
     """What may help: a number of clients that divides, another store."""
-    found = []
-    num = experiment.problem.num_clients
+    lines: list[str] = []
+    num_clients = experiment.problem.num_clients
     # that clients are divided over
     devices = len(target.devices) // experiment.problem.plan.model_devices
-    if num % devices and experiment.client_store == "device":
-        near = [n for n in (num // devices * devices, -(-num // devices) * devices) if n]
-        found.append(
-            f"{num} clients cannot be divided over {devices} devices, so each device holds all; "
-            f"{' or '.join(map(str, near))} clients can"
+    if num_clients % devices and experiment.client_store == "device":
+        fewer = num_clients // devices * devices
+        more = -(-num_clients // devices) * devices
+        divisible = f"{fewer} or {more}" if fewer else f"{more}"
+        lines.append(
+            f"{num_clients} clients cannot be divided over {devices} devices, "
+            f"so each device holds all; {divisible} clients can"
         )
     if best is None:
-        found.append(
+        lines.append(
             "nothing fits; fewer clients, more devices, a smaller model or client_store = host may"
         )
-    return found
+    return lines
 
 
 def prepare(
@@ -284,47 +295,56 @@ def prepare(
     plan = plan.for_steps(experiment.steps, experiment.problem.cohort_size)
     lowered, data = lower(experiment, plan)
     room = SHARE * target.chip.memory
-    frozen = on_a_device(lowered.frozen)
-    held = on_a_device((lowered.state, data)) + frozen + lowered.ahead
+
+    # What a device holds whatever the compiler does.
+    frozen_bytes = on_a_device(lowered.frozen)
+    arguments_bytes = on_a_device((lowered.state, data)) + frozen_bytes + lowered.ahead
     row = Row(
-        NAMES.get(chunk, "chunk"), chunk, exchange, False, arguments_bytes=held, frozen_bytes=frozen
+        plan=NAMES.get(chunk, "chunk"),
+        chunk=chunk,
+        exchange=exchange,
+        fits=False,
+        arguments_bytes=arguments_bytes,
+        frozen_bytes=frozen_bytes,
     )
-    if held > room:
+    if arguments_bytes > room:
         return dataclasses.replace(row, why=HELD), None
-    everyone = tree.num_bytes(lowered.state.models)
-    if exchange == "gather" and everyone > room * model_devices:
-        return dataclasses.replace(
-            row, why=f"a copy of all models takes {readable(everyone)}"
-        ), None
-    of_loops = lengths(experiment, plan)
+    models_bytes = tree.num_bytes(lowered.state.models)
+    if exchange == "gather" and models_bytes > room * model_devices:
+        why = f"a copy of all models takes {readable(models_bytes)}"
+        return dataclasses.replace(row, why=why), None
+
+    loop_lengths = lengths(experiment, plan)
 
     def compiling() -> Row:
-        found = compile_for(target, lowered.program, of_loops)
-        if isinstance(found, TooLarge):
-            why = " ".join(found.text.split())[:200]
-            return dataclasses.replace(row, why=why, compile_seconds=found.compile_seconds)
-        return _row_of(row, found, lowered, room, experiment.problem.rounds)
+        estimate = compile_for(target, lowered.program, loop_lengths)
+        if isinstance(estimate, TooLarge):
+            why = " ".join(estimate.text.split())[:200]
+            return dataclasses.replace(row, why=why, compile_seconds=estimate.compile_seconds)
+        return _with_figures(row, estimate, lowered, room, experiment.problem.rounds)
 
     return row, compiling
 
 
-def _row_of(row: Row, found: ProgramEstimate, lowered: Lowered, room: float, rounds: int) -> Row:
+def _with_figures(
+    row: Row, estimate: ProgramEstimate, lowered: Lowered, room: float, rounds: int
+) -> Row:
     """A row with a compiler's figures."""
     return dataclasses.replace(
         row,
-        fits=found.total_bytes + lowered.ahead <= room,
-        arguments_bytes=found.arguments_bytes + lowered.ahead,
-        outputs_bytes=found.outputs_bytes,
-        temporaries_bytes=found.temporaries_bytes,
-        collectives_bytes=found.collectives_bytes,
-        collectives=tuple(each._asdict() for each in found.collectives),
-        compute_milliseconds=found.compute_milliseconds,
-        collectives_milliseconds=found.collectives_milliseconds,
-        milliseconds=found.milliseconds,
-        hours=rounds * found.milliseconds / MS_PER_HOUR,
-        compile_seconds=found.compile_seconds,
-        doubles=found.doubles,
-        unknown_operations=found.unknown,
+        fits=estimate.total_bytes + lowered.ahead <= room,
+        arguments_bytes=estimate.arguments_bytes + lowered.ahead,
+        outputs_bytes=estimate.outputs_bytes,
+        temporaries_bytes=estimate.temporaries_bytes,
+        collectives_bytes=estimate.collectives_bytes,
+        collectives=tuple(collective._asdict() for collective in estimate.collectives),
+        compute_milliseconds=estimate.compute_milliseconds,
+        collectives_milliseconds=estimate.collectives_milliseconds,
+        milliseconds=estimate.milliseconds,
+        hours=rounds * estimate.milliseconds / MS_PER_HOUR,
+        compile_seconds=estimate.compile_seconds,
+        doubles=estimate.doubles,
+        unknown_operations=estimate.unknown,
     )
 
 
@@ -333,7 +353,7 @@ def lower(experiment: Experiment, plan: PlanElsewhere) -> tuple[Lowered, Any]:
     store = store_of(experiment)
     federation = experiment.federation
 
-    def put(part):
+    def put(part: Any) -> Any:
         return store.put(plan, ONE, [part], federation.num_clients)
 
     data = ClientData(put(federation.train), put(federation.validation))
@@ -345,11 +365,13 @@ def lower(experiment: Experiment, plan: PlanElsewhere) -> tuple[Lowered, Any]:
 
 def on_a_device(shapes: Any) -> int:
     """Bytes of arrays on one device, from their shapes with shardings."""
-    leaves = [
-        leaf for leaf in jax.tree.leaves(shapes) if getattr(leaf, "sharding", None) is not None
-    ]
-    local = [math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves]
-    return sum(size * leaf.dtype.itemsize for size, leaf in zip(local, leaves, strict=True))
+    num_bytes = 0
+    for leaf in jax.tree.leaves(shapes):
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None:
+            local_shape = sharding.shard_shape(leaf.shape)
+            num_bytes += math.prod(local_shape) * leaf.dtype.itemsize
+    return num_bytes
 
 
 def lengths(experiment: Experiment, plan: ExecutionPlan) -> Callable[[str], float | None]:
@@ -359,9 +381,13 @@ def lengths(experiment: Experiment, plan: ExecutionPlan) -> Callable[[str], floa
     sizes = np.asarray(federation.train.size)
 
     @functools.cache
-    def of(scope: str) -> float | None:
-        counts = block_counts(scope, (federation.train, federation.validation))
-        counts = experiment.steps if scope == "steps" else counts
-        return None if counts is None else plan.repetitions(counts, cohort, sizes)
+    def length_of(scope: str) -> float | None:
+        if scope == "steps":
+            counts = experiment.steps
+        else:
+            counts = block_counts(scope, (federation.train, federation.validation))
+        if counts is None:
+            return None
+        return plan.repetitions(counts, cohort, sizes)
 
-    return of
+    return length_of

@@ -82,15 +82,26 @@ def profile(directory: Path, dispatch: Callable[[], Any]) -> Shares:
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # tracing Python calls is slow and useless for compiled rounds
-    # JAX's names have a resolution of seconds
+    # JAX's names have a resolution of seconds.
     options.session_id = f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
-    untraced = _play(dispatch) / ROUNDS
+    untraced = _play(dispatch)
     with jax.profiler.trace(directory, profiler_options=options):
-        seconds = _play(dispatch)
-    files = (directory / "plugins" / "profile" / options.session_id).glob("*.xplane.pb")
-    ops = [op for file in files for op in read(jax.profiler.ProfileData.from_file(str(file)))]
-    parts = [part / ROUNDS for part in (seconds, *shares(ops, seconds))]
-    return Shares(*parts, untraced=untraced, directory=directory)
+        wall = _play(dispatch)
+
+    ops: list[Op] = []
+    folder = directory / "plugins" / "profile" / options.session_id
+    for file in folder.glob("*.xplane.pb"):
+        data = jax.profiler.ProfileData.from_file(str(file))
+        ops += read(data)
+    compute, exchange, host = shares(ops, wall)
+    return Shares(
+        wall=wall / ROUNDS,
+        compute=compute / ROUNDS,
+        exchange=exchange / ROUNDS,
+        host=host / ROUNDS,
+        untraced=untraced / ROUNDS,
+        directory=directory,
+    )
 
 
 def _play(dispatch: Callable[[], Any]) -> float:
@@ -110,13 +121,17 @@ def read(data: jax.profiler.ProfileData) -> list[Op]:  # pyright: ignore[reportI
             "ignore", "builtin type .* has no __module__ attribute", DeprecationWarning
         )
         planes = list(data.planes)
-        devices = [
-            (found.group(), plane) for plane in planes if (found := DEVICE.match(plane.name))
-        ]
-        ops = [op for name, plane in devices for op in _of_device(name, plane)]
-        return ops or [
-            op for plane in planes if plane.name == "/host:CPU" for op in _of_host(plane)
-        ]
+        ops: list[Op] = []
+        for plane in planes:
+            device = DEVICE.match(plane.name)
+            if device:
+                ops += _of_device(device.group(), plane)
+        if ops:
+            return ops
+        for plane in planes:
+            if plane.name == "/host:CPU":
+                ops += _of_host(plane)
+        return ops
 
 
 def _of_device(device: str, plane: Any) -> Iterable[Op]:
@@ -124,21 +139,25 @@ def _of_device(device: str, plane: Any) -> Iterable[Op]:
 
     A TPU's SparseCores have their own planes but belong to the device.
     """
-    lines = list(plane.lines)
-    ops = [line for line in lines if line.name in ("XLA Ops", "Async XLA Ops")]
-    for line in ops or [line for line in lines if line.name.startswith("Stream")]:
+    all_lines = list(plane.lines)
+    lines = [line for line in all_lines if line.name in ("XLA Ops", "Async XLA Ops")]
+    if not lines:
+        lines = [line for line in all_lines if line.name.startswith("Stream")]
+    for line in lines:
         for event in line.events:
-            name = str(dict(event.stats).get("hlo_op", ""))
+            stats = dict(event.stats)
+            name = str(stats.get("hlo_op", ""))
             if not name and event.name.startswith(("Memcpy", "Memset")):
                 continue  # copies by the host, not by the program
-            collective = any(COLLECTIVE.match(text) for text in (name, event.name))
-            yield Op(device, event.start_ns, event.start_ns + event.duration_ns, collective)
+            stop = event.start_ns + event.duration_ns
+            is_collective = any(COLLECTIVE.match(text) for text in (name, event.name))
+            yield Op(device, event.start_ns, stop, is_collective)
 
 
 def _of_host(plane: Any) -> Iterable[Op]:
     """Returns the operations of CPU devices. One that continues in other threads ends with an event "end: NAME"."""
-    begun = []
-    ended = {}
+    begun: list[tuple[Any, Op]] = []
+    ended: dict[tuple[str, Any], float] = {}
     for line in plane.lines:
         for event in line.events:
             name = event.name
@@ -146,13 +165,14 @@ def _of_host(plane: Any) -> Iterable[Op]:
             if name.startswith("end: "):
                 ended[name, stats.get("_c")] = event.start_ns
             elif "hlo_op" in stats and "device_ordinal" in stats:
+                device = f"CPU:{stats['device_ordinal']}"
                 stop = event.start_ns + event.duration_ns
-                begun.append(
-                    (name, stats.get("_p"), f"CPU:{stats['device_ordinal']}", event.start_ns, stop)
-                )
-    for name, number, device, start, stop in begun:
-        stop = max(stop, ended.get((f"end: {name}", number), stop))
-        yield Op(device, start, stop, bool(COLLECTIVE.match(name)))
+                op = Op(device, event.start_ns, stop, bool(COLLECTIVE.match(name)))
+                ending = (f"end: {name}", stats.get("_p"))
+                begun.append((ending, op))
+    for ending, op in begun:
+        stop = ended.get(ending, op.stop)
+        yield op._replace(stop=max(op.stop, stop))
 
 
 def shares(ops: list[Op], seconds: float) -> tuple[float, float, float]:
@@ -165,12 +185,18 @@ def shares(ops: list[Op], seconds: float) -> tuple[float, float, float]:
         devices.setdefault(op.device, []).append(op)
     if not devices:
         return math.nan, math.nan, math.nan
-    busy = np.mean([covered((op.start, op.stop) for op in own) for own in devices.values()])
-    exchange = np.mean(
-        [covered((op.start, op.stop) for op in own if op.collective) for own in devices.values()]
-    )
-    # A device's clock may differ slightly from the host's.
-    busy, exchange = (min(float(part) / 1e9, seconds) for part in (busy, exchange))
+
+    def seconds_in(groups: Iterable[list[Op]]) -> float:
+        """Mean seconds in which a device executes any of its operations."""
+        lengths: list[float] = []
+        for group in groups:
+            lengths.append(covered((op.start, op.stop) for op in group))
+        # A device's clock may differ slightly from the host's.
+        return min(float(np.mean(lengths)) / 1e9, seconds)
+
+    busy = seconds_in(devices.values())
+    collectives = [[op for op in group if op.collective] for group in devices.values()]
+    exchange = seconds_in(collectives)
     return busy - exchange, exchange, seconds - busy
 
 
@@ -186,11 +212,13 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 def describe(shares: Shares) -> str:
     """Returns the line for the user."""
-    line = (
-        f"profile: {1e3 * shares.wall:.2f} ms per round ({1e3 * shares.untraced:.2f} ms untraced)"
-    )
+    milliseconds = 1e3 * shares.wall
+    untraced = 1e3 * shares.untraced
+    line = f"profile: {milliseconds:.2f} ms per round ({untraced:.2f} ms untraced)"
     if math.isnan(shares.host):
         return f"{line}; the trace has no device events; trace in {shares.directory}"
-    names = ("compute", "exchange", "host")
-    parts = ", ".join(f"{name} {100 * getattr(shares, name) / shares.wall:.0f} %" for name in names)
-    return f"{line}: {parts}; trace in {shares.directory}"
+    percents: list[str] = []
+    for name in ("compute", "exchange", "host"):
+        share = getattr(shares, name) / shares.wall
+        percents.append(f"{name} {100 * share:.0f} %")
+    return f"{line}: {', '.join(percents)}; trace in {shares.directory}"

@@ -22,7 +22,7 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.exchange.plan import ExecutionPlan, Peers, make_mesh
 from pfljax.planner import compiled_text
-from pfljax.planner.compiled_text import Collective, Lengths, Reading
+from pfljax.planner.compiled_text import Collective, Kernel, Lengths, Reading
 
 GIB = 1 << 30
 TERA = 1e12
@@ -137,10 +137,10 @@ class PlanElsewhere(ExecutionPlan):
 
     def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Any:
         """The shape of a host array on the devices."""
-        shape = jax.ShapeDtypeStruct((*leaf.shape[:axis], num, *leaf.shape[axis + 1 :]), leaf.dtype)
-        return jax.ShapeDtypeStruct(
-            shape.shape, shape.dtype, sharding=self.sharding(shape, by_rows=by_rows, axis=axis)
-        )
+        dims = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
+        shape = jax.ShapeDtypeStruct(dims, leaf.dtype)
+        sharding = self.sharding(shape, by_rows=by_rows, axis=axis)
+        return jax.ShapeDtypeStruct(dims, leaf.dtype, sharding=sharding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,11 +164,15 @@ class Target:
         """What estimated times rest on, in words."""
         if self.chip.clock:
             return f"the compiler's estimated cycles at {self.chip.clock / GIGA:g} GHz"
-        return "a roofline of each kernel's FLOPs and bytes at published peak rates, and 2 us to launch it"
+        return (
+            "a roofline of each kernel's FLOPs and bytes at published peak rates, "
+            "and 2 us to launch it"
+        )
 
     def plan(self, chunk: int, peers: Peers, model_devices: int = 1) -> PlanElsewhere:
         """Returns the plan with `chunk` clients at a time, and models on `model_devices`; see `ExecutionPlan`."""
-        return PlanElsewhere(make_mesh(self.devices, model_devices), chunk, peers)
+        mesh = make_mesh(self.devices, model_devices)
+        return PlanElsewhere(mesh, chunk, peers)
 
 
 class ProgramEstimate(NamedTuple):
@@ -219,25 +223,28 @@ def find(name: str) -> Target:
     """
     platform, _, rest = name.partition(":")
     kind, _, shape = rest.partition(":")
-    known: dict[str, Chip] = {"tpu": TPUS, "cuda": GPUS}.get(platform, {})
-    if kind not in known or not re.fullmatch(
-        r"\d+(x\d+){1,2}" if platform == "tpu" else r"[1-9]\d{0,3}", shape
-    ):
-        raise ArgumentError(
-            "target", f"accepted: {ACCEPTED.format(', '.join(TPUS), ', '.join(GPUS))}", name
-        )
-    return _tpu(name, kind, shape) if platform == "tpu" else _gpu(name, kind, int(shape))
+    if platform == "tpu" and kind in TPUS and re.fullmatch(r"\d+(x\d+){1,2}", shape):
+        return _tpu(name, kind, shape)
+    if platform == "cuda" and kind in GPUS and re.fullmatch(r"[1-9]\d{0,3}", shape):
+        return _gpu(name, kind, int(shape))
+    accepted = ACCEPTED.format(", ".join(TPUS), ", ".join(GPUS))
+    raise ArgumentError("target", f"accepted: {accepted}", name)
 
 
 def _tpu(name: str, kind: str, shape: str) -> Target:
+    """TPUs that are connected in a shape such as "4x4"."""
     optional.load("libtpu", "target", name)
     try:
         with _environment(HERE):
             topology = topologies.get_topology_desc(platform="tpu", topology_name=f"{kind}:{shape}")
     except jax.errors.JaxRuntimeError as error:
-        text = "no such shape; accepted: those that are sold, such as 2x2, 4x4, 8x8, 16x16 (v5e, v6e) or 4x4x4 (v5p)"
+        text = (
+            "no such shape; accepted: those that are sold, "
+            "such as 2x2, 4x4, 8x8, 16x16 (v5e, v6e) or 4x4x4 (v5p)"
+        )
         if "INVALID_ARGUMENT" not in str(error):
-            text = f"its compiler does not start: {str(error).splitlines()[0]}"
+            first_line = str(error).splitlines()[0]
+            text = f"its compiler does not start: {first_line}"
         raise ArgumentError("target", text, name) from error
     return Target(name, topology.devices, TPUS[kind], {})
 
@@ -245,29 +252,35 @@ def _tpu(name: str, kind: str, shape: str) -> Target:
 @contextlib.contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables that are not set, and removes them again."""
-    own = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(own)
+    missing = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(missing)
     try:
         yield
     finally:
-        for name in own:
+        for name in missing:
             os.environ.pop(name, None)
 
 
 def _gpu(name: str, kind: str, number: int) -> Target:
+    """A machine with a number of GPUs."""
     optional.load("jax_cuda12_plugin", "target", name)
     jax.devices()  # finds the compilers of all platforms
     chip = GPUS[kind]
-    own = OF_A100 if kind == "a100" else OF_HOPPER
-    numbers = {
-        "cores": chip.cores,
-        "capability": chip.capability,
-        "memory": chip.memory,
-        "bandwidth": int(chip.bandwidth),
-    }
-    config = GPU.format(name=kind.upper(), **numbers, **own)
-    shape = {"topology_name": kind, "topology": f"1x1x{number}", "target_config": config}
-    topology = topologies.get_topology_desc(platform="cuda", **shape)
+    of_generation = OF_A100 if kind == "a100" else OF_HOPPER
+    config = GPU.format(
+        name=kind.upper(),
+        cores=chip.cores,
+        capability=chip.capability,
+        memory=chip.memory,
+        bandwidth=int(chip.bandwidth),
+        **of_generation,
+    )
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=kind,
+        topology=f"1x1x{number}",
+        target_config=config,
+    )
     return Target(name, topology.devices, chip, UNTUNED)
 
 
@@ -291,17 +304,20 @@ def compile_for(
     seconds = time.perf_counter() - begin
     reading = compiled_text.read(compiled.as_text() or "", len(target.devices), lengths)
     memory: Any = compiled.memory_analysis()
+    collectives = reading.collectives
+    all_bytes = [collective.bytes * collective.times for collective in collectives]
+    all_seconds = [collective.times * seconds_of(collective, target) for collective in collectives]
     return ProgramEstimate(
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
-        sum(each.bytes * each.times for each in reading.collectives),
-        1e3 * _compute_seconds(target.chip, reading),
-        1e3 * sum(each.times * seconds_of(each, target) for each in reading.collectives),
-        reading.collectives,
-        reading.doubles,
-        seconds,
-        reading.unknown,
+        arguments_bytes=memory.argument_size_in_bytes,
+        outputs_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        temporaries_bytes=memory.temp_size_in_bytes,
+        collectives_bytes=sum(all_bytes),
+        compute_milliseconds=1e3 * _compute_seconds(target.chip, reading),
+        collectives_milliseconds=1e3 * sum(all_seconds),
+        collectives=collectives,
+        doubles=reading.doubles,
+        compile_seconds=seconds,
+        unknown=reading.unknown,
     )
 
 
@@ -309,16 +325,14 @@ def _compute_seconds(chip: Chip, reading: Reading) -> float:
     """A TPU's cycles over its clock; on a GPU, each kernel takes as long as computing or moving its bytes at peak."""
     if chip.clock:
         return reading.cycles / chip.clock
-    return sum(
-        each.times
-        * (
-            LAUNCH
-            + max(
-                each.bytes / chip.bandwidth, each.flops / chip.peaks.get(each.precision, chip.flops)
-            )
-        )
-        for each in reading.kernels
-    )
+
+    def seconds_of_kernel(kernel: Kernel) -> float:
+        peak_flops = chip.peaks.get(kernel.precision, chip.flops)
+        moving = kernel.bytes / chip.bandwidth
+        computing = kernel.flops / peak_flops
+        return kernel.times * (LAUNCH + max(moving, computing))
+
+    return sum(seconds_of_kernel(kernel) for kernel in reading.kernels)
 
 
 def seconds_of(collective: Collective, target: Target) -> float:
@@ -329,8 +343,12 @@ def seconds_of(collective: Collective, target: Target) -> float:
     devices = collective.devices or len(target.devices)
     if devices == 1:
         return 0.0
-    sides = 2 if target.chip.clock else 1
-    passes = {"all-reduce": 2.0, "collective-permute": sides * devices / (devices - 1)}.get(
-        collective.kind, 1.0
-    )
-    return LATENCY + passes * (devices - 1) / devices * collective.bytes / target.chip.link
+    if collective.kind == "all-reduce":
+        passes = 2.0
+    elif collective.kind == "collective-permute":
+        sides = 2 if target.chip.clock else 1
+        passes = sides * devices / (devices - 1)
+    else:
+        passes = 1.0
+    received_bytes = passes * (devices - 1) / devices * collective.bytes
+    return LATENCY + received_bytes / target.chip.link

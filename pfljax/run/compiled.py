@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from pfljax.contract.held import Holder, taking
-from pfljax.contract.types import Algorithm, ClientData, First, Key, Start, State
+from pfljax.contract.types import Algorithm, Array, ClientData, First, Key, PyTree, Start, State
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.run import memory
 
@@ -105,25 +105,31 @@ def state_shardings(plan: ExecutionPlan, state: State, axis: int = 0) -> State:
     Arrays of one model are spread over the devices that share it.
     """
 
-    def shardings_of(part: Any, by_rows: bool = False, stacked: bool = True) -> Any:
+    def shardings_of(part: PyTree, by_rows: bool = False, stacked: bool = True) -> PyTree:
         leading = axis + 1 if stacked else axis
-        return jax.tree.map(
-            lambda leaf: plan.sharding(leaf, by_rows=by_rows, axis=axis, leading=leading), part
-        )
+
+        def sharding_of(leaf: Array) -> jax.sharding.Sharding:
+            return plan.sharding(leaf, by_rows=by_rows, axis=axis, leading=leading)
+
+        return jax.tree.map(sharding_of, part)
 
     server = Start(
         state=shardings_of(state.server.state, stacked=False),
         models=shardings_of(state.server.models),
         opt_state=shardings_of(state.server.opt_state),
     )
-    clients = First(*shardings_of(tuple(state.clients), by_rows=True))
+    clients = First(
+        row=shardings_of(state.clients.row, by_rows=True),
+        model=shardings_of(state.clients.model, by_rows=True),
+        opt_state=shardings_of(state.clients.opt_state, by_rows=True),
+    )
     return State(server, clients, shardings_of(state.round))
 
 
 def shaped(stack: Any, shardings: Any) -> Any:
     """Returns the shapes and dtypes of a tree of arrays, with shardings."""
 
-    def make(leaf, sharding):
+    def shape_of(leaf: Array, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    return jax.tree.map(make, stack, shardings)
+    return jax.tree.map(shape_of, stack, shardings)

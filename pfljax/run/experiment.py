@@ -72,16 +72,25 @@ class Execution:
         """Returns the execution plan on the available devices."""
         cores.warn_once()
         if self.plan == "python":
-            if self.client_store != "device":
-                raise ArgumentError(
-                    "client_store", "accepted with plan=python: device", self.client_store
-                )
-            if self.model_devices > 1:
-                raise ArgumentError(
-                    "model_devices", "accepted with plan=python: 1", self.model_devices
-                )
-            return PythonPlan(make_plan("map", devices=1).mesh, 1)
-        return make_plan(self.plan, self.chunk, self.devices, self.exchange, self.model_devices)
+            return self._python_plan()
+        return make_plan(
+            kind=self.plan,
+            chunk=self.chunk,
+            devices=self.devices,
+            peers=self.exchange,
+            model_devices=self.model_devices,
+        )
+
+    def _python_plan(self) -> PythonPlan:
+        """Returns the plan that compiles nothing; raises if other choices need compiled code."""
+        if self.client_store != "device":
+            text = "accepted with plan=python: device"
+            raise ArgumentError("client_store", text, self.client_store)
+        if self.model_devices > 1:
+            text = "accepted with plan=python: 1"
+            raise ArgumentError("model_devices", text, self.model_devices)
+        one_device = make_plan("map", devices=1)
+        return PythonPlan(one_device.mesh, 1)
 
 
 class Numbers(NamedTuple):
@@ -97,9 +106,8 @@ class Numbers(NamedTuple):
 
 
 OWN = Numbers(None, {})
-PER_RUN = types.MappingProxyType(
-    {"per_run": True}
-)  # metadata of fields that may differ between runs in one kernel
+# metadata of fields that may differ between runs in one kernel
+PER_RUN = types.MappingProxyType({"per_run": True})
 SHARED = "seed, data, learning rate and the method's float knobs"  # what may differ, in words
 
 
@@ -217,45 +225,48 @@ class Experiment:
     @property
     def lower_is_better(self) -> list[str]:
         """Names of those among `measures` of which low values are good; an attack's success is not."""
-        own = [name for name, each in self.metrics.items() if not each.higher_is_better]
-        return [*own, *self.attack.measures]
+        metrics = [name for name, metric in self.metrics.items() if not metric.higher_is_better]
+        return [*metrics, *self.attack.measures]
 
     @functools.cached_property
     def scored(self) -> np.ndarray | None:
         """The scored clients: a uniform sample drawn with the seed, sorted, int32 (n,); None: all."""
-        num = self.federation.num_clients
-        if not 0 < self.eval_clients < num:
+        num_clients = self.federation.num_clients
+        if not 0 < self.eval_clients < num_clients:
             return None
-        drawn = generator(self.seed, "evaluation").choice(num, self.eval_clients, replace=False)
-        return np.sort(drawn).astype(np.int32)
+        rng = generator(self.seed, "evaluation")
+        clients = rng.choice(num_clients, self.eval_clients, replace=False)
+        return np.sort(clients).astype(np.int32)
 
     @property
     def numbers(self) -> Numbers:
         """The numbers that `algorithm` can replace: not those that a method declares as static."""
-        fields = [
-            field for field in dataclasses.fields(self.method) if not field.metadata.get("static")
-        ]
-        names = [field.name for field in fields if field.type in (float, "float")]
-        rate = self.local.learning_rate if self.local else None
-        return Numbers(rate, {name: getattr(self.method, name) for name in names})
+        knobs: dict[str, Any] = {}
+        for field in dataclasses.fields(self.method):
+            is_float = field.type in (float, "float")
+            if is_float and not field.metadata.get("static"):
+                knobs[field.name] = getattr(self.method, field.name)
+        learning_rate = self.local.learning_rate if self.local else None
+        return Numbers(learning_rate, knobs)
 
     @property
     def fixed(self) -> dict[str, Any]:
         """What must agree for runs to share a kernel, by name: every field but what is `PER_RUN` and `numbers`."""
-        found = {}
+        values: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             if "per_run" not in field.metadata:
-                found |= entries(field.name, getattr(self, field.name))
-        traced = {f"method.{name}" for name in self.numbers.knobs}
-        traced |= {"local.learning_rate", "problem.learning_rate"}
-        padded = {"problem.n_max"}  # a shape of the data
+                values |= entries(field.name, getattr(self, field.name))
+
+        # What is traced, and a shape of the data.
+        left_out = {f"method.{name}" for name in self.numbers.knobs}
+        left_out |= {"local.learning_rate", "problem.learning_rate", "problem.n_max"}
         # The solver is made from `local`, if that is known.
-        made = ("problem.solver",) if self.local is not None else ()
-        left_out = traced | padded
+        derived_from_local = ("problem.solver",) if self.local is not None else ()
+
         return {
             name: value
-            for name, value in found.items()
-            if name not in left_out and not name.startswith(made)
+            for name, value in values.items()
+            if name not in left_out and not name.startswith(derived_from_local)
         }
 
     def algorithm(self, plan: ExecutionPlan, numbers: Numbers = OWN) -> Algorithm:
@@ -272,23 +283,23 @@ class Experiment:
         if self.planned_rounds is None or self.planned_rounds == problem.rounds:
             return self._built(problem, numbers)
         planned = self._built(problem._replace(rounds=self.planned_rounds), numbers)
-        return dataclasses.replace(planned, adapt=self._built(problem, numbers).adapt)
+        trained = self._built(problem, numbers)
+        return dataclasses.replace(planned, adapt=trained.adapt)
 
     def _built(self, problem: Problem, numbers: Numbers) -> Algorithm:
         """The method with all stages for a problem with the run's plan and number of rounds."""
         method = self.method
-        if numbers.learning_rate is not None:
+        learning_rate = numbers.learning_rate
+        if learning_rate is not None:
             assert self.local is not None
-            local = dataclasses.replace(self.local, learning_rate=numbers.learning_rate)
-            problem = problem._replace(
-                solver=local.bind(problem.model), learning_rate=numbers.learning_rate
-            )
+            local = dataclasses.replace(self.local, learning_rate=learning_rate)
+            solver = local.bind(problem.model)
+            problem = problem._replace(solver=solver, learning_rate=learning_rate)
         if numbers.knobs:
             method = dataclasses.replace(method, **numbers.knobs)
 
-        algorithm = pipelined(
-            problem, self.built(problem, method, numbers.learning_rate), self.stages
-        )
+        algorithm = self.built(problem, method, learning_rate)
+        algorithm = pipelined(problem, algorithm, self.stages)
         if self.local is None:
             return algorithm
         engine = algorithm.engine._replace(matmul_precision=self.local.matmul_precision)
@@ -329,15 +340,20 @@ class Experiment:
         """The method without stages, for several networks."""
         assert problem.groups is not None and self.local is not None
         local = self.local
-        epochs = self.fine_tune_epochs
         if learning_rate is not None:
             local = dataclasses.replace(local, learning_rate=learning_rate)
-        alone = problem._replace(groups=None)
-        problems = [
-            alone._replace(model=model, solver=local.bind(model)) for model in problem.groups.models
-        ]
-        problems = [each._replace(common=problems[0]) for each in problems]
-        algorithms = [fine_tuned(each, method.build(each), epochs) for each in problems]
+
+        # The problem of each network alone; what the networks have in common is the first one's.
+        of_one_network = problem._replace(groups=None)
+        problems: list[Problem] = []
+        for model in problem.groups.models:
+            problems.append(of_one_network._replace(model=model, solver=local.bind(model)))
+        problems = [network._replace(common=problems[0]) for network in problems]
+
+        algorithms: list[Algorithm] = []
+        for network in problems:
+            algorithm = method.build(network)
+            algorithms.append(fine_tuned(network, algorithm, self.fine_tune_epochs))
         clients = tree.shapes_of_rows(self.federation.client_data, problem.num_clients)
         return Mixed(problem, tuple(problems), tuple(algorithms), clients, outputs)
 
@@ -348,8 +364,8 @@ class Experiment:
     @property
     def noise_seeds(self) -> list[int | None]:
         """The `noise_seed` of each mechanism with private noise."""
-        of_both = (self.problem.solver.privacy, self.client_privacy)
-        return [each.noise_seed for each in of_both if each.noise_multiplier]
+        mechanisms = (self.problem.solver.privacy, self.client_privacy)
+        return [mechanism.noise_seed for mechanism in mechanisms if mechanism.noise_multiplier]
 
     def with_rounds(self, rounds: int) -> Experiment:
         """Returns the same run with another number of rounds.
@@ -366,10 +382,11 @@ class Experiment:
     @property
     def steps(self) -> np.ndarray:
         """Number of steps of each client in a round. Shape (K,). All equal if only the data's shapes are known."""
-        size = self.federation.train.size
+        sizes = self.federation.train.size
         n_max = self.federation.train.y.shape[1]
-        size = size if isinstance(size, np.ndarray) else np.full(size.shape, n_max)
-        return np.asarray(self.problem.solver.num_steps(size, n_max))
+        if not isinstance(sizes, np.ndarray):
+            sizes = np.full(sizes.shape, n_max)
+        return np.asarray(self.problem.solver.num_steps(sizes, n_max))
 
     def gradients(self, algorithm: Algorithm) -> float:
         """Mean number of gradients of mini-batches that a client computes in a round, as the ledger counts them.
@@ -378,9 +395,11 @@ class Experiment:
         """
         problem = self.problem
         ledger = algorithm.ledger
-        per_client = float(self.steps.mean()) * ledger.passes * max(ledger.gradients, 1)
+        mean_steps = float(self.steps.mean())
+        per_client = mean_steps * ledger.passes * max(ledger.gradients, 1)
         turns = problem.clock.turns if problem.clock else 0
-        return per_client * (turns or problem.expected_clients) / problem.num_clients
+        clients_a_round = turns or problem.expected_clients
+        return per_client * clients_a_round / problem.num_clients
 
 
 def entries(name: str, value: Any) -> dict[str, Any]:
@@ -391,32 +410,34 @@ def entries(name: str, value: Any) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(value) if not derived(field)]
     else:
         return {name: value}
-    found = {name: type(value)}
-    for each in names:
-        found |= entries(f"{name}.{each}", getattr(value, each))
-    return found
+    values = {name: type(value)}
+    for field_name in names:
+        values |= entries(f"{name}.{field_name}", getattr(value, field_name))
+    return values
 
 
 def differences(a: Experiment, b: Experiment) -> list[str]:
     """Names what two runs differ in, though it must agree for them to share a kernel; see `Experiment.fixed`."""
-    one = a.fixed
-    other = b.fixed
-    found: list[str] = []
-    for name in one:
-        within = any(name.startswith(f"{known}.") for known in found)
-        if not within and not (name in other and alike(one[name], other[name])):
-            found.append(name)
-    return found
+    values = a.fixed
+    other_values = b.fixed
+    names: list[str] = []
+    for name, value in values.items():
+        # A field of something that differs is not named again.
+        if any(name.startswith(f"{outer}.") for outer in names):
+            continue
+        if name not in other_values or not alike(value, other_values[name]):
+            names.append(name)
+    return names
 
 
 def groups_alike(experiments: Sequence[Experiment]) -> list[list[int]]:
     """The numbers of runs that can share a kernel, group by group."""
     groups: list[list[int]] = []
-    for number, each in enumerate(experiments):
-        known = (group for group in groups if not differences(experiments[group[0]], each))
-        group = next(known, None)
-        if group is None:
-            groups.append([number])
+    for number, experiment in enumerate(experiments):
+        for group in groups:
+            if not differences(experiments[group[0]], experiment):
+                group.append(number)
+                break
         else:
-            group.append(number)
+            groups.append([number])
     return groups

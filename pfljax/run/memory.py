@@ -63,8 +63,12 @@ class MemoryPlan:
 def of_compiled(compiled: Any) -> MemoryPlan:
     """Reads the memory plan from a compiled function."""
     stats = compiled.memory_analysis()
-    fresh = stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return MemoryPlan(stats.argument_size_in_bytes, fresh, stats.temp_size_in_bytes, device_limit())
+    return MemoryPlan(
+        arguments=stats.argument_size_in_bytes,
+        outputs=stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        limit=device_limit(),
+    )
 
 
 def next_smaller(plan: ExecutionPlan, num_clients: int, topology: Topology) -> ExecutionPlan | None:
@@ -76,11 +80,9 @@ def next_smaller(plan: ExecutionPlan, num_clients: int, topology: Topology) -> E
         return dataclasses.replace(plan, peers="ring")
     per_device = -(-num_clients // plan.num_devices)
     at_once = min(plan.chunk or per_device, per_device)
-    return (
-        dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2)
-        if at_once > 1
-        else None
-    )
+    if at_once <= 1:
+        return None
+    return dataclasses.replace(plan, chunk=1 if plan.in_cache else at_once // 2)
 
 
 def check_host(need: int) -> None:
@@ -88,15 +90,17 @@ def check_host(need: int) -> None:
     free = host_free()
     if need > SHARE * free:
         raise OutOfMemory(
-            f"out of memory: clients' rows need {readable(need)}, but only {readable(free)} is free on the host; use "
-            "fewer clients (num_clients) or a smaller model"
+            f"out of memory: clients' rows need {readable(need)}, "
+            f"but only {readable(free)} is free on the host; "
+            "use fewer clients (num_clients) or a smaller model"
         )
 
 
 def too_large(memory: MemoryPlan, what: str = "a round") -> OutOfMemory:
     """Returns the error for a run that does not fit even with one client at a time."""
     return OutOfMemory(
-        f"out of memory: {what} needs {readable(memory.total)} on a device that has {readable(memory.limit)}, even "
-        "with one client at a time; use fewer clients (num_clients, participation), "
+        f"out of memory: {what} needs {readable(memory.total)} "
+        f"on a device that has {readable(memory.limit)}, even with one client at a time; "
+        "use fewer clients (num_clients, participation), "
         "client_store=host, a smaller model, or more devices"
     )

@@ -60,19 +60,23 @@ class Replicates:
         Raises:
             ArgumentError: if they differ in anything else; see `Experiment.fixed`.
         """
-        directories = tuple(each.directory for each in experiments)
+        directories = tuple(experiment.directory for experiment in experiments)
         if len(experiments) == 1:
             return cls(directories=directories)
         check_alike(experiments)
-        found = [each.numbers for each in experiments]
-        knobs = {
-            name: np.asarray([each.knobs[name] for each in found], np.float32)
-            for name in found[0].knobs
-        }
-        knobs = {name: values for name, values in knobs.items() if len(set(values.tolist())) > 1}
-        rates = [each.learning_rate for each in found]
-        numbers = Numbers(np.asarray(rates, np.float32) if len(set(rates)) > 1 else None, knobs)
-        return cls(len(experiments), numbers, directories)
+        per_run = [experiment.numbers for experiment in experiments]
+
+        # Only numbers that differ are traced; the others stay constants of the program.
+        knobs: dict[str, np.ndarray] = {}
+        for name in per_run[0].knobs:
+            values = np.asarray([numbers.knobs[name] for numbers in per_run], np.float32)
+            if len(set(values.tolist())) > 1:
+                knobs[name] = values
+
+        rates = [numbers.learning_rate for numbers in per_run]
+        rates_differ = len(set(rates)) > 1
+        learning_rate = np.asarray(rates, np.float32) if rates_differ else None
+        return cls(len(experiments), Numbers(learning_rate, knobs), directories)
 
     @property
     def axis(self) -> int:
@@ -85,7 +89,9 @@ class Replicates:
 
     def join(self, parts: Sequence[PyTree], stack: Callable = jnp.stack) -> PyTree:
         """Joins one tree of arrays per run into one tree."""
-        return jax.tree.map(lambda *leaves: stack(leaves), *parts) if self.num > 1 else parts[0]
+        if self.num == 1:
+            return parts[0]
+        return jax.tree.map(lambda *leaves: stack(leaves), *parts)
 
     def side_by_side(self, parts: Sequence[PyTree]) -> PyTree:
         """Like `join`, but without stacking: `Apart` for several runs."""
@@ -95,7 +101,11 @@ class Replicates:
         """Undoes `join` and `side_by_side`."""
         if self.num == 1:
             return [joined]
-        return [jax.tree.map(lambda leaf, n=n: leaf[n], joined) for n in range(self.num)]
+
+        def of_run(number: int) -> PyTree:
+            return jax.tree.map(lambda leaf: leaf[number], joined)
+
+        return [of_run(number) for number in range(self.num)]
 
     def lift(
         self,
@@ -113,34 +123,44 @@ class Replicates:
             in_axes: For each array, 0 if it is stacked, None if all runs share it.
         """
 
-        def one(numbers, *args):
-            return fn(experiment.algorithm(plan, numbers), *args)
+        def of_run(numbers: Numbers, *arrays: PyTree) -> PyTree:
+            algorithm = experiment.algorithm(plan, numbers)
+            return fn(algorithm, *arrays)
 
         if self.num == 1:
-            return functools.partial(one, OWN)
-        return functools.partial(plan.over_replicates(one, (0, *in_axes)), self.numbers)
+            return functools.partial(of_run, OWN)
+        of_all = plan.over_replicates(of_run, (0, *in_axes))
+        return functools.partial(of_all, self.numbers)
 
 
 def check_alike(experiments: Sequence[Experiment]) -> None:
     """Raises `ArgumentError` if runs differ in what runs in one kernel share."""
     first = experiments[0]
-    for number, each in enumerate(experiments):
-        if found := differences(first, each):
-            text = f"number {number} differs from number 0 in {shown(found, first, each)}"
-            raise ArgumentError(
-                "runs", f"{text}; accepted in one kernel: runs that differ in {SHARED} only"
-            )
+    for number, experiment in enumerate(experiments):
+        names = differences(first, experiment)
+        if names:
+            text = f"number {number} differs from number 0 in {shown(names, first, experiment)}"
+            accepted = f"accepted in one kernel: runs that differ in {SHARED} only"
+            raise ArgumentError("runs", f"{text}; {accepted}")
 
 
 def shown(names: Sequence[str], *experiments: Experiment) -> str:
     """The first names of what runs differ in, with the values of the first one if these are short."""
-    values = [each.fixed[names[0]] for each in experiments]
-    called = list(dict.fromkeys(CALLED.get(name, name) for name in names))
+    settings: list[str] = []
+    for name in names:
+        setting = CALLED.get(name, name)
+        if setting not in settings:
+            settings.append(setting)
+
+    values = [experiment.fixed[names[0]] for experiment in experiments]
     if all(isinstance(value, (*PLAIN, type)) for value in values):
         texts = [value.__name__ if isinstance(value, type) else repr(value) for value in values]
-        called[0] += f" ({' and '.join(texts)})"
-    rest = [f"{len(called) - MOST} more"] if len(called) > MOST else []
-    return ", ".join([*called[:MOST], *rest])
+        settings[0] += f" ({' and '.join(texts)})"
+
+    listed = settings[:MOST]
+    if len(settings) > MOST:
+        listed.append(f"{len(settings) - MOST} more")
+    return ", ".join(listed)
 
 
 ONE = Replicates()

@@ -13,11 +13,11 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.held import taking
-from pfljax.contract.types import Algorithm, Array, ClientData, Key, PyTree, State
+from pfljax.contract.types import Algorithm, Array, ClientData, Key, Params, PyTree, Split, State
 from pfljax.evaluation import measures
 from pfljax.exchange.in_python import PythonPlan, calling
+from pfljax.exchange.lifting import Served, serve, serve_some
 from pfljax.exchange.lifting import init as init_state
-from pfljax.exchange.lifting import serve, serve_some
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.exchange.rounds import Record, make_round
@@ -25,10 +25,13 @@ from pfljax.run import memory
 from pfljax.run.compiled import Compiled, Jitted, Lowered, shaped, state_shardings
 from pfljax.run.experiment import OWN, Experiment
 from pfljax.run.replicates import Replicates
-from pfljax.stores.serving import BLOCK_BYTES, blocks, joined, measured, scores
+from pfljax.stores.serving import BLOCK_BYTES, blocks, joined, measured, scored_ids, scores
 from pfljax.stores.store import Build, Store, UseOf
 
 LARGE = 32 << 20  # bytes; with a model stack this large, a dispatch is one round
+
+Models = tuple[Params, Params]  # the server's, and the clients' own
+Round = Callable[[Key, Array, State, ClientData], tuple[State, Record]]
 
 
 def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) -> Compiled:
@@ -39,69 +42,127 @@ def _in_python(experiment: Experiment, clients: ClientData, plan: PythonPlan) ->
     init = functools.partial(init_state, algorithm, plan)
     shape = jax.eval_shape(init, jax.random.key(0), clients)
 
-    def segment(key, start, stop, state, clients):
+    def segment(
+        key: Key, start: int, stop: int, state: State, clients: ClientData
+    ) -> tuple[State, Record, int]:
         records: list[Record] = []
         for number in range(int(start), int(stop)):
             state, record = one_round(key, np.int32(number), state, clients)
             records.append(record)
             if record.diverged >= 0:
                 break
-        return state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *records), len(records)
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *records)
+        return state, stacked, len(records)
 
-    state = shaped(shape, state_shardings(plan, shape))
-    nothing = memory.MemoryPlan(0, 0, 0, memory.device_limit())
-    return Compiled(algorithm, plan, state, calling(init), segment, nothing, 0.0)
+    return Compiled(
+        algorithm,
+        plan,
+        state=shaped(shape, state_shardings(plan, shape)),
+        init=calling(init),
+        segment=segment,
+        memory=memory.MemoryPlan(0, 0, 0, memory.device_limit()),
+        compile_seconds=0.0,
+    )
 
 
-def _apart(state: State) -> tuple[State, Any]:
+def _split_models(state: State) -> tuple[State, Models]:
     """Splits a state into the rest and its models.
 
     The rest comes first because JAX reuses donated memory for the first outputs of the same shape, and Adam's moments
     have the shapes of the models.
     """
-    models = state.server.models, state.clients.model
-    return _together(state, ((), ())), models
+    models = (state.server.models, state.clients.model)
+    rest = _with_models(state, ((), ()))
+    return rest, models
 
 
-def _together(rest: State, models: Any) -> State:
-    """Undoes `_apart`."""
-    of_server, of_clients = models
-    server = rest.server._replace(models=of_server)
-    clients = rest.clients._replace(model=of_clients)
+def _with_models(rest: State, models: Models) -> State:
+    """Undoes `_split_models`."""
+    server_models, client_models = models
+    server = rest.server._replace(models=server_models)
+    clients = rest.clients._replace(model=client_models)
     return rest._replace(server=server, clients=clients)
 
 
-def _one_round(one_round: Callable) -> Callable:
-    def segment(key, start, stop, rest, models, clients):
-        state, record = one_round(key, start, _together(rest, models), clients)
-        return _apart(state), tree.stack_one(record), jnp.ones((), jnp.int32)
+def _one_round(one_round: Round) -> Callable:
+    """Runs the round `start`."""
+
+    def segment(
+        key: Key, start: Array, stop: Array, rest: State, models: Models, clients: ClientData
+    ) -> tuple[tuple[State, Models], Record, Array]:
+        del stop
+        state = _with_models(rest, models)
+        state, record = one_round(key, start, state, clients)
+        return _split_models(state), tree.stack_one(record), jnp.ones((), jnp.int32)
 
     return segment
 
 
-def _several_rounds(one_round: Callable, logged: Record, length: int) -> Callable:
+def _several_rounds(one_round: Round, logged: Record, length: int) -> Callable:
     """Runs rounds from `start` to `stop`, at most `length`. Stops once every run has diverged."""
 
-    def segment(key, start, stop, rest, models, clients):
-        def body(carry):
+    def no_records() -> Record:
+        """Records of no round so far, none of them diverged."""
+        records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
+        return records._replace(diverged=jnp.full_like(records.diverged, -1))
+
+    def segment(
+        key: Key, start: Array, stop: Array, rest: State, models: Models, clients: ClientData
+    ) -> tuple[tuple[State, Models], Record, Array]:
+        def body(carry: tuple[Array, State, Record]) -> tuple[Array, State, Record]:
             done, state, records = carry
             state, record = one_round(key, start + done, state, clients)
-            records = jax.tree.map(lambda all, one: all.at[done].set(one), records, record)
+            records = jax.tree.map(lambda rows, row: rows.at[done].set(row), records, record)
             return done + 1, state, records
 
-        def proceeds(carry):
+        def proceeds(carry: tuple[Array, State, Record]) -> Array:
             done, _, records = carry
-            return (start + done < stop) & (records.diverged[jnp.maximum(done - 1, 0)] < 0).any()
+            is_before_stop = start + done < stop
+            last = jnp.maximum(done - 1, 0)
+            is_finite = (records.diverged[last] < 0).any()
+            return is_before_stop & is_finite
 
-        records = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape), leaf.dtype), logged)
-        records = records._replace(diverged=jnp.full_like(records.diverged, -1))
-        state = _together(rest, models)
-        done, state, records = jax.lax.while_loop(
-            proceeds, body, (jnp.zeros((), jnp.int32), state, records)
-        )
-        return _apart(state), records, done
+        records = no_records()
+        state = _with_models(rest, models)
+        carry = (jnp.zeros((), jnp.int32), state, records)
+        done, state, records = jax.lax.while_loop(proceeds, body, carry)
+        return _split_models(state), records, done
 
     return segment
+
+
+def _measured_in_blocks(
+    experiment: Experiment, replicates: Replicates, evaluate: Callable[..., Served], ids: Array
+) -> Callable[..., Served]:
+    """Evaluates in blocks of clients whose outputs, on the host, take at most `BLOCK_BYTES`.
+
+    Args:
+        experiment: One of the runs, with metrics of its own.
+        replicates: All runs.
+        evaluate: (ids, *args) -> what these clients of all runs found.
+        ids: (n,) scored clients, or (runs, n).
+    """
+    problem = experiment.problem
+    federation = experiment.federation
+    splits = (federation.train, federation.validation, federation.test)
+    num_examples = max(split.y.shape[1] for split in splits)
+    size = BLOCK_BYTES // max(measures.row_bytes(problem, num_examples), 1)
+    num_scored = ids.shape[-1]
+
+    def measure(served: Served) -> Served:
+        found = measured(experiment.metrics, served.found, problem.model.task)
+        return served._replace(found=found)
+
+    def evaluate_in_blocks(*args: Any) -> Served:
+        blocks_of_runs: list[list[Served]] = [[] for _ in range(replicates.num)]
+        for positions in blocks(num_scored, size):
+            served = jax.device_get(evaluate(ids[..., positions], *args))
+            for run, of_run in enumerate(replicates.split(served)):
+                blocks_of_runs[run].append(measure(of_run))
+        of_runs = [joined(of_blocks, num_scored) for of_blocks in blocks_of_runs]
+        return replicates.join(of_runs, np.stack)
+
+    return evaluate_in_blocks
 
 
 class DeviceStore(Store):
@@ -114,7 +175,8 @@ class DeviceStore(Store):
         self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
     ) -> Any:
         """Puts the data of each run on the devices."""
-        return place(plan, replicates.join(parts, np.stack), num, replicates.axis)
+        stacked = replicates.join(parts, np.stack)
+        return place(plan, stacked, num, replicates.axis)
 
     def join_states(
         self, compiled: Compiled, replicates: Replicates, states: Sequence[State]
@@ -122,19 +184,17 @@ class DeviceStore(Store):
         """Joins the restored states of all runs."""
         if replicates.num == 1:
             return states[0]
-        return jax.tree.map(
-            lambda leaf, to: jax.device_put(leaf, to.sharding),
-            replicates.join(states),
-            compiled.state,
-        )
+
+        def put(leaf: Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+            return jax.device_put(leaf, like.sharding)
+
+        return jax.tree.map(put, replicates.join(states), compiled.state)
 
     def restorable(self, compiled: Compiled, replicates: Replicates) -> State:
         """Returns the shapes, dtypes and locations of one run's state."""
         if replicates.num == 1:
             return compiled.state
-        shape = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), compiled.state
-        )
+        shape = tree.shapes_of_rows(compiled.state)
         return shaped(shape, state_shardings(compiled.plan, shape))
 
     def lower_segment(
@@ -153,56 +213,72 @@ class DeviceStore(Store):
         """
         algorithm = experiment.algorithm(plan)
         problem = experiment.problem
-
-        def play(algorithm, *args):
-            return make_round(algorithm, plan, problem.cohort_size)(*args)
-
-        # Jitted, so that the trace for the record's shape is reused in the loop; so it must not capture frozen arrays.
         network = problem.model.network
-        lifted = taking(network, replicates.lift(experiment, plan, play, (0, None, 0, 0)))
-        traced = jax.jit(lifted, inline=True)
+        one_round = self._round(experiment, plan, replicates)
 
-        def one_round(*args):
-            return traced(*args, frozen=network.held)
-
+        # Shapes and locations of what a segment takes.
         init, key = self._init(experiment, plan, replicates)
-        keys = replicates.join(
-            [experiment.keys(*[jax.random.key(experiment.seed)] * 2)] * replicates.num
-        )
         shape = jax.eval_shape(init, key, clients)
         shardings = state_shardings(plan, shape, replicates.axis)
         state = shaped(shape, shardings)
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        # otherwise the models that clients read are copies
-        everyone = problem.cohort_size == problem.num_clients
-        single = (
-            algorithm.topology.between_clients and everyone and tree.num_bytes(shape.models) > LARGE
-        )
-        if single:
+        run_key = jax.random.key(experiment.seed)
+        round_keys = experiment.keys(run_key, run_key)
+        keys = replicates.join([round_keys] * replicates.num)
+
+        # If not all clients take part, the models that clients read are copies anyway.
+        is_everyone = problem.cohort_size == problem.num_clients
+        is_large = tree.num_bytes(shape.models) > LARGE
+        if algorithm.topology.between_clients and is_everyone and is_large:
             segment = _one_round(one_round)
+            donated = (3,)
         else:
-            segment = _several_rounds(
-                one_round, jax.eval_shape(one_round, keys, number, state, clients)[1], length
-            )
+            _, logged = jax.eval_shape(one_round, keys, number, state, clients)
+            segment = _several_rounds(one_round, logged, length)
+            donated = (3, 4)
+
         everywhere = plan.everywhere
-        jitted = Jitted(
-            network,
-            plan,
-            segment,
-            donate_argnums=(3,) if single else (3, 4),
-            out_shardings=(_apart(shardings), everywhere, everywhere),
-        )
-        program = jitted.lower(keys, number, number, *_apart(state), clients)
+        out_shardings = (_split_models(shardings), everywhere, everywhere)
+        jitted = Jitted(network, plan, segment, donate_argnums=donated, out_shardings=out_shardings)
+        rest, models = _split_models(state)
+        program = jitted.lower(keys, number, number, rest, models, clients)
         return Lowered(algorithm, state, program, jitted.frozen)
+
+    def _round(self, experiment: Experiment, plan: ExecutionPlan, replicates: Replicates) -> Round:
+        """Returns one round of all runs.
+
+        It is jitted, so that the trace for the record's shape is reused in the loop; so it must not capture frozen
+        arrays.
+        """
+        network = experiment.problem.model.network
+
+        def play(
+            algorithm: Algorithm, key: Key, number: Array, state: State, clients: ClientData
+        ) -> tuple[State, Record]:
+            of_algorithm = make_round(algorithm, plan, experiment.problem.cohort_size)
+            return of_algorithm(key, number, state, clients)
+
+        of_all = replicates.lift(experiment, plan, play, (0, None, 0, 0))
+        traced = jax.jit(taking(network, of_all), inline=True)
+
+        def one_round(
+            key: Key, number: Array, state: State, clients: ClientData
+        ) -> tuple[State, Record]:
+            return traced(key, number, state, clients, frozen=network.held)
+
+        return one_round
 
     def _init(
         self, experiment: Experiment, plan: ExecutionPlan, replicates: Replicates
-    ) -> tuple[Callable, Key]:
+    ) -> tuple[Callable[[Key, ClientData], State], Key]:
         """Returns (key, clients) -> initial state, and a key of its shape."""
-        init = replicates.lift(
-            experiment, plan, lambda algorithm, *args: init_state(algorithm, plan, *args), (0, 0)
-        )
-        return init, replicates.join([jax.random.key(experiment.seed)] * replicates.num)
+
+        def init(algorithm: Algorithm, key: Key, clients: ClientData) -> State:
+            return init_state(algorithm, plan, key, clients)
+
+        of_all = replicates.lift(experiment, plan, init, (0, 0))
+        keys = [jax.random.key(experiment.seed)] * replicates.num
+        return of_all, replicates.join(keys)
 
     def compile_segment(
         self,
@@ -216,27 +292,38 @@ class DeviceStore(Store):
         if isinstance(plan, PythonPlan):
             return _in_python(experiment, clients, plan)
         begin = time.perf_counter()
-        algorithm, state, program, frozen, _ = self.lower_segment(
-            experiment, clients, plan, length, replicates
-        )
-        compiled = program.compile()
+        lowered = self.lower_segment(experiment, clients, plan, length, replicates)
+        state = lowered.state
+        frozen = lowered.frozen
+        compiled = lowered.program.compile()
 
-        def dispatch(key, start, stop, state, clients):
-            args = key, np.int32(start), np.int32(stop), *_apart(state), clients
-            (rest, models), records, done = compiled(*args, frozen=frozen)
-            return _together(rest, models), records, done
+        def segment(
+            key: Key, start: int, stop: int, state: State, clients: ClientData
+        ) -> tuple[State, Record, Array]:
+            rest, models = _split_models(state)
+            first = np.int32(start)
+            end = np.int32(stop)
+            parts, records, done = compiled(key, first, end, rest, models, clients, frozen=frozen)
+            rest, models = parts
+            return _with_models(rest, models), records, done
 
         shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
         init, key = self._init(experiment, plan, replicates)
-        init = (
-            Jitted(experiment.problem.model.network, plan, init, out_shardings=shardings)
-            .lower(key, clients)
-            .compile()
+        network = experiment.problem.model.network
+        jitted_init = Jitted(network, plan, init, out_shardings=shardings)
+        compiled_init = jitted_init.lower(key, clients).compile()
+        compile_seconds = time.perf_counter() - begin
+
+        return Compiled(
+            lowered.algorithm,
+            plan,
+            state,
+            init=functools.partial(compiled_init, frozen=frozen),
+            segment=segment,
+            memory=memory.of_compiled(compiled),
+            compile_seconds=compile_seconds,
+            making=memory.of_compiled(compiled_init),
         )
-        seconds = time.perf_counter() - begin
-        needs = memory.of_compiled(compiled), memory.of_compiled(init)
-        made = functools.partial(init, frozen=frozen)
-        return Compiled(algorithm, plan, state, made, dispatch, needs[0], seconds, needs[1])
 
     def make_evaluation(
         self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
@@ -244,10 +331,10 @@ class DeviceStore(Store):
         """Evaluates all clients at once, or some in blocks if only some are scored, or by metrics on the host."""
         experiment = experiments[0]
         plan = compiled.plan
-        problem = experiment.problem._replace(plan=compiled.plan)
-        metrics = experiment.metrics
-        num = experiment.problem.num_clients
-        parts = experiment.scored is not None or bool(metrics)  # otherwise all clients at once
+        problem = experiment.problem._replace(plan=plan)
+        num_clients = problem.num_clients
+        on_host = bool(experiment.metrics)
+        all_at_once = experiment.scored is None and not on_host
 
         def score(
             algorithm: Algorithm,
@@ -255,58 +342,38 @@ class DeviceStore(Store):
             key: Key,
             state: State,
             clients: ClientData,
-            splits: Any,
-        ):
-            use = scores(problem, algorithm, bool(metrics))
+            splits: dict[str, Split],
+        ) -> Served:
+            use = scores(problem, algorithm, outputs=on_host)
             if ids is not None:
                 return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
-            return serve(
-                algorithm, plan, use, key, state, jnp.arange(num, dtype=jnp.int32), clients, splits
-            )
+            everyone = jnp.arange(num_clients, dtype=jnp.int32)
+            return serve(algorithm, plan, use, key, state, everyone, clients, splits)
 
-        of_all = replicates.lift(experiment, plan, score, (0 if parts else None, 0, 0, 0, 0))
-        compiles = functools.partial(
-            Jitted, problem.model.network, plan, out_shardings=plan.everywhere
-        )
-        run = calling(of_all) if isinstance(plan, PythonPlan) else compiles(of_all)
-        if not parts:
-            return functools.partial(run, None)
-        everyone = np.arange(num, dtype=np.int32)
-        ids = replicates.join(
-            [everyone if each.scored is None else each.scored for each in experiments], np.stack
-        )
-        if not metrics:
-            return functools.partial(run, ids)
-        examples = max(
-            getattr(experiment.federation, part).y.shape[1]
-            for part in ("train", "validation", "test")
-        )
-        task = problem.model.task
-        scored = ids.shape[-1]
-        size = BLOCK_BYTES // max(measures.row_bytes(problem, examples), 1)
+        ids_axis = None if all_at_once else 0
+        of_all = replicates.lift(experiment, plan, score, (ids_axis, 0, 0, 0, 0))
+        if isinstance(plan, PythonPlan):
+            evaluate = calling(of_all)
+        else:
+            network = problem.model.network
+            evaluate = Jitted(network, plan, of_all, out_shardings=plan.everywhere)
 
-        def in_blocks(*args):
-            found = []
-            for places in blocks(scored, size):
-                of_runs = replicates.split(jax.device_get(run(ids[..., places], *args)))
-                found.append(
-                    [
-                        served._replace(found=measured(metrics, served.found, task))
-                        for served in of_runs
-                    ]
-                )
-            return replicates.join(
-                [joined(of_run, scored) for of_run in zip(*found, strict=True)], np.stack
-            )
-
-        return in_blocks
+        if all_at_once:
+            return functools.partial(evaluate, None)
+        scored = [scored_ids(run) for run in experiments]
+        ids = replicates.join(scored, np.stack)
+        if not on_host:
+            return functools.partial(evaluate, ids)
+        return _measured_in_blocks(experiment, replicates, evaluate, ids)
 
     def serve(
         self, experiment: Experiment, build: Build, plan: ExecutionPlan, use: UseOf, *args: Any
     ) -> PyTree:
         """Serves these clients at once."""
         algorithm = build(OWN)
-        (ids, key, state, clients) = args
+        ids, key, state, clients = args
         some = functools.partial(serve_some, algorithm, plan, use(algorithm))
-        run = Jitted(experiment.problem.model.network, plan, some, out_shardings=plan.everywhere)
-        return jax.device_get(run(key, state, ids, clients).found)
+        network = experiment.problem.model.network
+        jitted = Jitted(network, plan, some, out_shardings=plan.everywhere)
+        served = jitted(key, state, ids, clients)
+        return jax.device_get(served.found)

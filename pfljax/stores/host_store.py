@@ -22,18 +22,29 @@ import numpy as np
 
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Algorithm, ClientData, Cohort, First, Key, PyTree, Start, State
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientData,
+    Cohort,
+    First,
+    Key,
+    PyTree,
+    Start,
+    State,
+)
 from pfljax.evaluation import measures
 from pfljax.exchange import lifting
+from pfljax.exchange.lifting import Served
 from pfljax.exchange.plan import ExecutionPlan, make_host_plan
 from pfljax.exchange.pools import place
-from pfljax.exchange.rounds import known_cohort, make_cohort_round
+from pfljax.exchange.rounds import Record, known_cohort, make_cohort_round
 from pfljax.run import memory
 from pfljax.run.compiled import Compiled, Jitted, Lowered, Saving, shaped, state_shardings
-from pfljax.run.experiment import OWN, Experiment
+from pfljax.run.experiment import OWN, Experiment, Numbers
 from pfljax.run.replicates import Replicates
 from pfljax.stores import stacks
-from pfljax.stores.serving import BLOCK_BYTES, in_blocks, measured, scores
+from pfljax.stores.serving import BLOCK_BYTES, BlockServer, measured, scored_ids, scores
 from pfljax.stores.store import Build, Store, UseOf, shapes_of
 
 
@@ -53,146 +64,190 @@ def _segment_of_all(
     stop: int,
     state: State,
     clients: Any,
-):
+) -> tuple[Any, Record, int]:
     """Runs the rounds of one run after the other with the same compiled code. Diverged runs repeat the last record."""
     if replicates.num == 1:
         return segments[0](key, start, stop, state, clients)
-    parts = zip(
-        segments,
-        replicates.split(key),
-        replicates.split(state),
-        replicates.split(clients),
-        strict=True,
-    )
-    found = [one(key, start, stop, state, clients) for one, key, state, clients in parts]
-    count = max(played for _, _, played in found)
+    keys = replicates.split(key)
+    states = replicates.split(state)
+    data = replicates.split(clients)
+    records: list[Record] = []
+    counts: list[int] = []
+    for run, segment in enumerate(segments):
+        last_state, played, count = segment(keys[run], start, stop, states[run], data[run])
+        states[run] = last_state
+        records.append(played)
+        counts.append(count)
 
-    def last(leaf):
-        return leaf[np.minimum(np.arange(count), len(leaf) - 1)]
+    num_rounds = max(counts)
 
-    records = jax.tree.map(
-        lambda *leaves: np.stack([last(leaf) for leaf in leaves], 1), *[each[1] for each in found]
-    )
-    return replicates.side_by_side([state for state, _, _ in found]), records, count
+    def join(*leaves: np.ndarray) -> np.ndarray:
+        """Joins the runs' records on axis 1, all of one length."""
+        rows = [leaf[np.minimum(np.arange(num_rounds), len(leaf) - 1)] for leaf in leaves]
+        return np.stack(rows, 1)
+
+    return replicates.side_by_side(states), jax.tree.map(join, *records), num_rounds
 
 
 def _in_memory(experiment: Experiment, replicates: Replicates, like: State) -> Callable[..., State]:
     """Returns (run, key, clients) -> initial state, made on the host, since not all rows may fit on the devices."""
     host = make_host_plan()
-    jitted = functools.partial(Jitted, experiment.problem.model.network, host)
-    make = jitted(
-        lambda numbers, *args: lifting.init(experiment.algorithm(host, numbers), host, *args)
-    )
+
+    def init_state(numbers: Numbers, key: Key, clients: ClientData) -> State:
+        algorithm = experiment.algorithm(host, numbers)
+        return lifting.init(algorithm, host, key, clients)
+
+    jitted_init = Jitted(experiment.problem.model.network, host, init_state)
 
     def init(run: int, key: Key, clients: ClientData) -> State:
         with jax.default_device(host.device):
-            state = make(replicates.numbers_of(run), key, clients)
-        clients = jax.tree.map(_taken_over, state.clients)
+            state = jitted_init(replicates.numbers_of(run), key, clients)
+        rows = jax.tree.map(_take_over, state.clients)
         rest = jax.device_get(without_clients(state))
-        return jax.tree.map(_on_devices, rest, without_clients(like))._replace(clients=clients)
+        rest = jax.tree.map(_on_devices, rest, without_clients(like))
+        return rest._replace(clients=rows)
 
     return init
 
 
-def _whole(like: State) -> Saving:
+def _saving_whole(like: State) -> Saving:
     """Saves the rows of all processes' clients in one checkpoint, which a single process can restore, too."""
+
+    def share(leaf: Array) -> Array | stacks.Shared:
+        return stacks.Shared(leaf) if isinstance(leaf, np.ndarray) else leaf
 
     def thaw(run: int, key: Key, saved: State) -> State:
         del run, key
-        return jax.tree.map(
-            lambda leaf: stacks.Shared(leaf) if isinstance(leaf, np.ndarray) else leaf, saved
-        )
+        return jax.tree.map(share, saved)
 
-    return Saving(like, stacks.in_memory, thaw, lambda state: None, lambda rounds: 0)
-
-
-def _on_disk(
-    experiment: Experiment,
-    replicates: Replicates,
-    like: State,
-    data: Sequence[ClientData],
-    writable: bool = True,
-) -> tuple[Callable[..., State], Saving]:
-    """Returns (run, key, clients) -> initial state, without any client's row; and how to save the state.
-
-    Args:
-        experiment: One of the runs.
-        replicates: All runs.
-        like: Shapes of the state, and locations except for the clients' rows.
-        data: All clients' data, for each run; used by `thaw`.
-        writable: Whether rows may be written.
-    """
-    problem = experiment.problem
-    shapes = like.clients
-    rest = without_clients(like)
-    host = make_host_plan()
-    directories = replicates.directories or (experiment.directory,)
-    if jax.process_count() > 1 and None in directories:
-        raise ArgumentError(
-            "client_store", "needs a run folder that all processes can access", "disk"
-        )
-    build = functools.partial(experiment.algorithm, host)
-    device = host.device
-    jitted = functools.partial(Jitted, problem.model.network, host)
-    begin = jitted(lambda numbers, *args: lifting.begin(build(numbers), *args))
-    rows_of = jitted(
-        lambda numbers, *args: jax.tree.leaves(lifting.first_rows(build(numbers), host, *args))
+    return Saving(
+        like,
+        freeze=stacks.in_memory,
+        thaw=thaw,
+        saved=lambda state: None,
+        check=lambda rounds: 0,
     )
 
-    def started(run: int, key: Key, clients: ClientData) -> Start:
-        with jax.default_device(device):
-            return jax.device_get(begin(replicates.numbers_of(run), key, clients))
 
-    def with_files(
-        run: int, key: Key, start: Start, kept: dict[str, np.ndarray], rest: State
-    ) -> State:
-        of_run = functools.partial(rows_of, replicates.numbers_of(run), key, start)
-        first_rows = functools.partial(_in_blocks, of_run, problem.cohort_size, device)
-        directory = directories[run]
-        table = stacks.SlotTable(np.array(kept["slots"]), np.array(kept["sums"]), first_rows)
-        if directory is not None:
-            files = stacks.open_files(directory, shapes, table, writable)
-        else:
-            # open files outlive their folder
-            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:
-                files = stacks.open_files(Path(folder), shapes, table)
-        return rest._replace(clients=files)
+class _RowsOnDisk:
+    """The states of runs whose clients' rows are in files, and how they are saved; see `Saving`."""
 
-    def init(run: int, key: Key, clients: ClientData) -> State:
-        start = started(run, key, clients)
-        placed = jax.tree.map(_on_devices, State(start), rest)
-        return with_files(run, key, start, stacks.no_rows(problem.num_clients), placed)
+    def __init__(
+        self,
+        experiment: Experiment,
+        replicates: Replicates,
+        like: State,
+        data: Sequence[ClientData],
+        writable: bool = True,
+    ):
+        """Opens no files yet.
 
-    def freeze(state: State) -> State:
-        kept: Any = stacks.flush(state.clients, problem.num_clients)
-        return state._replace(clients=kept)
+        Args:
+            experiment: One of the runs.
+            replicates: All runs.
+            like: Shapes of the state, and locations except for the clients' rows.
+            data: All clients' data, for each run; used by `thaw`.
+            writable: Whether rows may be written.
+        """
+        self.replicates = replicates
+        self.data = data
+        self.writable = writable
+        self.shapes = like.clients
+        self.rest = without_clients(like)
+        self.num_clients = experiment.problem.num_clients
+        self.cohort_size = experiment.problem.cohort_size
+        self.directories = replicates.directories or (experiment.directory,)
+        if jax.process_count() > 1 and None in self.directories:
+            text = "needs a run folder that all processes can access"
+            raise ArgumentError("client_store", text, "disk")
 
-    def thaw(run: int, key: Key, saved: State) -> State:
-        kept: Any = saved.clients
-        return with_files(run, key, started(run, key, data[run]), kept, without_clients(saved))
+        host = make_host_plan()
+        self.device = host.device
 
-    def saved(state: State) -> None:
-        stacks.keep(state.clients)
+        def begin(numbers: Numbers, key: Key, clients: ClientData) -> Start:
+            algorithm = experiment.algorithm(host, numbers)
+            return lifting.begin(algorithm, key, clients)
 
-    def check(rounds: int) -> int:
-        return stacks.check_disk(
-            directories, shapes, min(rounds * problem.cohort_size, problem.num_clients)
+        def first_rows(numbers: Numbers, key: Key, start: Start, ids: Array) -> list[Array]:
+            algorithm = experiment.algorithm(host, numbers)
+            rows = lifting.first_rows(algorithm, host, key, start, ids)
+            return jax.tree.leaves(rows)
+
+        network = experiment.problem.model.network
+        self.jitted_begin = Jitted(network, host, begin)
+        self.jitted_first_rows = Jitted(network, host, first_rows)
+
+    @property
+    def saving(self) -> Saving:
+        """How to save the states."""
+        no_rows: Any = stacks.no_rows(self.num_clients)
+        return Saving(
+            like=self.rest._replace(clients=no_rows),
+            freeze=self.freeze,
+            thaw=self.thaw,
+            saved=self.mark_saved,
+            check=self.check,
         )
 
-    no_rows: Any = stacks.no_rows(problem.num_clients)
-    return init, Saving(rest._replace(clients=no_rows), freeze, thaw, saved, check)
+    def init(self, run: int, key: Key, clients: ClientData) -> State:
+        """Returns the initial state, without any client's row."""
+        start = self.begin(run, key, clients)
+        rest = jax.tree.map(_on_devices, State(start), self.rest)
+        return self.with_files(run, key, start, stacks.no_rows(self.num_clients), rest)
 
+    def freeze(self, state: State) -> State:
+        slots_and_sums: Any = stacks.flush(state.clients, self.num_clients)
+        return state._replace(clients=slots_and_sums)
 
-def _in_blocks(
-    rows_of: Callable[[np.ndarray], list[jax.Array]], size: int, device: Any, ids: np.ndarray
-) -> list[np.ndarray]:
-    """Computes rows of clients `ids` in blocks of one size, which compile once."""
-    blocks = []
-    for first in range(0, len(ids), size):
-        block = np.resize(ids[first : first + size], size).astype(np.int32)
-        with jax.default_device(device):
-            blocks.append(jax.device_get(rows_of(block)))
-    return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
+    def thaw(self, run: int, key: Key, saved: State) -> State:
+        slots_and_sums: Any = saved.clients
+        start = self.begin(run, key, self.data[run])
+        return self.with_files(run, key, start, slots_and_sums, without_clients(saved))
+
+    def mark_saved(self, state: State) -> None:
+        stacks.keep(state.clients)
+
+    def check(self, rounds: int) -> int:
+        played = min(rounds * self.cohort_size, self.num_clients)
+        return stacks.check_disk(self.directories, self.shapes, played)
+
+    def begin(self, run: int, key: Key, clients: ClientData) -> Start:
+        """Returns what the server of a run begins with, on the host."""
+        with jax.default_device(self.device):
+            start = self.jitted_begin(self.replicates.numbers_of(run), key, clients)
+            return jax.device_get(start)
+
+    def with_files(
+        self, run: int, key: Key, start: Start, slots_and_sums: dict[str, np.ndarray], rest: State
+    ) -> State:
+        """Returns a run's state with its files of rows, of which a checkpoint recorded slots and checksums."""
+        numbers = self.replicates.numbers_of(run)
+        first_rows = functools.partial(self.first_rows, numbers, key, start)
+        slots = np.array(slots_and_sums["slots"])
+        sums = np.array(slots_and_sums["sums"])
+        table = stacks.SlotTable(slots, sums, first_rows)
+
+        directory = self.directories[run]
+        if directory is not None:
+            files = stacks.open_files(directory, self.shapes, table, self.writable)
+        else:
+            # Open files outlive their folder.
+            with tempfile.TemporaryDirectory(prefix="pfljax-") as folder:
+                files = stacks.open_files(Path(folder), self.shapes, table)
+        return rest._replace(clients=files)
+
+    def first_rows(
+        self, numbers: Numbers, key: Key, start: Start, ids: np.ndarray
+    ) -> list[np.ndarray]:
+        """Computes the initial rows of clients `ids` in blocks of one size, which compile once."""
+        size = self.cohort_size
+        blocks: list[list[np.ndarray]] = []
+        for first in range(0, len(ids), size):
+            block = np.resize(ids[first : first + size], size).astype(np.int32)
+            with jax.default_device(self.device):
+                rows = self.jitted_first_rows(numbers, key, start, block)
+                blocks.append(jax.device_get(rows))
+        return [np.concatenate(leaves)[: len(ids)] for leaves in zip(*blocks, strict=True)]
 
 
 class Segment:
@@ -209,45 +264,53 @@ class Segment:
         self.plan = plan
         self.compiled = compiled
         self.size = size
-        self.draw = jax.jit(
-            lambda key, number: known_cohort(algorithm, key, number, num_clients, size).ids
-        )
+
+        def draw(key: Key, number: Array) -> Array:
+            cohort = known_cohort(algorithm, key, number, num_clients, size)
+            return cohort.ids
+
+        self.draw = jax.jit(draw)
 
     def fetch(self, key: Key, number: int, rows: First, clients: ClientData) -> Ahead:
         """Fetches a round's cohort."""
         ids = np.asarray(self.draw(key, number))
-        return Ahead(
-            ids, stacks.read(rows, ids), place(self.plan, stacks.read(clients, ids), self.size)
-        )
+        cohort_rows = stacks.read(rows, ids)
+        cohort_data = stacks.read(clients, ids)
+        return Ahead(ids, cohort_rows, place(self.plan, cohort_data, self.size))
 
-    def __call__(self, key: Key, start: int, stop: int, state: State, clients: ClientData):
+    def __call__(
+        self, key: Key, start: int, stop: int, state: State, clients: ClientData
+    ) -> tuple[State, Record, int]:
         """Returns (state, stacked records, number of rounds done). Changes the clients' rows of the state in place."""
         rows = state.clients
-        records = []
-        ahead = self.fetch(key, start, rows, clients)
-        # otherwise other processes may have to send or write rows first
-        alone = jax.process_count() == 1
+        records: list[Record] = []
+        # Otherwise other processes may have to send or write rows first.
+        prefetches = jax.process_count() == 1
+        cohort = self.fetch(key, start, rows, clients)
         with ThreadPoolExecutor(1) as fetcher:
             for number in range(start, stop):
-                more = number + 1 < stop
-                future = (
-                    fetcher.submit(self.fetch, key, number + 1, rows, clients)
-                    if alone and more
-                    else None
-                )
-                state = state._replace(clients=place(self.plan, ahead.rows, self.size))
+                has_next = number + 1 < stop
+                future = None
+                if has_next and prefetches:
+                    future = fetcher.submit(self.fetch, key, number + 1, rows, clients)
+
+                # Play the round.
+                state = state._replace(clients=place(self.plan, cohort.rows, self.size))
                 state, record = self.compiled(
-                    key, np.int32(number), ahead.ids, state, ahead.clients
+                    key, np.int32(number), cohort.ids, state, cohort.clients
                 )
                 records.append(jax.device_get(record))
-                # it may read rows that are written next
-                following = future.result() if future else None
-                stacks.write(rows, ahead.ids, state.clients)
+
+                # Write its rows only after the thread is done, which may read the same ones.
+                prefetched = future.result() if future is not None else None
+                stacks.write(rows, cohort.ids, state.clients)
                 processes.wait()
-                if more and not alone:
-                    ahead = self.fetch(key, number + 1, rows, clients)
-                if following:
-                    ahead = renew(following, np.isin(following.ids, ahead.ids), rows)
+
+                if prefetched is not None:
+                    is_old = np.isin(prefetched.ids, cohort.ids)
+                    cohort = renew(prefetched, is_old, rows)
+                elif has_next:
+                    cohort = self.fetch(key, number + 1, rows, clients)
                 if records[-1].diverged >= 0:
                     break
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *records)
@@ -261,18 +324,19 @@ def without_clients(state: State) -> State:
 
 def renew(ahead: Ahead, old: np.ndarray, rows: First) -> Ahead:
     """Reads the rows of a cohort again where `old` (S,) is true: these clients were in the previous cohort, too."""
-
-    def one(leaf, new):
-        leaf = leaf if leaf.flags.writeable else leaf.copy()
-        leaf[old] = new
-        return leaf
-
     if not old.any():
         return ahead
-    return ahead._replace(rows=jax.tree.map(one, ahead.rows, stacks.read(rows, ahead.ids[old])))
+
+    def replace(leaf: np.ndarray, new_rows: np.ndarray) -> np.ndarray:
+        leaf = leaf if leaf.flags.writeable else leaf.copy()
+        leaf[old] = new_rows
+        return leaf
+
+    new_rows = stacks.read(rows, ahead.ids[old])
+    return ahead._replace(rows=jax.tree.map(replace, ahead.rows, new_rows))
 
 
-def _taken_over(leaf: jax.Array) -> np.ndarray | stacks.Shared:
+def _take_over(leaf: jax.Array) -> np.ndarray | stacks.Shared:
     """Returns a writable copy of an array and frees the array. With several processes, each keeps its share."""
     copy = np.array(leaf)
     leaf.delete()
@@ -296,20 +360,23 @@ def block_size(experiment: Experiment, plan: ExecutionPlan) -> int:
     algorithm = experiment.algorithm(plan)
     key = jax.random.key(0)
     state = shapes_of(experiment, clients)
-    of_cohort = each = tree.row_bytes((state.clients, clients))
+    row_bytes = tree.row_bytes((state.clients, clients))
+
+    # An evaluated client may also have predictions, and other clients' models next to its own.
+    client_bytes = row_bytes
     if experiment.metrics:
-        sizes = (
-            getattr(experiment.federation, part).y.shape[1]
-            for part in ("train", "validation", "test")
-        )
-        each += sum(measures.row_bytes(problem, size) for size in sizes)
-    if algorithm.topology.reads_others:  # other clients' models are stored next to each client's
-        each += len(lifting.shapes(algorithm, plan, key, state, clients)[0].index) * tree.row_bytes(
-            state.models
-        )
-    size = max(BLOCK_BYTES // each, problem.cohort_size * of_cohort // each, 1)
+        federation = experiment.federation
+        for split in (federation.train, federation.validation, federation.test):
+            client_bytes += measures.row_bytes(problem, split.y.shape[1])
+    if algorithm.topology.reads_others:
+        mixture, _ = lifting.shapes(algorithm, plan, key, state, clients)
+        client_bytes += len(mixture.index) * tree.row_bytes(state.models)
+
+    cohort_bytes = problem.cohort_size * row_bytes
+    size = max(BLOCK_BYTES // client_bytes, cohort_bytes // client_bytes, 1)
+    size_on_all_devices = -(-size // plan.num_devices) * plan.num_devices
     num_scored = problem.num_clients if experiment.scored is None else len(experiment.scored)
-    return min(-(-size // plan.num_devices) * plan.num_devices, num_scored)
+    return min(size_on_all_devices, num_scored)
 
 
 class HostStore(Store):
@@ -322,10 +389,10 @@ class HostStore(Store):
         if algorithm.sample is not None:
             text = "does not support cohorts that are not drawn uniformly; accepted here: device"
             raise ArgumentError("client_store", text, experiment.client_store)
-        if (found := experiment.problem.plan.model_devices) > 1:
-            raise ArgumentError(
-                "model_devices", f"accepted with client_store={experiment.client_store}: 1", found
-            )
+        model_devices = experiment.problem.plan.model_devices
+        if model_devices > 1:
+            text = f"accepted with client_store={experiment.client_store}: 1"
+            raise ArgumentError("model_devices", text, model_devices)
 
     def put(
         self, plan: ExecutionPlan, replicates: Replicates, parts: Sequence[Any], num: int
@@ -359,28 +426,38 @@ class HostStore(Store):
         algorithm = experiment.algorithm(plan)
         problem = experiment.problem
         self.check(experiment, algorithm)
-        num_clients = problem.num_clients
         size = problem.cohort_size
+        is_everyone = size == problem.num_clients
+
+        # Shapes and locations of the state and the data of a cohort.
         clients = replicates.split(clients)[0]
         state = shapes_of(experiment, clients)
         state = state._replace(clients=tree.shapes_of_rows(state.clients, size))
         shardings = state_shardings(plan, state)
         state = shaped(state, shardings)
         cohort = tree.shapes_of_rows(clients, size)
-        cohort = shaped(
-            cohort, jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort)
-        )
+        by_rows = jax.tree.map(lambda leaf: plan.sharding(leaf, by_rows=True), cohort)
+        cohort = shaped(cohort, by_rows)
 
-        def step(numbers, key, number, ids, state, clients):
+        def step(
+            numbers: Numbers, key: Key, number: Array, ids: Array, state: State, clients: ClientData
+        ) -> tuple[State, Record]:
             one_round = make_cohort_round(experiment.algorithm(plan, numbers), plan)
-            return one_round(key, number, Cohort(ids, everyone=size == num_clients), state, clients)
+            return one_round(key, number, Cohort(ids, everyone=is_everyone), state, clients)
 
+        jitted = Jitted(
+            problem.model.network,
+            plan,
+            step,
+            donate_argnums=4,
+            out_shardings=(shardings, plan.everywhere),
+        )
+        numbers = replicates.numbers_of(0)
+        run_key = jax.random.key(experiment.seed)
+        keys = experiment.keys(run_key, run_key)
         number = jax.ShapeDtypeStruct((), jnp.int32)
         ids = jax.ShapeDtypeStruct((size,), jnp.int32)
-        options = {"donate_argnums": 4, "out_shardings": (shardings, plan.everywhere)}
-        jitted = Jitted(problem.model.network, plan, step, **options)
-        keys = experiment.keys(*[jax.random.key(experiment.seed)] * 2)
-        program = jitted.lower(replicates.numbers_of(0), keys, number, ids, state, cohort)
+        program = jitted.lower(numbers, keys, number, ids, state, cohort)
         ahead = tree.num_bytes((state.clients, cohort)) // plan.num_devices
         return Lowered(algorithm, state, program, jitted.frozen, ahead)
 
@@ -394,36 +471,50 @@ class HostStore(Store):
     ) -> Compiled:
         """Compiles a round of the cohort's rows; a segment plays round by round."""
         begin = time.perf_counter()
-        algorithm, state, program, frozen, ahead = self.lower_segment(
-            experiment, clients, plan, length, replicates
-        )
-        num_clients = experiment.problem.num_clients
-        size = experiment.problem.cohort_size
-        data = replicates.split(clients)
-        compiled = program.compile()
+        lowered = self.lower_segment(experiment, clients, plan, length, replicates)
+        algorithm = lowered.algorithm
+        state = lowered.state
+        compiled = lowered.program.compile()
+
+        # Beside the program's arguments: the next cohort, and the other runs' servers and models.
         needs = memory.of_compiled(compiled)
-        # a run's server and models
-        others = (replicates.num - 1) * tree.num_bytes(without_clients(state))
-        needs = dataclasses.replace(needs, arguments=needs.arguments + ahead + others)
+        other_runs = (replicates.num - 1) * tree.num_bytes(without_clients(state))
+        arguments = needs.arguments + lowered.ahead + other_runs
+        needs = dataclasses.replace(needs, arguments=arguments)
 
-        def of_run(run):
-            return functools.partial(compiled, replicates.numbers_of(run), frozen=frozen)
+        # The rounds of each run.
+        problem = experiment.problem
+        segments: list[Segment] = []
+        for run in range(replicates.num):
+            numbers = replicates.numbers_of(run)
+            step = functools.partial(compiled, numbers, frozen=lowered.frozen)
+            segments.append(
+                Segment(algorithm, plan, step, problem.num_clients, problem.cohort_size)
+            )
 
-        segments = [
-            Segment(algorithm, plan, of_run(run), num_clients, size)
-            for run in range(replicates.num)
-        ]
+        # The initial state of each run.
+        data = replicates.split(clients)
         rows = shapes_of(experiment, data[0]).clients
         like = state._replace(clients=jax.tree.map(_placeholder, rows))
         init, saving = self.begin(experiment, replicates, like, data)
 
-        def init_all(key, clients):
-            parts = zip(replicates.split(key), replicates.split(clients), strict=True)
-            return replicates.side_by_side([init(run, *part) for run, part in enumerate(parts)])
+        def init_all(key: Key, clients: Any) -> Any:
+            states: list[State] = []
+            keys = replicates.split(key)
+            for run, run_clients in enumerate(replicates.split(clients)):
+                states.append(init(run, keys[run], run_clients))
+            return replicates.side_by_side(states)
 
-        seconds = time.perf_counter() - begin
-        segment = functools.partial(_segment_of_all, replicates, segments)
-        return Compiled(algorithm, plan, like, init_all, segment, needs, seconds, saving=saving)
+        return Compiled(
+            algorithm,
+            plan,
+            state=like,
+            init=init_all,
+            segment=functools.partial(_segment_of_all, replicates, segments),
+            memory=needs,
+            compile_seconds=time.perf_counter() - begin,
+            saving=saving,
+        )
 
     def begin(
         self,
@@ -441,13 +532,13 @@ class HostStore(Store):
             data: All clients' data, for each run.
         """
         del data
-        held = like.server.models, like.server.opt_state, like.clients
-        leaves = [tree.num_bytes(leaf) for leaf in jax.tree.leaves(held)]
-        # one more leaf, while it is copied
-        memory.check_host(replicates.num * sum(leaves) + max(leaves, default=0))
-        return _in_memory(experiment, replicates, like), _whole(
-            like
-        ) if jax.process_count() > 1 else None
+        on_host = (like.server.models, like.server.opt_state, like.clients)
+        sizes = [tree.num_bytes(leaf) for leaf in jax.tree.leaves(on_host)]
+        # One more leaf, while it is copied.
+        memory.check_host(replicates.num * sum(sizes) + max(sizes, default=0))
+        init = _in_memory(experiment, replicates, like)
+        saving = _saving_whole(like) if jax.process_count() > 1 else None
+        return init, saving
 
     def make_evaluation(
         self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
@@ -455,20 +546,29 @@ class HostStore(Store):
         """Evaluates in blocks, one run after the other."""
         first = experiments[0]
         plan = compiled.plan
-        use = functools.partial(
-            scores, first.problem._replace(plan=plan), outputs=bool(first.metrics)
+        problem = first.problem._replace(plan=plan)
+        evaluate = BlockServer(
+            network=problem.model.network,
+            build=functools.partial(first.algorithm, plan),
+            plan=plan,
+            use=functools.partial(scores, problem, outputs=bool(first.metrics)),
+            size=block_size(first, plan),
+            finish=functools.partial(measured, first.metrics, task=problem.model.task),
         )
-        finish = functools.partial(measured, first.metrics, task=first.problem.model.task)
-        build = functools.partial(first.algorithm, plan)
-        network = first.problem.model.network
-        evaluate = in_blocks(network, build, plan, use, block_size(first, plan), finish)
-        everyone = np.arange(first.problem.num_clients, dtype=np.int32)
-        ids = [everyone if each.scored is None else each.scored for each in experiments]
+        ids = [scored_ids(experiment) for experiment in experiments]
 
-        def of_all(*args):
-            parts = zip(ids, *(replicates.split(arg) for arg in args), strict=True)
-            found = [evaluate(replicates.numbers_of(run), *part) for run, part in enumerate(parts)]
-            return replicates.side_by_side(found)
+        def of_all(key: Key, state: Any, clients: Any, splits: Any) -> Any:
+            keys = replicates.split(key)
+            states = replicates.split(state)
+            data = replicates.split(clients)
+            inputs = replicates.split(splits)
+            served: list[Served] = []
+            for run in range(replicates.num):
+                numbers = replicates.numbers_of(run)
+                served.append(
+                    evaluate(numbers, ids[run], keys[run], states[run], data[run], inputs[run])
+                )
+            return replicates.side_by_side(served)
 
         return of_all
 
@@ -477,9 +577,8 @@ class HostStore(Store):
     ) -> PyTree:
         """Serves these clients in blocks of the size of a cohort."""
         problem = experiment.problem
-        return in_blocks(problem.model.network, build, plan, use, problem.cohort_size)(
-            OWN, *args
-        ).found
+        serve_clients = BlockServer(problem.model.network, build, plan, use, problem.cohort_size)
+        return serve_clients(OWN, *args).found
 
 
 class DiskStore(HostStore):
@@ -496,9 +595,9 @@ class DiskStore(HostStore):
         data: Sequence[ClientData],
     ) -> tuple[Callable[..., State], Saving]:
         """Begins with no client's row."""
-        init, saving = _on_disk(experiment, replicates, like, data)
-        saving.check(experiment.problem.rounds)
-        return init, saving
+        rows = _RowsOnDisk(experiment, replicates, like, data)
+        rows.check(experiment.problem.rounds)
+        return rows.init, rows.saving
 
     def read_saved(
         self, experiment: Experiment, read: Callable[[Any], Any], clients: ClientData
@@ -506,7 +605,6 @@ class DiskStore(HostStore):
         """Reads the state; the clients' rows stay in their files."""
         key = jax.random.fold_in(jax.random.key(experiment.seed), 0)
         like = shapes_of(experiment, clients)
-        saving = _on_disk(experiment, Replicates.of([experiment]), like, [clients], writable=False)[
-            1
-        ]
-        return saving.thaw(0, key, read(saving.like))
+        replicates = Replicates.of([experiment])
+        rows = _RowsOnDisk(experiment, replicates, like, [clients], writable=False)
+        return rows.thaw(0, key, read(rows.saving.like))

@@ -28,7 +28,7 @@ from pfljax.exchange.plan import ExecutionPlan
 from pfljax.exchange.pools import place
 from pfljax.local.problem import Problem
 from pfljax.run.compiled import Jitted
-from pfljax.run.experiment import OWN, Numbers
+from pfljax.run.experiment import OWN, Experiment, Numbers
 from pfljax.stores import stacks
 
 # of clients that are served at once, if they take part in a round with fewer bytes
@@ -41,38 +41,51 @@ def scores(problem: Problem, algorithm: Algorithm, outputs: bool = False) -> Use
     With `outputs`, the clients' outputs come along, for `measured`.
     """
 
-    def of_split(prediction: Prediction, split: Split) -> dict[str, Array]:
-        found = metrics.evaluate(problem, algorithm, prediction, split)
-        return (
-            found | measures.outputs_of(problem, algorithm, prediction, split) if outputs else found
-        )
+    def of_split(prediction: Prediction, split: Split) -> dict[str, PyTree]:
+        values = metrics.evaluate(problem, algorithm, prediction, split)
+        if not outputs:
+            return values
+        return values | measures.outputs_of(problem, algorithm, prediction, split)
 
-    return lambda prediction, splits: {
-        name: of_split(prediction, part) for name, part in splits.items()
-    }
+    def use(prediction: Prediction, splits: Mapping[str, Split]) -> dict[str, dict[str, PyTree]]:
+        return {name: of_split(prediction, split) for name, split in splits.items()}
+
+    return use
 
 
 def outputs(problem: Problem, algorithm: Algorithm, x: PyTree) -> Use:
     """Returns (prediction, anything) -> its outputs for x (B, *features)."""
-    return lambda prediction, _: metrics.predict(problem, algorithm, prediction, x)
+
+    def use(prediction: Prediction, inputs: PyTree) -> Array:
+        del inputs
+        return metrics.predict(problem, algorithm, prediction, x)
+
+    return use
 
 
 def measured(
-    own: Mapping[str, measures.Metric], found: dict[str, dict], task: Task
+    run_metrics: Mapping[str, measures.Metric], found: dict[str, dict], task: Task
 ) -> dict[str, dict]:
-    """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's own metrics."""
-    if not own:
+    """Replaces the outputs in what `scores` found, as NumPy arrays, by a run's further metrics."""
+    if not run_metrics:
         return found
-    names = measures.OUTPUTS
-    kept = {
-        part: {name: values for name, values in of.items() if name not in names}
-        for part, of in found.items()
-    }
-    return {part: kept[part] | measures.measured(own, of, task) for part, of in found.items()}
+
+    def with_metrics(of_split: dict[str, PyTree]) -> dict[str, PyTree]:
+        values = {name: array for name, array in of_split.items() if name not in measures.OUTPUTS}
+        return values | measures.measured(run_metrics, of_split, task)
+
+    return {name: with_metrics(of_split) for name, of_split in found.items()}
+
+
+def scored_ids(experiment: Experiment) -> np.ndarray:
+    """Returns the scored clients of a run, int32 (n,)."""
+    if experiment.scored is not None:
+        return experiment.scored
+    return np.arange(experiment.problem.num_clients, dtype=np.int32)
 
 
 def blocks(num: int, size: int) -> Iterator[np.ndarray]:
-    """Places of n clients in blocks of one size; the last block repeats the last client."""
+    """Positions of n clients in blocks of one size; the last block repeats the last client."""
     size = min(max(size, 1), num)
     for start in range(0, num, size):
         yield np.minimum(np.arange(start, start + size, dtype=np.int32), num - 1)
@@ -80,84 +93,118 @@ def blocks(num: int, size: int) -> Iterator[np.ndarray]:
 
 def joined(parts: Sequence[Served], num: int) -> Served:
     """What n clients found, from what their `blocks` found, as NumPy arrays (n, ...)."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[:num], *parts)
+
+    def join(*leaves: np.ndarray) -> np.ndarray:
+        return np.concatenate(leaves)[:num]
+
+    return jax.tree.map(join, *parts)
 
 
-def in_blocks(
-    network: Holder,
-    build: Callable[[Numbers], Algorithm],
-    plan: ExecutionPlan,
-    use: Callable[[Algorithm], Use],
-    size: int,
-    finish: Callable[[Any], Any] = lambda found: found,
-) -> Callable[..., Served]:
-    """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block.
+class BlockServer:
+    """Serves clients in blocks: rows, data and other clients' models are fetched from the host for each block."""
 
-    Args:
-        network: The clients' network.
-        build: Builds the method.
-        plan: How clients are mapped to devices.
-        use: The built method -> what clients do with their predictions.
-        size: Number of clients at a time.
-        finish: Turns what a block of clients found, NumPy arrays, into what is kept.
-
-    Returns:
-        (numbers, ids (n,), key, state, clients, inputs) -> what these clients found, as NumPy arrays (n, ...); see
-        `lifting.serve`.
-    """
-    reads_others = build(OWN).topology.reads_others
-
-    def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
-        return whom(build(numbers), plan, key, state, ids, sizes)
-
-    def serve_block(numbers: Numbers, ids: Array, key: Key, state: State, *args: Any) -> Served:
-        method = build(numbers)
-        return serve(method, plan, use(method), key, state, ids, *args)
-
-    chosen, served = (
-        Jitted(network, plan, fn, out_shardings=plan.everywhere) for fn in (choose, serve_block)
-    )
-
-    def read(stack: PyTree, ids: np.ndarray) -> PyTree:
-        return place(plan, stacks.read(stack, ids), len(ids))
-
-    def of_block(
-        numbers: Numbers,
-        ids: np.ndarray,
-        key: Key,
-        state: State,
-        clients: ClientData,
-        inputs: PyTree,
+    def __init__(
+        self,
+        network: Holder,
+        build: Callable[[Numbers], Algorithm],
+        plan: ExecutionPlan,
+        use: Callable[[Algorithm], Use],
+        size: int,
+        finish: Callable[[Any], Any] | None = None,
     ):
-        stack: First = state.clients
-        clients = read(clients, ids)
-        inputs = read(inputs, ids)
-        if reads_others:  # each client's collaborators become models of its own, adjacent
-            stacks.verify(stack, ids)
-            held = read(stack._replace(model=()), ids)
-            mixture = chosen(numbers, ids, key, state._replace(clients=held), clients.train.size)
-            index = np.asarray(mixture.index).reshape(-1)
-            stacks.verify(stack, index)
-            held = held._replace(model=read(stack.model, index))
-        else:
-            held = read(stack, ids)
-            mixture = None
-        state = state._replace(clients=held)
-        found = jax.device_get(served(numbers, ids, key, state, clients, inputs, mixture))
-        return found._replace(found=finish(found.found))
+        """Compiles nothing yet.
 
-    def of_all(
+        Args:
+            network: The clients' network.
+            build: Builds the method.
+            plan: How clients are mapped to devices.
+            use: The built method -> what clients do with their predictions.
+            size: Number of clients at a time.
+            finish: Turns what a block of clients found, NumPy arrays, into what is returned; None: unchanged.
+        """
+
+        def choose(numbers: Numbers, ids: Array, key: Key, state: State, sizes: Array) -> Mixture:
+            algorithm = build(numbers)
+            return whom(algorithm, plan, key, state, ids, sizes)
+
+        def serve_block(
+            numbers: Numbers,
+            ids: Array,
+            key: Key,
+            state: State,
+            clients: ClientData,
+            inputs: PyTree,
+            mixture: Mixture | None,
+        ) -> Served:
+            algorithm = build(numbers)
+            use_of = use(algorithm)
+            return serve(algorithm, plan, use_of, key, state, ids, clients, inputs, mixture)
+
+        self.plan = plan
+        self.size = size
+        self.finish = finish
+        self.reads_others = build(OWN).topology.reads_others
+        self.jitted_choose = Jitted(network, plan, choose, out_shardings=plan.everywhere)
+        self.jitted_serve = Jitted(network, plan, serve_block, out_shardings=plan.everywhere)
+
+    def __call__(
+        self,
         numbers: Numbers,
         ids: np.ndarray,
         key: Key,
         state: State,
         clients: ClientData,
         inputs: PyTree = (),
-    ):
-        parts = [
-            of_block(numbers, ids[block], key, state, clients, inputs)
-            for block in blocks(len(ids), size)
-        ]
+    ) -> Served:
+        """Returns what clients `ids` (n,) found, as NumPy arrays (n, ...); see `lifting.serve`."""
+        parts: list[Served] = []
+        for positions in blocks(len(ids), self.size):
+            parts.append(self.block(numbers, ids[positions], key, state, clients, inputs))
         return joined(parts, len(ids))
 
-    return of_all
+    def block(
+        self,
+        numbers: Numbers,
+        ids: np.ndarray,
+        key: Key,
+        state: State,
+        clients: ClientData,
+        inputs: PyTree,
+    ) -> Served:
+        """Serves one block of clients; when it returns, nothing of theirs is left on the devices."""
+        clients = self.read(clients, ids)
+        inputs = self.read(inputs, ids)
+        if self.reads_others:
+            rows, mixture = self.read_with_collaborators(numbers, ids, key, state, clients)
+        else:
+            rows = self.read(state.clients, ids)
+            mixture = None
+        state = state._replace(clients=rows)
+        served = self.jitted_serve(numbers, ids, key, state, clients, inputs, mixture)
+        served = jax.device_get(served)
+        if self.finish is None:
+            return served
+        return served._replace(found=self.finish(served.found))
+
+    def read(self, stack: PyTree, ids: np.ndarray) -> PyTree:
+        """Puts rows `ids` of a stack on the host on the devices."""
+        rows = stacks.read(stack, ids)
+        return place(self.plan, rows, len(ids))
+
+    def read_with_collaborators(
+        self, numbers: Numbers, ids: np.ndarray, key: Key, state: State, data: ClientData
+    ) -> tuple[First, Mixture]:
+        """Returns the rows of clients `ids` (n,), and whose models they predict with.
+
+        These models (n J, ...) are in place of their own, each client's J adjacent.
+        """
+        stack: First = state.clients
+        stacks.verify(stack, ids)
+        rows = self.read(stack._replace(model=()), ids)
+        of_block = state._replace(clients=rows)
+        mixture = self.jitted_choose(numbers, ids, key, of_block, data.train.size)
+
+        index = np.asarray(mixture.index).reshape(-1)
+        stacks.verify(stack, index)
+        models = self.read(stack.model, index)
+        return rows._replace(model=models), mixture

@@ -15,6 +15,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,11 +23,13 @@ import numpy as np
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.contract.pooled import is_pooled
-from pfljax.contract.types import PyTree
+from pfljax.contract.types import Array, Examples, PyTree
 from pfljax.run import memory
 
 BLOCK = 4096  # number of rows fetched from other processes at a time
 PAGE = 4096  # bytes per page of a file system
+
+Leaf = Any  # of a stack: an array (K, ...), `Shared`, a `RowFile`, or pooled examples
 
 
 class SlotTable:
@@ -55,10 +58,12 @@ class SlotTable:
 
     def move(self, ids: np.ndarray) -> np.ndarray:
         """Moves these clients to the slots (n,) that their rows must be written to. Returns the slots."""
-        kept = self.saved[ids]
-        self.slots[ids] = np.where(
-            self.slots[ids] != kept, self.slots[ids], np.where(kept == 1, 2, 1)
-        )
+        saved = self.saved[ids]
+        slots = self.slots[ids]
+        # A row that was written since the checkpoint stays where it is.
+        is_written = slots != saved
+        other_slot = np.where(saved == 1, 2, 1)
+        self.slots[ids] = np.where(is_written, slots, other_slot)
         self.sums[ids] = 0
         self.unread[ids] = False
         return self.slots[ids]
@@ -69,17 +74,20 @@ class SlotTable:
         Raises:
             RunError: if a client's row is damaged; the message names the client.
         """
-        wrong = ids[self.unread[ids] & (self.sums[ids] != sums)]
-        if len(wrong):
-            text = f"the rows of client {wrong[0]} on disk are not what the run wrote"
+        differs = self.sums[ids] != sums
+        damaged = ids[self.unread[ids] & differs]
+        if len(damaged):
+            text = f"the rows of client {damaged[0]} on disk are not what the run wrote"
             raise RunError(f"{text}; resume from scratch to start over")
         self.unread[ids] = False
 
     def everyones(self) -> np.ndarray:
         """Exchanges the checksums (K,) of all processes' rows and returns them."""
         if jax.process_count() > 1:
-            fresh = self.slots != self.saved
-            self.sums = np.where(fresh, processes.total(np.where(fresh, self.sums, 0)), self.sums)
+            # Each process knows the checksums of the rows that it wrote; the others' are 0 here.
+            is_written = self.slots != self.saved
+            written = processes.total(np.where(is_written, self.sums, 0))
+            self.sums = np.where(is_written, written, self.sums)
         return self.sums.copy()
 
 
@@ -107,25 +115,25 @@ class RowFile:
         self.number = number
         self.shape = like.shape
         self.dtype = np.dtype(like.dtype)
-        self._row = math.prod(like.shape[1:]) * self.dtype.itemsize
+        self._row_bytes = math.prod(like.shape[1:]) * self.dtype.itemsize
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY)
+        flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
+        self._file = os.open(path, flags)
         weakref.finalize(self, os.close, self._file)
-        size = 2 * like.shape[0] * self._row
+
+        size = 2 * like.shape[0] * self._row_bytes
         if writable:
             os.truncate(self._file, size)
         elif os.path.getsize(path) != size:
-            raise ArgumentError(
-                "model", f"is not the run's: its clients' rows need {size} bytes in {path}"
-            )
+            text = f"is not the run's: its clients' rows need {size} bytes in {path}"
+            raise ArgumentError("model", text)
 
     def read(self, ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Reads copies of rows in slots 1 and 2."""
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
-        for row, at in zip(
-            rows.reshape(len(ids), -1).view(np.uint8), self._places(ids, slots), strict=True
-        ):
-            os.preadv(self._file, [row.data], at)
+        offsets = self._offsets(ids, slots)
+        for row, offset in zip(_bytes_of(rows), offsets, strict=True):
+            os.preadv(self._file, [row.data], offset)
         return rows
 
     def write(self, ids: np.ndarray, slots: np.ndarray, rows: np.ndarray) -> None:
@@ -134,32 +142,32 @@ class RowFile:
         Raises:
             RunError: if the disk is full.
         """
-        rows = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
+        rows = _bytes_of(np.ascontiguousarray(rows))
         self.table.sums[ids] ^= self.sums_of(rows)
+        offsets = self._offsets(ids, slots)
+        sizes: list[int] = []
         try:
-            written = [
-                os.pwrite(self._file, row, at)
-                for row, at in zip(rows, self._places(ids, slots), strict=True)
-            ]
+            for row, offset in zip(rows, offsets, strict=True):
+                sizes.append(os.pwrite(self._file, row, offset))
         except OSError as error:
             raise RunError(f"{self._path}: {error.strerror}") from error
-        if any(size < self._row for size in written):
+        if any(size < self._row_bytes for size in sizes):
             raise RunError(f"{self._path}: {os.strerror(errno.ENOSPC)}")
 
     def sums_of(self, rows: np.ndarray) -> np.ndarray:
         """Returns this file's part (n,) of the checksums of rows (n, ...). The parts are combined by XOR."""
-        found = [
-            zlib.crc32(row.data, self.number) for row in rows.reshape(len(rows), -1).view(np.uint8)
-        ]
-        return np.array(found, np.uint32)
+        sums = [zlib.crc32(row.data, self.number) for row in _bytes_of(rows)]
+        return np.array(sums, np.uint32)
 
     def flush(self) -> None:
         """Waits until all writes are on disk."""
         os.fsync(self._file)
 
-    def _places(self, ids: np.ndarray, slots: np.ndarray) -> list[int]:
-        """Returns the byte offsets of the rows."""
-        return ((np.int64(self.shape[0]) * (slots.astype(np.int64) - 1) + ids) * self._row).tolist()
+    def _offsets(self, ids: np.ndarray, slots: np.ndarray) -> list[int]:
+        """Returns the byte offsets of the rows: all clients' rows in slot 1, then those in slot 2."""
+        num_clients = np.int64(self.shape[0])
+        rows = num_clients * (slots.astype(np.int64) - 1) + ids
+        return (rows * self._row_bytes).tolist()
 
 
 class Shared:
@@ -174,25 +182,26 @@ class Shared:
         """Copies this process's share of all clients' rows (K, ...)."""
         self.shape = rows.shape
         self.dtype = rows.dtype
-        self._each = -(-len(rows) // jax.process_count())
-        self._first = jax.process_index() * self._each
-        self._own = rows[self._first : self._first + self._each].copy()
+        self._per_process = -(-len(rows) // jax.process_count())
+        self._first = jax.process_index() * self._per_process
+        self._rows = rows[self._first : self._first + self._per_process].copy()
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Returns rows (n, ...). All processes must ask for the same ones."""
-        parts = [self._fetch(ids[start : start + BLOCK]) for start in range(0, len(ids), BLOCK)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        blocks: list[np.ndarray] = []
+        for start in range(0, len(ids), BLOCK):
+            blocks.append(self._fetch(ids[start : start + BLOCK]))
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def _fetch(self, ids: np.ndarray) -> np.ndarray:
-        owner = ids // self._each
-        return processes.fetch_rows(
-            self._own[ids[owner == jax.process_index()] - self._first], owner
-        )
+        owners = ids // self._per_process
+        local_ids = ids[owners == jax.process_index()]
+        return processes.fetch_rows(self._rows[local_ids - self._first], owners)
 
     def write(self, ids: np.ndarray, rows: jax.Array) -> None:
         """Replaces rows by arrays that are spread over all processes' devices."""
-        mine = ids // self._each == jax.process_index()
-        self._own[ids[mine] - self._first] = processes.whole(rows)[mine]
+        is_local = ids // self._per_process == jax.process_index()
+        self._rows[ids[is_local] - self._first] = processes.whole(rows)[is_local]
 
 
 def open_files(directory: Path, shapes: PyTree, table: SlotTable, writable: bool = True) -> PyTree:
@@ -212,13 +221,11 @@ def open_files(directory: Path, shapes: PyTree, table: SlotTable, writable: bool
     if writable:
         directory.mkdir(parents=True, exist_ok=True)
     elif sorted(paths) != sorted(directory.glob("*.bin")):
-        raise ArgumentError(
-            "model", f"is not the run's: its clients' rows need {len(paths)} files in {directory}"
-        )
-    files = [
-        RowFile(path, table, number, leaf, writable)
-        for number, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
-    ]
+        text = f"is not the run's: its clients' rows need {len(paths)} files in {directory}"
+        raise ArgumentError("model", text)
+    files: list[RowFile] = []
+    for number, leaf in enumerate(leaves):
+        files.append(RowFile(paths[number], table, number, leaf, writable))
     return jax.tree.unflatten(treedef, files)
 
 
@@ -228,34 +235,50 @@ def read(stack: PyTree, ids: np.ndarray) -> PyTree:
     The first read of a row in a checkpoint must be of all its files, whose checksums are compared; see `verify`.
     """
     files = _files(stack)
-    slots = files[0].table.slots[ids] if files else ids
-    fresh = slots == 0 if files else np.zeros(len(ids), bool)
-    unread = bool(files) and bool(files[0].table.unread[ids].any())
-    sums = np.zeros(int((~fresh).sum()), np.uint32)
-    initial = files[0].table.initial(ids[fresh]) if fresh.any() else []
+    rows_of_file = _rows_of_files(files, ids) if files else {}
 
-    def one(leaf):
+    def rows_of(leaf: Leaf) -> Examples:
+        if isinstance(leaf, RowFile):
+            return rows_of_file[leaf.number]
         if is_pooled(leaf):
             return leaf.examples(leaf.index[ids])
         if isinstance(leaf, Shared):
             return leaf.read(ids)
-        if not isinstance(leaf, RowFile):
-            return np.take(leaf, ids, axis=0)
-        if fresh.all():
-            return initial[leaf.number]
-        rows = np.empty((len(ids), *leaf.shape[1:]), leaf.dtype)
-        kept = leaf.read(ids[~fresh], slots[~fresh])
-        if unread:
-            np.bitwise_xor(sums, leaf.sums_of(kept), out=sums)
-        rows[~fresh] = kept
-        if fresh.any():
-            rows[fresh] = initial[leaf.number]
-        return rows
+        return np.take(leaf, ids, axis=0)
 
-    found = jax.tree.map(one, stack, is_leaf=is_pooled)
-    if unread:
-        files[0].table.check(ids[~fresh], sums)
-    return found
+    return jax.tree.map(rows_of, stack, is_leaf=is_pooled)
+
+
+def _rows_of_files(files: Sequence[RowFile], ids: np.ndarray) -> dict[int, np.ndarray]:
+    """Reads rows (n, ...) of files that share a table, by the file's number.
+
+    Raises:
+        RunError: if a client's row is read for the first time and damaged.
+    """
+    table = files[0].table
+    slots = table.slots[ids]
+    is_initial = slots == 0
+    initial = table.initial(ids[is_initial]) if is_initial.any() else []
+    if is_initial.all():
+        return {file.number: initial[file.number] for file in files}
+
+    stored_ids = ids[~is_initial]
+    stored_slots = slots[~is_initial]
+    is_checked = bool(table.unread[ids].any())
+    sums = np.zeros(len(stored_ids), np.uint32)
+    rows_of_file: dict[int, np.ndarray] = {}
+    for file in files:
+        stored = file.read(stored_ids, stored_slots)
+        if is_checked:
+            sums ^= file.sums_of(stored)
+        rows = np.empty((len(ids), *file.shape[1:]), file.dtype)
+        rows[~is_initial] = stored
+        if is_initial.any():
+            rows[is_initial] = initial[file.number]
+        rows_of_file[file.number] = rows
+    if is_checked:
+        table.check(stored_ids, sums)
+    return rows_of_file
 
 
 def verify(stack: PyTree, ids: np.ndarray) -> None:
@@ -265,7 +288,10 @@ def verify(stack: PyTree, ids: np.ndarray) -> None:
         RunError: if a client's row is damaged.
     """
     files = _files(stack)
-    unread = np.unique(ids[files[0].table.unread[ids]]) if files else ids[:0]
+    if not files:
+        return
+    is_unread = files[0].table.unread[ids]
+    unread = np.unique(ids[is_unread])
     for start in range(0, len(unread), BLOCK):
         read(files, unread[start : start + BLOCK])
 
@@ -275,20 +301,21 @@ def write(stack: PyTree, ids: np.ndarray, rows: PyTree) -> None:
     files = _files(stack)
     slots = files[0].table.move(ids) if files else ids
 
-    def one(leaf, new):
+    def replace_rows(leaf: Leaf, new_rows: jax.Array) -> None:
         if isinstance(leaf, Shared):
-            leaf.write(ids, new)
+            leaf.write(ids, new_rows)
             return
-        for shard in new.addressable_shards:
-            part = shard.index[0]
-            if shard.replica_id:
+        for shard in new_rows.addressable_shards:
+            if shard.replica_id:  # a copy of a shard that is written
                 continue
+            position = shard.index[0]
+            shard_rows = np.asarray(shard.data)
             if isinstance(leaf, RowFile):
-                leaf.write(ids[part], slots[part], np.asarray(shard.data))
+                leaf.write(ids[position], slots[position], shard_rows)
             else:
-                leaf[ids[part]] = np.asarray(shard.data)
+                leaf[ids[position]] = shard_rows
 
-    jax.tree.map(one, stack, rows)
+    jax.tree.map(replace_rows, stack, rows)
 
 
 def flush(stack: PyTree, num_clients: int) -> dict[str, np.ndarray]:
@@ -299,7 +326,8 @@ def flush(stack: PyTree, num_clients: int) -> dict[str, np.ndarray]:
     processes.wait()
     if not files:
         return no_rows(num_clients)
-    return {"slots": files[0].table.slots.copy(), "sums": files[0].table.everyones()}
+    table = files[0].table
+    return {"slots": table.slots.copy(), "sums": table.everyones()}
 
 
 def no_rows(num_clients: int) -> dict[str, np.ndarray]:
@@ -309,8 +337,10 @@ def no_rows(num_clients: int) -> dict[str, np.ndarray]:
 
 def keep(stack: PyTree) -> None:
     """Records that a checkpoint of what `flush` returned is complete."""
-    for file in _files(stack)[:1]:
-        file.table.saved = file.table.slots.copy()
+    files = _files(stack)
+    if files:
+        table = files[0].table
+        table.saved = table.slots.copy()
 
 
 def in_memory(stack: PyTree) -> PyTree:
@@ -320,15 +350,21 @@ def in_memory(stack: PyTree) -> PyTree:
         OutOfMemory: if they do not fit in host memory.
     """
     files = _files(stack)
-    if not files:
+    rows_of_file: dict[int, np.ndarray] = {}
+    if files:
+        sizes = [math.prod(file.shape) * file.dtype.itemsize for file in files]
+        memory.check_host(sum(sizes))
+        everyone = np.arange(files[0].shape[0])
+        rows_of_file = _rows_of_files(files, everyone)
 
-        def whole(leaf):
-            return leaf.read(np.arange(leaf.shape[0])) if isinstance(leaf, Shared) else leaf
+    def all_rows(leaf: Leaf) -> Examples:
+        if isinstance(leaf, RowFile):
+            return rows_of_file[leaf.number]
+        if isinstance(leaf, Shared):
+            return leaf.read(np.arange(leaf.shape[0]))
+        return leaf
 
-        return jax.tree.map(whole, stack)
-    memory.check_host(sum(math.prod(file.shape) * file.dtype.itemsize for file in files))
-    rows = iter(read(files, np.arange(files[0].shape[0])))
-    return jax.tree.map(lambda leaf: next(rows) if isinstance(leaf, RowFile) else leaf, stack)
+    return jax.tree.map(all_rows, stack)
 
 
 def copied(state: PyTree) -> PyTree:
@@ -338,11 +374,15 @@ def copied(state: PyTree) -> PyTree:
         OutOfMemory: if it does not fit.
     """
 
-    def here(leaf):
+    def is_local(leaf: Array) -> bool:
         return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
 
-    memory.check_host(sum(leaf.nbytes for leaf in jax.tree.leaves(state) if here(leaf)))
-    return jax.tree.map(lambda leaf: np.array(leaf) if here(leaf) else leaf.copy(), state)
+    def copy(leaf: Array) -> Array:
+        return np.array(leaf) if is_local(leaf) else leaf.copy()
+
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(state) if is_local(leaf)]
+    memory.check_host(sum(sizes))
+    return jax.tree.map(copy, state)
 
 
 def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) -> int:
@@ -356,24 +396,43 @@ def check_disk(directories: Sequence[Path | None], shapes: PyTree, played: int) 
     Raises:
         OutOfMemory: if less disk space is free.
     """
-    need = 0
-    for leaf in jax.tree.leaves(shapes):
-        row = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
-        pages = row + (0 if row % PAGE == 0 else PAGE)  # counts pages shared with other rows, too
-        need += 2 * min(played * pages, -(-leaf.shape[0] * row // PAGE) * PAGE)
-    need = need * len(directories)
-    place = directories[0] or Path(tempfile.gettempdir())
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-    files = [path for directory in directories if directory for path in directory.glob("*.bin")]
-    taken = sum(path.stat().st_blocks * 512 for path in files)
-    free = int(processes.least(shutil.disk_usage(there).free + taken))
+    need = len(directories) * sum(_file_bytes(leaf, played) for leaf in jax.tree.leaves(shapes))
+
+    # Space that is free, or taken by files that are replaced; the folder itself may not exist yet.
+    folder = directories[0] or Path(tempfile.gettempdir())
+    existing = folder
+    if not existing.exists():
+        existing = next(parent for parent in folder.absolute().parents if parent.exists())
+    taken = 0
+    for directory in directories:
+        if directory is not None:
+            taken += sum(path.stat().st_blocks * 512 for path in directory.glob("*.bin"))
+    free = int(processes.least(shutil.disk_usage(existing).free + taken))
+
     if need > memory.SHARE * free:
         raise OutOfMemory(
-            f"out of disk space: clients' rows may need {memory.readable(need)} in {place}, but only "
-            f"{memory.readable(free)} is free; use fewer rounds, a smaller cohort or model, or another folder"
+            f"out of disk space: clients' rows may need {memory.readable(need)} in {folder}, "
+            f"but only {memory.readable(free)} is free; use fewer rounds, a smaller cohort or "
+            "model, or another folder"
         )
     return need
 
 
+def _file_bytes(leaf: jax.ShapeDtypeStruct, played: int) -> int:
+    """Returns the disk space that a leaf's two slots for each of `played` clients may take."""
+    row_bytes = math.prod(leaf.shape[1:]) * leaf.dtype.itemsize
+    # A row that fills no whole pages may share two of them with other rows, which are counted, too.
+    paged_row_bytes = row_bytes if row_bytes % PAGE == 0 else row_bytes + PAGE
+    whole_file_bytes = -(-leaf.shape[0] * row_bytes // PAGE) * PAGE
+    return 2 * min(played * paged_row_bytes, whole_file_bytes)
+
+
+def _bytes_of(rows: np.ndarray) -> np.ndarray:
+    """Views contiguous rows (n, ...) as bytes (n, bytes of a row)."""
+    return rows.reshape(len(rows), -1).view(np.uint8)
+
+
 def _files(stack: PyTree) -> list[RowFile]:
-    return [leaf for leaf in jax.tree.leaves(stack, is_leaf=is_pooled) if isinstance(leaf, RowFile)]
+    """Returns the files of a stack of rows."""
+    leaves = jax.tree.leaves(stack, is_leaf=is_pooled)
+    return [leaf for leaf in leaves if isinstance(leaf, RowFile)]
