@@ -46,7 +46,7 @@ class ArgumentError(ValueError):
             "privacy"; may be empty.
     """
 
-    def __init__(self, argument: str, text: str, value: object = None, *, owner: str = ""):
+    def __init__(self, argument: str, text: str, value: object = None, *, owner: str = "") -> None:
         self.argument = argument
         self.text = text
         self.value = value
@@ -90,7 +90,7 @@ class RunError(RuntimeError):
         further: What else there is to say.
     """
 
-    def __init__(self, reason: str, further: str = ""):
+    def __init__(self, reason: str, further: str = "") -> None:
         """Sets the message: the reason, and what is `further` to say, such as where files are."""
         super().__init__(f"{reason}. {further}" if further else reason)
         self.reason = reason

@@ -592,7 +592,7 @@ class Algorithm:
     any_age: bool = False
     matmul_precision: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.topology not in SCORED:
             raise ArgumentError("topology", f"accepted: {', '.join(SCORED)}", self.topology)
         object.__setattr__(self, "topology", Topology(self.topology))

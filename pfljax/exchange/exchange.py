@@ -24,7 +24,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.exchange.layout import Layout, block, flat, replace
-from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
+from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Contributions, Route
 from pfljax.exchange.side_by_side import CLIENTS
 from pfljax.exchange.views import view
 
@@ -118,7 +118,7 @@ class Exchange:
 
     def _on_device(
         self, models: Params, clients: Clients, real: Array, common: tuple
-    ) -> tuple[tuple[PyTree, Results, Array], Kept]:
+    ) -> tuple[tuple[PyTree, Results, Array], Contributions]:
         """The exchange on one device: ((rows, results, sent) of its clients, collected contributions)."""
         route = self.route
         order = self.layout.order(clients.sizes)
@@ -143,22 +143,22 @@ class Exchange:
             return jax.eval_shape(first_output)
 
         # One scan a bucket; the rows and the route's contributions go on from one to the next.
-        kept = route.start(models, index, output)
+        contributions = route.start(models, index, output)
         outputs = []
         start = 0
         for width, count in self.layout.buckets:
             positions = start + width * jnp.arange(count)
-            carry = (rows, kept, block(rows, positions[0], width))
+            carry = (rows, contributions, block(rows, positions[0], width))
             carry, out = jax.lax.scan(functools.partial(step, width), carry, positions)
-            rows, kept, _ = carry
+            rows, contributions, _ = carry
             outputs.append(flat(out))
             start += width * count
         results, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
 
         if route.sums_held:
-            kept = order.undo(kept, route.sums_held)
+            contributions = order.undo(contributions, route.sums_held)
         of_clients = order.undo((rows, results, sent))
-        return of_clients, route.collect(kept)
+        return of_clients, route.collect(contributions)
 
     def _step(
         self,
@@ -167,17 +167,17 @@ class Exchange:
         index: Array,
         real: Array,
         width: int,
-        carry: tuple[PyTree, Kept, PyTree],
+        carry: tuple[PyTree, Contributions, PyTree],
         at: Array,
-    ) -> tuple[tuple[PyTree, Kept, PyTree], tuple[Results, Array]]:
+    ) -> tuple[tuple[PyTree, Contributions, PyTree], tuple[Results, Array]]:
         """Processes one block of clients; replaces rows and the route's carry in place.
 
         A block's rows are read in the previous step, from what that step has written. If a step read its own rows, XLA
         could read them again after their replacement and would copy the whole stack to do so.
         """
-        rows, kept, block_rows = carry
+        rows, contributions, block_rows = carry
         here = Block(at, block(index, at, width))
-        received = self.route.receive(models, kept, here)
+        received = self.route.receive(models, contributions, here)
         out = work(received, block_rows, here)
 
         # Which contributions count: those that a client sends, unless it is padding.
@@ -190,13 +190,13 @@ class Exchange:
         sent = jnp.broadcast_to(is_real[:, None], (width, num_sent))
         if out.sent is not None:
             sent = sent & out.sent
-        kept = self.route.deposit(kept, here, out, sent)
+        contributions = self.route.deposit(contributions, here, out, sent)
 
         sent = jnp.pad(sent, ((0, 0), (0, num_received - num_sent)))
         rows = replace(rows, at, out.row)
         results = Results(out.told, out.participation, out.notes)
         next_rows = block(rows, at + width, width)
-        return (rows, kept, next_rows), (results, sent)
+        return (rows, contributions, next_rows), (results, sent)
 
     def _work(
         self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block

@@ -88,11 +88,11 @@ class ExecutionPlan:
 
     @property
     def devices_in_words(self) -> str:
-        if self.model_devices == 1:
-            return f"{self.num_devices} device(s)"
-        return (
-            f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
-        )
+        num = self.num_devices
+        share = self.model_devices
+        if share == 1:
+            return f"{num} device(s)"
+        return f"{num} x {share} devices, each model on {share}"
 
     @property
     def in_cache(self) -> bool:

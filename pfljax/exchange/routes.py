@@ -27,7 +27,8 @@ AXIS = "clients"  # axis of the device mesh
 OWN_MESSAGE = 64 << 10  # arrays of at least this many bytes travel as separate messages
 SPREAD = PartitionSpec(AXIS)
 WHOLE = PartitionSpec()
-Kept = tuple[PyTree, jax.Array]  # sums or models, and (N,), the number of contributions to each
+# sums or models, and (N,), the number of contributions to each
+Contributions = tuple[PyTree, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,20 +63,24 @@ class Route(abc.ABC):
         return models
 
     @abc.abstractmethod
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         """The initial carry; `output` provides the output shapes of a block of clients."""
 
     @abc.abstractmethod
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
         """The models that a block of clients receives, (W, J, ...); only `Own` reads the carry."""
 
     @abc.abstractmethod
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
         """Adds a block's contributions; `sent` (W, J') bool says which of them count."""
 
-    def collect(self, kept: Kept) -> Kept:
+    def collect(self, contributions: Contributions) -> Contributions:
         """The sum of contributions to every model, and their number, sharded as in `sums_at`."""
-        return kept
+        return contributions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,27 +95,31 @@ class Own(Route):
     def sums_held(self) -> int:
         return self.models_held
 
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         return models, jnp.zeros((index.size,), jnp.int32)
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        current, _ = kept
-        return by_client(self._block(current, at), self.models_held)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        current, _ = contributions
+        return by_client(self._block(current, here), self.models_held)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        models, count = kept
-        first_row = at.at * self.models_held
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        models, count = contributions
+        first_row = here.at * self.models_held
         if jax.tree.leaves(output.upload.update):
             trained = flat(output.upload.update)
             if output.sent is not None:
-                trained = tree.where(sent.reshape(-1), trained, self._block(models, at))
+                trained = tree.where(sent.reshape(-1), trained, self._block(models, here))
             models = replace(models, first_row, trained)
         count = replace(count, first_row, sent.reshape(-1))
         return models, count
 
-    def _block(self, models: Params, at: Block) -> Params:
-        width = at.index.shape[0]
-        return block(models, at.at * self.models_held, width * self.models_held)
+    def _block(self, models: Params, here: Block) -> Params:
+        width = here.index.shape[0]
+        return block(models, here.at * self.models_held, width * self.models_held)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +129,14 @@ class AtServer(Route):
     num_models: int  # a device keeps sums for all of them
     devices: int
 
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         shapes = output()
         num_leading = 2 if shapes.mixing_weights is None else 1
         return self.empty(shapes.upload, num_leading)
 
-    def empty(self, upload: PyTree, num_leading: int) -> Kept:
+    def empty(self, upload: PyTree, num_leading: int) -> Contributions:
         """Sums of nothing, for uploads with so many leading axes of clients and their models."""
 
         def zeros(leaf: Array) -> Array:
@@ -135,15 +146,17 @@ class AtServer(Route):
         count = jnp.zeros((self.num_models,), jnp.int32)
         return sums, count
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return tree.take(models, at.index)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        return tree.take(models, here.index)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        index = at.index[:, : sent.shape[1]]
-        return _add(kept, index, sent, output.upload, output.mixing_weights)
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        index = here.index[:, : sent.shape[1]]
+        return _add(contributions, index, sent, output.upload, output.mixing_weights)
 
-    def collect(self, kept: Kept) -> Kept:
-        return jax.lax.psum(kept, AXIS) if self.devices > 1 else kept
+    def collect(self, contributions: Contributions) -> Contributions:
+        return jax.lax.psum(contributions, AXIS) if self.devices > 1 else contributions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +171,11 @@ class Gather(AtServer):
 
         return on_parts(gather, models)
 
-    def collect(self, kept: Kept) -> Kept:
+    def collect(self, contributions: Contributions) -> Contributions:
         def scatter(stack: PyTree) -> PyTree:
             return jax.lax.psum_scatter(stack, AXIS, scatter_dimension=0, tiled=True)
 
-        return on_parts(scatter, kept)
+        return on_parts(scatter, contributions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +187,8 @@ class Ring(AtServer):
 
     models_at = sums_at = SPREAD
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return self.fetch(models, at.index)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        return self.fetch(models, here.index)
 
     def fetch(self, models: PyTree, index: Array) -> PyTree:
         """Returns models[index] of the whole stack: the index travels around, and each device fills in the rows it has.
@@ -201,19 +214,21 @@ class Ring(AtServer):
         (_, rows), _ = self._visit_all(visit, travels, ())
         return jax.tree.unflatten(treedef, rows)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        def visit(travels: Any, kept: Kept) -> tuple[Any, Kept]:
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        def visit(travels: Any, contributions: Contributions) -> tuple[Any, Contributions]:
             index, upload, weights = travels
             positions, is_here = self._positions_here(index)
-            return travels, _add(kept, positions, is_here, upload, weights)
+            return travels, _add(contributions, positions, is_here, upload, weights)
 
-        index = jnp.where(sent, at.index[:, : sent.shape[1]], -1)
+        index = jnp.where(sent, here.index[:, : sent.shape[1]], -1)
         travels = (index, output.upload, output.mixing_weights)
-        _, kept = self._visit_all(visit, travels, kept)
-        return kept
+        _, contributions = self._visit_all(visit, travels, contributions)
+        return contributions
 
-    def collect(self, kept: Kept) -> Kept:
-        return kept
+    def collect(self, contributions: Contributions) -> Contributions:
+        return contributions
 
     def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         """Replaces rows `ids` of the whole stack."""
@@ -272,14 +287,18 @@ class Partly(Route):
     def sums_at(self) -> PartitionSpec:
         return self.others.sums_at
 
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         return self.others.start(models, index, output)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        return self.others.deposit(kept, at, output, sent)
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        return self.others.deposit(contributions, here, output, sent)
 
-    def collect(self, kept: Kept) -> Kept:
-        return self.others.collect(kept)
+    def collect(self, contributions: Contributions) -> Contributions:
+        return self.others.collect(contributions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,29 +312,33 @@ class OwnFirst(Partly):
     def open(self, models: Params) -> Params:
         return self.others.open(models)
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        width, num_received = at.index.shape
-        own = by_client(block(models, at.at, width), 1)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        width, num_received = here.index.shape
+        own = by_client(block(models, here.at, width), 1)
         if num_received == 1:
             return own
-        at_others = dataclasses.replace(at, index=at.index[:, 1:])
-        others = self.others.receive(models, kept, at_others)
+        others_here = dataclasses.replace(here, index=here.index[:, 1:])
+        others = self.others.receive(models, contributions, others_here)
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), own, others)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
         width, num_sent = sent.shape
         to_own = jax.tree.map(lambda leaf: leaf[:, 0], output.upload)
         to_others = jax.tree.map(lambda leaf: leaf[:, 1:], output.upload)
         if num_sent > 1:
-            at_others = dataclasses.replace(at, index=at.index[:, 1:])
+            others_here = dataclasses.replace(here, index=here.index[:, 1:])
             output_to_others = output._replace(upload=to_others)
-            kept = self.others.deposit(kept, at_others, output_to_others, sent[:, 1:])
+            contributions = self.others.deposit(
+                contributions, others_here, output_to_others, sent[:, 1:]
+            )
 
         # A client's contribution to its own model is added in place.
-        before = block(kept, at.at, width)
+        before = block(contributions, here.at, width)
         _, count = before
         after = tree.add(before, (to_own, jnp.ones_like(count)))
-        return replace(kept, at.at, tree.where(sent[:, 0], after, before))
+        return replace(contributions, here.at, tree.where(sent[:, 0], after, before))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,8 +348,8 @@ class Push(Partly):
     models_at = SPREAD
     models_held = 1
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return by_client(block(models, at.at, at.index.shape[0]), 1)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        return by_client(block(models, here.at, here.index.shape[0]), 1)
 
 
 def is_dense(num_received: int, num_models: int) -> bool:
@@ -334,9 +357,11 @@ def is_dense(num_received: int, num_models: int) -> bool:
     return num_received * 8 > num_models
 
 
-def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array | None) -> Kept:
+def _add(
+    contributions: Contributions, index: Array, mask: Array, upload: PyTree, weights: Array | None
+) -> Contributions:
     """Adds upload[w, j], or weights[w, j] upload[w], to the sum of model index[w, j] where mask[w, j] is True."""
-    sums, count = kept
+    sums, count = contributions
     num_models = count.shape[0]
     width, num_sent = index.shape
     index = jnp.where(mask, index, num_models)  # out-of-range updates are dropped

@@ -39,7 +39,7 @@ class RowView(LazyArray):
 class Joined(LazyArray):
     """A client's examples followed by others: positions from `size` on read the other array."""
 
-    def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
+    def __init__(self, own: RowView | Array, size: Array, other: jax.Array) -> None:
         self.own = own
         self.size = size
         self.other = other
@@ -62,7 +62,7 @@ class Joined(LazyArray):
 class Chosen(LazyArray):
     """A subset or reordering of a client's examples: position i reads example `order[i]`."""
 
-    def __init__(self, own: RowView | Array, order: Array):
+    def __init__(self, own: RowView | Array, order: Array) -> None:
         self.own = own
         self.order = order
 
