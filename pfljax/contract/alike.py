@@ -29,27 +29,41 @@ def alike(a: Any, b: Any, within: Pairs = frozenset()) -> bool:
         b: Another one.
         within: Ids of the pairs that are being compared, for values that hold themselves.
     """
-    if a is b or (id(a), id(b)) in within:
+    pair = (id(a), id(b))
+    if a is b or pair in within:
         return True
     if isinstance(a, PLAIN) and isinstance(b, PLAIN):
-        return isinstance(a, bool) == isinstance(b, bool) and (a == b or (a != a and b != b))
+        return same_plain(a, b)
     if is_array(a) and is_array(b):
         return same_arrays(a, b)
     if type(a) is not type(b):
         return False
-    inside = functools.partial(alike, within=within | {(id(a), id(b))})
     if isinstance(a, core.Jaxpr):
         return str(a) == str(b)
+
+    # Values that hold others.
+    alike_inside = functools.partial(alike, within=within | {pair})
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(inside(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(alike_inside(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(inside, a, b))
+        return len(a) == len(b) and all(map(alike_inside, a, b))
     if isinstance(a, types.FunctionType | types.MethodType | functools.partial | types.CodeType):
-        return inside(held_by_function(a), held_by_function(b))
+        return alike_inside(held_by_function(a), held_by_function(b))
     if isinstance(a, type | types.ModuleType | types.BuiltinFunctionType):
         return bool(a == b)
-    held = attributes(a), attributes(b)
-    return inside(*held) if any(held) else equal(a, b)
+    attributes_a = attributes(a)
+    attributes_b = attributes(b)
+    if attributes_a or attributes_b:
+        return alike_inside(attributes_a, attributes_b)
+    return equal(a, b)
+
+
+def same_plain(a: Any, b: Any) -> bool:
+    """Whether two plain values are equal; NaN equals NaN, and True does not equal 1."""
+    if isinstance(a, bool) != isinstance(b, bool):
+        return False
+    both_nan = a != a and b != b
+    return a == b or both_nan
 
 
 def is_array(value: Any) -> bool:
@@ -75,27 +89,25 @@ def held_by_function(function: Any) -> tuple:
         return function.__func__, function.__self__
     if isinstance(function, functools.partial):
         return function.func, function.args, function.keywords
+    empty = types.CellType()
+    cells = function.__closure__ or ()
+    closure = [cell.cell_contents for cell in cells if cell != empty]
     names = [name for name in function.__code__.co_names if name in function.__globals__]
-    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
     used = {name: function.__globals__[name] for name in names}
-    return function.__code__, function.__defaults__, function.__kwdefaults__, cells, used
+    return function.__code__, function.__defaults__, function.__kwdefaults__, closure, used
 
 
 def attributes(value: Any) -> dict[str, Any]:
     """What an object holds, by name: its fields if it is a dataclass, otherwise all that it has."""
     if dataclasses.is_dataclass(value):
-        return {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-            if not derived(field)
-        }
-    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-    found = {
-        name: getattr(value, name)
-        for name in slots
-        if hasattr(value, name) and not name.startswith("__")
-    }
-    return found | dict(getattr(value, "__dict__", {}))
+        names = [field.name for field in dataclasses.fields(value) if not derived(field)]
+        return {name: getattr(value, name) for name in names}
+    slots = []
+    for base in type(value).__mro__:
+        slots.extend(vars(base).get("__slots__", ()))
+    names = [name for name in slots if hasattr(value, name) and not name.startswith("__")]
+    in_slots = {name: getattr(value, name) for name in names}
+    return in_slots | dict(getattr(value, "__dict__", {}))
 
 
 def derived(field: dataclasses.Field) -> bool:

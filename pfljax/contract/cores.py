@@ -18,9 +18,8 @@ BY_XLA = "xla_force_host_platform_device_count"
 
 def chosen() -> bool:
     """Whether the user has set the number of CPU devices."""
-    return getattr(jax.config, "jax_num_cpu_devices", -1) >= 0 or BY_XLA in os.environ.get(
-        "XLA_FLAGS", ""
-    )
+    num_devices = getattr(jax.config, "jax_num_cpu_devices", -1)
+    return num_devices >= 0 or BY_XLA in os.environ.get("XLA_FLAGS", "")
 
 
 def use(devices: int = 0) -> None:
@@ -60,11 +59,11 @@ def check_settings(compiled: bool = True) -> None:
     if compiled and config.jax_disable_jit:
         text = "rounds are compiled; accepted: False, or plan=python, which calls functions as they are"
         raise ArgumentError("JAX_DISABLE_JIT", text, True)
-    for way in ("host_to_device", "device_to_device", "device_to_host"):
-        guard = getattr(config, f"jax_transfer_guard_{way}")
+    for direction in ("host_to_device", "device_to_device", "device_to_host"):
+        guard = getattr(config, f"jax_transfer_guard_{direction}")
         if (guard or "").startswith("disallow"):
             text = "arrays are moved to devices and back; accepted: allow or log"
-            raise ArgumentError(f"JAX_TRANSFER_GUARD_{way.upper()}", text, guard)
+            raise ArgumentError(f"JAX_TRANSFER_GUARD_{direction.upper()}", text, guard)
     try:
         jax.local_devices()
     # a plugin that is not installed fails an assertion
@@ -82,20 +81,19 @@ def on_cpu() -> bool:
 
 def check(devices: int) -> None:
     """Raises `ArgumentError` if this process has fewer devices."""
-    found = len(jax.local_devices())
-    if devices > found:
-        raise ArgumentError(
-            "devices", f"accepted: 0 to {found}, the number of devices found", devices
-        )
+    available = len(jax.local_devices())
+    if devices > available:
+        text = f"accepted: 0 to {available}, the number of devices found"
+        raise ArgumentError("devices", text, devices)
 
 
 @functools.cache
 def warn_once() -> None:
     """Warns if clients run on one of several cores because JAX was initialized before pfljax was imported."""
-    found = jax.local_devices()
-    if on_cpu() and len(found) < num_cores() and not chosen():
+    num_devices = len(jax.local_devices())
+    if on_cpu() and num_devices < num_cores() and not chosen():
         text = (
-            f"clients run on {len(found)} of {num_cores()} CPU cores, since JAX started before pfljax was imported; "
-            f"to be up to {num_cores() / len(found):.0f} times faster, import pfljax first or set JAX_NUM_CPU_DEVICES"
+            f"clients run on {num_devices} of {num_cores()} CPU cores, since JAX started before pfljax was imported; "
+            f"to be up to {num_cores() / num_devices:.0f} times faster, import pfljax first or set JAX_NUM_CPU_DEVICES"
         )
         warnings.warn(text, stacklevel=2)

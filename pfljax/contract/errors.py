@@ -16,18 +16,21 @@ LONGEST_TEXT = 3000
 
 def shown(value: object, longest: int = LONGEST) -> str:
     """A value as part of one line: truncated, with line ends and other unprintable characters escaped."""
-    text = str(value)[: longest + 1]
-    text = "".join(
-        character if character.isprintable() else repr(character)[1:-1] for character in text
-    )
+    characters = str(value)[: longest + 1]
+    escaped = [
+        character if character.isprintable() else repr(character)[1:-1] for character in characters
+    ]
+    text = "".join(escaped)
     return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def few(names: Iterable[object], most: int = 20) -> str:
     """The first of some names, with commas, and how many more there are."""
     names = list(names)
-    more = f", ... {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(shown(name, 60) for name in names[:most]) + more
+    first = ", ".join(shown(name, 60) for name in names[:most])
+    if len(names) <= most:
+        return first
+    return f"{first}, ... {len(names) - most:,} more"
 
 
 class ArgumentError(ValueError):
@@ -43,7 +46,7 @@ class ArgumentError(ValueError):
             "privacy"; may be empty.
     """
 
-    def __init__(self, argument: str, text: str, value: object = None, *, owner: str = ""):
+    def __init__(self, argument: str, text: str, value: object = None, *, owner: str = "") -> None:
         self.argument = argument
         self.text = text
         self.value = value
@@ -57,7 +60,9 @@ class ArgumentError(ValueError):
     def line(self, name: str) -> str:
         """The message, with the argument called `name`."""
         text = shown(self.text, LONGEST_TEXT)
-        return f"{name}: {text}" if self.value is None else f"{name}={shown(self.value)}: {text}"
+        if self.value is None:
+            return f"{name}: {text}"
+        return f"{name}={shown(self.value)}: {text}"
 
 
 def warn(argument: str, text: str) -> None:
@@ -67,17 +72,14 @@ def warn(argument: str, text: str) -> None:
 
 def raised(error: BaseException, file: str) -> str:
     """An error in a user's file, in one line: where it was raised, and what the file should change."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == file
-    ]
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
     where = f"line {lines[-1]} of {os.path.basename(file)}" if lines else "the file"
     text = str(error).strip().split("\n")[0]
-    if not isinstance(error, ArgumentError):
-        text = f"raised {type(error).__name__}: {text}"
-        return f"{where} {text}{former_contract.hint(file)}"
-    return f"{where}: {text}{former_contract.hint(file)}"
+    hint = former_contract.hint(file)
+    if isinstance(error, ArgumentError):
+        return f"{where}: {text}{hint}"
+    return f"{where} raised {type(error).__name__}: {text}{hint}"
 
 
 class RunError(RuntimeError):
@@ -88,7 +90,7 @@ class RunError(RuntimeError):
         further: What else there is to say.
     """
 
-    def __init__(self, reason: str, further: str = ""):
+    def __init__(self, reason: str, further: str = "") -> None:
         """Sets the message: the reason, and what is `further` to say, such as where files are."""
         super().__init__(f"{reason}. {further}" if further else reason)
         self.reason = reason

@@ -21,7 +21,9 @@ GUIDE = "see docs/howto/method.md, From the former contract"
 def hint(file: str) -> str:
     """What a method's file should change, in one clause that begins with "; "; "" if nothing is known."""
     source = "".join(linecache.getlines(file))
-    found = [text for pattern, text in REPLACED.items() if re.search(pattern, source)]
-    if not found:
+    changes = [text for pattern, text in REPLACED.items() if re.search(pattern, source)]
+    if not changes:
         return ""
-    return f"; the file is written for the former contract of methods: {'; '.join(found)}; {GUIDE}"
+    return (
+        f"; the file is written for the former contract of methods: {'; '.join(changes)}; {GUIDE}"
+    )

@@ -41,8 +41,8 @@ def given(network: Holder, frozen: PyTree) -> Iterator[None]:
 
 def held_by(network: Holder) -> PyTree:
     """The network's frozen arrays: those of the program that is being traced, or else its own."""
-    own, found = GIVEN.get()
-    return found if own is network.own else network.own
+    own, traced = GIVEN.get()
+    return traced if own is network.own else network.own
 
 
 def taking(network: Holder, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,24 +10,28 @@ from pfljax.contract.paths import expanded
 
 def num_cores() -> int:
     """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def free_memory() -> int:
     """Free memory in bytes."""
     try:
-        with open("/proc/meminfo") as file:  # counts the file cache as free
-            return next(
-                int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")
-            )
+        with open("/proc/meminfo") as file:
+            line = next(line for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # It counts the file cache as free.
+    _, kibibytes, _ = line.split()
+    return int(kibibytes) * 1024
 
 
 def cache_folder() -> Path | None:
     """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax; None without a home folder."""
-    if given := os.environ.get("PFLJAX_CACHE"):
-        return Path(expanded(given, "PFLJAX_CACHE"))
+    folder = os.environ.get("PFLJAX_CACHE")
+    if folder:
+        return Path(expanded(folder, "PFLJAX_CACHE"))
     # "~" if HOME is not set and the user has no entry in the system's list
     home = os.path.expanduser("~")
     return None if home == "~" else Path(home) / ".cache" / "pfljax"
@@ -40,4 +44,5 @@ def readable(num_bytes: float) -> str:
     while value >= 1024 and len(units) > 1:
         value = value / 1024
         units = units[1:]
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+    unit = units[0]
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -23,6 +23,6 @@ def in_file(array: Any) -> bool:
 
 def release(array: np.ndarray) -> None:
     """Gives back the pages of a memory map that were read, which otherwise count as the process's memory."""
-    found = mapping(array)
-    if found is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-        found.madvise(mmap.MADV_DONTNEED)
+    memory_map = mapping(array)
+    if memory_map is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        memory_map.madvise(mmap.MADV_DONTNEED)

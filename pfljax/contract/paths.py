@@ -32,13 +32,10 @@ def expanded(path: Any, argument: str = "file") -> Any:
     text = os.fspath(path)
     if not isinstance(text, str) or not text.startswith("~"):
         return path
-    found = os.path.expanduser(text)
-    if found == text:
+    full_path = os.path.expanduser(text)
+    if full_path == text:
         name = text.partition("/")[0]
         reason = "HOME is not set" if name == "~" else "no such user"
-        raise ArgumentError(
-            argument,
-            f"{name} is no home folder ({reason}); accepted: a path without ~, or ./~",
-            text,
-        )
-    return found if isinstance(path, str) else type(path)(found)
+        accepted = "accepted: a path without ~, or ./~"
+        raise ArgumentError(argument, f"{name} is no home folder ({reason}); {accepted}", text)
+    return full_path if isinstance(path, str) else type(path)(full_path)

@@ -61,11 +61,18 @@ class Pooled(LazyArray):
         if isinstance(key, slice) or getattr(key, "ndim", 0) == 1:
             return dataclasses.replace(self, index=self.index[key])
         key = key if isinstance(key, tuple) else (key,)
-        if any(part is Ellipsis for part in key):
-            place = next(number for number, part in enumerate(key) if part is Ellipsis)
-            key = (*key[:place], *[slice(None)] * (self.ndim - len(key) + 1), *key[place + 1 :])
-        found = self.index[key[:2]]
-        return self.examples(found)[(slice(None),) * found.ndim + key[2:]]
+
+        # An ellipsis stands for as many whole axes as are not named.
+        ellipses = [number for number, part in enumerate(key) if part is Ellipsis]
+        if ellipses:
+            position = ellipses[0]
+            whole_axes = [slice(None)] * (self.ndim - len(key) + 1)
+            key = (*key[:position], *whole_axes, *key[position + 1 :])
+
+        # Its first two entries are for clients and their examples, the others for features.
+        index = self.index[key[:2]]
+        all_examples = (slice(None),) * index.ndim
+        return self.examples(index)[all_examples + key[2:]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
@@ -75,17 +82,18 @@ class Pooled(LazyArray):
         """The examples (..., *features) at entries (...) of the index."""
         if isinstance(self.pool, jax.Array) or isinstance(index, Tracer):
             return jnp.asarray(self.pool).at[index].get(mode="promise_in_bounds")
-        found = self.rows(np.asarray(index))
+        examples = self.rows(np.asarray(index))
         if np.min(index, initial=0) < 0:
-            found[np.less(index, 0)] = 0
-        return found
+            is_padding = np.less(index, 0)
+            examples[is_padding] = 0
+        return examples
 
-    def rows(self, places: np.ndarray) -> np.ndarray:
+    def rows(self, positions: np.ndarray) -> np.ndarray:
         """Copies of rows (...) of a pool on the host, as examples are read. Shape (..., *features)."""
         pool: Any = self.pool
-        found = np.take(pool, places, axis=0)
+        rows = np.take(pool, positions, axis=0)
         release(pool)
-        return found
+        return rows
 
     def of_run(self, run: int) -> Pooled:
         """The examples of one of several runs, which are stacked on the leading axis."""
@@ -94,9 +102,8 @@ class Pooled(LazyArray):
     def on_device(self, device: Array) -> Pooled:
         """One device's part of a spread pool: its own rows and an index into them."""
         first = device * self.pool.shape[0]
-        return dataclasses.replace(
-            self, index=jnp.where(self.index < 0, -1, self.index - first), spread=False
-        )
+        index = jnp.where(self.index < 0, -1, self.index - first)
+        return dataclasses.replace(self, index=index, spread=False)
 
 
 @jax.tree_util.register_dataclass
@@ -132,22 +139,23 @@ class Standardized(Pooled):
     def examples(self, index: Array) -> Array:
         if not isinstance(index, Tracer):
             return super().examples(index)
-        found = super().examples(index).astype(np.float32)  # only where shapes are traced
-        return (found - self.mean) / self.std
+        examples = super().examples(index).astype(np.float32)  # only where shapes are traced
+        return (examples - self.mean) / self.std
 
-    def rows(self, places: np.ndarray) -> np.ndarray:
-        places = np.asarray(places)
-        found = standardized(super().rows(places.reshape(-1)), self.mean, self.std)
-        return found.reshape(*places.shape, *found.shape[1:])
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        positions = np.asarray(positions)
+        rows = super().rows(positions.reshape(-1))
+        examples = standardized(rows, self.mean, self.std)
+        return examples.reshape(*positions.shape, *examples.shape[1:])
 
 
 def standardized(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     """float32 (x - mean) / std of examples (n, *features), computed in float64, a block of examples at a time."""
-    found = np.empty(x.shape, np.float32)
+    result = np.empty(x.shape, np.float32)
     for start in range(0, len(x), BLOCK):
         block = slice(start, start + BLOCK)
-        found[block] = (x[block] - mean) / std
-    return found
+        result[block] = (x[block] - mean) / std
+    return result
 
 
 def is_pooled(leaf: Any) -> bool:

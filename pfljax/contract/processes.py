@@ -48,32 +48,30 @@ def start(coordinator: str, num_processes: int, process_id: int) -> None:
         RunError: if the processes fail to connect.
         ArgumentError: if their numbers of devices differ.
     """
-    found: dict[str, Any] = {}
+    address: dict[str, Any] = {}
     if coordinator != "auto":
-        found = {
+        address = {
             "coordinator_address": coordinator,
             "num_processes": num_processes,
             "process_id": process_id,
         }
     if on_loopback(coordinator):
-        found["coordinator_bind_address"] = coordinator
+        address["coordinator_bind_address"] = coordinator
     # it would treat SIGTERM as a preemption notice
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            **found,
+            **address,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             initialization_timeout=START_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise RunError(
-            f"coordinator={coordinator}: the processes did not connect within {START_SECONDS} s: {reason}"
-        ) from error
+        text = f"the processes did not connect within {START_SECONDS} s: {reason}"
+        raise RunError(f"coordinator={coordinator}: {text}") from error
     if jax.device_count() != jax.process_count() * len(jax.local_devices()):
-        raise ArgumentError(
-            "devices", "processes have different numbers of devices; accepted: the same in all"
-        )
+        text = "processes have different numbers of devices; accepted: the same in all"
+        raise ArgumentError("devices", text)
 
 
 def is_first() -> bool:
@@ -90,14 +88,16 @@ def least(value: float) -> float:
     """The smallest of all processes' values, in single precision."""
     if jax.process_count() == 1:
         return value
-    return float(multihost_utils.process_allgather(np.float32(value)).min())
+    values = multihost_utils.process_allgather(np.float32(value))
+    return float(values.min())
 
 
 def most(value: int) -> int:
     """The largest of all processes' values."""
     if jax.process_count() == 1:
         return value
-    return int(multihost_utils.process_allgather(np.int32(value)).max())
+    values = multihost_utils.process_allgather(np.int32(value))
+    return int(values.max())
 
 
 def total(values: np.ndarray) -> np.ndarray:
@@ -121,10 +121,11 @@ def fetch_rows(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:
     # of a fixed size, since each size is compiled
     padded = np.zeros((len(owner), *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
-    found = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
-    for process, theirs in enumerate(multihost_utils.process_allgather(padded)):
-        found[owner == process] = theirs[: counts[process]]
-    return found
+    collected = np.empty((len(owner), *rows.shape[1:]), rows.dtype)
+    by_process = multihost_utils.process_allgather(padded)
+    for process, process_rows in enumerate(by_process):
+        collected[owner == process] = process_rows[: counts[process]]
+    return collected
 
 
 def whole(array: jax.Array) -> np.ndarray:
@@ -147,27 +148,25 @@ def agree(values: dict[str, object]) -> None:
     if jax.process_count() == 1:
         return
     texts = {name: json.dumps(value, default=str) for name, value in sorted(values.items())}
-    digests = np.array(
-        [list(hashlib.sha256(f"{name}={text}".encode()).digest()) for name, text in texts.items()],
-        np.uint8,
-    )
-    everyones = multihost_utils.process_allgather(digests)
-    differ = [
-        name
-        for name, alike in zip(texts, (everyones == everyones[:1]).all(axis=(0, 2)), strict=True)
-        if not alike
-    ]
+    digests = [hashlib.sha256(f"{name}={text}".encode()).digest() for name, text in texts.items()]
+    numbers = np.array([list(digest) for digest in digests], np.uint8)
+
+    # (processes, values, bytes)
+    all_numbers = multihost_utils.process_allgather(numbers)
+    is_same = (all_numbers == all_numbers[:1]).all(axis=(0, 2))
+    differ = [name for name, same in zip(texts, is_same, strict=True) if not same]
     if differ:
+        first_name, *other_names = differ
         who = f"process {jax.process_index()} of {jax.process_count()} disagrees with another"
-        others = "".join(f", also on {name} (here {texts[name]})" for name in differ[1:])
-        raise ArgumentError(differ[0], f"{who}{others}", values[differ[0]])
+        others = "".join(f", also on {name} (here {texts[name]})" for name in other_names)
+        raise ArgumentError(first_name, f"{who}{others}", values[first_name])
 
 
 def first(check: Callable[[], None]) -> None:
     """Runs a check on the first process; if it raises an `ArgumentError`, all processes raise it."""
     if jax.process_count() == 1:
         return check()
-    told = np.zeros(MESSAGE, np.uint8)
+    message = np.zeros(MESSAGE, np.uint8)
     error = None
     if is_first():
         try:
@@ -175,12 +174,13 @@ def first(check: Callable[[], None]) -> None:
         except ArgumentError as raised:
             error = raised
             value = None if raised.value is None else str(raised.value)[:CUT]
-            parts = raised.argument, raised.text[:CUT], value, raised.owner
-            text = np.frombuffer(json.dumps(parts).encode(), np.uint8)
-            told[: len(text)] = text
-    told = multihost_utils.broadcast_one_to_all(told)
+            parts = (raised.argument, raised.text[:CUT], value, raised.owner)
+            encoded = np.frombuffer(json.dumps(parts).encode(), np.uint8)
+            message[: len(encoded)] = encoded
+    message = multihost_utils.broadcast_one_to_all(message)
     if error is not None:
         raise error
-    if told.any():
-        argument, text, value, owner = json.loads(told.tobytes().rstrip(b"\0"))
+    if message.any():
+        content = message.tobytes().rstrip(b"\0")
+        argument, text, value, owner = json.loads(content)
         raise ArgumentError(argument, text, value, owner=owner)

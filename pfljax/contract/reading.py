@@ -46,19 +46,21 @@ def opened(file: str, argument: str = "file") -> Iterator[BinaryIO]:
     """
     try:
         with open(file, "rb", opener=_open) as stream:
-            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            mode = os.fstat(stream.fileno()).st_mode
+            if not stat.S_ISREG(mode):
                 raise ArgumentError(argument, "cannot be read (Not a regular file)", file)
             yield stream
     except ArgumentError:
         raise
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
-        raise ArgumentError(
-            argument, f"cannot be read ({getattr(error, 'strerror', None) or error})", file
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(argument, f"cannot be read ({reason})", file) from error
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # does not wait for a pipe's writer
+    """Opens a file without waiting for a pipe's writer."""
+    no_waiting = getattr(os, "O_NONBLOCK", 0)  # not on Windows
+    return os.open(path, flags | no_waiting)
 
 
 def read_text(file: str, argument: str = "file") -> str:
@@ -70,17 +72,16 @@ def read_text(file: str, argument: str = "file") -> str:
     with opened(file, argument) as stream:
         check_memory(os.fstat(stream.fileno()).st_size, file, argument)
         content = stream.read()
-    encoding = next((name for mark, name in MARKS.items() if content.startswith(mark)), "utf-8")
+    encodings = [name for mark, name in MARKS.items() if content.startswith(mark)]
+    encoding = encodings[0] if encodings else "utf-8"
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise ArgumentError(
-            argument, f"is not {encoding.upper()} text (byte {error.start})", file
-        ) from error
+        reason = f"is not {encoding.upper()} text (byte {error.start})"
+        raise ArgumentError(argument, reason, file) from error
     if "\0" in text:
-        raise ArgumentError(
-            argument, "is not UTF-8 text (it has null bytes; is it UTF-16 without a mark?)", file
-        )
+        reason = "is not UTF-8 text (it has null bytes; is it UTF-16 without a mark?)"
+        raise ArgumentError(argument, reason, file)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -95,9 +96,8 @@ def read_npy(file: str, argument: str = "file") -> np.ndarray:
         try:
             return _array(stream)
         except Exception as error:  # a damaged header can make NumPy raise anything
-            raise ArgumentError(
-                argument, "is not an npy file with a plain array (numpy.save)", file
-            ) from error
+            text = "is not an npy file with a plain array (numpy.save)"
+            raise ArgumentError(argument, text, file) from error
 
 
 def map_npy(file: str, argument: str = "file") -> np.ndarray:
@@ -111,9 +111,8 @@ def map_npy(file: str, argument: str = "file") -> np.ndarray:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header can make NumPy raise anything
-        raise ArgumentError(
-            argument, "is not an npy file with an array of numbers (numpy.save)", file
-        ) from error
+        text = "is not an npy file with an array of numbers (numpy.save)"
+        raise ArgumentError(argument, text, file) from error
 
 
 def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -134,30 +133,39 @@ def read_npz(file: str, needed: Sequence[str], others: Sequence[str] = ()) -> di
             raise ArgumentError("file", f"contains a single array; {accepted} (numpy.savez)", file)
         try:
             with zipfile.ZipFile(stream) as archive:
-                if len(archive.infolist()) != _entries(stream):
+                if len(archive.infolist()) != _num_entries(stream):
                     raise ValueError("its directory is damaged")
                 members = _members(archive, os.fstat(stream.fileno()).st_size, file)
-                missing = [name for name in needed if name not in members]
-                if missing:
-                    text = f"lacks {' and '.join(missing)}; {accepted}, found {few(members) or 'nothing'}"
-                    raise ArgumentError("file", text, file)
-                unknown = [name for name in members if name not in (*needed, *others)]
-                if unknown:
-                    near = difflib.get_close_matches(unknown[0], [*needed, *others], 1)
-                    hint = f"did you mean {near[0]}? " if near else ""
-                    text = f"has an unknown array {unknown[0]}; {hint}accepted: {', '.join([*needed, *others])}"
-                    raise ArgumentError("file", text, file)
+                _check_names(list(members), needed, others, file)
                 check_memory(sum(member.file_size for member in members.values()), file)
-                found = {}
+                arrays = {}
                 for name, member in members.items():
                     with archive.open(member) as content:
-                        found[name] = _array(content)
-                return found
+                        arrays[name] = _array(content)
+                return arrays
         except ArgumentError:
             raise
         except Exception as error:  # a damaged file can make zipfile, zlib and NumPy raise anything
             text = "is not an npz of plain arrays (numpy.savez; no object arrays or pickles)"
             raise ArgumentError("file", text, file) from error
+
+
+def _check_names(
+    names: Sequence[str], needed: Sequence[str], others: Sequence[str], file: str
+) -> None:
+    """Raises `ArgumentError` if an npz lacks a required array, or has an unknown one."""
+    missing = [name for name in needed if name not in names]
+    if missing:
+        accepted = f"accepted: an npz with {' and '.join(needed)}"
+        text = f"lacks {' and '.join(missing)}; {accepted}, found {few(names) or 'nothing'}"
+        raise ArgumentError("file", text, file)
+    known = [*needed, *others]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        text = f"has an unknown array {unknown[0]}; {hint}accepted: {', '.join(known)}"
+        raise ArgumentError("file", text, file)
 
 
 def names_of(file: str) -> list[str]:
@@ -173,49 +181,48 @@ def check_memory(num_bytes: int, file: str, argument: str = "file") -> None:
     """Raises `ArgumentError` if a file needs more memory than is free."""
     free = free_memory()
     if num_bytes > free:
-        raise ArgumentError(
-            argument,
-            f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free",
-            file,
-        )
+        text = f"needs {readable(num_bytes)} of memory, but only {readable(free)} is free"
+        raise ArgumentError(argument, text, file)
 
 
-def _entries(stream: BinaryIO) -> int:
+def _num_entries(stream: BinaryIO) -> int:
     """Returns the number of members stated at a zip's end, since a damaged directory may silently lose some."""
-    place = stream.seek(0, os.SEEK_END)
-    stream.seek(max(0, place - 2**16))
-    end = stream.read().rpartition(b"PK\5\6")[2]
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - 2**16))
+    _, _, end = stream.read().rpartition(b"PK\5\6")
     return int.from_bytes(end[6:8], "little")
 
 
 def _members(archive: zipfile.ZipFile, size: int, file: str) -> dict[str, zipfile.ZipInfo]:
     """Returns the members of an npz of `size` bytes by array name. Unpacks nothing yet."""
-    found: dict[str, zipfile.ZipInfo] = {}
+    members: dict[str, zipfile.ZipInfo] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
-        wrong = None
-        if name in found:
-            wrong = "occurs twice"
-        elif member.flag_bits & ENCRYPTED:
-            wrong = "is encrypted"
-        elif member.compress_type not in COMPRESSION:
-            wrong = "uses a compression that numpy.savez does not"
-        elif member.compress_size > size or member.file_size > DENSEST * member.compress_size:
-            wrong = f"claims {readable(member.file_size)}, which cannot fit in the file"
-        if wrong:
-            raise ArgumentError(
-                "file", f"{name} {wrong}; accepted: an npz written by numpy.savez", file
-            )
+        problem = "occurs twice" if name in members else _problem(member, size)
+        if problem:
+            text = f"{name} {problem}; accepted: an npz written by numpy.savez"
+            raise ArgumentError("file", text, file)
         archive.open(member).close()  # checks its name against its local header
-        found[name] = member
-    return found
+        members[name] = member
+    return members
+
+
+def _problem(member: zipfile.ZipInfo, size: int) -> str:
+    """Why a member of a zip of `size` bytes cannot be read; "" if it can."""
+    if member.flag_bits & ENCRYPTED:
+        return "is encrypted"
+    if member.compress_type not in COMPRESSION:
+        return "uses a compression that numpy.savez does not"
+    if member.compress_size > size or member.file_size > DENSEST * member.compress_size:
+        return f"claims {readable(member.file_size)}, which cannot fit in the file"
+    return ""
 
 
 def _array(stream: Any) -> np.ndarray:
     """Reads an array in npy format, which ends where the stream ends."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # doubtful headers raise warnings
-        found = np.lib.format.read_array(stream)
+        array = np.lib.format.read_array(stream)
     if stream.read(1):  # at a member's end, its checksum is checked
         raise ValueError("more bytes than the header says")
-    return found
+    return array

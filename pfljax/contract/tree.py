@@ -26,7 +26,8 @@ def subtract(a: PyTree, b: PyTree) -> PyTree:
 
 def per_row(rows: Array, leaf: Array) -> Array:
     """Shapes `rows` (N,) so that it broadcasts against a stacked leaf (N, ...)."""
-    return rows.reshape(rows.shape + (1,) * (leaf.ndim - rows.ndim))
+    ones = (1,) * (leaf.ndim - rows.ndim)
+    return rows.reshape(rows.shape + ones)
 
 
 def scale(tree: PyTree, rows: Array | float) -> PyTree:
@@ -42,23 +43,28 @@ def where(rows: Array, a: PyTree, b: PyTree) -> PyTree:
 
 def squared_distance(a: PyTree, b: PyTree) -> Array:
     """() squared L2 distance over all leaves."""
-    return jnp.asarray(
-        sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)))
-    )
+    squares = jax.tree.map(lambda x, y: jnp.square(x - y).sum(), a, b)
+    return _sum_of_leaves(squares)
 
 
 def inner(a: PyTree, b: PyTree) -> Array:
     """() inner product over all leaves."""
-    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b))))
+    return _sum_of_leaves(jax.tree.map(jnp.vdot, a, b))
+
+
+def _sum_of_leaves(tree: PyTree) -> Array:
+    return jnp.asarray(sum(jax.tree.leaves(tree)))
 
 
 def map_rows(fn: Callable[[Any], Any], tree: PyTree) -> PyTree:
     """Applies fn to every stacked leaf; for pooled examples, to the index, whose rows are the clients."""
 
-    def one(leaf):
-        return dataclasses.replace(leaf, index=fn(leaf.index)) if is_pooled(leaf) else fn(leaf)
+    def map_leaf(leaf: Any) -> Any:
+        if is_pooled(leaf):
+            return dataclasses.replace(leaf, index=fn(leaf.index))
+        return fn(leaf)
 
-    return jax.tree.map(one, tree, is_leaf=is_pooled)
+    return jax.tree.map(map_leaf, tree, is_leaf=is_pooled)
 
 
 def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
@@ -69,7 +75,7 @@ def take(tree: PyTree, index: Array | tuple[Array, ...]) -> PyTree:
 def shapes_of_rows(tree: PyTree, *num: int) -> PyTree:
     """Shapes and types of `num` rows of a stacked tree, or of one without its axis; pooled examples are copied."""
 
-    def shape(leaf):
+    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*num, *leaf.shape[1:]), leaf.dtype)
 
     return jax.tree.map(shape, tree, is_leaf=is_pooled)
@@ -82,7 +88,11 @@ def first(tree: PyTree) -> PyTree:
 
 def repeat(tree: PyTree, num: int) -> PyTree:
     """`num` copies (num, ...) of the only row of a stack (1, ...)."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:])), tree)
+
+    def copies(leaf: Array) -> Array:
+        return jnp.broadcast_to(leaf[0], (num, *leaf.shape[1:]))
+
+    return jax.tree.map(copies, tree)
 
 
 def mix(rows: Array, tree: PyTree) -> PyTree:
@@ -92,15 +102,18 @@ def mix(rows: Array, tree: PyTree) -> PyTree:
 
 def partition(tree: PyTree, mask: PyTree) -> tuple[PyTree, PyTree]:
     """The leaves where the mask, a tree of bools, is True, and the others; None replaces leaves left out."""
-    return tuple(
-        jax.tree.map(lambda m, leaf, side=side: leaf if m == side else None, mask, tree)
-        for side in (True, False)
-    )
+    chosen = jax.tree.map(lambda is_chosen, leaf: leaf if is_chosen else None, mask, tree)
+    others = jax.tree.map(lambda is_chosen, leaf: None if is_chosen else leaf, mask, tree)
+    return chosen, others
 
 
 def combine(a: PyTree, b: PyTree) -> PyTree:
     """Undoes `partition`."""
-    return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=lambda leaf: leaf is None)
+
+    def is_left_out(leaf: Any) -> bool:
+        return leaf is None
+
+    return jax.tree.map(lambda x, y: y if x is None else x, a, b, is_leaf=is_left_out)
 
 
 def complement(mask: PyTree) -> PyTree:
@@ -110,17 +123,18 @@ def complement(mask: PyTree) -> PyTree:
 
 def overlap(a: PyTree, b: PyTree) -> bool:
     """Whether two masks, trees of bools, are both True for some leaf."""
-    return any(x and y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(x and y for x, y in pairs)
 
 
 def inner_products(a: PyTree, b: PyTree) -> Array:
     """(N, M) inner products of N stacked models with M other models."""
 
-    def flat(leaf):
+    def flat(leaf: Array) -> Array:
         return leaf.reshape(leaf.shape[0], -1)
 
     products = jax.tree.map(lambda x, y: flat(x) @ flat(y).T, a, b)
-    return jnp.asarray(sum(jax.tree.leaves(products)))
+    return _sum_of_leaves(products)
 
 
 def stack_one(tree: PyTree) -> PyTree:
@@ -130,7 +144,8 @@ def stack_one(tree: PyTree) -> PyTree:
 
 def num_rows(tree: PyTree) -> int:
     """Length of the leading axis."""
-    return jax.tree.leaves(tree, is_leaf=is_pooled)[0].shape[0]
+    leaves = jax.tree.leaves(tree, is_leaf=is_pooled)
+    return leaves[0].shape[0]
 
 
 def num_bytes(tree: PyTree) -> int:

@@ -120,10 +120,9 @@ class Cohort:
         """Positions of clients (...) in `ids`, or -1; uses bisection, so that no array has size K."""
         if self.everyone:
             return clients
-        place = jnp.minimum(jnp.searchsorted(self.ids, clients), self.ids.shape[0] - 1).astype(
-            jnp.int32
-        )
-        return jnp.where(self.ids[place] == clients, place, -1)
+        position = jnp.searchsorted(self.ids, clients)
+        position = jnp.minimum(position, self.ids.shape[0] - 1).astype(jnp.int32)
+        return jnp.where(self.ids[position] == clients, position, -1)
 
 
 class Start(NamedTuple):
@@ -441,10 +440,8 @@ class Ledger:
 
     def __post_init__(self) -> None:
         """Raises `ArgumentError` if a field is not accepted."""
-        whole = isinstance(self.gradients, int | np.integer) and not isinstance(
-            self.gradients, bool
-        )
-        if not whole:
+        is_integer = isinstance(self.gradients, int | np.integer)
+        if not is_integer or isinstance(self.gradients, bool):
             raise ArgumentError("gradients", "accepted: whole numbers", self.gradients)
         if self.gradients < 0:
             raise ArgumentError("gradients", "accepted: 0 or more", self.gradients)
@@ -455,12 +452,10 @@ class Ledger:
 
     def beside(self, text: str) -> Ledger:
         """The ledger with one more entry in `unaccounted`."""
-        known = self.unaccounted.split("; ") if self.unaccounted else []
-        return (
-            self
-            if text in known
-            else dataclasses.replace(self, unaccounted="; ".join([*known, text]))
-        )
+        entries = self.unaccounted.split("; ") if self.unaccounted else []
+        if text in entries:
+            return self
+        return dataclasses.replace(self, unaccounted="; ".join([*entries, text]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -608,15 +603,13 @@ class Algorithm:
     any_age: bool = False
     engine: EngineFields = NOTHING_ADDED
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.topology not in SCORED:
             raise ArgumentError("topology", f"accepted: {', '.join(SCORED)}", self.topology)
         object.__setattr__(self, "topology", Topology(self.topology))
         if self.download is None and self.topology.between_clients:
-            text = (
-                f"required with topology={str(self.topology)!r}; it says who receives whose model"
-            )
-            raise ArgumentError("download", text)
+            text = f"required with topology={str(self.topology)!r}"
+            raise ArgumentError("download", f"{text}; it says who receives whose model")
         if not isinstance(self.averages, bool):
             text = "accepted: True or False, whether uploads hold weight x (theta_k - theta)"
             raise ArgumentError("averages", text, type(self.averages).__name__)
@@ -624,10 +617,8 @@ class Algorithm:
             text = "accepted: a Ledger, which says how many gradients are computed per mini-batch"
             raise ArgumentError("ledger", text, self.ledger)
         if not self.report.scored:
-            tuned = (
-                self.topology.on_server and self.predict is not None
-            )  # such as a copy that the client trains
-            report = dataclasses.replace(
-                self.report, scored=SCORED[Topology.OWN if tuned else self.topology]
-            )
+            # A client that changes the server's models before it predicts has its own.
+            is_changed = self.topology.on_server and self.predict is not None
+            topology = Topology.OWN if is_changed else self.topology
+            report = dataclasses.replace(self.report, scored=SCORED[topology])
             object.__setattr__(self, "report", report)

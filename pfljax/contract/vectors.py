@@ -30,14 +30,17 @@ def pack(arrays: Sequence[Array], num_leading: int = 0) -> Packed:
     if len(arrays) == 1 and arrays[0].ndim == num_leading + 1:
         return Packed(arrays[0], lambda packed: [packed])
     leading = arrays[0].shape[:num_leading]
-    flat = [array.reshape(*leading, math.prod(array.shape[num_leading:])) for array in arrays]
-    ends = list(itertools.accumulate(array.shape[-1] for array in flat))
+    shapes = [array.shape for array in arrays]
+    lengths = [math.prod(shape[num_leading:]) for shape in shapes]
+    ends = list(itertools.accumulate(lengths))
+    flat = [array.reshape(*leading, length) for array, length in zip(arrays, lengths, strict=True)]
+    packed_array = flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1)
 
     def unpack(packed: Array) -> list[Array]:
         parts = jnp.split(packed, ends[:-1], axis=-1)
-        return [part.reshape(array.shape) for part, array in zip(parts, arrays, strict=True)]
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
-    return Packed(flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1), unpack)
+    return Packed(packed_array, unpack)
 
 
 def over_vectors(fn: Callable[[Array], Array], stack: PyTree) -> PyTree:
@@ -57,14 +60,23 @@ def orthonormal(rows: Array) -> Array:
     By Gram and Schmidt, twice: clients do this side by side, where LAPACK's decompositions may wait for each other.
     """
 
-    def add(found: jax.Array, n: Array) -> tuple[jax.Array, None]:
-        row = given = rows[..., n, :]
+    def add_row(basis: jax.Array, n: Array) -> tuple[jax.Array, None]:
+        # v <- v - sum_r q_r <q_r, v>, twice
+        before = rows[..., n, :]
+        row = before
         for _ in range(2):
-            row = row - jnp.einsum(
-                "...ro,...r->...o", found, jnp.einsum("...ro,...o->...r", found, row)
-            )
-        norm, least = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (row, given))
-        new = (norm > 1e-5 * least) & (norm > 0)
-        return found.at[..., n, :].set(jnp.where(new, row / jnp.where(new, norm, 1), 0)), None
+            coefficients = jnp.einsum("...ro,...o->...r", basis, row)
+            row = row - jnp.einsum("...ro,...r->...o", basis, coefficients)
 
-    return jax.lax.scan(add, jnp.zeros_like(rows), jnp.arange(rows.shape[-2]))[0]
+        # q_n = v / |v|, or zeros if next to nothing of the row is left
+        norm = jnp.linalg.norm(row, axis=-1, keepdims=True)
+        norm_before = jnp.linalg.norm(before, axis=-1, keepdims=True)
+        is_new = (norm > 1e-5 * norm_before) & (norm > 0)
+        divisor = jnp.where(is_new, norm, 1)
+        row = jnp.where(is_new, row / divisor, 0)
+        return basis.at[..., n, :].set(row), None
+
+    basis = jnp.zeros_like(rows)
+    numbers = jnp.arange(rows.shape[-2])
+    basis, _ = jax.lax.scan(add_row, basis, numbers)
+    return basis

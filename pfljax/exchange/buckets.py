@@ -24,17 +24,16 @@ def on_devices(steps: np.ndarray, num_clients: int, devices: int) -> np.ndarray:
         num_clients: S; the clients are random if S < K.
         devices: D.
     """
-    rng = np.random.default_rng(0)
     cohorts = [steps]
     if num_clients < len(steps):
-
-        def draw():
-            return np.sort(rng.choice(len(steps), num_clients, replace=False))
-
-        cohorts = [steps[draw()] for _ in range(COHORTS)]
+        rng = np.random.default_rng(0)
+        draws = [rng.choice(len(steps), num_clients, replace=False) for _ in range(COHORTS)]
+        cohorts = [steps[np.sort(ids)] for ids in draws]
     per_device = -(-num_clients // devices)
-    padded = [np.pad(cohort, (0, per_device * devices - num_clients)) for cohort in cohorts]
-    return np.concatenate([cohort.reshape(devices, per_device) for cohort in padded]).astype(float)
+    num_padding = per_device * devices - num_clients
+    padded = [np.pad(cohort, (0, num_padding)) for cohort in cohorts]
+    by_device = [cohort.reshape(devices, per_device) for cohort in padded]
+    return np.concatenate(by_device).astype(float)
 
 
 def waiting(lengths: np.ndarray, buckets: Buckets) -> float:
@@ -46,16 +45,19 @@ def waiting(lengths: np.ndarray, buckets: Buckets) -> float:
 def repetitions(lengths: np.ndarray, buckets: Buckets, devices: int) -> float:
     """Mean over chunks of their longest client's steps, on the slowest of D devices, averaged over cohorts."""
     longest = np.stack([longest for _, longest in _chunks(lengths, buckets)])
-    return float(longest.mean(axis=0).reshape(-1, devices).max(axis=1).mean())
+    by_device = longest.mean(axis=0).reshape(-1, devices)
+    slowest = by_device.max(axis=1)
+    return float(slowest.mean())
 
 
 def _chunks(lengths: np.ndarray, buckets: Buckets) -> Iterator[tuple[int, np.ndarray]]:
     """The width of each chunk, and the steps (n,) of its longest client."""
-    place = 0
+    start = 0
     for width, count in buckets:
         for _ in range(count):
-            yield width, lengths[:, place : place + width].max(axis=1, initial=0)
-            place += width
+            chunk = lengths[:, start : start + width]
+            yield width, chunk.max(axis=1, initial=0)
+            start += width
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
@@ -77,17 +79,23 @@ def buckets_of(lengths: np.ndarray, widest: int) -> Buckets:
 def _fill(lengths: np.ndarray, widths: Sequence[int], allowed: float) -> Buckets:
     """Makes each chunk as wide as WASTE allows, but never narrower again, since each width compiles separately."""
     chunks = []
-    place = 0
+    start = 0
     width = 1
-    while place < len(lengths):
-
-        def fits(width, place=place):
-            together = lengths[place : place + width]
-            return width * together[0] - together.sum() <= allowed * max(
-                together.sum(), lengths.mean() * width
-            )
-
-        width = max(w for w in widths if w == width or (w > width and fits(w)))
-        chunks.append(min(width, len(lengths) - place))  # further clients would be copies
-        place += width
+    while start < len(lengths):
+        width = max(
+            candidate
+            for candidate in widths
+            if candidate == width
+            or (candidate > width and _fits(lengths, start, candidate, allowed))
+        )
+        chunks.append(min(width, len(lengths) - start))  # further clients would be copies
+        start += width
     return tuple((width, len(list(same))) for width, same in itertools.groupby(chunks))
+
+
+def _fits(lengths: np.ndarray, start: int, width: int, allowed: float) -> bool:
+    """Whether a chunk from position `start` on has few idle steps, for its own or for the mean number of steps."""
+    chunk = lengths[start : start + width]
+    idle = width * chunk[0] - chunk.sum()
+    usual = lengths.mean() * width
+    return idle <= allowed * max(chunk.sum(), usual)

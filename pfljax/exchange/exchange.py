@@ -24,7 +24,7 @@ from pfljax.contract.types import (
     Upload,
 )
 from pfljax.exchange.layout import Layout, block, flat, replace
-from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Kept, Route
+from pfljax.exchange.routes import AXIS, SPREAD, WHOLE, Block, Contributions, Route
 from pfljax.exchange.side_by_side import CLIENTS
 from pfljax.exchange.views import view
 
@@ -78,13 +78,17 @@ class Exchange:
         """Runs the exchange; `common` holds further arguments of `client_fn`, shared by all clients."""
         layout = self.layout
         route = self.route
+
+        # An equal number of clients on each device; padding comes last where clients are sorted.
         real = layout.real()
         sizes = clients.sizes
         clients = layout.pad(dataclasses.replace(clients, sizes=None))
         if sizes is not None and layout.by_size:
-            clients = dataclasses.replace(clients, sizes=jnp.where(real, layout.pad(sizes), -1))
+            sizes = jnp.where(real, layout.pad(sizes), -1)
+            clients = dataclasses.replace(clients, sizes=sizes)
         if route.models_held:
             models = layout.pad(models, route.models_held)
+
         on_device = self._on_device
         if self.mesh.shape[AXIS] > 1:
             on_device = jax.shard_map(
@@ -96,110 +100,140 @@ class Exchange:
                 check_vma=False,
             )
         of_clients, collected = on_device(models, clients, real, common)
+
         rows, results, sent = layout.cut(of_clients)
-        sums, num_sent = layout.cut(collected, route.sums_held) if route.sums_held else collected
+        if route.sums_held:
+            collected = layout.cut(collected, route.sums_held)
+        sums, num_sent = collected
         upload = sums if clients.topology.moves else Upload(sums)
-        return rows, Aggregate(
-            upload, num_sent, sent, results.told, results.participation, results.notes
+        aggregate = Aggregate(
+            upload=upload,
+            num_sent=num_sent,
+            sent=sent,
+            told=results.told,
+            participation=results.participation,
+            notes=results.notes,
         )
+        return rows, aggregate
 
     def _on_device(
         self, models: Params, clients: Clients, real: Array, common: tuple
-    ) -> tuple[tuple[PyTree, Results, Array], Kept]:
+    ) -> tuple[tuple[PyTree, Results, Array], Contributions]:
         """The exchange on one device: ((rows, results, sent) of its clients, collected contributions)."""
+        route = self.route
         order = self.layout.order(clients.sizes)
         index, real, rows = order.sort((clients.index, real, clients.rows))
         data = on_this_device(clients.data)
-        route = self.route
-        models = route.open(order.sort(models, route.models_held) if route.models_held else models)
+        if route.models_held:
+            models = order.sort(models, route.models_held)
+        models = route.open(models)
         work = functools.partial(self._work, data, common, order.clients)
         step = functools.partial(self._step, work, models, index, real)
 
         def output() -> ClientOutput:
-            width = self.layout.buckets[0][0]
+            """Shapes of what the first block of clients returns."""
+            width, _ = self.layout.buckets[0]
             at = jnp.zeros((), jnp.int32)
-            here = Block(at, block(index, at, width))
+            first = Block(at, block(index, at, width))
 
-            def received():
-                return route.receive(models, None, here)
+            def first_output() -> ClientOutput:
+                received = route.receive(models, None, first)
+                return work(received, block(rows, at, width), first)
 
-            return jax.eval_shape(lambda: work(received(), block(rows, at, width), here))
+            return jax.eval_shape(first_output)
 
-        carry = (rows, route.start(models, index, output))
-        parts = []
+        # One scan a bucket; the rows and the route's contributions go on from one to the next.
+        contributions = route.start(models, index, output)
+        outputs = []
         start = 0
         for width, count in self.layout.buckets:
-            places = start + width * jnp.arange(count)
-            carry = (*carry, block(carry[0], places[0], width))
-            (*carry, _), out = jax.lax.scan(functools.partial(step, width), carry, places)
-            parts.append(flat(out))
+            positions = start + width * jnp.arange(count)
+            carry = (rows, contributions, block(rows, positions[0], width))
+            carry, out = jax.lax.scan(functools.partial(step, width), carry, positions)
+            rows, contributions, _ = carry
+            outputs.append(flat(out))
             start += width * count
-        rows, kept = carry
-        results, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
-        kept = order.undo(kept, route.sums_held) if route.sums_held else kept
-        return order.undo((rows, results, sent)), route.collect(kept)
+        results, sent = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)
+
+        if route.sums_held:
+            contributions = order.undo(contributions, route.sums_held)
+        of_clients = order.undo((rows, results, sent))
+        return of_clients, route.collect(contributions)
 
     def _step(
         self,
-        work: Callable,
+        work: Callable[[Params, PyTree, Block], ClientOutput],
         models: Params,
         index: Array,
         real: Array,
         width: int,
-        carry: Any,
+        carry: tuple[PyTree, Contributions, PyTree],
         at: Array,
-    ):
+    ) -> tuple[tuple[PyTree, Contributions, PyTree], tuple[Results, Array]]:
         """Processes one block of clients; replaces rows and the route's carry in place.
 
         A block's rows are read in the previous step, from what that step has written. If a step read its own rows, XLA
         could read them again after their replacement and would copy the whole stack to do so.
         """
-        rows, kept, own = carry
+        rows, contributions, block_rows = carry
         here = Block(at, block(index, at, width))
-        out = work(self.route.receive(models, kept, here), own, here)
-        held = index.shape[1]
+        received = self.route.receive(models, contributions, here)
+        out = work(received, block_rows, here)
+
+        # Which contributions count: those that a client sends, unless it is padding.
+        num_received = index.shape[1]
         uploads = jax.tree.leaves(out.upload)
-        num_sent = uploads[0].shape[1] if uploads and out.mixing_weights is None else held
-        sent = jnp.broadcast_to(block(real, at, width)[:, None], (width, num_sent))
-        sent = sent if out.sent is None else sent & out.sent
-        kept = self.route.deposit(kept, here, out, sent)
-        sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
+        num_sent = num_received
+        if uploads and out.mixing_weights is None:
+            num_sent = uploads[0].shape[1]
+        is_real = block(real, at, width)
+        sent = jnp.broadcast_to(is_real[:, None], (width, num_sent))
+        if out.sent is not None:
+            sent = sent & out.sent
+        contributions = self.route.deposit(contributions, here, out, sent)
+
+        sent = jnp.pad(sent, ((0, 0), (0, num_received - num_sent)))
         rows = replace(rows, at, out.row)
         results = Results(out.told, out.participation, out.notes)
-        return (rows, kept, block(rows, at + width, width)), (results, sent)
+        next_rows = block(rows, at + width, width)
+        return (rows, contributions, next_rows), (results, sent)
 
     def _work(
         self, data: PyTree, common: tuple, order: Array, models: Params, rows: PyTree, here: Block
     ) -> ClientOutput:
         """Runs the client updates of a block; data is gathered where it is used."""
 
-        def run(models, row, client):
+        def run(models: Params, row: PyTree, client: Array) -> ClientOutput:
             return self.client_fn(models, row, view(data, client), *common)
 
         width = here.index.shape[0]
         at_once = min(self.layout.at_once or width, width)
-        return in_chunks(run, (models, rows, block(order, here.at, width)), at_once, CLIENTS)
+        clients = block(order, here.at, width)
+        return in_chunks(run, (models, rows, clients), at_once, CLIENTS)
 
 
 def spread_rows(stack: PyTree) -> PyTree:
     """`shard_map` specs of a stack with spread rows; a pool of examples is also spread, or on every device."""
 
-    def one(leaf):
+    def spec(leaf: Any) -> Any:
         if not is_pooled(leaf):
             return SPREAD
         whole = jax.tree.map(lambda _: WHOLE, leaf)
-        return dataclasses.replace(whole, pool=SPREAD if leaf.spread else WHOLE, index=SPREAD)
+        pool = SPREAD if leaf.spread else WHOLE
+        return dataclasses.replace(whole, pool=pool, index=SPREAD)
 
-    return jax.tree.map(one, stack, is_leaf=is_pooled)
+    return jax.tree.map(spec, stack, is_leaf=is_pooled)
 
 
 def on_this_device(stack: PyTree) -> PyTree:
     """A stack inside `shard_map`; the index of a spread pool then refers to this device's rows."""
 
-    def one(leaf):
-        return leaf.on_device(jax.lax.axis_index(AXIS)) if is_pooled(leaf) and leaf.spread else leaf
+    def local(leaf: Any) -> Any:
+        if is_pooled(leaf) and leaf.spread:
+            return leaf.on_device(jax.lax.axis_index(AXIS))
+        return leaf
 
-    return jax.tree.map(one, stack, is_leaf=is_pooled)
+    return jax.tree.map(local, stack, is_leaf=is_pooled)
 
 
 def in_chunks(
@@ -208,11 +242,16 @@ def in_chunks(
     """Maps fn over rows, `chunk` rows at once, on an axis that may have a name; a single row needs no loop."""
     num = tree.num_rows(stacks)
     if num == 1:
-        return tree.stack_one(fn(*jax.tree.map(lambda leaf: leaf[0], stacks)))
+        row = tree.first(stacks)
+        return tree.stack_one(fn(*row))
     if chunk == 1:
         return jax.lax.map(lambda row: fn(*row), stacks)
     together = jax.vmap(fn, axis_name=axis)
     if chunk >= num:
         return together(*stacks)
-    blocks = jax.tree.map(lambda leaf: leaf.reshape(num // chunk, chunk, *leaf.shape[1:]), stacks)
+
+    def split(leaf: Array) -> Array:
+        return leaf.reshape(num // chunk, chunk, *leaf.shape[1:])
+
+    blocks = jax.tree.map(split, stacks)
     return flat(jax.lax.map(lambda rows: together(*rows), blocks))

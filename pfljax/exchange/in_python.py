@@ -23,10 +23,10 @@ class PythonPlan(ExecutionPlan):
 
     def over_models(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to each of J stacked models."""
-        rows = [
-            fn(*tree.take(stacks, jnp.int32(number))) for number in range(tree.num_rows(stacks))
-        ]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+        numbers = range(tree.num_rows(stacks))
+        rows = [tree.take(stacks, jnp.int32(number)) for number in numbers]
+        results = [fn(*row) for row in rows]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
 
     over_rows = over_models
 
@@ -34,51 +34,73 @@ class PythonPlan(ExecutionPlan):
         self, client_fn: Callable, models: Params, clients: Clients, common: tuple
     ) -> Any:
         index = clients.index
-        held = clients.index.shape[1]
+        num_clients, num_received = index.shape
         topology = clients.topology
-        adjacent = {Topology.OWN: held, Topology.PUSH: 1}.get(topology, 0)
+
+        # Every client receives its models and works on them; `receivers` get what it sends.
         outputs = []
-        places = []
-        for client in range(len(index)):
-            place = client * adjacent + jnp.arange(adjacent) if adjacent else index[client]
+        receivers = []
+        for client in range(num_clients):
+            received = _received_by(client, clients)
             row = tree.take(clients.rows, jnp.int32(client))
             data = view(clients.data, jnp.int32(client))
-            outputs.append(client_fn(tree.take(models, place), row, data, *common))
-            places.append(index[client] if topology is Topology.PUSH else place)
+            outputs.append(client_fn(tree.take(models, received), row, data, *common))
+            receivers.append(index[client] if topology is Topology.PUSH else received)
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs)
+
+        # Which contributions are sent, to which models; out-of-range numbers are dropped.
         uploads = jax.tree.leaves(stacked.upload)
-        num_sent = uploads[0].shape[1] if uploads and topology is not Topology.PUSH else held
-        sent = jnp.ones((len(index), num_sent), bool) if stacked.sent is None else stacked.sent
+        num_sent = num_received
+        if uploads and topology is not Topology.PUSH:
+            num_sent = uploads[0].shape[1]
+        sent = stacked.sent
+        if sent is None:
+            sent = jnp.ones((num_clients, num_sent), bool)
         # If no part of a server's model is shared, no leaf shows that there is one.
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 1
-        # dropped where nothing is sent
-        receivers = jnp.where(sent, jnp.stack(places)[:, :num_sent], num_models)
-        count = jnp.zeros((num_models,), jnp.int32).at[receivers].add(1, mode="drop")
+        owners = jnp.where(sent, jnp.stack(receivers)[:, :num_sent], num_models)
+        count = jnp.zeros((num_models,), jnp.int32)
+        count = count.at[owners].add(1, mode="drop")
 
         def total(leaf: Array) -> Array:
             if topology is Topology.PUSH:
                 assert stacked.mixing_weights is not None
                 leaf = tree.per_row(stacked.mixing_weights, leaf[:, None]) * leaf[:, None]
-            return (
-                jnp.zeros((num_models, *leaf.shape[2:]), leaf.dtype)
-                .at[receivers]
-                .add(leaf, mode="drop")
-            )
+            sums = jnp.zeros((num_models, *leaf.shape[2:]), leaf.dtype)
+            return sums.at[owners].add(leaf, mode="drop")
 
         def replaced(leaf: Array, model: Array) -> Array:
-            return jnp.asarray(model).at[receivers].set(leaf, mode="drop")
+            return jnp.asarray(model).at[owners].set(leaf, mode="drop")
 
+        # Contributions are summed at the models' owners, or a client's models replaced.
         if topology.moves:
             upload = jax.tree.map(total, stacked.upload)
+        elif uploads:
+            upload = Upload(jax.tree.map(replaced, stacked.upload.update, models))
         else:
-            upload = Upload(
-                jax.tree.map(replaced, stacked.upload.update, models) if uploads else models
-            )
-        sent = jnp.pad(sent, ((0, 0), (0, held - num_sent)))
+            upload = Upload(models)
+
+        sent = jnp.pad(sent, ((0, 0), (0, num_received - num_sent)))
         aggregate = Aggregate(
-            upload, count, sent, stacked.told, stacked.participation, stacked.notes
+            upload=upload,
+            num_sent=count,
+            sent=sent,
+            told=stacked.told,
+            participation=stacked.participation,
+            notes=stacked.notes,
         )
         return stacked.row, aggregate
+
+
+def _received_by(client: int, clients: Clients) -> Array:
+    """(J,) numbers of the models that a client receives: its own, or those in its index."""
+    topology = clients.topology
+    if topology is Topology.PUSH:
+        return client + jnp.arange(1)
+    num_received = clients.index.shape[1]
+    if topology is Topology.OWN:
+        return client * num_received + jnp.arange(num_received)
+    return clients.index[client]
 
 
 def calling(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -87,6 +109,7 @@ def calling(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     @functools.wraps(fn)
     def called(*args: PyTree) -> PyTree:
         with jax.disable_jit():
-            return fn(*jax.tree.map(jnp.asarray, args))
+            arrays = jax.tree.map(jnp.asarray, args)
+            return fn(*arrays)
 
     return called

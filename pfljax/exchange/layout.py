@@ -47,15 +47,15 @@ class Layout:
         """Whether position k is client k: no padding, no reordering."""
         return self.padded == self.num_clients and not self.by_size
 
-    def pad(self, stack: PyTree, held: int = 1) -> PyTree:
-        """Pads by repeating the last client's `held` rows; see `real`."""
-        return pad(stack, self.num_clients, self.padded, held)
+    def pad(self, stack: PyTree, num_each: int = 1) -> PyTree:
+        """Pads by repeating the last client's `num_each` rows; see `real`."""
+        return pad(stack, self.num_clients, self.padded, num_each)
 
-    def cut(self, stack: PyTree, held: int = 1) -> PyTree:
+    def cut(self, stack: PyTree, num_each: int = 1) -> PyTree:
         """Undoes `pad`."""
         if self.padded == self.num_clients:
             return stack
-        return jax.tree.map(lambda leaf: leaf[: self.num_clients * held], stack)
+        return jax.tree.map(lambda leaf: leaf[: self.num_clients * num_each], stack)
 
     def real(self) -> Array:
         """(padded,) bool: False for padding."""
@@ -80,12 +80,18 @@ class Order:
     clients: Array
     moves: bool
 
-    def sort(self, stack: PyTree, held: int = 1) -> PyTree:
-        """Reorders a stack with `held` rows per client from the original order to this order."""
-        return tree.take(stack, _rows(self.clients, held)) if self.moves else stack
+    def sort(self, stack: PyTree, num_each: int = 1) -> PyTree:
+        """Reorders a stack with `num_each` rows per client from the original order to this order."""
+        if not self.moves:
+            return stack
+        return tree.take(stack, _rows(self.clients, num_each))
 
-    def undo(self, stack: PyTree, held: int = 1) -> PyTree:
-        return tree.take(stack, _rows(jnp.argsort(self.clients), held)) if self.moves else stack
+    def undo(self, stack: PyTree, num_each: int = 1) -> PyTree:
+        """Undoes `sort`."""
+        if not self.moves:
+            return stack
+        positions = jnp.argsort(self.clients)
+        return tree.take(stack, _rows(positions, num_each))
 
 
 def lay_out(
@@ -103,33 +109,42 @@ def lay_out(
     if buckets:
         return Layout(num_clients, devices, buckets, at_once=0, by_size=True)
     per_device = -(-num_clients // devices)
-    chunk = width = min(chunk or per_device, per_device)
-    if together > chunk:  # chunks still run one after the other
+    chunk = min(chunk or per_device, per_device)
+    width = chunk
+    if together > chunk:
+        # Clients that travel together; chunks of them still run one after the other. The rest
+        # also consists of whole chunks.
         most = min(together // chunk, per_device // chunk)
-        width *= (
-            most if chunk == 1 else _largest_divisor(per_device // chunk, most)
-        )  # the rest also consists of whole chunks
-    count, rest = divmod(per_device, width)
+        if chunk > 1:
+            most = _largest_divisor(per_device // chunk, most)
+        width = chunk * most
+
     # The rest is a separate bucket: padding would copy clients and move the others.
-    return Layout(
-        num_clients, devices, ((width, count), *([(rest, 1)] if rest else [])), at_once=chunk
-    )
+    count, rest = divmod(per_device, width)
+    buckets = ((width, count), (rest, 1)) if rest else ((width, count),)
+    return Layout(num_clients, devices, buckets, at_once=chunk)
 
 
 def _largest_divisor(number: int, at_most: int) -> int:
-    return max(d for d in range(1, number + 1) if number % d == 0 and d <= max(at_most, 1))
+    """The largest divisor of a number up to `at_most`, or 1."""
+    candidates = range(1, max(at_most, 1) + 1)
+    return max(candidate for candidate in candidates if number % candidate == 0)
 
 
-def _rows(clients: Array, held: int) -> Array:
-    """Row numbers of some clients in a stack with `held` rows per client."""
-    return clients if held == 1 else (clients[:, None] * held + jnp.arange(held)).reshape(-1)
+def _rows(clients: Array, num_each: int) -> Array:
+    """Row numbers of some clients in a stack with `num_each` rows per client."""
+    if num_each == 1:
+        return clients
+    rows = clients[:, None] * num_each + jnp.arange(num_each)
+    return rows.reshape(-1)
 
 
-def pad(stack: PyTree, num: int, padded: int, held: int = 1) -> PyTree:
-    """Repeats the last of `num` clients' `held` rows up to `padded` clients; the caller masks their results."""
+def pad(stack: PyTree, num: int, padded: int, num_each: int = 1) -> PyTree:
+    """Repeats the last of `num` clients' `num_each` rows up to `padded` clients; the caller masks their results."""
     if num == padded:
         return stack
-    return tree.take(stack, _rows(jnp.minimum(jnp.arange(padded), num - 1), held))
+    clients = jnp.minimum(jnp.arange(padded), num - 1)
+    return tree.take(stack, _rows(clients, num_each))
 
 
 def block(stack: PyTree, at: Array, width: int) -> PyTree:
@@ -140,21 +155,27 @@ def block(stack: PyTree, at: Array, width: int) -> PyTree:
 def replace(stack: PyTree, at: Array, rows: PyTree) -> PyTree:
     """The stack with `rows` written from row `at` on; in place if a loop carries the stack."""
 
-    def one(leaf, new):
+    def write(leaf: Array, new: Array) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(leaf, new.astype(leaf.dtype), at, 0)
 
-    return jax.tree.map(one, stack, rows)
+    return jax.tree.map(write, stack, rows)
 
 
 def by_client(stack: PyTree, num: int) -> PyTree:
     """Reshapes (S num, ...) to (S, num, ...)."""
-    return jax.tree.map(
-        lambda leaf: leaf.reshape(leaf.shape[0] // num, num, *leaf.shape[1:]), stack
-    )
+
+    def split(leaf: Array) -> Array:
+        num_rows, *shape = leaf.shape
+        return leaf.reshape(num_rows // num, num, *shape)
+
+    return jax.tree.map(split, stack)
 
 
 def flat(stack: PyTree) -> PyTree:
     """Reshapes (S, J, ...) to (S J, ...)."""
-    return jax.tree.map(
-        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), stack
-    )
+
+    def join(leaf: Array) -> Array:
+        num_clients, num, *shape = leaf.shape
+        return leaf.reshape(num_clients * num, *shape)
+
+    return jax.tree.map(join, stack)

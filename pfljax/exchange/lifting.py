@@ -44,7 +44,7 @@ def in_precision(algorithm: Algorithm, fn: F) -> F:
         return fn
 
     @functools.wraps(fn)
-    def traced(*args, **options):
+    def traced(*args: Any, **options: Any) -> Any:
         with jax.default_matmul_precision(precision):
             return fn(*args, **options)
 
@@ -54,17 +54,20 @@ def in_precision(algorithm: Algorithm, fn: F) -> F:
 def precisely(fn: F) -> F:
     """As `in_precision`, for a function whose first argument is the algorithm."""
 
-    def called(algorithm, *args, **options):
-        return in_precision(algorithm, fn)(algorithm, *args, **options)
+    @functools.wraps(fn)
+    def called(algorithm: Algorithm, *args: Any, **options: Any) -> Any:
+        traced = in_precision(algorithm, fn)
+        return traced(algorithm, *args, **options)
 
-    return cast(F, functools.wraps(fn)(called))
+    return cast(F, called)
 
 
 def init(algorithm: Algorithm, plan: ExecutionPlan, key: Key, clients: ClientData) -> State:
     """The initial state of all K clients and the server."""
     start = begin(algorithm, key, clients)
     ids = jnp.arange(tree.num_rows(clients), dtype=jnp.int32)
-    return State(start, first_rows(algorithm, plan, key, start, ids))
+    rows = first_rows(algorithm, plan, key, start, ids)
+    return State(server=start, clients=rows)
 
 
 @precisely
@@ -109,14 +112,15 @@ def download(
     if not algorithm.topology.moves:
         return cohort.ids[:, None]
     if algorithm.download is None:
-        num = tree.num_rows(state.models)
-        return jnp.broadcast_to(jnp.arange(num, dtype=jnp.int32), (cohort.ids.shape[0], num))
+        num_models = tree.num_rows(state.models)
+        all_models = jnp.arange(num_models, dtype=jnp.int32)
+        return jnp.broadcast_to(all_models, (cohort.ids.shape[0], num_models))
     method_download = algorithm.download
 
-    def download_of(client: Array, row: PyTree) -> Array:
+    def client_download(client: Array, row: PyTree) -> Array:
         return method_download(context_of(key, client, state), row, cohort)
 
-    return plan.over_rows(download_of, cohort.ids, state.rows)
+    return plan.over_rows(client_download, cohort.ids, state.rows)
 
 
 @precisely
@@ -134,21 +138,24 @@ def whom(
         sizes: (n,) n_k.
     """
 
-    def whom_of(client: Array, row: PyTree, size: Array) -> Mixture:
-        return _whom_of(algorithm, context_of(key, client, state), state.models, row, size)
+    def client_mixture(client: Array, row: PyTree, size: Array) -> Mixture:
+        context = context_of(key, client, state)
+        return _client_mixture(algorithm, context, state.models, row, size)
 
-    return plan.over_rows(whom_of, ids, state.rows, sizes)
+    return plan.over_rows(client_mixture, ids, state.rows, sizes)
 
 
-def _whom_of(
+def _client_mixture(
     algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, size: Array
 ) -> Mixture:
+    """Whose models one client predicts with: as the method says, its own, or all of them equally."""
     if algorithm.whom is not None:
         return algorithm.whom(context, row, size)
     if algorithm.topology.first_is_own:
         return Mixture(context.client[None], jnp.ones((1,)))
-    num = tree.num_rows(models)
-    return Mixture(jnp.arange(num, dtype=jnp.int32), jnp.full((num,), 1 / num))
+    num_models = tree.num_rows(models)
+    index = jnp.arange(num_models, dtype=jnp.int32)
+    return Mixture(index, jnp.full((num_models,), 1 / num_models))
 
 
 class Served(NamedTuple):
@@ -190,28 +197,32 @@ def serve(
         mixture: What `whom` returned, if the models in its index were fetched.
     """
     topology = algorithm.topology
-    # Models that were fetched lie beside their client, as its own do, and no client reads those of others.
+    # Models that were fetched are in their client's rows, as its own are; no client reads those of others.
     if topology.first_is_own and (mixture is not None or not topology.reads_others):
         topology = Topology.OWN
     if mixture is None:
         mixture = whom(algorithm, plan, key, state, ids, clients.train.size)
 
     def client(models: Params, _: PyTree, data: tuple, server: PyTree) -> ClientOutput:
-        number, row, own, mixture, inputs = data
+        number, row, client_data, mixture, inputs = data
         row, mixture = read((row, mixture))
         context = context_of(key, number, state, mixture.index, server)
-        made = algorithm.predict(context, models, row, own) if algorithm.predict else Prediction()
-        used = _recorded(context, made, mixture)
+        prediction = _predict(algorithm, context, models, row, client_data)
+
+        # What is recorded of the client's collaboration.
+        used = _recorded(context, prediction, mixture)
         if algorithm.report.collaboration:
             used = dict(algorithm.report.collaboration(context, row))
-        prediction = _tuned(algorithm, key, context, resolved(made, models, mixture.weights), own)
+
+        prediction = resolved(prediction, models, mixture.weights)
+        prediction = _tuned(algorithm, key, context, prediction, client_data)
         served: Any = Served(use(prediction, inputs), used)
         return ClientOutput(row=(), upload=Upload(), told=served)
 
     _, aggregate = plan.exchange(
         client,
-        state.models,
-        mixture.index,
+        models=state.models,
+        index=mixture.index,
         rows=(),
         data=(ids, state.rows, clients, mixture, inputs),
         topology=topology,
@@ -232,12 +243,13 @@ def serve_some(
     inputs: PyTree = (),
 ) -> Served:
     """Like `serve`, but for clients `ids` (n,) of the K whose rows, data and inputs are given."""
-    of_some, clients, inputs = plan.take_rows((state.clients, clients, inputs), ids)
-    part = state._replace(clients=of_some)
-    mixture = whom(algorithm, plan, key, part, ids, clients.train.size)
+    rows, clients, inputs = plan.take_rows((state.clients, clients, inputs), ids)
+    some = state._replace(clients=rows)
+    mixture = whom(algorithm, plan, key, some, ids, clients.train.size)
     if algorithm.topology.reads_others:
-        part = part.with_models(plan.take_rows(state.models, mixture.index.reshape(-1)))
-    return serve(algorithm, plan, use, key, part, ids, clients, inputs, mixture)
+        models = plan.take_rows(state.models, mixture.index.reshape(-1))
+        some = some.with_models(models)
+    return serve(algorithm, plan, use, key, some, ids, clients, inputs, mixture)
 
 
 @precisely
@@ -251,35 +263,45 @@ def serve_newcomers(
     inputs: PyTree,
 ) -> PyTree:
     """What `use` returns for clients unseen in training; `state` needs no rows but peers' models."""
-    num = tree.num_rows(clients)
+    num_clients = tree.num_rows(clients)
 
     def client(_: Params, __: PyTree, data: tuple, common: tuple) -> ClientOutput:
-        number, own, inputs = data
+        number, client_data, inputs = data
         models, server = common
         context = context_of(key, number, state, None, server)
         if algorithm.adapt is not None:
-            prediction = resolved(algorithm.adapt(context, models, own), models)
+            prediction = algorithm.adapt(context, models, client_data)
+            prediction = resolved(prediction, models)
         else:
-            index, weights = _whom_of(algorithm, context, models, (), own.train.size)
+            size = client_data.train.size
+            index, weights = _client_mixture(algorithm, context, models, (), size)
             received = tree.take(models, index)
             context = context._replace(index=index)
-            made = (
-                algorithm.predict(context, received, (), own) if algorithm.predict else Prediction()
-            )
-            prediction = resolved(made, received, weights)
-        prediction = _tuned(algorithm, key, context, prediction, own)
+            prediction = _predict(algorithm, context, received, (), client_data)
+            prediction = resolved(prediction, received, weights)
+        prediction = _tuned(algorithm, key, context, prediction, client_data)
         return ClientOutput(row=(), upload=Upload(), told=use(prediction, inputs))
 
+    models = state.models if algorithm.topology.moves else ()
     _, aggregate = plan.exchange(
         client,
         models=(),
-        index=jnp.zeros((num, 1), jnp.int32),
+        index=jnp.zeros((num_clients, 1), jnp.int32),
         rows=(),
-        data=(jnp.arange(num, dtype=jnp.int32), clients, inputs),
+        data=(jnp.arange(num_clients, dtype=jnp.int32), clients, inputs),
         topology=Topology.SHARED,
-        common=(state.models if algorithm.topology.moves else (), state.server.state),
+        common=(models, state.server.state),
     )
     return aggregate.told
+
+
+def _predict(
+    algorithm: Algorithm, context: ClientContext, models: Params, row: PyTree, data: ClientData
+) -> Prediction:
+    """What a client makes of the models that it received."""
+    if algorithm.predict is None:
+        return Prediction()
+    return algorithm.predict(context, models, row, data)
 
 
 def resolved(prediction: Prediction, received: Params, weights: Array | None = None) -> Prediction:
@@ -293,34 +315,42 @@ def resolved(prediction: Prediction, received: Params, weights: Array | None = N
     if prediction.weights is not None:
         weights = prediction.weights
     if weights is None:
-        num = tree.num_rows(received)
-        weights = jnp.full((num,), 1 / num)
-    return Prediction(received, weights, None, prediction.inputs)
+        num_models = tree.num_rows(received)
+        weights = jnp.full((num_models,), 1 / num_models)
+    return Prediction(models=received, weights=weights, inputs=prediction.inputs)
 
 
 def _tuned(
     algorithm: Algorithm, key: Key, context: ClientContext, prediction: Prediction, data: ClientData
 ) -> Prediction:
+    """The prediction after fine-tuning, if there is any."""
     tune = algorithm.engine.tune
     if tune is None:
         return prediction
-    own_key = jax.random.fold_in(jax.random.fold_in(key, TUNE), context.client)
-    return tune(context._replace(key=own_key), prediction, data)
+    tune_key = jax.random.fold_in(key, TUNE)
+    client_key = jax.random.fold_in(tune_key, context.client)
+    return tune(context._replace(key=client_key), prediction, data)
 
 
-def _recorded(context: ClientContext, made: Prediction, mixture: Mixture) -> dict[str, Array]:
+def _recorded(context: ClientContext, prediction: Prediction, mixture: Mixture) -> dict[str, Array]:
     """Whose models a client uses: see `recorded_topology`."""
-    form = recorded_topology(Topology.PEERS, made, mixture.index.shape[0])
-    if form is Topology.OWN:
+    num_received = mixture.index.shape[0]
+    topology = recorded_topology(Topology.PEERS, prediction, num_received)
+    if topology is Topology.OWN:
         return {"index": context.client[None], "weights": jnp.ones((1,))}
-    if form is Topology.SHARED:  # places among its own models
-        weights = resolved(made, ()).weights
+    if topology is Topology.SHARED:  # positions among its own models
+        weights = resolved(prediction, ()).weights
         assert weights is not None
         return {"index": jnp.arange(len(weights), dtype=jnp.int32), "weights": weights}
-    places = jnp.arange(mixture.index.shape[0]) if made.index is None else made.index
-    own = jax.tree.leaves(made.models)
-    weights = mixture.weights[places] if own or made.weights is None else made.weights
-    return {"index": mixture.index[places], "weights": weights}
+
+    # Some of the models that it received, with its own weights or those of the mixture.
+    positions = jnp.arange(num_received) if prediction.index is None else prediction.index
+    has_models = bool(jax.tree.leaves(prediction.models))
+    if has_models or prediction.weights is None:
+        weights = mixture.weights[positions]
+    else:
+        weights = prediction.weights
+    return {"index": mixture.index[positions], "weights": weights}
 
 
 def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topology:
@@ -331,10 +361,10 @@ def recorded_topology(topology: Topology, made: Prediction, width: int) -> Topol
         made: Shapes of what a client's `predict` returns.
         width: J of its mixture.
     """
-    own = jax.tree.leaves(made.models)
-    if own and own[0].shape[0] > 1:
-        return Topology.SHARED  # a mixture of models of its own, by their places
-    if own and width == 1:
+    leaves = jax.tree.leaves(made.models)
+    if leaves and leaves[0].shape[0] > 1:
+        return Topology.SHARED  # a mixture of models of its own, by their positions
+    if leaves and width == 1:
         return Topology.OWN
     return Topology.OWN if topology is Topology.PUSH else topology
 
@@ -372,14 +402,27 @@ def shapes_of_client(algorithm: Algorithm, clients: ClientData, cohort_size: int
         topology = algorithm.topology
         stack = start.models if topology.on_server else tree.stack_one(first.model)
         num_models = tree.num_rows(stack) if jax.tree.leaves(stack) else 1
-        context = ClientContext(key, client, client, jnp.arange(num_models), start.state, client)
+        context = ClientContext(
+            key=key,
+            round=client,
+            step=client,
+            index=jnp.arange(num_models),
+            server=start.state,
+            client=client,
+        )
+
+        # The models that the client receives.
         if algorithm.download is not None and topology.moves:
             index = algorithm.download(context, first.row, Cohort(ids))
             context = context._replace(index=index)
         num_received = 1 if topology is Topology.PUSH else context.index.shape[0]
-        models = jax.tree.map(
-            lambda leaf: jnp.zeros((num_received, *leaf.shape[1:]), leaf.dtype), stack
-        )
+
+        def received(leaf: Array) -> Array:
+            return jnp.zeros((num_received, *leaf.shape[1:]), leaf.dtype)
+
+        models = jax.tree.map(received, stack)
+
+        # Its work on them.
         data = view(clients, jnp.zeros((), jnp.int32))
         output = algorithm.client_update(context, models, first.row, data)
         return ClientShapes(start, first, context.index, models, output)
@@ -395,23 +438,22 @@ def shapes(
 ) -> tuple[Any, Any]:
     """Shapes of a client's (Mixture, what `predict` returns), given those of all clients' state and data."""
     ids = jax.ShapeDtypeStruct((tree.num_rows(clients),), jnp.int32)
-    mixture = jax.eval_shape(
-        functools.partial(whom, algorithm, plan), key, state, ids, clients.train.size
-    )
-    width = mixture.index.shape[1]
-    of_client = tree.shapes_of_rows(mixture)
+    mixture_of = functools.partial(whom, algorithm, plan)
+    mixtures = jax.eval_shape(mixture_of, key, state, ids, clients.train.size)
+    num_received = mixtures.index.shape[1]
+    mixture = tree.shapes_of_rows(mixtures)
     if algorithm.predict is None:
-        return of_client, Prediction()
+        return mixture, Prediction()
     predict = algorithm.predict
 
-    def one(key, state, mixture, models, row, data):
-        context = context_of(key, jnp.zeros((), jnp.int32), state, mixture.index)
-        return predict(context, models, row, view(data, jnp.zeros((), jnp.int32)))
+    def first_client(
+        key: Key, state: State, mixture: Mixture, models: Params, row: PyTree, data: ClientData
+    ) -> Prediction:
+        first = jnp.zeros((), jnp.int32)
+        context = context_of(key, first, state, mixture.index)
+        return predict(context, models, row, view(data, first))
 
-    args = (
-        of_client,
-        tree.shapes_of_rows(state.models, width),
-        tree.shapes_of_rows(state.rows),
-        clients,
-    )
-    return of_client, jax.eval_shape(one, key, state, *args)
+    models = tree.shapes_of_rows(state.models, num_received)
+    row = tree.shapes_of_rows(state.rows)
+    prediction = jax.eval_shape(first_client, key, state, mixture, models, row, clients)
+    return mixture, prediction

@@ -28,12 +28,10 @@ def parts(shape: Sequence[int], devices: int, leading: int) -> int | None:
         devices: Number of devices of one model.
         leading: Number of leading dimensions that stay whole, such as that of a stack.
     """
-    own = range(leading, len(shape))
     if devices == 1 or math.prod(shape[leading:]) < WORTH:
         return None
-    return max(
-        (d for d in own if shape[d] % devices == 0), key=lambda d: (shape[d], d), default=None
-    )
+    divisible = [axis for axis in range(leading, len(shape)) if shape[axis] % devices == 0]
+    return max(divisible, key=lambda axis: (shape[axis], axis), default=None)
 
 
 def spec(
@@ -43,7 +41,8 @@ def spec(
     cut = parts(shape, devices, leading)
     if cut is None:
         return PartitionSpec(*first)
-    return PartitionSpec(*first, *[None] * (cut - len(first)), MODEL)
+    between = [None] * (cut - len(first))
+    return PartitionSpec(*first, *between, MODEL)
 
 
 def devices_here() -> int:
@@ -60,6 +59,5 @@ def on_parts(fn: Callable[[PyTree], PyTree], stack: PyTree) -> PyTree:
     if devices == 1:
         return fn(stack)
     specs = jax.tree.map(lambda leaf: spec((), leaf.shape, devices, 1), stack)
-    return jax.shard_map(
-        fn, in_specs=(specs,), out_specs=specs, axis_names={MODEL}, check_vma=False
-    )(stack)
+    run = jax.shard_map(fn, in_specs=(specs,), out_specs=specs, axis_names={MODEL}, check_vma=False)
+    return run(stack)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ from pfljax.exchange.exchange import Clients, Exchange, in_chunks, on_this_devic
 from pfljax.exchange.layout import lay_out, pad
 from pfljax.exchange.routes import (
     AXIS,
+    SPREAD,
+    WHOLE,
     AtServer,
     Gather,
     Own,
@@ -85,11 +88,11 @@ class ExecutionPlan:
 
     @property
     def devices_in_words(self) -> str:
-        if self.model_devices == 1:
-            return f"{self.num_devices} device(s)"
-        return (
-            f"{self.num_devices} x {self.model_devices} devices, each model on {self.model_devices}"
-        )
+        num = self.num_devices
+        share = self.model_devices
+        if share == 1:
+            return f"{num} device(s)"
+        return f"{num} x {share} devices, each model on {share}"
 
     @property
     def in_cache(self) -> bool:
@@ -113,12 +116,12 @@ class ExecutionPlan:
             leading: For arrays of models, the number of leading dimensions that are not spread over `model_devices`.
         """
         spread = by_rows and len(leaf.shape) > axis and leaf.shape[axis] % self.num_devices == 0
-        first = (*[None] * axis, AXIS) if spread else ()
+        before = [None] * axis
+        first = (*before, AXIS) if spread else ()
         if leading is None:
             return NamedSharding(self.mesh, PartitionSpec(*first))
-        return NamedSharding(
-            self.mesh, model_axis.spec(first, leaf.shape, self.model_devices, leading)
-        )
+        spec = model_axis.spec(first, leaf.shape, self.model_devices, leading)
+        return NamedSharding(self.mesh, spec)
 
     def for_steps(self, steps: np.ndarray, num_clients: int) -> ExecutionPlan:
         """The plan for clients with different numbers of steps, with few idle steps.
@@ -130,13 +133,13 @@ class ExecutionPlan:
         if self.chunk == 1 or steps.min() == steps.max():
             return self
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
-        return dataclasses.replace(
-            self, buckets=buckets.buckets_of(lengths, self.chunk or lengths.shape[1])
-        )
+        widest = self.chunk or lengths.shape[1]
+        return dataclasses.replace(self, buckets=buckets.buckets_of(lengths, widest))
 
     def waiting(self, steps: np.ndarray, num_clients: int) -> float:
         """Share of idle steps in a round, averaged over cohorts."""
-        return buckets.waiting(*self._in_turn(steps, num_clients))
+        lengths, in_turn = self._in_turn(steps, num_clients)
+        return buckets.waiting(lengths, in_turn)
 
     def repetitions(
         self, counts: np.ndarray, num_clients: int, sizes: np.ndarray | None = None
@@ -150,7 +153,8 @@ class ExecutionPlan:
             num_clients: S, number of clients in a round.
             sizes: (K,), what buckets sort clients by; None: `counts`.
         """
-        return buckets.repetitions(*self._in_turn(counts, num_clients, sizes), self.num_devices)
+        lengths, in_turn = self._in_turn(counts, num_clients, sizes)
+        return buckets.repetitions(lengths, in_turn, self.num_devices)
 
     def _in_turn(
         self, steps: np.ndarray, num_clients: int, sizes: np.ndarray | None = None
@@ -158,23 +162,22 @@ class ExecutionPlan:
         """Returns steps (n, S / D) of each device's clients in the order in which it processes them, and how many."""
         lengths = buckets.on_devices(steps, num_clients, self.num_devices)
         if self.buckets:
-            by = (
-                lengths
-                if sizes is None
-                else buckets.on_devices(sizes, num_clients, self.num_devices)
-            )
-            return np.take_along_axis(
-                lengths, np.argsort(-by, axis=1, kind="stable"), axis=1
-            ), self.buckets
-        width = min(self.chunk or lengths.shape[1], lengths.shape[1])
-        return lengths, ((width, -(-lengths.shape[1] // width)),)
+            sort_by = lengths
+            if sizes is not None:
+                sort_by = buckets.on_devices(sizes, num_clients, self.num_devices)
+            order = np.argsort(-sort_by, axis=1, kind="stable")
+            return np.take_along_axis(lengths, order, axis=1), self.buckets
+        per_device = lengths.shape[1]
+        width = min(self.chunk or per_device, per_device)
+        num_chunks = -(-per_device // width)
+        return lengths, ((width, num_chunks),)
 
     def rings(self, models: Params) -> bool:
         """Whether peers' models (stacked) travel around the ring instead of being gathered on all devices."""
-        large = (
-            self.device.platform == "cpu" and tree.num_bytes(models) > GATHERED * self.model_devices
-        )
-        return self.peers == "ring" or (self.peers == "auto" and large)
+        if self.peers != "auto":
+            return self.peers == "ring"
+        is_large = tree.num_bytes(models) > GATHERED * self.model_devices
+        return self.device.platform == "cpu" and is_large
 
     def exchange_of(self, topology: Topology, models: Params) -> str:
         """Describes how a stack's models reach clients on other devices."""
@@ -182,34 +185,28 @@ class ExecutionPlan:
             return "no model leaves its device"
         if topology.on_server:
             return "models are on every device, contributions are summed"
+        rings = self.rings(models)
         if topology is Topology.PUSH:
-            return (
-                "uploads travel around the ring"
-                if self.rings(models)
-                else "every device sums its uploads"
-            )
-        return (
-            "models go around a ring of devices"
-            if self.rings(models)
-            else "every device gathers all models"
-        )
+            return "uploads travel around the ring" if rings else "every device sums its uploads"
+        return "models go around a ring of devices" if rings else "every device gathers all models"
 
     def own_rows(self, num: int) -> slice:
         """The slice of `num` clients' rows on this process's devices; all rows if they do not divide evenly."""
         if num % self.num_devices:
             return slice(0, num)
         # a model's devices belong to one process
-        firsts = self.mesh.devices.flat[:: self.model_devices]
-        here = [device.process_index == jax.process_index() for device in firsts]
+        first_devices = self.mesh.devices.flat[:: self.model_devices]
+        is_here = [device.process_index == jax.process_index() for device in first_devices]
         per_device = num // self.num_devices
-        return slice(here.index(True) * per_device, (here.index(True) + sum(here)) * per_device)
+        start = is_here.index(True)
+        stop = start + sum(is_here)
+        return slice(start * per_device, stop * per_device)
 
     def place(self, leaf: Any, num: int, axis: int = 0, by_rows: bool = True) -> Array:
         """Puts a host array on the devices: spreads rows (at `axis`; all `num` or this process's), or replicates it."""
         shape = (*leaf.shape[:axis], num, *leaf.shape[axis + 1 :])
-        sharding = self.sharding(
-            jax.ShapeDtypeStruct(shape, leaf.dtype), by_rows=by_rows, axis=axis
-        )
+        whole = jax.ShapeDtypeStruct(shape, leaf.dtype)
+        sharding = self.sharding(whole, by_rows=by_rows, axis=axis)
         if jax.process_count() == 1:
             return jax.device_put(leaf, sharding)
         return jax.make_array_from_process_local_data(sharding, np.asarray(leaf), shape)
@@ -231,10 +228,13 @@ class ExecutionPlan:
         """
         num = tree.num_rows(stacks)
         if self.chunk == 1:
-            large = tree.num_bytes(stacks) > SMALL
+            is_large = tree.num_bytes(stacks) > SMALL
+        elif num == 1:
+            is_large = False
         else:
-            large = num > 1 and num * bytes_of(fn, *tree.shapes_of_rows(stacks)) > TOGETHER
-        return in_chunks(fn, stacks, 1 if large else num)
+            one_model = tree.shapes_of_rows(stacks)
+            is_large = num * bytes_of(fn, *one_model) > TOGETHER
+        return in_chunks(fn, stacks, 1 if is_large else num)
 
     def over_rows(self, fn: Callable[..., PyTree], *stacks: PyTree) -> PyTree:
         """Applies `fn` to all rows at once; for elementwise or small operations on whole stacks."""
@@ -252,9 +252,15 @@ class ExecutionPlan:
         """Computes fn(stack, whole), which has one row per row of the stack."""
         if not self._is_spread(stack):
             return fn(stack, whole)
-        specs = PartitionSpec(AXIS), PartitionSpec()
-        options: dict[str, Any] = {"mesh": self.mesh, "axis_names": {AXIS}, "check_vma": False}
-        return jax.shard_map(fn, in_specs=specs, out_specs=specs[0], **options)(stack, whole)
+        run = jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=(SPREAD, WHOLE),
+            out_specs=SPREAD,
+            axis_names={AXIS},
+            check_vma=False,
+        )
+        return run(stack, whole)
 
     def over_replicates(self, fn: Callable[..., PyTree], in_axes: Any = 0) -> Callable[..., PyTree]:
         """Maps `fn` of one run's arrays over several runs, stacked on a leading axis.
@@ -268,20 +274,19 @@ class ExecutionPlan:
         if self.chunk != 1:
             return jax.vmap(fn, in_axes=in_axes)
 
-        def mapped(*args):
+        def mapped(*args: PyTree) -> PyTree:
             axes = [in_axes] * len(args) if isinstance(in_axes, int) else in_axes
             stacked = [arg for arg, axis in zip(args, axes, strict=True) if axis == 0]
 
-            def one(rows):
-                rows = iter(rows)
-                return fn(
-                    *(
-                        next(rows) if axis == 0 else arg
-                        for arg, axis in zip(args, axes, strict=True)
-                    )
-                )
+            def one_run(rows: list[PyTree]) -> PyTree:
+                """`fn` of one run's rows, in place of what is stacked, and of what all runs share."""
+                remaining = iter(rows)
+                run_args = []
+                for arg, axis in zip(args, axes, strict=True):
+                    run_args.append(next(remaining) if axis == 0 else arg)
+                return fn(*run_args)
 
-            return jax.lax.map(one, stacked)
+            return jax.lax.map(one_run, stacked)
 
         return mapped
 
@@ -321,97 +326,125 @@ class ExecutionPlan:
         """
         clients = Clients(index, rows, data, sizes, Topology(topology), own_first)
         models, clients = jax.tree.map(jnp.asarray, (models, clients))
-        return self._exchange(client_fn, models, clients, () if common is None else (common,))
+        further = () if common is None else (common,)
+        return self._exchange(client_fn, models, clients, further)
 
     def _exchange(
         self, client_fn: Callable, models: Params, clients: Clients, common: tuple
     ) -> Any:
         """As `exchange`; `common` holds the last argument of `client_fn`, if there is one."""
-        num_clients, held = clients.index.shape
+        num_clients, num_received = clients.index.shape
         topology = clients.topology
         client_fn = jax.jit(client_fn, inline=True)  # traced once for shapes and the loop
-        chunk = self._in_cache(client_fn, models, clients, common) if self.in_cache else self.chunk
+
+        # How many clients a device processes, or sends messages of, at a time.
+        chunk = self.chunk
+        if self.in_cache:
+            chunk = self._in_cache(client_fn, models, clients, common)
         by_size = self.buckets if clients.sizes is not None and chunk != 1 else ()
-        together = self._together(topology, models, held)
+        together = self._together(topology, models, num_received)
         layout = lay_out(num_clients, self.num_devices, chunk, by_size, together)
-        route = self._route(topology, models, held, clients.own_first and layout.as_they_come)
-        return Exchange(self.mesh, layout, route, client_fn).run(models, clients, common)
+
+        own_first = clients.own_first and layout.as_they_come
+        route = self._route(topology, models, num_received, own_first)
+        exchange = Exchange(self.mesh, layout, route, client_fn)
+        return exchange.run(models, clients, common)
 
     def _in_cache(
         self, client_fn: Callable, models: Params, clients: Clients, common: tuple
     ) -> int:
         """Number of clients that a CPU device processes side by side, so that they stay in its core's cache."""
-        num_clients, held = clients.index.shape
-        received = tree.shapes_of_rows(models, 1 if clients.topology is Topology.PUSH else held)
+        num_clients, num_received = clients.index.shape
+        if clients.topology is Topology.PUSH:
+            num_received = 1
 
-        def run(models, row):
-            return client_fn(models, row, view(clients.data, jnp.zeros((), jnp.int32)), *common)
+        def run(models: Params, row: PyTree) -> ClientOutput:
+            data = view(clients.data, jnp.zeros((), jnp.int32))
+            return client_fn(models, row, data, *common)
 
-        return fitting(
-            run, -(-num_clients // self.num_devices), received, tree.shapes_of_rows(clients.rows)
-        )
+        per_device = -(-num_clients // self.num_devices)
+        received = tree.shapes_of_rows(models, num_received)
+        row = tree.shapes_of_rows(clients.rows)
+        return fitting(run, per_device, received, row)
 
-    def _together(self, topology: Topology, models: Params, held: int) -> int:
+    def _together(self, topology: Topology, models: Params, num_received: int) -> int:
         """Number of clients whose models travel, or are summed, together, for few messages and matrix products."""
-        row = tree.row_bytes(models) if topology.between_clients else 0
-        num_models = tree.num_rows(models) if row else 0
-        if topology is Topology.PUSH and is_dense(held, num_models):
-            return min(SUMMED, SUMMED_BYTES // row)
-        if row and self._is_spread(models) and self.rings(models):
-            return MESSAGE_BYTES // (row * (held if topology.reads_others else 1))
+        row_bytes = tree.row_bytes(models) if topology.between_clients else 0
+        num_models = tree.num_rows(models) if row_bytes else 0
+        if topology is Topology.PUSH and is_dense(num_received, num_models):
+            return min(SUMMED, SUMMED_BYTES // row_bytes)
+        if row_bytes and self._is_spread(models) and self.rings(models):
+            num_sent = num_received if topology.reads_others else 1
+            return MESSAGE_BYTES // (row_bytes * num_sent)
         return 1
 
-    def _route(self, topology: Topology, models: Params, held: int, own_first: bool) -> Route:
+    def _route(
+        self, topology: Topology, models: Params, num_received: int, own_first: bool
+    ) -> Route:
         """The route by which models reach clients; `own_first` as in `exchange`, where position k is client k."""
         if not topology.moves:
-            return Own(held)
+            return Own(num_received)
         # If no part of a server's model is shared, no leaf shows that there is one.
         num_models = tree.num_rows(models) if jax.tree.leaves(models) else 1
         devices = self.num_devices
         route = AtServer(num_models, devices)
         if topology.between_clients and self._is_spread(models):
-            ring = self.rings(models)
-            route = Ring(num_models // devices, devices) if ring else Gather(num_models, devices)
+            if self.rings(models):
+                route = Ring(num_models // devices, devices)
+            else:
+                route = Gather(num_models, devices)
+
         if topology is Topology.PUSH:
             return Push(route)
-        at_home = own_first and topology.reads_others and (isinstance(route, Ring) or devices == 1)
-        return OwnFirst(route) if at_home else route
+        stays_in_place = isinstance(route, Ring) or devices == 1
+        if own_first and topology.reads_others and stays_in_place:
+            return OwnFirst(route)
+        return route
 
     def take_rows(self, stack: PyTree, ids: Array) -> PyTree:
         """Returns stack[ids]: the cohort's rows (S, ...) out of K, from any device."""
         if not self._is_spread(stack):
             return tree.take(stack, ids)
-        rows = self._around(lambda ring, stack, ids: ring.fetch(stack, ids), stack, ids)
-        return jax.tree.map(lambda leaf: leaf[: ids.shape[0]], rows)
+        padded = self._around(Ring.fetch, stack, ids)
+        return jax.tree.map(lambda leaf: leaf[: ids.shape[0]], padded)
 
     def put_rows(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         """Replaces rows `ids` (distinct) of the stack with `rows` (S, ...), on any device."""
+
+        def write(leaf: jax.Array, new: Array) -> jax.Array:
+            return leaf.at[ids].set(new, unique_indices=True)
+
         if not self._is_spread(stack):
-            return jax.tree.map(
-                lambda leaf, new: leaf.at[ids].set(new, unique_indices=True), stack, rows
-            )
-        return self._around(lambda ring, *args: ring.replace(*args), stack, ids, rows)
+            return jax.tree.map(write, stack, rows)
+        return self._around(Ring.replace, stack, ids, rows)
 
     def _is_spread(self, stack: PyTree) -> bool:
-        has_rows = bool(jax.tree.leaves(stack))
-        return self.num_devices > 1 and has_rows and tree.num_rows(stack) % self.num_devices == 0
+        """Whether the rows of a stack are spread over several devices."""
+        if self.num_devices == 1 or not jax.tree.leaves(stack):
+            return False
+        return tree.num_rows(stack) % self.num_devices == 0
 
     def _around(self, fn: Callable, stack: PyTree, ids: Array, *rows: PyTree) -> PyTree:
         """Runs fn(ring, stack, ids, *rows) with everything spread over the devices."""
         num = ids.shape[0]
         devices = self.num_devices
-        spec = PartitionSpec(AXIS)
         padded = -(-num // devices) * devices
         ring = Ring(tree.num_rows(stack) // devices, devices)
+
+        def on_device(stack: PyTree, *args: PyTree) -> PyTree:
+            return fn(ring, on_this_device(stack), *args)
+
+        of_ids = [SPREAD] * (1 + len(rows))
         run = jax.shard_map(
-            lambda stack, *args: fn(ring, on_this_device(stack), *args),
+            on_device,
             mesh=self.mesh,
-            in_specs=(spread_rows(stack), *[spec] * (1 + len(rows))),
-            out_specs=spec,
+            in_specs=(spread_rows(stack), *of_ids),
+            out_specs=SPREAD,
             axis_names={AXIS},
             check_vma=False,
         )
-        return run(stack, *pad((ids, *rows), num, padded))
+        args = pad((ids, *rows), num, padded)
+        return run(stack, *args)
 
 
 def make_plan(
@@ -437,37 +470,36 @@ def make_plan(
     """
     if kind == "python":
         raise ArgumentError("plan", "compiles nothing; accepted here: auto, vmap, map, chunk", kind)
-    found = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    available = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     cores.check(devices)
     if devices:
-        found = [
-            d
-            for d in found
-            if d in [e for e in found if e.process_index == d.process_index][:devices]
-        ]
-    mesh = make_mesh(found, model_devices)
-    auto = kind == "auto"
-    if auto:
-        kind = "map" if found[0].platform == "cpu" else "vmap"
-    return ExecutionPlan(
-        mesh, {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind], peers, auto=auto
-    )
+        by_process = itertools.groupby(available, key=lambda device: device.process_index)
+        available = [device for _, group in by_process for device in list(group)[:devices]]
+    mesh = make_mesh(available, model_devices)
+
+    is_auto = kind == "auto"
+    if is_auto:
+        kind = "map" if available[0].platform == "cpu" else "vmap"
+    chunk = {"map": 1, "vmap": 0, "chunk": max(chunk, 1)}[kind]
+    return ExecutionPlan(mesh, chunk, peers, auto=is_auto)
 
 
 def make_mesh(devices: Sequence[Any], model_devices: int = 1) -> Mesh:
     """Makes the mesh of some devices, of which `model_devices` neighbors share a model."""
-    share = min(collections.Counter(device.process_index for device in devices).values())
-    if share % model_devices:
-        text = f"accepted: a number that divides the {share} devices of a process"
+    counts = collections.Counter(device.process_index for device in devices)
+    fewest = min(counts.values())
+    if fewest % model_devices:
+        text = f"accepted: a number that divides the {fewest} devices of a process"
         raise ArgumentError("model_devices", text, model_devices)
+    grid = np.array(devices)
     if model_devices == 1:
-        return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
-    shape = -1, model_devices
-    return Mesh(
-        np.array(devices).reshape(shape), (AXIS, model_axis.MODEL), axis_types=(AxisType.Auto,) * 2
-    )
+        return Mesh(grid, (AXIS,), axis_types=(AxisType.Auto,))
+    grid = grid.reshape(-1, model_devices)
+    names = (AXIS, model_axis.MODEL)
+    return Mesh(grid, names, axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def make_host_plan() -> ExecutionPlan:
     """A plan for one CPU device, one client at a time, for one-time work in host memory."""
-    return ExecutionPlan(make_mesh(jax.local_devices(backend="cpu")[:1]), 1)
+    first = jax.local_devices(backend="cpu")[:1]
+    return ExecutionPlan(make_mesh(first), chunk=1)

@@ -22,19 +22,17 @@ def place(plan: ExecutionPlan, stacked: Any, num: int, axis: int = 0) -> Any:
     become an array if that takes at most `GAIN` times the memory, since an array is read without an index.
     """
 
-    def one(leaf):
+    def place_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Pooled):
             leaf = divide(plan, leaf, num, axis)
         if not isinstance(leaf, Pooled):
             return plan.place(leaf, num, axis)
-        rows = leaf.pool.shape[axis] * (jax.process_count() if leaf.spread else 1)
-        return Pooled(
-            plan.place(leaf.pool, rows, axis, leaf.spread),
-            plan.place(leaf.index, num, axis),
-            leaf.spread,
-        )
+        num_processes = jax.process_count() if leaf.spread else 1
+        pool = plan.place(leaf.pool, leaf.pool.shape[axis] * num_processes, axis, leaf.spread)
+        index = plan.place(leaf.index, num, axis)
+        return Pooled(pool, index, leaf.spread)
 
-    return jax.tree.map(one, stacked, is_leaf=is_pooled)
+    return jax.tree.map(place_leaf, stacked, is_leaf=is_pooled)
 
 
 def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled | np.ndarray:
@@ -47,32 +45,46 @@ def divide(plan: ExecutionPlan, examples: Pooled, num: int, axis: int) -> Pooled
         axis: The index axis of clients.
     """
     spread = plan.num_devices > 1 and num % plan.num_devices == 0
-    parts = plan.num_devices // jax.process_count() if spread else 1
-    first = parts * jax.process_index() if spread else 0
-    examples = jax.tree.map(
-        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, examples
-    )
+    num_devices = plan.num_devices // jax.process_count() if spread else 1
+    first_device = num_devices * jax.process_index() if spread else 0
+    examples = jax.tree.map(_on_host, examples)
     runs = [examples.of_run(run) for run in range(len(examples.index))] if axis else [examples]
     index = np.stack([run.index for run in runs])
-    divided = index.reshape(len(index), parts, index.shape[1] // parts, index.shape[2])
-    used = [[_used(part) for part in of_run] for of_run in divided]
-    # a row of zeros, for padding
-    size = 1 + processes.most(max(len(ids) for of_run in used for ids in of_run))
+
+    # The rows of each run's pool that each device needs. Every device gets as many, for
+    # equal shapes, and one more row of zeros, for padding.
+    num_runs, num_clients, n_max = index.shape
+    by_device = index.reshape(num_runs, num_devices, num_clients // num_devices, n_max)
+    needed = [[_used(part) for part in parts] for parts in by_device]
+    longest = max(len(rows) for parts in needed for rows in parts)
+    size = 1 + processes.most(longest)
+
+    # Copies for each client, where they take hardly more memory than a pool and its index.
     features = runs[0].shape[2:]
-    row = examples.dtype.itemsize * math.prod(features)
-    if index.size * row <= GAIN * (len(index) * parts * size * row + index.nbytes):
+    example_bytes = examples.dtype.itemsize * math.prod(features)
+    pool_bytes = num_runs * num_devices * size * example_bytes
+    if index.size * example_bytes <= GAIN * (pool_bytes + index.nbytes):
         copies = np.stack([run[...] for run in runs])
         return copies if axis else copies[0]
-    pool = np.zeros((len(index), parts * size, *features), examples.dtype)
-    places = np.full(divided.shape, -1, np.int32)
-    for r, of_run in enumerate(used):
-        for d, ids in enumerate(of_run):
-            pool[r, d * size : d * size + len(ids)] = runs[r].rows(ids)
-            place_of = np.empty(len(runs[r].pool), np.int32)
-            place_of[ids] = (first + d) * size + np.arange(len(ids))
-            places[r, d] = np.where(divided[r, d] < 0, -1, place_of[divided[r, d]])
-    places = places.reshape(index.shape)
-    return Pooled(pool, places, spread) if axis else Pooled(pool[0], places[0], spread)
+
+    # The pools of all devices, one after the other, and an index into them.
+    pool = np.zeros((num_runs, num_devices * size, *features), examples.dtype)
+    positions = np.full(by_device.shape, -1, np.int32)
+    for run, parts in enumerate(needed):
+        for device, rows in enumerate(parts):
+            start = device * size
+            pool[run, start : start + len(rows)] = runs[run].rows(rows)
+            new_position = np.empty(len(runs[run].pool), np.int32)
+            new_position[rows] = (first_device + device) * size + np.arange(len(rows))
+            part = by_device[run, device]
+            positions[run, device] = np.where(part < 0, -1, new_position[part])
+    positions = positions.reshape(index.shape)
+    return Pooled(pool, positions, spread) if axis else Pooled(pool[0], positions[0], spread)
+
+
+def _on_host(leaf: Any) -> Any:
+    """A device's array as a NumPy array; a pool that stays in its file as it is."""
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
 def _used(index: np.ndarray) -> np.ndarray:

@@ -60,7 +60,8 @@ COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
 def _key(key: Key, purpose: int, round_number: Array) -> Key:
     """A round's key for a purpose. Of two keys (2,), cohorts use the first; the second may be secret."""
     key = key[int(purpose != COHORT)] if key.ndim else key
-    return jax.random.fold_in(jax.random.fold_in(key, purpose), round_number)
+    purpose_key = jax.random.fold_in(key, purpose)
+    return jax.random.fold_in(purpose_key, round_number)
 
 
 def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
@@ -69,8 +70,10 @@ def draw_cohort(key: Key, num_clients: int, size: int) -> Cohort:
     if size == num_clients:
         return Cohort(ids, everyone=True)
     if size**2 > 16 * num_clients:
-        return Cohort(jnp.sort(jax.random.permutation(key, ids)[:size]))
-    return Cohort(jnp.sort(draw_distinct(key, num_clients, size)))  # few of very many clients
+        drawn = jax.random.permutation(key, ids)[:size]
+    else:  # few of very many clients
+        drawn = draw_distinct(key, num_clients, size)
+    return Cohort(jnp.sort(drawn))
 
 
 def draw_distinct(key: Key, num: int, count: int) -> Array:
@@ -80,11 +83,15 @@ def draw_distinct(key: Key, num: int, count: int) -> Array:
     """
 
     def draw(number: Array, chosen: jax.Array) -> jax.Array:
+        # A number in 0..top; if it was chosen before, top itself, which was not.
         top = num - count + number
-        drawn = jax.random.randint(jax.random.fold_in(key, number), (), 0, top + 1, jnp.int32)
-        return chosen.at[number].set(jnp.where((chosen == drawn).any(), top, drawn))
+        draw_key = jax.random.fold_in(key, number)
+        drawn = jax.random.randint(draw_key, (), 0, top + 1, jnp.int32)
+        is_taken = (chosen == drawn).any()
+        return chosen.at[number].set(jnp.where(is_taken, top, drawn))
 
-    return jax.lax.fori_loop(0, count, draw, jnp.full((count,), -1, jnp.int32))
+    chosen = jnp.full((count,), -1, jnp.int32)
+    return jax.lax.fori_loop(0, count, draw, chosen)
 
 
 def cohort_of(key: Key, number: Array, num_clients: int, size: int) -> Cohort:
@@ -99,11 +106,15 @@ def known_cohort(
     takes_part = algorithm.engine.takes_part
     if takes_part is None or size == num_clients:
         return cohort_of(key, number, num_clients, size)
-    work = _key(key, WORK, number)
-    comes = jax.vmap(lambda client: takes_part(jax.random.fold_in(work, client)))(
-        jnp.arange(num_clients)
-    )
-    return Cohort(jnp.sort(jax.lax.top_k(comes.astype(jnp.int32), size)[1]).astype(jnp.int32))
+    work_key = _key(key, WORK, number)
+
+    def comes(client: Array) -> Array:
+        return takes_part(jax.random.fold_in(work_key, client))
+
+    # Those who take part come first, in the order of their ids.
+    is_coming = jax.vmap(comes)(jnp.arange(num_clients))
+    _, ids = jax.lax.top_k(is_coming.astype(jnp.int32), size)
+    return Cohort(jnp.sort(ids).astype(jnp.int32))
 
 
 def sample_cohort(
@@ -116,11 +127,11 @@ def sample_cohort(
     """
     if algorithm.sample is None:
         return known_cohort(algorithm, key, number, tree.num_rows(clients), size)
-    ids = algorithm.sample(_key(key, SAMPLE, number), state._replace(round=number), clients)
+    sample_key = _key(key, SAMPLE, number)
+    ids = algorithm.sample(sample_key, state._replace(round=number), clients)
     if ids.shape != (size,):
-        raise ValueError(
-            f"sample: returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort"
-        )
+        text = f"returned ids of shape {ids.shape}; accepted: ({size},), the size of a cohort"
+        raise ValueError(f"sample: {text}")
     return Cohort(jnp.sort(ids).astype(jnp.int32))
 
 
@@ -130,10 +141,12 @@ def participations(key: Key, num_clients: int, size: int, rounds: int) -> Array:
     Valid only for uniform sampling: with `Algorithm.sample`, cohorts depend on the training.
     """
 
-    def count(number, total):
-        return total.at[cohort_of(key, number, num_clients, size).ids].add(1)
+    def add_round(number: Array, counts: jax.Array) -> jax.Array:
+        cohort = cohort_of(key, number, num_clients, size)
+        return counts.at[cohort.ids].add(1)
 
-    return jax.lax.fori_loop(0, rounds, count, jnp.zeros((num_clients,), jnp.int32))
+    counts = jnp.zeros((num_clients,), jnp.int32)
+    return jax.lax.fori_loop(0, rounds, add_round, counts)
 
 
 def make_round(
@@ -143,22 +156,23 @@ def make_round(
 
     Only the cohort's rows are read, processed and written back, so a round costs S, not K.
     """
-    work = make_cohort_round(algorithm, plan)
+    play_cohort = make_cohort_round(algorithm, plan)
 
     def one_round(
         key: Key, number: Array, state: State, clients: ClientData
     ) -> tuple[State, Record]:
         cohort = sample_cohort(algorithm, key, number, state, clients, cohort_size)
         if cohort.everyone:
-            return work(key, number, cohort, state, clients)
+            return play_cohort(key, number, cohort, state, clients)
         if plan.num_devices > 1:
             # On every device. If they were spread, looking up the cohort would need independent collectives; together
             # with those that move rows, they can occupy all of a CPU's few threads and deadlock.
             cohort = Cohort(jax.lax.with_sharding_constraint(cohort.ids, plan.everywhere))
-        of_cohort, data = plan.take_rows((state.clients, clients), cohort.ids)
-        trained, record = work(key, number, cohort, state._replace(clients=of_cohort), data)
-        everyone = plan.put_rows(state.clients, cohort.ids, trained.clients)
-        return trained._replace(clients=everyone), record
+        cohort_rows, data = plan.take_rows((state.clients, clients), cohort.ids)
+        cohort_state = state._replace(clients=cohort_rows)
+        trained, record = play_cohort(key, number, cohort, cohort_state, data)
+        all_rows = plan.put_rows(state.clients, cohort.ids, trained.clients)
+        return trained._replace(clients=all_rows), record
 
     return lifting.in_precision(algorithm, one_round)
 
@@ -171,38 +185,49 @@ def make_cohort_round(
     def one_round(
         key: Key, number: Array, cohort: Cohort, state: State, clients: ClientData
     ) -> tuple[State, Record]:
+        # Every client of the cohort decides which models it receives.
         state = state._replace(round=number)
-        index = lifting.download(algorithm, plan, _key(key, DOWNLOAD, number), state, cohort)
+        download_key = _key(key, DOWNLOAD, number)
+        index = lifting.download(algorithm, plan, download_key, state, cohort)
         position = index if algorithm.topology.on_server else cohort.position(index)
-        playing = _Round(_key(key, WORK, number), number, cohort, index, position, clients)
+        work_key = _key(key, WORK, number)
+        current = _Round(work_key, number, cohort, index, position, clients)
 
         def exchange(step: Array, state: State, later: bool = False) -> tuple[State, Record]:
-            state, aggregate, read = _exchange(algorithm, plan, playing, step, state, later)
-            moved = traffic.of_exchange(state.models, aggregate, read)
-            record = _record(algorithm, playing, step, aggregate, moved)
+            """The cohort's work on these models, and the server's update."""
+            state, aggregate, server_bytes = _exchange(algorithm, plan, current, step, state, later)
+            moved = traffic.of_exchange(state.models, aggregate, server_bytes)
+            record = _record(algorithm, current, step, aggregate, moved)
             update_key = jax.random.fold_in(_key(key, UPDATE, number), step)
             state, metrics = algorithm.server_update(update_key, state, aggregate)
             return state, record._replace(metrics=metrics)
 
-        state, record = exchange(jnp.zeros((), jnp.int32), state)
+        def exchange_again(step: Array, carry: tuple[State, Record]) -> tuple[State, Record]:
+            state, record = carry
+            state, new = exchange(step, state, later=True)
+            return state, _add_later(record, new)
+
+        carry = exchange(jnp.zeros((), jnp.int32), state)
         if algorithm.exchanges > 1:
-            # The first exchange's loss and metrics refer to the downloaded models.
-            def again(step, carry):
-                state, record = carry
-                state, new = exchange(step, state, later=True)
-                diverged = jnp.maximum(record.diverged, new.diverged)
-
-                def add(name):
-                    return jax.tree.map(jnp.add, getattr(record, name), getattr(new, name))
-
-                total = {name: add(name) for name in ("down", "up", "seconds")}
-                dropped = jax.tree.map(jnp.maximum, record.dropped, new.dropped)
-                return state, record._replace(diverged=diverged, dropped=dropped, **total)
-
-            state, record = jax.lax.fori_loop(1, algorithm.exchanges, again, (state, record))
+            carry = jax.lax.fori_loop(1, algorithm.exchanges, exchange_again, carry)
+        state, record = carry
         return state._replace(round=number + 1), record
 
     return lifting.in_precision(algorithm, one_round)
+
+
+def _add_later(record: Record, later: Record) -> Record:
+    """A round's record after one more exchange.
+
+    The first exchange's loss and metrics stay, since they refer to the downloaded models.
+    """
+    return record._replace(
+        diverged=jnp.maximum(record.diverged, later.diverged),
+        down=jnp.add(record.down, later.down),
+        up=jnp.add(record.up, later.up),
+        seconds=jax.tree.map(jnp.add, record.seconds, later.seconds),
+        dropped=jax.tree.map(jnp.maximum, record.dropped, later.dropped),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,20 +245,19 @@ class _Round:
 def _exchange(
     algorithm: Algorithm,
     plan: ExecutionPlan,
-    playing: _Round,
+    current: _Round,
     step: Array,
     state: State,
     later: bool,
 ) -> tuple[State, Aggregate, int]:
     """Returns (state with the clients' next rows, aggregate, bytes that a client read from the server's state)."""
-    index = playing.index
     topology = algorithm.topology
 
     def client(models: Params, row: PyTree, data: tuple, server: PyTree) -> ClientOutput:
         number, index, client_data = data
         context = ClientContext(
-            key=jax.random.fold_in(playing.key, number),
-            round=playing.number,
+            key=jax.random.fold_in(current.key, number),
+            round=current.number,
             step=step,
             index=index[...],
             server=server,
@@ -243,68 +267,75 @@ def _exchange(
         output = algorithm.client_update(context, models, row, client_data)
         return as_sent(output) if topology.moves else output
 
-    data = (playing.cohort.ids, index, playing.clients)
+    data = (current.cohort.ids, current.index, current.clients)
     rows, aggregate = plan.exchange(
         client,
-        state.models,
-        playing.position,
-        state.rows,
-        data,
+        models=state.models,
+        index=current.position,
+        rows=state.rows,
+        data=data,
         topology=topology,
         own_first=topology.reads_others,
         common=state.server.state,
-        sizes=playing.clients.train.size,
+        sizes=current.clients.train.size,
     )
 
     # What a client reads from the server's state, by tracing one client's work.
-    def client_at_zero(server: PyTree, models: Params, row: PyTree, data: tuple) -> ClientOutput:
-        return client(models, row, view(data, jnp.zeros((), jnp.int32)), server)
+    def first_client(server: PyTree, models: Params, row: PyTree, data: tuple) -> ClientOutput:
+        first_data = view(data, jnp.zeros((), jnp.int32))
+        return client(models, row, first_data, server)
 
-    received = tree.shapes_of_rows(state.models, 1 if topology is Topology.PUSH else index.shape[1])
+    num_received = 1 if topology is Topology.PUSH else current.index.shape[1]
+    received = tree.shapes_of_rows(state.models, num_received)
     row = tree.shapes_of_rows(state.rows)
-    read = traffic.bytes_read(client_at_zero, state.server.state, received, row, data)
-    return state.with_rows(rows), aggregate, read
+    server_bytes = traffic.bytes_read(first_client, state.server.state, received, row, data)
+    return state.with_rows(rows), aggregate, server_bytes
 
 
 def as_sent(output: ClientOutput) -> ClientOutput:
     """A client's output as it is added up: with w_k u_k in place of u_k, which is sent where w_k > 0."""
     upload = output.upload
-    weight = output.upload.weight
-    if weight is None:
+    if upload.weight is None:
         return output
-    sent = weight > 0 if output.sent is None else output.sent
-    return output._replace(
-        upload=upload._replace(update=tree.scale(upload.update, weight)), sent=sent
-    )
+    sent = upload.weight > 0 if output.sent is None else output.sent
+    weighted = upload._replace(update=tree.scale(upload.update, upload.weight))
+    return output._replace(upload=weighted, sent=sent)
 
 
 def _record(
-    algorithm: Algorithm, playing: _Round, step: Array, aggregate: Aggregate, moved: Traffic
+    algorithm: Algorithm, current: _Round, step: Array, aggregate: Aggregate, moved: Traffic
 ) -> Record:
     """The record of an exchange; `moved` holds the bytes of its parts."""
-    ids = playing.cohort.ids
-    sizes = playing.clients.train.size
+    ids = current.cohort.ids
+    sizes = current.clients.train.size
     if algorithm.traffic is not None:
         moved = algorithm.traffic(moved)
     participation = aggregate.participation
-    none = jnp.iinfo(jnp.int32).max
+    none = jnp.iinfo(jnp.int32).max  # no client, in a minimum of ids
+
+    # The bytes that clients received and sent.
     away = jnp.zeros(ids.shape, bool) if participation.away is None else participation.away
     first = (step == 0) & ~away[:, None]
-    down, up = traffic.messages(algorithm, ids, playing.index, aggregate.sent, first).num_bytes(
-        moved
-    )
+    messages = traffic.messages(algorithm, ids, current.index, aggregate.sent, first)
+    down, up = messages.num_bytes(moved)
+
+    # The loss of attackers and of clients that did not take part does not count.
     loss = aggregate.told.loss
-    # their results do not count
-    for left_out in (playing.clients.attacker, participation.absent, away):
+    for left_out in (current.clients.attacker, participation.absent, away):
         if left_out is not None:
             loss = jnp.where(left_out, 0, loss)
             sizes = jnp.where(left_out, 0, sizes)
+
+    # The first client that diverged. Dropped clients did only if nobody is left whose results
+    # count, except for those that were broken on purpose.
     diverged = jnp.where(jnp.isfinite(loss), none, ids).min()
     dropped = participation.dropped
     if dropped is not None:
-        own = dropped if participation.broken is None else dropped & ~participation.broken
-        alone = jnp.where(own & ~(sizes > 0).any(), ids, none)  # nobody is left whose results count
-        diverged = jnp.minimum(diverged, alone.min())
+        broken = participation.broken
+        by_itself = dropped if broken is None else dropped & ~broken
+        nobody_left = ~(sizes > 0).any()
+        diverged_ids = jnp.where(by_itself & nobody_left, ids, none)
+        diverged = jnp.minimum(diverged, diverged_ids.min())
         dropped = jnp.where(dropped, ids, -1)
     return Record(
         train_loss=jnp.sum(loss * sizes) / sizes.sum(),

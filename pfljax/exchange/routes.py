@@ -27,7 +27,8 @@ AXIS = "clients"  # axis of the device mesh
 OWN_MESSAGE = 64 << 10  # arrays of at least this many bytes travel as separate messages
 SPREAD = PartitionSpec(AXIS)
 WHOLE = PartitionSpec()
-Kept = tuple[PyTree, jax.Array]  # sums or models, and (N,), the number of contributions to each
+# sums or models, and (N,), the number of contributions to each
+Contributions = tuple[PyTree, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,20 +63,24 @@ class Route(abc.ABC):
         return models
 
     @abc.abstractmethod
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         """The initial carry; `output` provides the output shapes of a block of clients."""
 
     @abc.abstractmethod
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
         """The models that a block of clients receives, (W, J, ...); only `Own` reads the carry."""
 
     @abc.abstractmethod
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
         """Adds a block's contributions; `sent` (W, J') bool says which of them count."""
 
-    def collect(self, kept: Kept) -> Kept:
+    def collect(self, contributions: Contributions) -> Contributions:
         """The sum of contributions to every model, and their number, sharded as in `sums_at`."""
-        return kept
+        return contributions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,24 +95,31 @@ class Own(Route):
     def sums_held(self) -> int:
         return self.models_held
 
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         return models, jnp.zeros((index.size,), jnp.int32)
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return by_client(self._block(kept[0], at), self.models_held)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        current, _ = contributions
+        return by_client(self._block(current, here), self.models_held)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        (models, count) = kept
-        row = at.at * self.models_held
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        models, count = contributions
+        first_row = here.at * self.models_held
         if jax.tree.leaves(output.upload.update):
-            new = flat(output.upload.update)
+            trained = flat(output.upload.update)
             if output.sent is not None:
-                new = tree.where(sent.reshape(-1), new, self._block(models, at))
-            models = replace(models, row, new)
-        return models, replace(count, row, sent.reshape(-1))
+                trained = tree.where(sent.reshape(-1), trained, self._block(models, here))
+            models = replace(models, first_row, trained)
+        count = replace(count, first_row, sent.reshape(-1))
+        return models, count
 
-    def _block(self, models: Params, at: Block) -> Params:
-        return block(models, at.at * self.models_held, at.index.shape[0] * self.models_held)
+    def _block(self, models: Params, here: Block) -> Params:
+        width = here.index.shape[0]
+        return block(models, here.at * self.models_held, width * self.models_held)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,25 +129,34 @@ class AtServer(Route):
     num_models: int  # a device keeps sums for all of them
     devices: int
 
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
-        out = output()
-        return self.empty(out.upload, num_leading=2 if out.mixing_weights is None else 1)
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
+        shapes = output()
+        num_leading = 2 if shapes.mixing_weights is None else 1
+        return self.empty(shapes.upload, num_leading)
 
-    def empty(self, upload: PyTree, num_leading: int) -> Kept:
-        sums = jax.tree.map(
-            lambda leaf: jnp.zeros((self.num_models, *leaf.shape[num_leading:]), leaf.dtype), upload
-        )
-        return sums, jnp.zeros((self.num_models,), jnp.int32)
+    def empty(self, upload: PyTree, num_leading: int) -> Contributions:
+        """Sums of nothing, for uploads with so many leading axes of clients and their models."""
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return tree.take(models, at.index)
+        def zeros(leaf: Array) -> Array:
+            return jnp.zeros((self.num_models, *leaf.shape[num_leading:]), leaf.dtype)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        index = at.index[:, : sent.shape[1]]
-        return _add(kept, index, sent, output.upload, output.mixing_weights)
+        sums = jax.tree.map(zeros, upload)
+        count = jnp.zeros((self.num_models,), jnp.int32)
+        return sums, count
 
-    def collect(self, kept: Kept) -> Kept:
-        return jax.lax.psum(kept, AXIS) if self.devices > 1 else kept
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        return tree.take(models, here.index)
+
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        index = here.index[:, : sent.shape[1]]
+        return _add(contributions, index, sent, output.upload, output.mixing_weights)
+
+    def collect(self, contributions: Contributions) -> Contributions:
+        return jax.lax.psum(contributions, AXIS) if self.devices > 1 else contributions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +166,16 @@ class Gather(AtServer):
     models_at = sums_at = SPREAD
 
     def open(self, models: Params) -> Params:
-        return on_parts(lambda part: jax.lax.all_gather(part, AXIS, tiled=True), models)
+        def gather(stack: PyTree) -> PyTree:
+            return jax.lax.all_gather(stack, AXIS, tiled=True)
 
-    def collect(self, kept: Kept) -> Kept:
-        return on_parts(
-            lambda part: jax.lax.psum_scatter(part, AXIS, scatter_dimension=0, tiled=True), kept
-        )
+        return on_parts(gather, models)
+
+    def collect(self, contributions: Contributions) -> Contributions:
+        def scatter(stack: PyTree) -> PyTree:
+            return jax.lax.psum_scatter(stack, AXIS, scatter_dimension=0, tiled=True)
+
+        return on_parts(scatter, contributions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,78 +187,90 @@ class Ring(AtServer):
 
     models_at = sums_at = SPREAD
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return self.fetch(models, at.index)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        return self.fetch(models, here.index)
 
     def fetch(self, models: PyTree, index: Array) -> PyTree:
         """Returns models[index] of the whole stack: the index travels around, and each device fills in the rows it has.
 
         Pooled examples arrive as copies.
         """
-
         leaves, treedef = jax.tree.flatten(models, is_leaf=is_pooled)
 
-        def visit(travels, _):
+        def read(leaf: Any, positions: Array) -> Array:
+            if is_pooled(leaf):
+                return leaf.examples(leaf.index[positions])
+            return tree.take(leaf, positions)
+
+        def visit(travels: Any, _: Any) -> tuple[Any, Any]:
             index, rows = travels
-            local, mine = self._mine(index)
-            found = [
-                leaf.examples(leaf.index[local]) if is_pooled(leaf) else tree.take(leaf, local)
-                for leaf in leaves
-            ]
-            return (index, tree.where(mine, found, rows)), ()
+            positions, is_here = self._positions_here(index)
+            rows_here = [read(leaf, positions) for leaf in leaves]
+            return (index, tree.where(is_here, rows_here, rows)), ()
 
-        start = [jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
-        # It starts empty, so that the last hop brings it home.
-        return jax.tree.unflatten(
-            treedef, self._visit_all(visit, (self._hop(index), start), ())[0][1]
-        )
+        rows = [jnp.zeros((*index.shape, *leaf.shape[1:]), leaf.dtype) for leaf in leaves]
+        # The index starts at the next device, so that the last hop brings it home.
+        travels = (self._hop(index), rows)
+        (_, rows), _ = self._visit_all(visit, travels, ())
+        return jax.tree.unflatten(treedef, rows)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        def visit(travels, kept):
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        def visit(travels: Any, contributions: Contributions) -> tuple[Any, Contributions]:
             index, upload, weights = travels
-            local, mine = self._mine(index)
-            return travels, _add(kept, local, mine, upload, weights)
+            positions, is_here = self._positions_here(index)
+            return travels, _add(contributions, positions, is_here, upload, weights)
 
-        index = jnp.where(sent, at.index[:, : sent.shape[1]], -1)
-        return self._visit_all(visit, (index, output.upload, output.mixing_weights), kept)[1]
+        index = jnp.where(sent, here.index[:, : sent.shape[1]], -1)
+        travels = (index, output.upload, output.mixing_weights)
+        _, contributions = self._visit_all(visit, travels, contributions)
+        return contributions
 
-    def collect(self, kept: Kept) -> Kept:
-        return kept
+    def collect(self, contributions: Contributions) -> Contributions:
+        return contributions
 
     def replace(self, stack: PyTree, ids: Array, rows: PyTree) -> PyTree:
         """Replaces rows `ids` of the whole stack."""
 
-        def visit(travels, stack):
+        def visit(travels: Any, stack: PyTree) -> tuple[Any, PyTree]:
             ids, rows = travels
-            local, mine = self._mine(ids)
-            local = jnp.where(mine, local, self.num_models)
-            # Padded ids repeat the last row with equal content, so the order of writes does not matter.
-            return travels, jax.tree.map(
-                lambda leaf, new: leaf.at[local].set(new, mode="drop"), stack, rows
-            )
+            positions, is_here = self._positions_here(ids)
+            positions = jnp.where(is_here, positions, self.num_models)  # out of range: dropped
 
-        return self._visit_all(visit, (ids, rows), stack)[1]
+            # Padded ids repeat the last row with equal content, so the order of writes does not matter.
+            def write(leaf: jax.Array, new: Array) -> jax.Array:
+                return leaf.at[positions].set(new, mode="drop")
+
+            return travels, jax.tree.map(write, stack, rows)
+
+        _, stack = self._visit_all(visit, (ids, rows), stack)
+        return stack
 
     def _hop(self, travels: PyTree) -> PyTree:
+        """Sends arrays to the next device, and returns those that the previous one sent."""
         neighbors = [(device, (device + 1) % self.devices) for device in range(self.devices)]
-        packed, unpack = _pack(travels)
-        return unpack(jax.tree.map(lambda part: jax.lax.ppermute(part, AXIS, neighbors), packed))
+        messages, unpack = _pack(travels)
+        received = [jax.lax.ppermute(message, AXIS, neighbors) for message in messages]
+        return unpack(received)
 
     def _visit_all(
         self, visit: Callable[[Any, Any], tuple[Any, Any]], travels: Any, stays: Any
     ) -> tuple[Any, Any]:
         """Applies (travels, stays) <- visit(travels, stays) on this device and, hop by hop, on all others."""
-        return jax.lax.fori_loop(
-            1,
-            self.devices,
-            lambda _, carry: visit(self._hop(carry[0]), carry[1]),
-            visit(travels, stays),
-        )
 
-    def _mine(self, index: Array) -> tuple[Array, Array]:
-        local = index - jax.lax.axis_index(AXIS) * self.num_models
-        mine = (local >= 0) & (local < self.num_models)
-        return jnp.where(mine, local, 0), mine
+        def hop_and_visit(_: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            travels, stays = carry
+            return visit(self._hop(travels), stays)
+
+        carry = visit(travels, stays)
+        return jax.lax.fori_loop(1, self.devices, hop_and_visit, carry)
+
+    def _positions_here(self, index: Array) -> tuple[Array, Array]:
+        """Positions of some models in this device's part of the stack, 0 for the others, and which are in it."""
+        positions = index - jax.lax.axis_index(AXIS) * self.num_models
+        is_here = (positions >= 0) & (positions < self.num_models)
+        return jnp.where(is_here, positions, 0), is_here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,14 +287,18 @@ class Partly(Route):
     def sums_at(self) -> PartitionSpec:
         return self.others.sums_at
 
-    def start(self, models: Params, index: Array, output: Callable[[], ClientOutput]) -> Kept:
+    def start(
+        self, models: Params, index: Array, output: Callable[[], ClientOutput]
+    ) -> Contributions:
         return self.others.start(models, index, output)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        return self.others.deposit(kept, at, output, sent)
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        return self.others.deposit(contributions, here, output, sent)
 
-    def collect(self, kept: Kept) -> Kept:
-        return self.others.collect(kept)
+    def collect(self, contributions: Contributions) -> Contributions:
+        return self.others.collect(contributions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,23 +312,33 @@ class OwnFirst(Partly):
     def open(self, models: Params) -> Params:
         return self.others.open(models)
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        own = by_client(block(models, at.at, at.index.shape[0]), 1)
-        if at.index.shape[1] == 1:
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        width, num_received = here.index.shape
+        own = by_client(block(models, here.at, width), 1)
+        if num_received == 1:
             return own
-        others = self.others.receive(models, kept, dataclasses.replace(at, index=at.index[:, 1:]))
+        others_here = dataclasses.replace(here, index=here.index[:, 1:])
+        others = self.others.receive(models, contributions, others_here)
         return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), own, others)
 
-    def deposit(self, kept: Kept, at: Block, output: ClientOutput, sent: Array) -> Kept:
-        own, others = (
-            jax.tree.map(lambda leaf, p=p: leaf[:, p], output.upload) for p in (0, slice(1, None))
-        )
-        if sent.shape[1] > 1:
-            to_others = dataclasses.replace(at, index=at.index[:, 1:])
-            kept = self.others.deposit(kept, to_others, output._replace(upload=others), sent[:, 1:])
-        rows = block(kept, at.at, sent.shape[0])
-        added = tree.add(rows, (own, jnp.ones_like(rows[1])))
-        return replace(kept, at.at, tree.where(sent[:, 0], added, rows))
+    def deposit(
+        self, contributions: Contributions, here: Block, output: ClientOutput, sent: Array
+    ) -> Contributions:
+        width, num_sent = sent.shape
+        to_own = jax.tree.map(lambda leaf: leaf[:, 0], output.upload)
+        to_others = jax.tree.map(lambda leaf: leaf[:, 1:], output.upload)
+        if num_sent > 1:
+            others_here = dataclasses.replace(here, index=here.index[:, 1:])
+            output_to_others = output._replace(upload=to_others)
+            contributions = self.others.deposit(
+                contributions, others_here, output_to_others, sent[:, 1:]
+            )
+
+        # A client's contribution to its own model is added in place.
+        before = block(contributions, here.at, width)
+        _, count = before
+        after = tree.add(before, (to_own, jnp.ones_like(count)))
+        return replace(contributions, here.at, tree.where(sent[:, 0], after, before))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,34 +348,47 @@ class Push(Partly):
     models_at = SPREAD
     models_held = 1
 
-    def receive(self, models: Params, kept: Any, at: Block) -> Params:
-        return by_client(block(models, at.at, at.index.shape[0]), 1)
+    def receive(self, models: Params, contributions: Any, here: Block) -> Params:
+        return by_client(block(models, here.at, here.index.shape[0]), 1)
 
 
-def is_dense(held: int, num_models: int) -> bool:
+def is_dense(num_received: int, num_models: int) -> bool:
     """Whether an upload goes to so many models that a dense product, mostly with weights 0, is best."""
-    return held * 8 > num_models
+    return num_received * 8 > num_models
 
 
-def _add(kept: Kept, index: Array, mask: Array, upload: PyTree, weights: Array | None) -> Kept:
+def _add(
+    contributions: Contributions, index: Array, mask: Array, upload: PyTree, weights: Array | None
+) -> Contributions:
     """Adds upload[w, j], or weights[w, j] upload[w], to the sum of model index[w, j] where mask[w, j] is True."""
-    sums, count = kept
+    sums, count = contributions
     num_models = count.shape[0]
-    (width, held) = index.shape
+    width, num_sent = index.shape
     index = jnp.where(mask, index, num_models)  # out-of-range updates are dropped
+
+    def add(total: jax.Array, update: Array) -> jax.Array:
+        return total.at[index].add(update, mode="drop")
+
     if weights is None:
-        sums = jax.tree.map(lambda s, u: s.at[index].add(u, mode="drop"), sums, upload)
-    elif is_dense(held, num_models):  # a matrix product
+        sums = jax.tree.map(add, sums, upload)
+    elif is_dense(num_sent, num_models):
+        # matrix[n, w] is the weight of client w's upload in the sum of model n
         matrix = jnp.zeros((num_models, width))
         matrix = matrix.at[index, jnp.arange(width)[:, None]].add(weights, mode="drop")
-        sums = jax.tree.map(lambda s, u: s + jnp.tensordot(matrix, u, axes=1), sums, upload)
+
+        def add_product(total: Array, update: Array) -> Array:
+            return total + jnp.tensordot(matrix, update, axes=1)
+
+        sums = jax.tree.map(add_product, sums, upload)
     else:
 
-        def weigh(u):
-            return tree.per_row(weights, u[:, None]) * u[:, None]
+        def add_weighted(total: jax.Array, update: Array) -> jax.Array:
+            weighted = tree.per_row(weights, update[:, None]) * update[:, None]
+            return add(total, weighted)
 
-        sums = jax.tree.map(lambda s, u: s.at[index].add(weigh(u), mode="drop"), sums, upload)
-    return sums, count.at[index].add(1, mode="drop")
+        sums = jax.tree.map(add_weighted, sums, upload)
+    count = count.at[index].add(1, mode="drop")
+    return sums, count
 
 
 def _pack(arrays: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]:
@@ -334,17 +398,21 @@ def _pack(arrays: PyTree) -> tuple[list[Array], Callable[[list[Array]], PyTree]]
     cost. An array that may be spread over several devices is not small: to share a message, it would be gathered.
     """
     leaves, treedef = jax.tree.flatten(arrays)
-    spread = devices_here() > 1
+    is_spread = devices_here() > 1
     messages: dict[Any, list[int]] = {}  # numbers of the leaves in each message
     for number, leaf in enumerate(leaves):
-        is_alone = leaf.nbytes > OWN_MESSAGE or (spread and leaf.size >= WORTH)
-        messages.setdefault(number if is_alone else leaf.dtype, []).append(number)
+        is_alone = leaf.nbytes > OWN_MESSAGE or (is_spread and leaf.size >= WORTH)
+        name = number if is_alone else leaf.dtype
+        messages.setdefault(name, []).append(number)
 
     packed = []
     for name, numbers in messages.items():
-        own = [leaves[number] for number in numbers]
-        is_alone = isinstance(name, int)
-        packed.append(Packed(own[0], lambda received: [received]) if is_alone else pack(own))
+        contents = [leaves[number] for number in numbers]
+        if isinstance(name, int):  # a message of one array
+            message = Packed(contents[0], lambda array: [array])
+        else:
+            message = pack(contents)
+        packed.append(message)
 
     def unpack(received: list[Array]) -> PyTree:
         unpacked = list(leaves)

@@ -34,7 +34,8 @@ def bytes_of(fn: Callable[..., PyTree], *args: PyTree, of: int = 1) -> int:
         *args: Its arguments, or their shapes.
         of: Arrays whose size this does not divide do not count: with a rare number of examples, all but theirs.
     """
-    return max(width() * largest_array(jax.make_jaxpr(fn)(*args).jaxpr, of), 1)
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    return max(width() * largest_array(jaxpr, of), 1)
 
 
 def fitting(fn: Callable[..., PyTree], num: int, *args: PyTree) -> int:
@@ -45,8 +46,10 @@ def fitting(fn: Callable[..., PyTree], num: int, *args: PyTree) -> int:
         num: Number of clients.
         *args: Arguments of `fn`, or their shapes.
     """
-    largest = largest_array(jax.make_jaxpr(fn, axis_env=[(CLIENTS, num)])(*args).jaxpr)
-    return max(n for n in range(1, num + 1) if num % n == 0 and (n == 1 or n * largest <= CACHE))
+    trace = jax.make_jaxpr(fn, axis_env=[(CLIENTS, num)])
+    largest = largest_array(trace(*args).jaxpr)
+    divisors = [n for n in range(1, num + 1) if num % n == 0]
+    return max(n for n in divisors if n == 1 or n * largest <= CACHE)
 
 
 def largest_array(jaxpr: Any, of: int = 1) -> int:
@@ -54,16 +57,16 @@ def largest_array(jaxpr: Any, of: int = 1) -> int:
 
     Of the forms that platforms have, the last counts, which is that of accelerators.
     """
-    found = 0
-    for eqn in jaxpr.eqns:
-        inner = list(core.jaxprs_in_params(eqn.params))
-        inner = inner[-1:] if eqn.params.get("branches_platforms") else inner
-        shapes = [v.aval for v in eqn.outvars if hasattr(v.aval, "shape") and v.aval.size % of == 0]
-        found = max(
-            [
-                found,
-                *(a.size * a.dtype.itemsize for a in shapes),
-                *(largest_array(part, of) for part in inner),
-            ]
-        )
-    return found
+    largest = 0
+    for equation in jaxpr.eqns:
+        inner = list(core.jaxprs_in_params(equation.params))
+        if equation.params.get("branches_platforms"):
+            inner = inner[-1:]
+        for part in inner:
+            largest = max(largest, largest_array(part, of))
+
+        for variable in equation.outvars:
+            shape = variable.aval
+            if hasattr(shape, "shape") and shape.size % of == 0:
+                largest = max(largest, shape.size * shape.dtype.itemsize)
+    return largest

@@ -37,11 +37,17 @@ class Messages(NamedTuple):
 
     def num_bytes(self, moved: Traffic) -> tuple[Array, Array]:
         """Bytes that all of them receive and send, given those of each part."""
-        received, sent, active = (mask.sum(dtype=jnp.float32) for mask in self)
-        # As numbers of 32 bits, the bytes of a large model would overflow.
-        parts = (moved.model, moved.server, moved.upload, moved.report)
-        model, server, upload, report = (jnp.asarray(part, jnp.float32) for part in parts)
-        return received * model + active * server, sent * upload + active * report
+        num_received = self.received.sum(dtype=jnp.float32)
+        num_sent = self.sent.sum(dtype=jnp.float32)
+        num_active = self.active.sum(dtype=jnp.float32)
+        # As integers of 32 bits, the bytes of a large model would overflow.
+        model_bytes = jnp.asarray(moved.model, jnp.float32)
+        server_bytes = jnp.asarray(moved.server, jnp.float32)
+        upload_bytes = jnp.asarray(moved.upload, jnp.float32)
+        report_bytes = jnp.asarray(moved.report, jnp.float32)
+        down = num_received * model_bytes + num_active * server_bytes
+        up = num_sent * upload_bytes + num_active * report_bytes
+        return down, up
 
 
 def messages(
@@ -60,10 +66,14 @@ def messages(
     travels = jnp.full_like(index, topology.moves, bool)
     if topology.between_clients:
         travels = index != client[..., None]  # also for a push: as many models arrive as are sent
-    lifted = travels | (algorithm.via_server and topology.moves)
+    uploaded = travels | (algorithm.via_server and topology.moves)
     # After the first exchange, a client without a batch left no longer takes part.
     active = sent | first
-    return Messages(travels & active, lifted & sent, jnp.any(active, axis=-1))
+    return Messages(
+        received=travels & active,
+        sent=uploaded & sent,
+        active=jnp.any(active, axis=-1),
+    )
 
 
 def seconds_of(participation: Participation) -> Array | None:
@@ -76,17 +86,24 @@ def seconds_of(participation: Participation) -> Array | None:
     if seconds is None:
         return None
     if away is not None:
-        seconds = jnp.where(away & ~away.all(), 0, seconds)
+        does_not_count = away & ~away.all()
+        seconds = jnp.where(does_not_count, 0, seconds)
     return seconds.max()
 
 
 def of_client(algorithm: Algorithm, models: Params, output: ClientOutput, server: float) -> Traffic:
     """As `of_exchange`, of the models (J, ...) that one client received and of its output, as sent."""
-    upload = tree.stack_one(output.upload) if algorithm.topology is Topology.PUSH else output.upload
-    arrays = [leaf for leaf in jax.tree.leaves((output.told, output.notes)) if leaf.ndim]
-    shapes = tree.shapes_of_rows((models, upload))
+    upload = output.upload
+    if algorithm.topology is Topology.PUSH:
+        upload = tree.stack_one(upload)
+    reported = jax.tree.leaves((output.told, output.notes))
+    arrays = [leaf for leaf in reported if leaf.ndim]  # scalars are free
     counted = Traffic(
-        tree.row_bytes(models), tree.row_bytes(upload), tree.num_bytes(arrays), server, shapes
+        model=tree.row_bytes(models),
+        upload=tree.row_bytes(upload),
+        report=tree.num_bytes(arrays),
+        server=server,
+        shapes=tree.shapes_of_rows((models, upload)),
     )
     return algorithm.traffic(counted) if algorithm.traffic else counted
 
@@ -99,13 +116,12 @@ def of_exchange(models: Params, aggregate: Aggregate, server: float) -> Traffic:
         aggregate: What came back.
         server: Bytes that one client reads from the server's state; see `bytes_read`.
     """
-    beyond_scalars = [
-        leaf for leaf in jax.tree.leaves((aggregate.told, aggregate.notes)) if leaf.ndim > 1
-    ]
+    reported = jax.tree.leaves((aggregate.told, aggregate.notes))
+    arrays = [leaf for leaf in reported if leaf.ndim > 1]  # scalars of each client are free
     return Traffic(
         model=tree.row_bytes(models),
         upload=tree.row_bytes(aggregate.upload),
-        report=tree.row_bytes(beyond_scalars),
+        report=tree.row_bytes(arrays),
         server=server,
         shapes=tree.shapes_of_rows((models, aggregate.upload)),
     )
@@ -119,16 +135,15 @@ def bytes_read(fn: Callable[..., PyTree], server: PyTree, *args: PyTree) -> int:
     leaves = jax.tree.leaves(server)
     if not any(leaf.ndim for leaf in leaves):
         return 0
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (server, *args)
-    )
+
+    def shape(leaf: Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    shapes = jax.tree.map(shape, (server, *args))
     jaxpr = jax.make_jaxpr(fn)(*shapes).jaxpr
-    used = {id(var) for equation in jaxpr.eqns for var in equation.invars} | {
-        id(var) for var in jaxpr.outvars
-    }
-    read = [
-        leaf
-        for leaf, var in zip(leaves, jaxpr.invars[: len(leaves)], strict=True)
-        if id(var) in used
-    ]
+    used = {id(var) for var in jaxpr.outvars}
+    for equation in jaxpr.eqns:
+        used.update(id(var) for var in equation.invars)
+    variables = jaxpr.invars[: len(leaves)]
+    read = [leaf for leaf, var in zip(leaves, variables, strict=True) if id(var) in used]
     return tree.num_bytes([leaf for leaf in read if leaf.ndim])

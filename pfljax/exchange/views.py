@@ -29,7 +29,8 @@ class RowView(LazyArray):
 
     def __getitem__(self, index: Any) -> Array:
         if isinstance(self.stack, Pooled):
-            return self.stack.examples(RowView(jnp.asarray(self.stack.index), self.position)[index])
+            row = RowView(jnp.asarray(self.stack.index), self.position)
+            return self.stack.examples(row[index])
         if index is Ellipsis:
             return jax.lax.dynamic_index_in_dim(self.stack, self.position, keepdims=False)
         return self.stack.at[self.position, index].get(mode="promise_in_bounds")
@@ -38,26 +39,30 @@ class RowView(LazyArray):
 class Joined(LazyArray):
     """A client's examples followed by others: positions from `size` on read the other array."""
 
-    def __init__(self, own: RowView | Array, size: Array, other: jax.Array):
+    def __init__(self, own: RowView | Array, size: Array, other: jax.Array) -> None:
         self.own = own
         self.size = size
         self.other = other
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.own.shape[0] + self.other.shape[0], *self.own.shape[1:])
+        num_own, *features = self.own.shape
+        return (num_own + self.other.shape[0], *features)
 
     def __getitem__(self, index: Any) -> Array:
-        index = self.positions(index)
-        own = self.own[jnp.minimum(index, self.own.shape[0] - 1)]
-        other = self.other.at[jnp.clip(index - self.size, 0, self.other.shape[0] - 1)].get()
-        return tree.where(index < self.size, own, other)
+        # Both are read at positions within their bounds; only one of them counts.
+        positions = self.positions(index)
+        own_positions = jnp.minimum(positions, self.own.shape[0] - 1)
+        own = self.own[own_positions]
+        other_positions = jnp.clip(positions - self.size, 0, self.other.shape[0] - 1)
+        other = self.other.at[other_positions].get()
+        return tree.where(positions < self.size, own, other)
 
 
 class Chosen(LazyArray):
     """A subset or reordering of a client's examples: position i reads example `order[i]`."""
 
-    def __init__(self, own: RowView | Array, order: Array):
+    def __init__(self, own: RowView | Array, order: Array) -> None:
         self.own = own
         self.order = order
 
@@ -82,7 +87,7 @@ def read(view: PyTree, index: Any = ...) -> PyTree:
 def view(data: PyTree, position: Array) -> PyTree:
     """A client's data: `RowView`s of its arrays, and plain scalars."""
 
-    def one(leaf):
+    def view_leaf(leaf: Any) -> Any:
         return RowView(leaf, position) if leaf.ndim > 1 else leaf[position]
 
-    return jax.tree.map(one, data, is_leaf=is_pooled)
+    return jax.tree.map(view_leaf, data, is_leaf=is_pooled)
