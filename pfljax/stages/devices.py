@@ -264,10 +264,10 @@ def times(path: str) -> Times:
         pairs = [(list(each["active"]), list(each["inactive"])) for each in entries]
         most = max(len(begins) for begins, _ in pairs)
 
-        def fill(values):
-            return np.pad(
-                np.array(values, np.float32), (0, most - len(values)), constant_values=np.inf
-            )
+        def fill(values: list[float]) -> np.ndarray:
+            """Times of one device (most,), with infinity behind the last."""
+            padding = (0, most - len(values))
+            return np.pad(np.array(values, np.float32), padding, constant_values=np.inf)
 
         if any(len(begins) != len(ends) for begins, ends in pairs):
             raise ValueError("a device has not as many times in active as in inactive")
