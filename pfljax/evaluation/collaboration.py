@@ -52,11 +52,15 @@ def rows_of(
     index: Int[np.ndarray, "K J"], weights: Float[np.ndarray, "K J"], least: float = 0.0
 ) -> Rows:
     """Returns clients' rows of weights; repeated indices add up. Leaves out weights smaller than `least`."""
+    # A pair of client and model as one number.
     width = int(index.max(initial=0)) + 1
-    pairs, place = np.unique(np.arange(len(index))[:, None] * width + index, return_inverse=True)
-    used = np.bincount(place.ravel(), weights.ravel(), len(pairs))
-    client, model = np.divmod(pairs[np.abs(used) >= least], width)
-    return Rows(client, model, used[np.abs(used) >= least], len(index))
+    clients = np.arange(len(index))[:, None]
+    pairs, position = np.unique(clients * width + index, return_inverse=True)
+    sums = np.bincount(position.ravel(), weights.ravel(), len(pairs))
+
+    is_used = np.abs(sums) >= least
+    client, model = np.divmod(pairs[is_used], width)
+    return Rows(client, model, sums[is_used], len(index))
 
 
 def cosines(
@@ -65,9 +69,9 @@ def cosines(
     """Similarity of clients' weights: the cosines between their rows, 0 for a client without weights."""
     rows = rows_of(index, weights)
     models, columns = np.unique(rows.model, return_inverse=True)
-    dense = np.zeros((len(index), len(models)))
-    dense[rows.client, columns] = rows.unit
-    return dense @ dense.T
+    unit_rows = np.zeros((len(index), len(models)))
+    unit_rows[rows.client, columns] = rows.unit
+    return unit_rows @ unit_rows.T
 
 
 def sharing(
@@ -79,22 +83,33 @@ def sharing(
     itself included, add up to |sum of the group's unit rows|^2.
     """
     rows = rows_of(index, weights)
-    group = np.unique(group, return_inverse=True)[1]
-    place = np.unique(
-        group[rows.client] * (rows.model.max() + 1) + rows.model, return_inverse=True
-    )[1]
-    inside, everywhere = (np.square(np.bincount(by, rows.unit)).sum() for by in (place, rows.model))
+    group = numbered(group)
+
+    # Sums of cosines: of all pairs within groups, of all pairs, and of each client with itself.
+    group_and_model = group[rows.client] * (rows.model.max() + 1) + rows.model
+    inside = np.square(np.bincount(numbered(group_and_model), rows.unit)).sum()
+    everywhere = np.square(np.bincount(rows.model, rows.unit)).sum()
+    itself = np.square(rows.unit).sum()
+
+    # Numbers of pairs of different clients.
     sizes = np.bincount(group).astype(float)
-    # numbers of pairs
-    alike = (sizes * (sizes - 1)).sum()
-    different = sizes.sum() ** 2 - np.square(sizes).sum()
+    num_within = (sizes * (sizes - 1)).sum()
+    num_across = sizes.sum() ** 2 - np.square(sizes).sum()
 
-    def ratio(total, number):
-        return float(total / number) if number else float("nan")
+    within = ratio(inside - itself, num_within)
+    across = ratio(everywhere - inside, num_across)
+    return Sharing(within, across)
 
-    return Sharing(
-        ratio(inside - np.square(rows.unit).sum(), alike), ratio(everywhere - inside, different)
-    )
+
+def numbered(values: np.ndarray) -> np.ndarray:
+    """The number of each value among the distinct ones, in ascending order."""
+    _, numbers = np.unique(values, return_inverse=True)
+    return numbers
+
+
+def ratio(total: float, number: float) -> float:
+    """Their ratio; NaN for none."""
+    return float(total / number) if number else float("nan")
 
 
 def top_affinities(
@@ -104,12 +119,16 @@ def top_affinities(
 
     Counts only clients with at least two others of their target; NaN if there are none.
     """
-    own = np.eye(len(affinity), dtype=bool)
-    wanted = np.equal(group[None, :], target[:, None]) & ~own
-    top = np.argsort(-np.where(own, -np.inf, affinity), axis=1, kind="stable")[:, :2]
-    able = wanted.sum(axis=1) >= 2
-    found = np.take_along_axis(wanted, top, axis=1).sum(axis=1) == 2
-    return float(np.mean(found, where=able)) if able.any() else float("nan")
+    is_self = np.eye(len(affinity), dtype=bool)
+    is_target = np.equal(group[None, :], target[:, None]) & ~is_self
+    counts = is_target.sum(axis=1) >= 2
+    if not counts.any():
+        return float("nan")
+
+    affinity = np.where(is_self, -np.inf, affinity)
+    top = np.argsort(-affinity, axis=1, kind="stable")[:, :2]
+    top_is_target = np.take_along_axis(is_target, top, axis=1)
+    return float(np.mean(top_is_target.sum(axis=1) == 2, where=counts))
 
 
 def adjusted_rand_index(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> float:
@@ -118,16 +137,21 @@ def adjusted_rand_index(a: Int[np.ndarray, " n"], b: Int[np.ndarray, " n"]) -> f
     1 for equal partitions, 0 on average for random ones. Importing scikit-learn's takes most of a second.
     """
 
-    def pairs(counts):
+    def num_pairs(counts: np.ndarray) -> np.ndarray:
         return (counts * (counts - 1) // 2).sum()
 
-    _, a = np.unique(a, return_inverse=True)
-    _, b = np.unique(b, return_inverse=True)
+    # The number of items in each pair of groups.
+    a = numbered(a)
+    b = numbered(b)
     table = np.zeros((a.max() + 1, b.max() + 1), int)
     np.add.at(table, (a, b), 1)
-    both = pairs(table)
-    in_a = pairs(table.sum(1))
-    in_b = pairs(table.sum(0))
-    expected = in_a * in_b / max(pairs(np.array([a.size])), 1)
-    most = (in_a + in_b) / 2
-    return float((both - expected) / (most - expected)) if most > expected else 1.0
+
+    # Pairs of items that share a group: in both partitions, in one, and at random.
+    in_both = num_pairs(table)
+    in_a = num_pairs(table.sum(axis=1))
+    in_b = num_pairs(table.sum(axis=0))
+    expected = in_a * in_b / max(num_pairs(np.array([a.size])), 1)
+    largest = (in_a + in_b) / 2
+    if largest <= expected:
+        return 1.0
+    return float((in_both - expected) / (largest - expected))

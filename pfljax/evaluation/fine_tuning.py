@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract import tree
-from pfljax.contract.types import Algorithm, ClientContext, ClientData, Prediction
+from pfljax.contract.types import (
+    Algorithm,
+    Array,
+    ClientContext,
+    ClientData,
+    Mode,
+    Params,
+    Prediction,
+    PyTree,
+)
 from pfljax.evaluation.metrics import outputs
 from pfljax.local.problem import Problem
 from pfljax.local.solver import Solver
@@ -31,15 +40,16 @@ def fine_tuned(problem: Problem, algorithm: Algorithm, epochs: int) -> Algorithm
     """
     if not epochs:
         return algorithm
-    engine = algorithm.engine._replace(tune=in_general(problem, algorithm, epochs))
-    general = dataclasses.replace(algorithm, engine=engine)
-    tuned = algorithm.fine_tuned(epochs) if algorithm.fine_tuned else general
+    if algorithm.fine_tuned:
+        tuned = algorithm.fine_tuned(epochs)
+    else:
+        engine = algorithm.engine._replace(tune=in_general(problem, algorithm, epochs))
+        tuned = dataclasses.replace(algorithm, engine=engine)
+
     scored = f"{algorithm.report.scored}, fine-tuned by each client on its training data"
-    return dataclasses.replace(
-        tuned,
-        report=dataclasses.replace(tuned.report, scored=scored),
-        ledger=algorithm.ledger.beside("fine-tuning before evaluation"),
-    )
+    report = dataclasses.replace(tuned.report, scored=scored)
+    ledger = algorithm.ledger.beside("fine-tuning before evaluation")
+    return dataclasses.replace(tuned, report=report, ledger=ledger)
 
 
 def in_general(
@@ -48,16 +58,21 @@ def in_general(
     """The general fine-tuning, as `EngineFields.tune`."""
 
     def tune(context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
-        prediction = prediction if algorithm.apply else heaviest(prediction)
-        single = algorithm.apply is None and tree.num_rows(prediction.models) == 1
-        solver = problem.solver if single else solver_of(problem, algorithm, prediction)
-        solver = solver.with_epochs(epochs)
-        start = tree.first(prediction.models) if single else prediction.models
-        state, _ = solver.fit(
-            context.key, solver.begin(start), data.train, round_number=jnp.int32(0)
-        )
-        tuned = tree.stack_one(state.whole) if single else state.whole
-        return prediction._replace(models=tuned)
+        if algorithm.apply is None:
+            prediction = heaviest(prediction)
+        is_single = algorithm.apply is None and tree.num_rows(prediction.models) == 1
+
+        # One model on the mean loss, or all of them on the loss of what they predict together.
+        if is_single:
+            solver = problem.solver.with_epochs(epochs)
+            start = solver.begin(tree.first(prediction.models))
+        else:
+            solver = solver_of(problem, algorithm, prediction).with_epochs(epochs)
+            start = solver.begin(prediction.models)
+        state, _ = solver.fit(context.key, start, data.train, round_number=jnp.int32(0))
+
+        models = tree.stack_one(state.whole) if is_single else state.whole
+        return prediction._replace(models=models)
 
     return tune
 
@@ -67,10 +82,9 @@ def heaviest(prediction: Prediction) -> Prediction:
     assert prediction.weights is not None
     if len(prediction.weights) <= MOST:
         return prediction
-    weights, places = jax.lax.top_k(prediction.weights, MOST)
-    return prediction._replace(
-        models=tree.take(prediction.models, places), weights=weights / weights.sum()
-    )
+    weights, positions = jax.lax.top_k(prediction.weights, MOST)
+    models = tree.take(prediction.models, positions)
+    return prediction._replace(models=models, weights=weights / weights.sum())
 
 
 def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) -> Solver:
@@ -80,7 +94,7 @@ def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) ->
     dropout.
     """
 
-    def loss(params, x, y, key=None):
+    def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
         logits = outputs(problem, algorithm, prediction._replace(models=params), x)
         return problem.model.losses_of(logits, y)
 

@@ -42,13 +42,16 @@ class Effect(NamedTuple):
         if not len(gains):
             return cls(math.nan, math.nan, math.nan, math.nan, math.nan, 0)
 
-        def share(found):
-            return float(found.mean())
+        def share(is_counted: np.ndarray) -> float:
+            return float(is_counted.mean())
 
-        hurt = share(gains < -EQUAL)
-        far = share(gains < -FAR - EQUAL)
         return cls(
-            share(gains > EQUAL), hurt, far, float(gains.min()), float(np.median(gains)), len(gains)
+            helped=share(gains > EQUAL),
+            hurt=share(gains < -EQUAL),
+            far=share(gains < -FAR - EQUAL),
+            worst=float(gains.min()),
+            median=float(np.median(gains)),
+            clients=len(gains),
         )
 
 
@@ -77,10 +80,16 @@ def pairs(own: ClientScores, others: ClientScores) -> Float[np.ndarray, "n 2"]:
 
     Clients without test examples are left out, and runs that scored different numbers of clients.
     """
-    common = [trial for trial in own if trial in others and own[trial].shape == others[trial].shape]
-    found = [np.stack([others[trial], own[trial]], axis=1) for trial in common]
-    joined = np.concatenate([np.empty((0, 2)), *found])
+    scores = [np.empty((0, 2))]
+    for trial in common_trials(own, others):
+        scores.append(np.stack([others[trial], own[trial]], axis=1))
+    joined = np.concatenate(scores)
     return joined[np.isfinite(joined).all(axis=1)]
+
+
+def common_trials(own: ClientScores, others: ClientScores) -> list[Trial]:
+    """Runs in which both methods scored the same number of clients."""
+    return [trial for trial in own if trial in others and own[trial].shape == others[trial].shape]
 
 
 def mean_gain(
@@ -97,23 +106,35 @@ def mean_gain(
         data: What identifies the clients and examples of a run.
         sign: 1 if high scores are good, -1 if low ones are.
     """
+    # Each client's gain, by data, in each run.
     of_data: dict[Any, list[np.ndarray]] = {}
-    for trial in own:
-        if trial in others and own[trial].shape == others[trial].shape:
-            of_data.setdefault(data[trial], []).append(sign * (own[trial] - others[trial]))
-    found = np.concatenate([np.empty(0), *(np.mean(each, axis=0) for each in of_data.values())])
-    found = found[np.isfinite(found)]
-    return OfRuns.of(found).mean, *interval(found)
+    for trial in common_trials(own, others):
+        gains = sign * (own[trial] - others[trial])
+        of_data.setdefault(data[trial], []).append(gains)
+
+    # Its mean over the runs with the same data.
+    of_clients = [np.empty(0)]
+    for gains_of_runs in of_data.values():
+        of_clients.append(np.mean(gains_of_runs, axis=0))
+    means = np.concatenate(of_clients)
+    means = means[np.isfinite(means)]
+
+    low, high = interval(means)
+    return OfRuns.of(means).mean, low, high
 
 
 def trend(rounds: Sequence[int], curves: Float[np.ndarray, "runs T"]) -> Trend:
     """Fits a line to each run's scores in the last quarter of the evaluated rounds (T,), at least the last three."""
-    at = np.asarray(rounds, float)
-    if len(at) < FEWEST or not np.isfinite(curves[:, -FEWEST:]).all():
+    times = np.asarray(rounds, float)
+    if len(times) < FEWEST or not np.isfinite(curves[:, -FEWEST:]).all():
         return Trend(math.nan, math.nan, math.nan)
-    late = np.arange(len(at)) >= min(
-        len(at) - FEWEST, int(np.searchsorted(at, at[0] + (1 - LATE) * (at[-1] - at[0])))
-    )
-    slopes = np.polyfit(at[late], curves[:, late].T, 1)[0]
-    changes = slopes * (at[late][-1] - at[late][0])
-    return Trend(float(changes.mean()), *interval(changes))
+
+    # Fit a line to the last quarter.
+    begin = times[0] + (1 - LATE) * (times[-1] - times[0])
+    first = min(len(times) - FEWEST, int(np.searchsorted(times, begin)))
+    late = times[first:]
+    slopes = np.polyfit(late, curves[:, first:].T, 1)[0]
+
+    changes = slopes * (late[-1] - late[0])
+    low, high = interval(changes)
+    return Trend(float(changes.mean()), low, high)

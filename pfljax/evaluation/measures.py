@@ -87,19 +87,21 @@ def f1(logits: np.ndarray, y: np.ndarray) -> float:
     from sklearn.metrics import f1_score  # heavy
 
     logits, y = of_classes(logits, y)
-    none: Any = 0  # of classes that occur but are not predicted
-    return (
-        float(f1_score(y, logits.argmax(axis=-1), average="macro", zero_division=none))
-        if y.size
-        else np.nan
-    )
+    if not y.size:
+        return np.nan
+    not_predicted: Any = 0  # F1 of classes that occur but are not predicted
+    predicted = logits.argmax(axis=-1)
+    return float(f1_score(y, predicted, average="macro", zero_division=not_predicted))
 
 
 def balanced_accuracy(logits: np.ndarray, y: np.ndarray) -> float:
     """The mean recall of the classes that occur."""
     logits, y = of_classes(logits, y)
-    right = logits.argmax(axis=-1) == y
-    return float(np.mean([right[y == each].mean() for each in np.unique(y)])) if y.size else np.nan
+    if not y.size:
+        return np.nan
+    is_right = logits.argmax(axis=-1) == y
+    recalls = [is_right[y == label].mean() for label in np.unique(y)]
+    return float(np.mean(recalls))
 
 
 def auroc(logits: np.ndarray, y: np.ndarray) -> float:
@@ -114,27 +116,33 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
     if len(classes) < 2:
         return np.nan
     areas = []
-    for each in classes:
-        others = np.delete(logits, each, axis=1)
-        log_odds = logits[:, each] - special.logsumexp(others, axis=1)
-        areas.append(roc_auc_score(y == each, log_odds))
+    for label in classes:
+        others = np.delete(logits, label, axis=1)
+        log_odds = logits[:, label] - special.logsumexp(others, axis=1)
+        areas.append(roc_auc_score(y == label, log_odds))
     return float(np.mean(areas))
 
 
 def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
     """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
     logits, y = of_classes(logits, y)
+    if not y.size:
+        return np.nan
     confidence = special.softmax(logits, axis=-1).max(axis=-1)
     surplus = confidence - (logits.argmax(axis=-1) == y)
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    return float(np.abs(np.bincount(bins, surplus, BINS)).sum() / len(y)) if y.size else np.nan
+    surplus_of_bins = np.bincount(bins, surplus, BINS)
+    return float(np.abs(surplus_of_bins).sum() / len(y))
 
 
 def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
     logits, y = of_classes(logits, y)
-    log_likelihood = special.log_softmax(logits, axis=-1)[np.arange(len(y)), y]
-    return float(np.exp(-log_likelihood.mean())) if y.size else np.nan
+    if not y.size:
+        return np.nan
+    log_probabilities = special.log_softmax(logits, axis=-1)
+    log_likelihood = log_probabilities[np.arange(len(y)), y]
+    return float(np.exp(-log_likelihood.mean()))
 
 
 def of_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -147,11 +155,14 @@ def of_classes(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def f1_of_labels(logits: np.ndarray, y: np.ndarray) -> float:
     """Macro F1 of the labels that occur or are predicted, which they are from probability 0.5 on."""
-    chosen = logits >= 0
-    real = y > 0
-    found = (chosen.astype(int) + real).sum(axis=0)
-    both = (chosen & real).sum(axis=0)
-    return float(np.mean(2 * both[found > 0] / found[found > 0])) if found.any() else np.nan
+    is_predicted = logits >= 0
+    is_true = y > 0
+    either = (is_predicted.astype(int) + is_true).sum(axis=0)
+    both = (is_predicted & is_true).sum(axis=0)
+    if not either.any():
+        return np.nan
+    counts = either > 0
+    return float(np.mean(2 * both[counts] / either[counts]))
 
 
 def over_labels(function: Function) -> Function:
@@ -160,7 +171,8 @@ def over_labels(function: Function) -> Function:
     def mean(logits: np.ndarray, y: np.ndarray) -> float:
         both = np.stack([np.zeros_like(logits), logits], axis=-1)
         values = np.array([function(both[:, label], y[:, label]) for label in range(y.shape[1])])
-        return float(values[~np.isnan(values)].mean()) if not np.isnan(values).all() else np.nan
+        known = values[~np.isnan(values)]
+        return float(known.mean()) if known.size else np.nan
 
     return mean
 
@@ -182,49 +194,51 @@ def named(
     Raises `ArgumentError` for one that is not accepted. Refused are `reserved` names and those of other columns, and
     metrics that do not fit the clients' task.
     """
-    given = metrics if isinstance(metrics, Mapping) else {name: name for name in metrics or ()}
-    of_functions = {id(known.function): name for name, known in METRICS.items()}
-    found: dict[str, Metric] = {}
-    for name, each in given.items():
-        known = each if isinstance(each, str) else of_functions.get(id(each))
+    if not isinstance(metrics, Mapping):
+        metrics = {name: name for name in metrics or ()}
+    names_of_functions = {id(known.function): name for name, known in METRICS.items()}
+    of_run: dict[str, Metric] = {}
+    for name, function in metrics.items():
+        known = function if isinstance(function, str) else names_of_functions.get(id(function))
         if known is not None:
-            found[name] = of_task(known, task)
-        elif callable(each):
-            found[name] = each if isinstance(each, Metric) else Metric(each)
+            of_run[name] = of_task(known, task)
+        elif isinstance(function, Metric):
+            of_run[name] = function
+        elif callable(function):
+            of_run[name] = Metric(function)
         else:
-            raise ArgumentError(
-                "metrics", "accepted: functions (outputs, y) -> number, by name", name
-            )
-        if (
-            name in reserved | TAKEN
-            or not str(name).isidentifier()
-            or str(name).startswith(BEGINNINGS)
-        ):
-            others = ", ".join([*sorted(reserved | TAKEN), *(f"{each}..." for each in BEGINNINGS)])
-            raise ArgumentError(
-                "metrics", f"accepted: names such as my_metric, other than {others}", name
-            )
-    return found
+            text = "accepted: functions (outputs, y) -> number, by name"
+            raise ArgumentError("metrics", text, name)
+        check_name(name, reserved | TAKEN)
+    return of_run
+
+
+def check_name(name: str, reserved: set[str]) -> None:
+    """Raises `ArgumentError` for a metric's name that is reserved, or that no column can have."""
+    is_free = name not in reserved and not str(name).startswith(BEGINNINGS)
+    if is_free and str(name).isidentifier():
+        return
+    beginnings = [f"{beginning}..." for beginning in BEGINNINGS]
+    others = ", ".join(sorted(reserved) + beginnings)
+    text = f"accepted: names such as my_metric, other than {others}"
+    raise ArgumentError("metrics", text, name)
 
 
 def of_task(name: str, task: str) -> Metric:
     """The metric of a name for a task. Raises `ArgumentError` if there is none."""
     if name not in METRICS:
-        raise ArgumentError(
-            "metrics", f"is no function, and unknown; {nearest(name, METRICS)}", name
-        )
+        text = f"is no function, and unknown; {nearest(name, METRICS)}"
+        raise ArgumentError("metrics", text, name)
     if task == "regression":
         raise ArgumentError("metrics", "needs classes; accepted for regression: a function", name)
     known = METRICS[name]
     if task != "multilabel":
         return known
     if known.function is perplexity:
-        raise ArgumentError(
-            "metrics", "needs one class per place; accepted for several labels: the others", name
-        )
-    return dataclasses.replace(
-        known, function=f1_of_labels if known.function is f1 else over_labels(known.function)
-    )
+        text = "needs one class per place; accepted for several labels: the others"
+        raise ArgumentError("metrics", text, name)
+    function = f1_of_labels if known.function is f1 else over_labels(known.function)
+    return dataclasses.replace(known, function=function)
 
 
 OUTPUTS = ("outputs", "y", "size")
@@ -277,14 +291,13 @@ def measured(
         logits = found["outputs"][client, :size]
         y = found["y"][client, :size]
         predicted = probabilities(logits, task)
-        for name, each in metrics.items():
-            outputs = logits if each.of_logits else predicted
+        for name, of_client in metrics.items():
+            outputs = logits if of_client.of_logits else predicted
             try:
-                values[name][client] = number(each(outputs, y))
+                values[name][client] = number(of_client(outputs, y))
             except Exception as error:  # a user's function
-                line = (str(error).splitlines() or [""])[0]
+                line, _, _ = str(error).partition("\n")
                 text = f"for outputs {outputs.shape} and y {y.shape}, raised {type(error).__name__}: {line}"
-                raise ArgumentError(
-                    "metrics", f"{text}; accepted: functions that return a number", name
-                ) from error
+                text += "; accepted: functions that return a number"
+                raise ArgumentError("metrics", text, name) from error
     return values

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pfljax.contract.types import Algorithm, Array, Metrics, Prediction, Split
+from pfljax.contract.types import Algorithm, Array, Metrics, Params, Prediction, PyTree, Split
 from pfljax.local.batches import sum_over_examples
 from pfljax.local.problem import Problem
 
@@ -22,15 +21,18 @@ def outputs(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
     if algorithm.apply is not None:
         return algorithm.apply(prediction.models, prediction.inputs, x)
     assert prediction.weights is not None
-    of_models = problem.plan.over_models(
-        lambda params: problem.model.apply(params, x), prediction.models
-    )
+
+    def of_model(params: Params) -> Array:
+        return problem.model.apply(params, x)
+
+    of_models = problem.plan.over_models(of_model, prediction.models)
     return problem.model.mixed(prediction.weights, of_models)
 
 
 def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
     """One client's predictions for x: the probabilities, or regression values, of its `outputs`."""
-    return problem.model.predictions_of(outputs(problem, algorithm, prediction, x))
+    logits = outputs(problem, algorithm, prediction, x)
+    return problem.model.predictions_of(logits)
 
 
 def evaluate(
@@ -43,24 +45,26 @@ def evaluate(
     """
     model = problem.model
 
-    def sums(x, y, mask):
+    def sums(x: PyTree, y: Array, mask: Array) -> dict[str, Array]:
         logits = outputs(problem, algorithm, prediction, x)
-        total = {"loss": jnp.where(mask, model.losses_of(logits, y), 0).sum()}
+        losses = model.losses_of(logits, y)
+        total: dict[str, Array] = {"loss": jnp.where(mask, losses, 0).sum()}
         if model.task == "classification":
-            total["accuracy"] = jnp.where(
-                mask, model.over_places(logits.argmax(axis=-1) == y, y), 0
-            ).sum()
+            is_right = model.over_places(logits.argmax(axis=-1) == y, y)
+            total["accuracy"] = jnp.where(mask, is_right, 0).sum()
         return total
 
-    totals = sum_over_examples(sums, split)
-    found = jax.tree.map(
-        lambda t: jnp.where(split.size > 0, t / jnp.maximum(split.size, 1), jnp.nan), totals
-    )
+    def mean(total: Array) -> Array:
+        return jnp.where(split.size > 0, total / jnp.maximum(split.size, 1), jnp.nan)
 
-    def of(x):
+    def predictions(x: Array) -> Array:
         return predict(problem, algorithm, prediction, x)
 
-    return found | {name: measure(of, split) for name, measure in algorithm.engine.measures.items()}
+    totals = sum_over_examples(sums, split)
+    values: Metrics = {name: mean(total) for name, total in totals.items()}
+    for name, measure in algorithm.engine.measures.items():
+        values[name] = measure(predictions, split)
+    return values
 
 
 def score_of_task(task: str) -> str:
@@ -83,22 +87,28 @@ def summarize(
     metric, the plain mean over clients and NAME_bottom_decile, the value that 10 % of the clients are worse than: the
     10th percentile, or the 90th if the metric is named in `lower_is_better`. Clients where it is NaN are left out.
     """
-    real = sizes > 0
-    out = {"loss": float(np.average(values["loss"][real], weights=sizes[real]))}
+    scored = sizes > 0
+    weights = sizes[scored]
+    summary = {"loss": float(np.average(values["loss"][scored], weights=weights))}
     if "accuracy" in values:
-        accuracy = values["accuracy"][real].astype(np.float64)
-        out |= {
-            "accuracy": float(np.average(accuracy, weights=sizes[real])),
+        accuracy = values["accuracy"][scored].astype(np.float64)
+        summary |= {
+            "accuracy": float(np.average(accuracy, weights=weights)),
             "accuracy_mean": float(accuracy.mean()),
             "accuracy_std": float(accuracy.std()),
             "accuracy_bottom_decile": float(np.percentile(accuracy, 10)),
             "accuracy_min": float(accuracy.min()),
         }
-    for name in [name for name in values if name not in ("loss", "accuracy")]:
-        found = values[name][real & ~np.isnan(values[name])].astype(np.float64)
-        worst = 10 if sign_of(name, lower_is_better) > 0 else 90
-        out[name] = float(found.mean()) if found.size else float("nan")
-        out[f"{name}_bottom_decile"] = (
-            float(np.percentile(found, worst)) if found.size else float("nan")
-        )
-    return out
+    for name, of_clients in values.items():
+        if name in ("loss", "accuracy"):
+            continue
+        known = of_clients[scored & ~np.isnan(of_clients)].astype(np.float64)
+        mean = float("nan")
+        decile = float("nan")
+        if known.size:
+            percentile = 10 if sign_of(name, lower_is_better) > 0 else 90
+            mean = float(known.mean())
+            decile = float(np.percentile(known, percentile))
+        summary[name] = mean
+        summary[f"{name}_bottom_decile"] = decile
+    return summary

@@ -64,15 +64,15 @@ class OfRuns(NamedTuple):
         """Summarizes a number's values (n,), one per run."""
         known = np.array(values, float)
         known = known[~np.isnan(known)]
-        return cls(
-            float(known.mean()) if known.size else math.nan, float(deviation(known)), known.size
-        )
+        mean = float(known.mean()) if known.size else math.nan
+        return cls(mean=mean, std=float(deviation(known)), runs=known.size)
 
     def text(self, number: Callable[[float], str]) -> str:
         """Formats as "85.1 ± 0.3 (5)", or as "85.1" for a single run."""
         if not self.runs:
             return "-"
-        return number(self.mean) + (f" ± {number(self.std)} ({self.runs})" if self.runs > 1 else "")
+        mean = number(self.mean)
+        return f"{mean} ± {number(self.std)} ({self.runs})" if self.runs > 1 else mean
 
 
 class Difference(NamedTuple):
@@ -114,7 +114,8 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if n < 2:
         return math.nan, math.nan
     mean = np.mean(values)
-    half = special.stdtrit(n - 1, 1 - LEVEL / 2) * deviation(values) / math.sqrt(n)
+    quantile = special.stdtrit(n - 1, 1 - LEVEL / 2)
+    half = quantile * deviation(values) / math.sqrt(n)
     return float(mean - half), float(mean + half)
 
 
@@ -140,36 +141,45 @@ def sign_flip(values: Sequence[float] | np.ndarray) -> float:
 
 def in_units(scores: Scores) -> dict[int | None, float]:
     """Returns a method's score in each unit: the mean of each split if there are several, else of each seed."""
-    known = {
-        trial: score
-        for trial, score in scores.items()
-        if score is not None and not math.isnan(score)
-    }
-    place = 1 if len({split for _, split in known}) > 1 else 0
-    units = dict.fromkeys(trial[place] for trial in known)
-    return {
-        unit: float(np.mean([known[trial] for trial in known if trial[place] == unit]))
-        for unit in units
-    }
+    known = {}
+    for trial, score in scores.items():
+        if score is not None and not math.isnan(score):
+            known[trial] = score
+
+    by_split = has_splits(known)
+    of_units: dict[int | None, list[float]] = {}
+    for (seed, split), score in known.items():
+        unit = split if by_split else seed
+        of_units.setdefault(unit, []).append(score)
+    return {unit: float(np.mean(of_unit)) for unit, of_unit in of_units.items()}
+
+
+def has_splits(trials: Iterable[Trial]) -> bool:
+    """Whether runs differ in their splits, which are then the units."""
+    return len({split for _, split in trials}) > 1
 
 
 def paired(scores: Scores, others: Scores) -> np.ndarray:
     """Returns a method's score minus another's in each unit (n,) of their common trials."""
-    return np.array(
-        [
-            *in_units(
-                {trial: scores[trial] - others[trial] for trial in scores if trial in others}
-            ).values()
-        ]
-    )
+    differences = {trial: scores[trial] - others[trial] for trial in scores if trial in others}
+    of_units = in_units(differences)
+    return np.array([*of_units.values()])
 
 
 def difference(scores: Scores, others: Scores, sign: int = 1) -> Difference:
     """Compares a method with another in the units of their common trials; `sign` is -1 if low scores are good."""
     gains = paired(scores, others)
+    low, high = interval(gains)
     better = sign * np.where(np.abs(gains) < EQUAL, 0, gains)
-    wins, ties, losses = (int(count.sum()) for count in (better > 0, better == 0, better < 0))
-    return Difference(OfRuns.of(gains).mean, *interval(gains), sign_flip(gains), wins, ties, losses)
+    return Difference(
+        difference=OfRuns.of(gains).mean,
+        difference_low=low,
+        difference_high=high,
+        p=sign_flip(gains),
+        wins=int((better > 0).sum()),
+        ties=int((better == 0).sum()),
+        losses=int((better < 0).sum()),
+    )
 
 
 def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
@@ -180,20 +190,21 @@ def ranks(scores: Mapping[str, Scores], sign: int = 1) -> dict[str, int | None]:
     as 1, 1, 3. The levels are not adjusted for the number of comparisons, and a shared rank does not show that methods
     are equal. A method with fewer than two units has no rank (None). `sign` is -1 if low scores are good.
     """
-    means = {
-        name: OfRuns.of([*own.values()]).mean
-        for name, own in scores.items()
-        if len(in_units(own)) > 1
-    }
-    found: dict[str, int | None] = dict.fromkeys(scores)
+    means = {}
+    for name, of_method in scores.items():
+        if len(in_units(of_method)) > 1:
+            means[name] = OfRuns.of([*of_method.values()]).mean
+    in_order = sorted(means, key=lambda name: -sign * means[name])
+
+    of_methods: dict[str, int | None] = dict.fromkeys(scores)
     rank = 0
-    first = ""
-    for place, name in enumerate(sorted(means, key=lambda name: -sign * means[name]), 1):
+    first = ""  # the method that opened the rank
+    for position, name in enumerate(in_order, 1):
         if not first or difference(scores[name], scores[first], sign).separates:
-            rank = place
+            rank = position
             first = name
-        found[name] = rank
-    return found
+        of_methods[name] = rank
+    return of_methods
 
 
 def standings(
@@ -205,31 +216,32 @@ def standings(
     "rank" and, with a reference method, "reference" and the entries of `Difference`, which are None for the reference.
     """
     ranked = ranks(scores, sign)
-    found = {}
-    for name, own in scores.items():
-        units = in_units(own)
+    entries = {}
+    for name, of_method in scores.items():
+        units = in_units(of_method)
         low, high = interval([*units.values()])
-        unit = "split" if len({split for _, split in own}) > 1 else "seed"
-        found[name] = {
-            "unit": unit,
+        entry: dict[str, Any] = {
+            "unit": "split" if has_splits(of_method) else "seed",
             "units": len(units),
             "interval_low": low,
             "interval_high": high,
+            "rank": ranked[name],
         }
-        found[name]["rank"] = ranked[name]
         if reference is not None and reference in scores:
-            compared = difference(own, scores[reference], sign)._asdict()
-            found[name] |= {"reference": reference}
-            found[name] |= dict.fromkeys(compared) if name == reference else compared
-    return found
+            entry["reference"] = reference
+            fields = dict.fromkeys(Difference._fields)
+            if name != reference:
+                fields = difference(of_method, scores[reference], sign)._asdict()
+            entry |= fields
+        entries[name] = entry
+    return entries
 
 
 def check_reference(reference: str | None, names: Iterable[str]) -> None:
     """Raises an `ArgumentError` if a table will not have the method that the others are compared with."""
     if reference is not None and reference not in names:
-        raise ArgumentError(
-            "reference", f"accepted: a method of the table: {', '.join(names)}", reference
-        )
+        text = f"accepted: a method of the table: {', '.join(names)}"
+        raise ArgumentError("reference", text, reference)
 
 
 def compared(
@@ -241,18 +253,21 @@ def compared(
     """
     scores = {}
     for row in rows:
-        scores[row["method"]] = {
-            Trial(run["seed"], run.get("split")): run[score] for run in row["seeds"]
-        }
-    found = standings(scores, sign_of(score), reference)
-    return [{**row, **found[row["method"]]} for row in rows]
+        of_method = {}
+        for run in row["seeds"]:
+            trial = Trial(run["seed"], run.get("split"))
+            of_method[trial] = run[score]
+        scores[row["method"]] = of_method
+    entries = standings(scores, sign_of(score), reference)
+    return [{**row, **entries[row["method"]]} for row in rows]
 
 
 def columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
     """Returns the columns of intervals, ranks and differences, from rows with the entries of `standings`."""
-    (heads, body) = interval_columns(rows, number)
-    (more, further) = difference_columns(rows, number)
-    return heads + more, [cells + others for cells, others in zip(body, further, strict=True)]
+    interval_heads, interval_cells = interval_columns(rows, number)
+    difference_heads, difference_cells = difference_columns(rows, number)
+    cells = zip(interval_cells, difference_cells, strict=True)
+    return interval_heads + difference_heads, [left + right for left, right in cells]
 
 
 def interval_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]) -> Columns:
@@ -260,29 +275,31 @@ def interval_columns(rows: Sequence[Mapping[str, Any]], number: Callable[[float]
     if not any(row.get("units", 0) > 1 for row in rows):
         return [], [[] for _ in rows]
 
-    def span(row):
-        return between(row["interval_low"], row["interval_high"], number)
-
-    return ["95 % interval", "rank"], [[span(row), str(row["rank"] or "-")] for row in rows]
+    cells = []
+    for row in rows:
+        span = between(row["interval_low"], row["interval_high"], number)
+        cells.append([span, str(row["rank"] or "-")])
+    return ["95 % interval", "rank"], cells
 
 
 def difference_columns(
     rows: Sequence[Mapping[str, Any]], number: Callable[[float], str]
 ) -> Columns:
     """Returns the columns of differences; none without a reference (see `columns`)."""
-    reference = next((row["reference"] for row in rows if row.get("reference")), None)
-    if reference is None:
+    references = [row["reference"] for row in rows if row.get("reference")]
+    if not references:
         return [], [[] for _ in rows]
-    body = []
+
+    cells = []
     for row in rows:
         if row.get("difference") is None:
-            body.append(["-"] * 3)
-        else:
-            found = Difference(*(row[name] for name in Difference._fields))
-            body.append(
-                [found.text(number), p_text(found.p), f"{found.wins}/{found.ties}/{found.losses}"]
-            )
-    return [f"over {reference.split('/')[-1]}", "p", "win/tie/loss"], body
+            cells.append(["-"] * 3)
+            continue
+        entries = {name: row[name] for name in Difference._fields}
+        of_row = Difference(**entries)
+        counts = f"{of_row.wins}/{of_row.ties}/{of_row.losses}"
+        cells.append([of_row.text(number), p_text(of_row.p), counts])
+    return [f"over {references[0].split('/')[-1]}", "p", "win/tie/loss"], cells
 
 
 def between(low: float, high: float, number: Callable[[float], str]) -> str:
@@ -293,17 +310,21 @@ def between(low: float, high: float, number: Callable[[float], str]) -> str:
 def signed_text(value: float, number: Callable[[float], str]) -> str:
     """Formats a difference with its sign; without one if it rounds to 0."""
     text = number(value)
-    return f"+{text}" if float(text) > 0 else text if float(text) else text.lstrip("-")
+    if float(text) > 0:
+        return f"+{text}"
+    return text if float(text) else text.lstrip("-")
 
 
 def signed_interval(mean: float, low: float, high: float, number: Callable[[float], str]) -> str:
     """Formats a difference and its interval as "+1.2 [+0.3, +2.1]", without the interval if there is none."""
 
-    def signed(value):
+    def signed(value: float) -> str:
         return signed_text(value, number)
 
+    if math.isnan(mean):
+        return "-"
     span = between(low, high, signed)
-    return "-" if math.isnan(mean) else signed(mean) + f" {span}" * (span != "-")
+    return signed(mean) if span == "-" else f"{signed(mean)} {span}"
 
 
 def p_text(p: float) -> str:
@@ -316,13 +337,18 @@ def told(rows: Sequence[Mapping[str, Any]]) -> str:
     known = [row for row in rows if row.get("units", 0) > 1]
     if not known:
         return ""
+    # What intervals are over.
     counts = sorted({(row["unit"], row["units"]) for row in known})
-    over = " or ".join(f"{number} {unit}s" for unit, number in counts)
-    means = ", each with the mean over its seeds" * any(unit == "split" for unit, _ in counts)
-    few = any(number < FEWEST for _, number in counts)
-    rule = (
-        f"t intervals of the paired differences; sign-flip tests need {FEWEST} or more to reach 5 %"
-    )
-    said = f"± is the sample deviation over runs, whose number is in brackets. Intervals are over {over}{means}. "
-    said += f"Methods that do not separate at 5 % share a rank (by {rule if few else 'sign-flip tests'})."
-    return said
+    units = " or ".join(f"{number} {unit}s" for unit, number in counts)
+    if any(unit == "split" for unit, _ in counts):
+        units += ", each with the mean over its seeds"
+
+    # How methods are told apart.
+    test = "sign-flip tests"
+    if any(number < FEWEST for _, number in counts):
+        test = f"t intervals of the paired differences; sign-flip tests need {FEWEST} or more to reach 5 %"
+
+    deviations = "± is the sample deviation over runs, whose number is in brackets."
+    intervals = f"Intervals are over {units}."
+    ranking = f"Methods that do not separate at 5 % share a rank (by {test})."
+    return f"{deviations} {intervals} {ranking}"

@@ -22,7 +22,8 @@ def crop_flip(key: Key, x: Array) -> Array:
     zero is the mean color; in the usual order, padding before standardizing, the margin is black.
     """
     draws = jax.random.uniform(key, (x.shape[0], 3))
-    moves = jnp.floor(draws[:, :2] * (2 * MARGIN + 1)).astype(jnp.int32) - MARGIN
+    shifts = jnp.floor(draws[:, :2] * (2 * MARGIN + 1))
+    moves = shifts.astype(jnp.int32) - MARGIN
     return move_and_flip(x, moves, draws[:, 2] < 0.5)
 
 
@@ -34,17 +35,22 @@ def move_and_flip(x: Array, moves: Array, flips: Array) -> Array:
         moves: (B, 2) int32.
         flips: (B,) bool.
     """
-    images, height, width, _ = x.shape
-    across = jnp.where(flips[:, None], jnp.arange(width)[::-1], jnp.arange(width))
+    num_images, height, width, _ = x.shape
+
+    # The row (B, H, 1) and column (B, 1, W) of each pixel in the image, which may be outside.
+    columns = jnp.where(flips[:, None], jnp.arange(width)[::-1], jnp.arange(width))
     rows = jnp.arange(height) + moves[:, :1]
-    columns = across + moves[:, 1:]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
+    columns = columns + moves[:, 1:]
+    row_is_inside = (rows >= 0) & (rows < height)
+    row_is_inside = row_is_inside[:, :, None]
+    column_is_inside = (columns >= 0) & (columns < width)
+    is_inside = row_is_inside & column_is_inside[:, None, :]
+
     rows = jnp.clip(rows, 0, height - 1)
     columns = jnp.clip(columns, 0, width - 1)
-    found = x[jnp.arange(images)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return jnp.where(inside[..., None], found, 0)
+    images = jnp.arange(num_images)[:, None, None]
+    pixels = x[images, rows[:, :, None], columns[:, None, :]]
+    return jnp.where(is_inside[..., None], pixels, 0)
 
 
 def augmentation(name: str, inputs: PyTree) -> Callable[[Key, Array], Array] | None:
@@ -61,8 +67,6 @@ def augmentation(name: str, inputs: PyTree) -> Callable[[Key, Array], Array] | N
         return None
     if getattr(inputs, "ndim", None) != 4:
         shapes = jax.tree.map(lambda leaf: leaf.shape[1:], inputs)
-        text = (
-            f"needs images (height, width, channels); accepted for inputs of shape {shapes}: none"
-        )
-        raise ArgumentError("augment", text, name)
+        text = "needs images (height, width, channels)"
+        raise ArgumentError("augment", f"{text}; accepted for inputs of shape {shapes}: none", name)
     return crop_flip

@@ -49,13 +49,14 @@ def masked(x: PyTree, y: Array, inside: Array) -> tuple[PyTree, Array]:
     gradient; a network that divides by the norm of its inputs, for instance, has no finite loss of zeros.
     """
 
-    def first(leaf):
+    def first_or_zeros(leaf: Array) -> Array:
         return jnp.where(inside[0], leaf[:1], jnp.zeros_like(leaf[:1]))
 
-    return tree.where(inside, (x, y), jax.tree.map(first, (x, y)))
+    replacements = jax.tree.map(first_or_zeros, (x, y))
+    return tree.where(inside, (x, y), replacements)
 
 
-PLACE_BITS = 12  # bits for an example's position in a 32-bit sort key; the rest is random
+POSITION_BITS = 12  # bits for an example's position in a 32-bit sort key; the rest is random
 
 
 def shuffle(key: Key, size: Array, n_max: int, epochs: int) -> Array:
@@ -63,32 +64,39 @@ def shuffle(key: Key, size: Array, n_max: int, epochs: int) -> Array:
 
     Draws position by position, so that more padding does not change the order of the real examples.
     """
-    places = jnp.arange(n_max)
-    draws = jax.random.bits(key, (n_max, epochs), jnp.uint32).T >> PLACE_BITS
-    draws = jnp.where(places < size, draws, jnp.uint32((1 << 32 - PLACE_BITS) - 1))
-    if n_max > 1 << PLACE_BITS:
+    # Padding gets the largest number, so that it comes last.
+    positions = jnp.arange(n_max)
+    largest = (1 << 32 - POSITION_BITS) - 1
+    draws = jax.random.bits(key, (n_max, epochs), jnp.uint32).T >> POSITION_BITS
+    draws = jnp.where(positions < size, draws, jnp.uint32(largest))
+    if n_max > 1 << POSITION_BITS:
         return jnp.argsort(draws, axis=-1)
+
     # A CPU sorts numbers about five times as fast as (number, position) pairs.
-    mixed = jnp.sort(draws << PLACE_BITS | places.astype(jnp.uint32), axis=-1)
-    return (mixed & ((1 << PLACE_BITS) - 1)).astype(jnp.int32)
+    draws_and_positions = draws << POSITION_BITS | positions.astype(jnp.uint32)
+    ordered = jnp.sort(draws_and_positions, axis=-1)
+    order = ordered & ((1 << POSITION_BITS) - 1)
+    return order.astype(jnp.int32)
 
 
 def random_share(key: Key, split: Split, share: Array | float) -> Split:
     """A random subset of a client's examples, with at least one example if there are any."""
     order = shuffle(key, split.size, split.y.shape[0], 1)[0]
-    size = jnp.clip(jnp.rint(share * split.size), 1, split.size).astype(jnp.int32)
+    size = jnp.clip(jnp.rint(share * split.size), 1, split.size)
     x, y = each(lambda leaf: Chosen(leaf, order), split[:2])
-    return Split(x, y, size)
+    return Split(x, y, size.astype(jnp.int32))
 
 
 def sampled(key: Key, train: Split, capacity: int, size: Array) -> Split:
     """Examples of all clients' stacked data, drawn uniformly without replacement: `size` of them, padded."""
     n_max = train.y.shape[1]
-    real = (jnp.arange(n_max) < train.size[:, None]).reshape(-1)
-    lots = jnp.where(real, jax.random.uniform(key, real.shape), -1.0)
-    places = jax.lax.top_k(lots, capacity)[1]
-    x, y = read(train[:2], (places // n_max, places % n_max))
-    return Split(x, y, jnp.minimum(size, capacity).astype(jnp.int32))
+    is_real = jnp.arange(n_max) < train.size[:, None]
+    is_real = is_real.reshape(-1)
+    draws = jnp.where(is_real, jax.random.uniform(key, is_real.shape), -1.0)
+    _, positions = jax.lax.top_k(draws, capacity)
+    x, y = read(train[:2], (positions // n_max, positions % n_max))
+    size = jnp.minimum(size, capacity)
+    return Split(x, y, size.astype(jnp.int32))
 
 
 # examples at a time: large blocks, then small ones for the rest, so that padding costs little
@@ -104,9 +112,16 @@ def block_sizes(rows: Callable[[Array], PyTree], n_max: int) -> tuple[int, ...]:
     """
     if width() == 1:
         return BLOCKS if n_max > BLOCKS[-1] else (n_max,)
-    taken = bytes_of(rows, jax.ShapeDtypeStruct((PROBED,), jnp.int32), of=PROBED)
-    large, small = (min(block, max(BLOCK * PROBED // taken, 1)) for block in BLOCKS)
-    small = -(-n_max // max(-(-n_max // small), 1))
+    # The number of examples whose arrays fit.
+    positions = jax.ShapeDtypeStruct((PROBED,), jnp.int32)
+    num_bytes = bytes_of(rows, positions, of=PROBED)
+    fitting = max(BLOCK * PROBED // num_bytes, 1)
+    large = min(BLOCKS[0], fitting)
+    small = min(BLOCKS[1], fitting)
+
+    # Even blocks.
+    num_small = max(-(-n_max // small), 1)
+    small = -(-n_max // num_small)
     return (large, small) if BLOCKS[0] == large <= n_max else (small,)
 
 
@@ -121,21 +136,29 @@ def over_blocks(
     if sizes == (n_max,):
         return body(jnp.arange(n_max), carry)
     start = 0
-    taken = []
+    names = []
     for block in sizes:
         last = block == sizes[-1]
         count = -(-(size - start) // block) if last else size // block
-
-        def step(number, carry, s=start, b=block):
-            return body(s + number * b + jnp.arange(b), carry)
-
-        if block <= n_max:
-            taken.append(str(block))
-            # see `block_counts`
-            with jax.named_scope(f"{'rest' if last else 'full'}_{'_'.join(taken)}_of_{n_max}"):
-                carry = jax.lax.fori_loop(0, count, step, carry)
-            start = start + count * block
+        if block > n_max:
+            continue
+        # see `block_counts`
+        names.append(str(block))
+        with jax.named_scope(f"{'rest' if last else 'full'}_{'_'.join(names)}_of_{n_max}"):
+            carry = jax.lax.fori_loop(0, count, block_step(body, start, block), carry)
+        start = start + count * block
     return carry
+
+
+def block_step(
+    body: Callable[[Array, PyTree], PyTree], start: Array | int, block: int
+) -> Callable[[Array, PyTree], PyTree]:
+    """A loop's step: `body` for the positions of block `number` from `start` on."""
+
+    def step(number: Array, carry: PyTree) -> PyTree:
+        return body(start + number * block + jnp.arange(block), carry)
+
+    return step
 
 
 def block_counts(scope: str, splits: Sequence[Split]) -> np.ndarray | None:
@@ -145,15 +168,15 @@ def block_counts(scope: str, splits: Sequence[Split]) -> np.ndarray | None:
         scope: The name of the loop's scope.
         splits: All clients' examples; the first split with the loop's number of places for examples counts.
     """
-    found = re.fullmatch(r"(full|rest)_(?:(\d+)_)?(\d+)_of_(\d+)", scope)
-    sizes = [
-        np.asarray(split.size) for split in splits if found and split.y.shape[1] == int(found[4])
-    ]
-    if not found or not sizes:
+    match = re.fullmatch(r"(full|rest)_(?:(\d+)_)?(\d+)_of_(\d+)", scope)
+    if match is None:
         return None
-    rest = sizes[0] % int(found[2]) if found[2] else sizes[0]
-    block = int(found[3])
-    return rest // block if found[1] == "full" else -(-rest // block)
+    kind, large, block, n_max = match.groups()
+    sizes = [np.asarray(split.size) for split in splits if split.y.shape[1] == int(n_max)]
+    if not sizes:
+        return None
+    rest = sizes[0] % int(large) if large else sizes[0]
+    return rest // int(block) if kind == "full" else -(-rest // int(block))
 
 
 def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split) -> PyTree:
@@ -163,13 +186,14 @@ def sum_over_examples(fn: Callable[[PyTree, Array, Array], PyTree], split: Split
     """
     n_max = split.y.shape[0]
 
-    def sums(positions):
+    def sums(positions: Array) -> PyTree:
         index = jnp.minimum(positions, n_max - 1)
-        return fn(*examples(split, index), positions < split.size)
+        x, y = examples(split, index)
+        return fn(x, y, positions < split.size)
 
     sizes = block_sizes(sums, n_max)
 
-    def add(positions, total):
+    def add(positions: Array, total: PyTree) -> PyTree:
         return jax.tree.map(jnp.add, total, sums(positions))
 
     shape = jax.eval_shape(sums, jax.ShapeDtypeStruct((sizes[-1],), jnp.int32))
@@ -183,21 +207,25 @@ def of_examples(fn: Callable[[PyTree, Array], PyTree], split: Split) -> PyTree:
     Processes examples in blocks.
     """
     n_max = split.y.shape[0]
-    room = n_max + BLOCKS[-1]  # for the last block
+    length = n_max + BLOCKS[-1]  # with room for the last block
 
-    def rows(positions):
+    def rows_at(positions: Array) -> PyTree:
         index = jnp.minimum(positions, n_max - 1)
-        inside = positions < split.size
-        found = fn(*masked(*examples(split, index), inside))
-        return tree.where(inside, found, jax.tree.map(jnp.zeros_like, found))
+        is_real = positions < split.size
+        x, y = examples(split, index)
+        x, y = masked(x, y, is_real)
+        rows = fn(x, y)
+        return tree.where(is_real, rows, jax.tree.map(jnp.zeros_like, rows))
 
-    def note(positions, found):
-        def put(all, some):
-            return jax.lax.dynamic_update_slice_in_dim(all, some, positions[0], 0)
+    def fill(positions: Array, rows: PyTree) -> PyTree:
+        """The rows of all examples, with those at these positions filled in."""
 
-        return jax.tree.map(put, found, rows(positions))
+        def put(leaf: Array, block: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(leaf, block, positions[0], 0)
 
-    shape = jax.eval_shape(rows, jax.ShapeDtypeStruct((1,), jnp.int32))
-    found = jax.tree.map(lambda leaf: jnp.zeros((room, *leaf.shape[1:]), leaf.dtype), shape)
-    found = over_blocks(split.size, n_max, block_sizes(rows, n_max), note, found)
-    return jax.tree.map(lambda leaf: leaf[:n_max], found)
+        return jax.tree.map(put, rows, rows_at(positions))
+
+    shapes = jax.eval_shape(rows_at, jax.ShapeDtypeStruct((1,), jnp.int32))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((length, *leaf.shape[1:]), leaf.dtype), shapes)
+    rows = over_blocks(split.size, n_max, block_sizes(rows_at, n_max), fill, zeros)
+    return jax.tree.map(lambda leaf: leaf[:n_max], rows)

@@ -14,7 +14,7 @@ of it goes on, and where it holds arrays like the parameters, none of it does. E
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,34 +48,41 @@ LONG_LIVED = {
 
 def marks(optimizer: optax.GradientTransformation, params: Params) -> list[bool]:
     """Which leaves of the optimizer's state for these parameters go on over rounds, in the order of its leaves."""
-    return [goes_on for _, goes_on in _leaves(*_state(optimizer, params))]
+    state, kinds = _state(optimizer, params)
+    return [goes_on for _, goes_on in _leaves(state, kinds)]
 
 
 def kept(marked: list[bool], state: PyTree) -> tuple:
     """What goes on of a state."""
-    return tuple(
-        leaf for leaf, goes_on in zip(jax.tree.leaves(state), marked, strict=True) if goes_on
-    )
+    leaves = jax.tree.leaves(state)
+    return tuple(leaf for leaf, goes_on in zip(leaves, marked, strict=True) if goes_on)
 
 
 def resumed(marked: list[bool], fresh: PyTree, earlier: tuple) -> PyTree:
     """A fresh state with what goes on of an earlier one."""
-    leaves, structure = jax.tree.flatten(fresh)
-    going_on = iter(earlier)
-    found = [
-        next(going_on) if goes_on else leaf for leaf, goes_on in zip(leaves, marked, strict=True)
-    ]
-    return jax.tree.unflatten(structure, found)
+    fresh_leaves, structure = jax.tree.flatten(fresh)
+    earlier_leaves = iter(earlier)
+    leaves = []
+    for leaf, goes_on in zip(fresh_leaves, marked, strict=True):
+        leaves.append(next(earlier_leaves) if goes_on else leaf)
+    return jax.tree.unflatten(structure, leaves)
 
 
 def described(optimizer: optax.GradientTransformation, params: Params) -> str:
     """Says what of the optimizer's state goes on over rounds, and what starts anew; "" if it has none."""
-    found: dict[bool, dict[str, None]] = {True: {}, False: {}}
-    for name, goes_on in _leaves(*_state(optimizer, params)):
-        found[goes_on][name] = None
-    names = {goes_on: ", ".join(each) for goes_on, each in found.items()}
-    texts = [f"over rounds goes on: {names[True]}"] if names[True] else []
-    texts += [f"in each round starts anew: {names[False]}"] if names[False] else []
+    state, kinds = _state(optimizer, params)
+    going_on: list[str] = []
+    starting_anew: list[str] = []
+    for name, goes_on in _leaves(state, kinds):
+        names = going_on if goes_on else starting_anew
+        if name not in names:
+            names.append(name)
+
+    texts = []
+    if going_on:
+        texts.append(f"over rounds goes on: {', '.join(going_on)}")
+    if starting_anew:
+        texts.append(f"in each round starts anew: {', '.join(starting_anew)}")
     return "; ".join(texts)
 
 
@@ -84,69 +91,91 @@ def long_lived(optimizer: optax.GradientTransformation, params: Params) -> list[
 
     They are those in `LONG_LIVED`, and states that are not optax's and count steps beside arrays like the parameters.
     """
-    return list(dict.fromkeys(_long_lived(*_state(optimizer, params))))
+    state, kinds = _state(optimizer, params)
+    names = dict.fromkeys(_long_lived(state, kinds))
+    return list(names)
 
 
 def _state(optimizer: optax.GradientTransformation, params: Params) -> tuple[PyTree, set[type]]:
     """Shapes of the state, as if no parameter were a scalar; and the types of the tree of parameters."""
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf) or (1,), jnp.result_type(leaf)), params
-    )
-    return jax.eval_shape(optimizer.init, shapes), {optax.MaskedNode, *_containers(params)}
+
+    def shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(jnp.shape(leaf) or (1,), jnp.result_type(leaf))
+
+    shapes = jax.tree.map(shape_of, params)
+    state = jax.eval_shape(optimizer.init, shapes)
+    return state, {optax.MaskedNode, *_containers(params)}
 
 
 def _containers(params: Params) -> Iterator[type]:
     """The types of a tree's nodes."""
     yield type(params)
-    children = jax.tree.leaves(params, is_leaf=lambda each: each is not params)
+    children = jax.tree.leaves(params, is_leaf=lambda node: node is not params)
     for child in children:
         if child is not params and not jax.tree_util.all_leaves([child]):
             yield from _containers(child)
 
 
-def _opened(state: Any, kinds: set[type]) -> tuple[list[tuple], list[tuple]]:
-    """What a state holds itself, as (path, leaf); and all that it holds, as (path, leaf or state, is it a state)."""
+class _Entry(NamedTuple):
+    """What a state holds: a leaf, or a state inside of it.
 
-    def is_state(each: Any) -> bool:
-        return each is not state and isinstance(each, tuple) and type(each) not in kinds
+    Attributes:
+        name: Name of the state's field; "" where it has none.
+        value: The leaf or state.
+        is_state: Whether it is a state.
+    """
 
-    parts = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_state)
-    own = [(path, part) for path, part in parts if not is_state(part)]
-    return own, [(path, part, is_state(part)) for path, part in parts]
+    name: str
+    value: Any
+    is_state: bool
 
 
-def _goes_on(state: Any, name: str, own: list[tuple]) -> bool:
-    """Whether a field of a state that holds the leaves `own` goes on over rounds."""
+def _entries(state: Any, kinds: set[type]) -> list[_Entry]:
+    """All that a state holds, in order."""
+
+    def is_state(node: Any) -> bool:
+        return node is not state and isinstance(node, tuple) and type(node) not in kinds
+
+    entries = []
+    for path, value in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_state):
+        name = str(getattr(path[0], "name", "")) if path else ""
+        entries.append(_Entry(name, value, is_state(value)))
+    return entries
+
+
+def _goes_on(state: Any, name: str, leaves: list[Any]) -> bool:
+    """Whether a field of a state that holds these leaves goes on over rounds."""
     kind = type(state).__name__
     if kind in FIELDS:
         fields = FIELDS[kind]
         return fields is None or name in fields
-    return not any(leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.floating) for _, leaf in own)
+    return not any(leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
 
 
 def _leaves(state: Any, kinds: set[type]) -> Iterator[tuple[str, bool]]:
     """The name of each leaf of a state, and whether it goes on over rounds."""
-    own, parts = _opened(state, kinds)
-    for path, part, inside in parts:
-        if inside:
-            yield from _leaves(part, kinds)
+    entries = _entries(state, kinds)
+    leaves = [entry.value for entry in entries if not entry.is_state]
+    for entry in entries:
+        if entry.is_state:
+            yield from _leaves(entry.value, kinds)
         else:
-            name = str(getattr(path[0], "name", "state")) if path else "state"
-            yield f"{type(state).__name__}.{name}", _goes_on(state, name, own)
+            name = entry.name or "state"
+            yield f"{type(state).__name__}.{name}", _goes_on(state, name, leaves)
 
 
 def _long_lived(state: Any, kinds: set[type]) -> Iterator[str]:
-    own, parts = _opened(state, kinds)
-    name = type(state).__name__
-    if own and not all(
-        _goes_on(state, str(getattr(path[0], "name", "")), own) for path, _ in own if path
-    ):
+    """Types of the states inside of a state that are `long_lived`."""
+    entries = _entries(state, kinds)
+    leaves = [entry.value for entry in entries if not entry.is_state]
+    fields = [entry.name for entry in entries if not entry.is_state]
+    if not all(_goes_on(state, name, leaves) for name in fields):
         counts = [
-            leaf for _, leaf in own if not leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.integer)
+            leaf for leaf in leaves if not leaf.ndim and jnp.issubdtype(leaf.dtype, jnp.integer)
         ]
         foreign = not type(state).__module__.startswith("optax.")
-        if name in LONG_LIVED or (foreign and counts):
-            yield name
-    for _, part, inside in parts:
-        if inside:
-            yield from _long_lived(part, kinds)
+        if type(state).__name__ in LONG_LIVED or (foreign and counts):
+            yield type(state).__name__
+    for entry in entries:
+        if entry.is_state:
+            yield from _long_lived(entry.value, kinds)

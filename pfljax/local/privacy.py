@@ -18,7 +18,7 @@ import numpy as np
 
 from pfljax.contract import optional, processes
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key, Params
+from pfljax.contract.types import Array, Key, Params, PyTree
 from pfljax.settings.fields import knob, settings
 
 
@@ -43,9 +43,8 @@ class Privacy:
 
     def __post_init__(self):
         if self.noise_multiplier and not math.isfinite(self.clip_norm):
-            raise ArgumentError(
-                "noise_multiplier", "needs a finite clip_norm, such as 1", self.noise_multiplier
-            )
+            text = "needs a finite clip_norm, such as 1"
+            raise ArgumentError("noise_multiplier", text, self.noise_multiplier)
         if self.active:
             optional.load("jax_privacy", "privacy")
 
@@ -68,9 +67,10 @@ def secret_key(seeds: Sequence[int | None], key: Key) -> Key:
     known = [seed for seed in seeds if seed is not None]
     if len(known) == len(seeds):
         return functools.reduce(jax.random.fold_in, known, key)
-    like = jax.random.key_data(key)
-    drawn = np.frombuffer(secrets.token_bytes(like.nbytes), like.dtype).reshape(like.shape)
-    return jax.random.wrap_key_data(processes.from_first(drawn), impl=jax.random.key_impl(key))
+    public = jax.random.key_data(key)
+    secret = np.frombuffer(secrets.token_bytes(public.nbytes), public.dtype)
+    secret = processes.from_first(secret.reshape(public.shape))
+    return jax.random.wrap_key_data(secret, impl=jax.random.key_impl(key))
 
 
 def private_mean(
@@ -96,11 +96,12 @@ def private_mean(
     """
     library = optional.load("jax_privacy", "privacy")
 
-    def of_example(params, x, y, weight, *keys):
+    def weighted_loss(params: Params, x: PyTree, y: Array, weight: Array, *keys: Key) -> Array:
         return (loss(params, x, y, *keys) * weight).sum()
 
+    # The sum of clipped gradients, with noise.
     gradient = library.clipped_grad(
-        of_example,
+        weighted_loss,
         l2_clip_norm=privacy.clip_norm,
         batch_argnums=tuple(range(1, 1 + len(examples))),
         return_values=True,
@@ -112,14 +113,18 @@ def private_mean(
         deviation = privacy.noise_multiplier * privacy.clip_norm
         noise = library.noise_addition.gaussian_privatizer(stddev=deviation, prng_key=key)
         total, _ = noise.update(total, noise.init(total))
+
     count = jnp.maximum(inside.sum(), 1)
-    value = jax.lax.stop_gradient(jnp.where(inside, aux.values, 0).sum() / count)
+    loss_sum = jnp.where(inside, aux.values, 0).sum()
+    value = jax.lax.stop_gradient(loss_sum / count)
+
     # A term of value zero with the private gradient: anything that a method adds to the mean loss (such as a proximal
     # term, which reads no data) is differentiated as usual.
-    linear = jax.tree.map(
-        lambda p, q, g: jnp.vdot(p - q, g / count), params, fixed, jax.lax.stop_gradient(total)
-    )
-    return value + sum(jax.tree.leaves(linear))
+    def linear(leaf: Array, fixed_leaf: Array, gradient_sum: Array) -> Array:
+        return jnp.vdot(leaf - fixed_leaf, gradient_sum / count)
+
+    terms = jax.tree.map(linear, params, fixed, jax.lax.stop_gradient(total))
+    return value + sum(jax.tree.leaves(terms))
 
 
 # `Ledger.unaccounted`
@@ -149,7 +154,7 @@ def accountant(sigma: float, step: float) -> Any:
 
 def epsilons(
     privacy: Privacy, num_examples: Array, batch_size: int, steps: np.ndarray, gradients: int = 1
-):
+) -> np.ndarray:
     """The ledger: each client's epsilon at `privacy.delta` for what local training has revealed about its examples.
 
     As is usual, the accountant treats mini-batches as Poisson samples of their expected size, although an epoch here
@@ -170,9 +175,12 @@ def epsilons(
     accounting = optional.load("jax_privacy.accounting", "privacy")
     sigma = privacy.noise_multiplier / math.sqrt(gradients)
     training = accounting.DpsgdTrainingAccountant(accountant(sigma, 1e-3))
-    pairs, inverse = np.unique(np.stack([num_examples, steps]), axis=1, return_inverse=True)
 
-    def spent(size: int, count: int) -> float:
+    # Clients with as many examples and steps have the same epsilon.
+    sizes_and_steps = np.stack([num_examples, steps])
+    pairs, inverse = np.unique(sizes_and_steps, axis=1, return_inverse=True)
+
+    def epsilon(size: int, count: int) -> float:
         if not size or not count:
             return 0.0
         parameters = accounting.DpParams(
@@ -184,6 +192,5 @@ def epsilons(
         return float(training.compute_epsilon(count, parameters))
 
     with optional.quiet():  # the accountant warns about each order that it skips by design
-        return np.array([spent(int(size), int(count)) for size, count in pairs.T])[
-            inverse.reshape(-1)
-        ]
+        of_pairs = np.array([epsilon(int(size), int(count)) for size, count in pairs.T])
+    return of_pairs[inverse.reshape(-1)]

@@ -32,9 +32,10 @@ def scalar(objective: Callable[..., Array]) -> Callable[..., Array]:
     """The objective; when it is traced, raises `ArgumentError` if its value has another shape than ()."""
 
     @functools.wraps(objective)
-    def checked(*args):
+    def checked(*args: Any) -> Array:
         value = objective(*args)
-        if shape := getattr(value, "shape", ()):
+        shape = getattr(value, "shape", ())
+        if shape:
             name = getattr(objective, "__qualname__", type(objective).__name__)
             text = f"returns shape {shape}; accepted: a scalar, such as losses.mean(), since it is minimized"
             raise ArgumentError("objective", text, name)
@@ -165,11 +166,10 @@ class Solver(NamedTuple):
     def resumed(self, params: Params, earlier: tuple) -> PyTree:
         """A new optimizer state for a shared model, with what goes on of an `earlier` one; (): of none."""
         fresh = self.optimizer.init(params)
-        return (
-            lasting.resumed(lasting.marks(self.optimizer, params), fresh, earlier)
-            if earlier
-            else fresh
-        )
+        if not earlier:
+            return fresh
+        marks = lasting.marks(self.optimizer, params)
+        return lasting.resumed(marks, fresh, earlier)
 
     def with_epochs(self, epochs: int | None) -> Solver:
         """The solver with `epochs` epochs per round; None: with its own epochs or steps."""
@@ -199,11 +199,14 @@ class Solver(NamedTuple):
         # With a given number of steps, only clients with more than one batch need an order, so with at least two steps
         # per epoch. With zero epochs nobody reads an order, but a step that is never taken is still traced.
         epochs = -(-self.steps // 2) if self.steps else max(self.epochs, 1)
-        return jax.lax.cond(
-            size > batch,
-            lambda: shuffle(key, size, n_max, epochs),
-            lambda: jnp.broadcast_to(jnp.arange(n_max, dtype=jnp.int32), (epochs, n_max)),
-        )
+
+        def random_orders() -> Array:
+            return shuffle(key, size, n_max, epochs)
+
+        def given_order() -> Array:
+            return jnp.broadcast_to(jnp.arange(n_max, dtype=jnp.int32), (epochs, n_max))
+
+        return jax.lax.cond(size > batch, random_orders, given_order)
 
     def begin(self, params: Params) -> TrainState:
         """A model's state before training with a new optimizer."""
@@ -296,23 +299,25 @@ class Solver(NamedTuple):
             state, loss_sum, memory = carry
 
             def batch_at(ahead: int) -> Batch:
-                place = (number + ahead) % jnp.maximum(total, 1) if ahead else number
-                return self.take_batch(key, orders, split, place)
+                step_number = (number + ahead) % jnp.maximum(total, 1) if ahead else number
+                return self.take_batch(key, orders, split, step_number)
 
-            found, memory = step(state.params, state.statistics, memory, batch_at)
+            slope, memory = step(state.params, state.statistics, memory, batch_at)
             updates, opt_state = self.optimizer.update(
-                found.gradient,
+                slope.gradient,
                 state.opt_state,
                 state.params,
                 round_number=round_number,
-                value=found.loss,
+                value=slope.loss,
             )
             params = optax.apply_updates(state.params, updates)
+
             # The gradient of a statistic is the old value minus the new one: this sets the new one.
-            statistics = jax.tree.map(
-                lambda old, change: old + -1.0 * change, state.statistics, found.statistics
-            )
-            return TrainState(params, statistics, opt_state), loss_sum + found.loss, memory
+            def subtract(old: Array, change: Array) -> Array:
+                return old + -1.0 * change
+
+            statistics = jax.tree.map(subtract, state.statistics, slope.statistics)
+            return TrainState(params, statistics, opt_state), loss_sum + slope.loss, memory
 
         # By this name, compiled programs are weighed with the number of steps.
         with jax.named_scope("steps"):
@@ -324,10 +329,9 @@ class Solver(NamedTuple):
         """The mode in which a network computes on a mini-batch: training mode, or None if it is inference mode, too."""
         if not self.keyed:
             return None
-        real = batch.mask > 0
-        mask = (
-            real | ~real.any()
-        )  # a client without examples has statistics as well, which nobody reads
+        is_real = batch.mask > 0
+        # A client without examples has statistics as well, which nobody reads.
+        mask = is_real | ~is_real.any()
         return Training(jax.random.fold_in(batch.key, DROPOUT), mask)
 
     def mean_loss(self, params: Params, batch: Batch, weights: Array | None = None) -> Array:
@@ -338,19 +342,28 @@ class Solver(NamedTuple):
         mode = self.mode(batch)
         params = joined(params, batch.statistics)
         if self.privacy.active:
-            weighed = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
-            examples = (batch.x, batch.y, weighed)
-            loss = self.loss
-            if mode is not None:  # one key per example, for per-example gradients
-                examples = (*examples, jax.random.split(mode.key, batch.mask.shape[0]))
-
-                def loss(params: Params, x: PyTree, y: Array, keys: Key) -> Array:
-                    return self.loss(params, x, y, keys[0])
-
-            return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
+            return self.private_loss(params, batch, weights, mode)
         losses = self.loss(params, batch.x, batch.y, mode)
         mask = batch.mask if weights is None else batch.mask * weights[batch.index]
         return (losses * mask).sum() / jnp.maximum(batch.mask.sum(), 1)
+
+    def private_loss(
+        self, params: Params, batch: Batch, weights: Array | None, mode: Training | None
+    ) -> Array:
+        """The same with gradients that are clipped for each example, with noise."""
+        example_weights = jnp.ones_like(batch.mask) if weights is None else weights[batch.index]
+        examples = (batch.x, batch.y, example_weights)
+        if mode is None:
+            loss = self.loss
+        else:
+            # One key per example, for per-example gradients.
+            keys = jax.random.split(mode.key, batch.mask.shape[0])
+            examples = (*examples, keys)
+
+            def loss(params: Params, x: PyTree, y: Array, keys: Key) -> Array:
+                return self.loss(params, x, y, keys[0])
+
+        return private_mean(self.privacy, batch.key, loss, params, examples, batch.mask > 0)
 
     def squared_distance(self, a: Params, b: Params) -> Array:
         """() squared L2 distance over all parameters, except batch statistics."""
@@ -360,21 +373,26 @@ class Solver(NamedTuple):
 
     def total_loss(self, params: Params, split: Split) -> Array:
         """Sum of the loss over all of a client's examples."""
-        return sum_over_examples(
-            lambda x, y, mask: jnp.where(mask, self.loss(params, x, y), 0).sum(), split
-        )
+
+        def total(x: PyTree, y: Array, mask: Array) -> Array:
+            losses = self.loss(params, x, y)
+            return jnp.where(mask, losses, 0).sum()
+
+        return sum_over_examples(total, split)
 
     def loss_and_gradient(self, params: Params, split: Split) -> tuple[Array, Params]:
         """Mean loss over all of a client's examples, and its gradient; processes examples in blocks."""
 
-        def sums(x, y, mask):
+        def loss_and_gradient_sums(x: PyTree, y: Array, mask: Array) -> tuple[Array, Params]:
             def total(params: Params) -> Array:
-                losses = self.loss(params, *masked(x, y, mask))
+                real_x, real_y = masked(x, y, mask)
+                losses = self.loss(params, real_x, real_y)
                 return jnp.where(mask, losses, 0).sum()
 
             return jax.value_and_grad(total)(params)
 
-        return tree.scale(sum_over_examples(sums, split), 1 / jnp.maximum(split.size, 1))
+        sums = sum_over_examples(loss_and_gradient_sums, split)
+        return tree.scale(sums, 1 / jnp.maximum(split.size, 1))
 
     def losses_of_examples(self, params: Params, split: Split) -> Array:
         """Loss of each of a client's examples: (n_max,), 0 for padding."""
@@ -390,29 +408,33 @@ class Solver(NamedTuple):
             step: () int32.
         """
         n_max = split.y.shape[0]
-        batch = self.batch(n_max)
-        key = jax.random.fold_in(jax.random.fold_in(key, NOISE), step)
-        per_epoch = jnp.maximum(-(-split.size // batch), 1)
-        first = 0 if orders is None else step % per_epoch * batch
-        places = first + jnp.arange(batch)
-        mask = (places < split.size).astype(jnp.float32)
+        batch_size = self.batch(n_max)
+        noise_key = jax.random.fold_in(key, NOISE)
+        batch_key = jax.random.fold_in(noise_key, step)
+
+        # Positions in the epoch's order.
+        per_epoch = jnp.maximum(-(-split.size // batch_size), 1)
+        first = 0 if orders is None else step % per_epoch * batch_size
+        positions = first + jnp.arange(batch_size)
+        mask = (positions < split.size).astype(jnp.float32)
         if self.statistics is not None:
             # Layers that cannot leave padding out of their statistics see the batch's own examples again.
-            num_real = jnp.clip(split.size - first, 1, batch)
-            places = first + jnp.arange(batch) % num_real
-        inside = places < split.size
+            num_real = jnp.clip(split.size - first, 1, batch_size)
+            positions = first + jnp.arange(batch_size) % num_real
+        is_real = positions < split.size
+
+        # The examples there.
         if orders is None:
-            index = places
+            index = positions
         else:
             epoch = step // per_epoch % orders.shape[0]
-            index = (
-                jnp.asarray(orders)
-                .at[epoch, jnp.minimum(places, n_max - 1)]
-                .get(mode="promise_in_bounds")
-            )
-        taken = ... if orders is None and self.statistics is None else index
-        x, y = read(split[:2], taken)
-        x, y = masked(x, y, inside)
+            orders = jnp.asarray(orders)
+            positions = jnp.minimum(positions, n_max - 1)
+            index = orders.at[epoch, positions].get(mode="promise_in_bounds")
+        reads_all = orders is None and self.statistics is None
+        x, y = read(split[:2], ... if reads_all else index)
+        x, y = masked(x, y, is_real)
+
         if self.augment is not None:
-            x = self.augment(jax.random.fold_in(key, AUGMENTATION), x)
-        return Batch(x, y, mask, index, key)
+            x = self.augment(jax.random.fold_in(batch_key, AUGMENTATION), x)
+        return Batch(x, y, mask, index, batch_key)

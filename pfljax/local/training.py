@@ -13,7 +13,7 @@ import optax
 from jax.typing import DTypeLike
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Params, PyTree
+from pfljax.contract.types import Array, Params, PyTree
 from pfljax.local import augmentation, checking
 from pfljax.local.privacy import Privacy
 from pfljax.local.solver import Solver
@@ -92,13 +92,11 @@ class LocalTraining:
     matmul_precision: Precision | None = None
 
     def __post_init__(self):
-        made = isinstance(self.optimizer, optax.GradientTransformation)
-        if made and self.learning_rate is not None:
-            text = (
-                "accepted only if `optimizer` is a function of it, such as optax.sgd without (...)"
-            )
-            raise ArgumentError("learning_rate", text, self.learning_rate)
-        if not made and self.learning_rate is None:
+        is_transformation = isinstance(self.optimizer, optax.GradientTransformation)
+        if is_transformation and self.learning_rate is not None:
+            text = "only if `optimizer` is a function of it, such as optax.sgd without (...)"
+            raise ArgumentError("learning_rate", f"accepted {text}", self.learning_rate)
+        if not is_transformation and self.learning_rate is None:
             object.__setattr__(self, "learning_rate", LEARNING_RATE)
         if isinstance(self.loss, str):
             losses.check_name(self.loss)
@@ -121,15 +119,18 @@ class LocalTraining:
             optimizer = beside_statistics(optimizer, statistics)
         loss = model.loss
         if self.class_weights is not None:
-            loss = functools.partial(loss, class_weights=checked_weights(self.class_weights, model))
+            class_weights = checked_weights(self.class_weights, model)
+            loss = functools.partial(loss, class_weights=class_weights)
         if self.label_smoothing:
             check_cross_entropy("label_smoothing", self.label_smoothing, model)
             loss = functools.partial(loss, label_smoothing=self.label_smoothing)
-        how = (self.batch_size, self.epochs, self.steps, self.privacy)
         return Solver(
-            loss,
-            optimizer,
-            *how,
+            loss=loss,
+            optimizer=optimizer,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            steps=self.steps,
+            privacy=self.privacy,
             keyed=model.network.stochastic or statistics is not None,
             statistics=statistics,
             augment=augmentation.augmentation(self.augment, model.example_input),
@@ -143,13 +144,13 @@ def checked_weights(weights: Sequence[float] | str, model: Model) -> np.ndarray:
         ArgumentError: if they are not positive numbers, one per class.
     """
     check_cross_entropy("class_weights", weights, model)
-    found = np.asarray(weights, np.float32)
-    classes = model.output_shape[-1]
-    if found.shape != (classes,) or not (np.isfinite(found) & (found > 0)).all():
-        raise ArgumentError(
-            "class_weights", f"accepted: {classes} positive numbers, one per class", weights
-        )
-    return found
+    class_weights = np.asarray(weights, np.float32)
+    num_classes = model.output_shape[-1]
+    is_positive = np.isfinite(class_weights) & (class_weights > 0)
+    if class_weights.shape != (num_classes,) or not is_positive.all():
+        text = f"accepted: {num_classes} positive numbers, one per class"
+        raise ArgumentError("class_weights", text, weights)
+    return class_weights
 
 
 def check_cross_entropy(argument: str, value: Any, model: Model) -> None:
@@ -174,10 +175,13 @@ def beside_statistics(
         "statistic": optax.sgd(1.0),
     }
 
-    def label(params: Params) -> PyTree:
-        return jax.tree.map(lambda s: "statistic" if s else "parameter", statistics(params))
+    def labels(params: Params) -> PyTree:
+        def label(is_statistic: bool) -> str:
+            return "statistic" if is_statistic else "parameter"
 
-    return optax.partition(optimizers, label)
+        return jax.tree.map(label, statistics(params))
+
+    return optax.partition(optimizers, labels)
 
 
 def scheduled(
@@ -185,7 +189,9 @@ def scheduled(
 ) -> optax.GradientTransformationExtraArgs:
     """The optimizer with updates scaled by schedule(round number), so that rates decay over rounds, not steps."""
 
-    def update(updates, state, params=None, *, round_number, **extra):
+    def update(
+        updates: PyTree, state: PyTree, params: Any = None, *, round_number: Array, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
         del params, extra
         return jax.tree.map(lambda leaf: leaf * schedule(round_number), updates), state
 

@@ -230,18 +230,16 @@ def fields_of(declaring: Any) -> dict[str, Field]:
 def documented(declaring: Any) -> dict[str, str]:
     """The entries of a docstring's list of arguments or attributes, by name."""
     doc = inspect.getdoc(declaring) or ""
-    section = doc.partition("Attributes:\n" if "Attributes:\n" in doc else "Args:\n")[2].split(
-        "\n\n"
-    )[0]
+    heading = "Attributes:\n" if "Attributes:\n" in doc else "Args:\n"
+    _, _, following = doc.partition(heading)
+    section, _, _ = following.partition("\n\n")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
 
-    def lowered(text):
+    def in_one_line(text: str) -> str:
+        text = " ".join(text.split()).removesuffix(".").replace("`", "")
         return text[0].lower() + text[1:] if text[1:2].islower() else text
 
-    return {
-        name: lowered(" ".join(text.split()).removesuffix(".").replace("`", ""))
-        for name, text in entries
-    }
+    return {name: in_one_line(text) for name, text in entries}
 
 
 def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -273,41 +271,31 @@ def checked(
 
     def wrap(function: Any) -> Any:
         signature = inspect.signature(function)
-        rest = next(
-            (p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None
-        )
+        rest = None  # the parameter of further keyword arguments
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                rest = parameter.name
 
         @functools.wraps(function)
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> Any:
             known = fields_of(of or function)
-            further = {
-                n: field
-                for each in options
-                for n, field in fields_of(each).items()
-                if n not in without
-            }
-            for name in kwargs:
-                if name not in known and name not in further:
-                    accepted = nearest(name, {**known, **further})
-                    raise ArgumentError(
-                        name, f"unknown argument; {accepted}", kwargs[name], owner=owner
-                    )
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
-                text = "required" if missing else f"{error}; accepted: {', '.join(known) or 'none'}"
-                raise ArgumentError(
-                    missing[1] if missing else "arguments", text, owner=owner
-                ) from error
-            given = bound.arguments
-            for name in given.keys() & known.keys():
-                given[name] = known[name].check(given[name], owner)
+            further = {}
+            for declaring in options:
+                further |= fields_of(declaring)
+            for name in without:
+                further.pop(name, None)
+            check_known(kwargs, {**known, **further}, owner)
+            bound = bound_arguments(signature, args, kwargs, known, owner)
+
+            values = bound.arguments
+            for name in values.keys() & known.keys():
+                values[name] = known[name].check(values[name], owner)
             if rest and further:
-                given[rest] = {
-                    n: further[n].check(value, owner) for n, value in given.get(rest, {}).items()
-                }
-            check_read(known, given, owner)
+                options_of_call = {}
+                for name, value in values.get(rest, {}).items():
+                    options_of_call[name] = further[name].check(value, owner)
+                values[rest] = options_of_call
+            check_read(known, values, owner)
             return function(*bound.args, **bound.kwargs)
 
         return call
@@ -315,26 +303,46 @@ def checked(
     return wrap
 
 
+def check_known(values: Mapping[str, Any], known: Mapping[str, Field], owner: str = "") -> None:
+    """Raises `ArgumentError` for a value without a field."""
+    for name, value in values.items():
+        if name not in known:
+            text = f"unknown argument; {nearest(name, known)}"
+            raise ArgumentError(name, text, value, owner=owner)
+
+
+def bound_arguments(
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    known: Mapping[str, Field],
+    owner: str = "",
+) -> inspect.BoundArguments:
+    """A call's arguments by parameter. Raises `ArgumentError` if they do not fit the signature."""
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        missing = re.match(r"missing a required \S*\s?argument: '(\w+)'", str(error))
+        if missing:
+            raise ArgumentError(missing[1], "required", owner=owner) from error
+        text = f"{error}; accepted: {', '.join(known) or 'none'}"
+        raise ArgumentError("arguments", text, owner=owner) from error
+
+
 def check_read(known: Mapping[str, Field], given: Mapping[str, Any], owner: str = "") -> None:
     """Raises `ArgumentError` for a value that is not read with the other values."""
     for name in given.keys() & known.keys():
+        value = given[name]
         conditions = known[name].conditions
-        if (
-            conditions
-            and not isinstance(given[name], Tracer)
-            and given[name] != known[name].default
-        ):
-            values = {
-                other: given.get(other, known[other].default)
-                for other in conditions
-                if other in known
-            }
-            if values and not any(
-                holds(value, conditions[other]) for other, value in values.items()
-            ):
-                raise ArgumentError(
-                    name, f"applies only {with_words(conditions)}", given[name], owner=owner
-                )
+        if not conditions or isinstance(value, Tracer) or value == known[name].default:
+            continue
+        others = [other for other in conditions if other in known]
+        fulfilled = [
+            holds(given.get(other, known[other].default), conditions[other]) for other in others
+        ]
+        if others and not any(fulfilled):
+            text = f"applies only {with_words(conditions)}"
+            raise ArgumentError(name, text, value, owner=owner)
 
 
 def holds(value: Any, needed: Sequence[Any]) -> bool:
@@ -355,29 +363,28 @@ def holds(value: Any, needed: Sequence[Any]) -> bool:
 def with_words(conditions: Conditions, prefix: str = "") -> str:
     """Conditions in words, such as "with plan=chunk"."""
 
-    def told(values):
-        return (
-            "" if values == GIVEN else f"={' or '.join(map(str, values))}" if values else " above 0"
-        )
+    def in_words(values: Sequence[Any]) -> str:
+        if values == GIVEN:
+            return ""
+        return f"={' or '.join(map(str, values))}" if values else " above 0"
 
-    return ", or ".join(
-        f"with {prefix}{other}{told(values)}" for other, values in conditions.items()
-    )
+    texts = [f"with {prefix}{other}{in_words(values)}" for other, values in conditions.items()]
+    return ", or ".join(texts)
 
 
-def check(made: Any) -> None:
+def check(instance: Any) -> None:
     """Raises `ArgumentError` if a field of a dataclass instance is not accepted."""
-    known = fields_of(type(made))
-    given = {name: field.check(getattr(made, name)) for name, field in known.items()}
-    check_read(known, given)
+    known = fields_of(type(instance))
+    values = {name: field.check(getattr(instance, name)) for name, field in known.items()}
+    check_read(known, values)
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def settings(cls: T) -> T:
     """Makes a frozen dataclass whose fields are checked when an instance is created."""
-    made: Any = dataclasses.dataclass(frozen=True)(cls)
-    made.__init__ = checked(of=made)(made.__init__)
-    return made
+    dataclass: Any = dataclasses.dataclass(frozen=True)(cls)
+    dataclass.__init__ = checked(of=dataclass)(dataclass.__init__)
+    return dataclass
 
 
 def nearest(name: Any, accepted: Iterable[str]) -> str:

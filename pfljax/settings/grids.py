@@ -22,7 +22,7 @@ def is_geometric(values: Sequence[float]) -> bool:
     if min(values) <= 0:
         return False
 
-    def spread(steps):
+    def spread(steps: np.ndarray) -> np.floating:
         return np.ptp(steps) / np.mean(steps)
 
     return bool(spread(np.diff(np.log(values))) <= spread(np.diff(values)))
@@ -43,28 +43,41 @@ def beyond(values: Sequence[float], edge: float, field: Field) -> float | int | 
     Returns:
         The value, or None if there is none that the field accepts.
     """
+    # The neighbor of the edge, and the bounds on the edge's side.
     ascending = sorted({*values})
-    limits = field.limits
-    up = edge == ascending[-1]
-    inner = ascending[-2 if up else 1]
-    found = edge * edge / inner if is_geometric(ascending) else 2 * edge - inner
-    inclusive, exclusive = (
-        limits.get(name) for name in (("at_most", "below") if up else ("at_least", "above"))
-    )
-    if not up and ascending[0] > 0 >= max(inclusive or 0, exclusive or 0):
+    upward = edge == ascending[-1]
+    if upward:
+        neighbor = ascending[-2]
+        inclusive = field.limits.get("at_most")
+        exclusive = field.limits.get("below")
+    else:
+        neighbor = ascending[1]
+        inclusive = field.limits.get("at_least")
+        exclusive = field.limits.get("above")
+    if not upward and ascending[0] > 0 >= max(inclusive or 0, exclusive or 0):
         inclusive = None
         exclusive = 0
 
-    def past(bound):
-        return found >= bound if up else found <= bound
+    # The last ratio or step once more.
+    if is_geometric(ascending):
+        value = edge * edge / neighbor
+    else:
+        value = 2 * edge - neighbor
 
-    if inclusive is not None and past(inclusive):
-        found = inclusive
-    elif exclusive is not None and past(exclusive):
-        found = (edge + exclusive) / 2
-    found = round(found) if value_type(field.hint) is int else float(f"{found:.{DIGITS}g}")
-    further = found > edge if up else found < edge
-    return found if further and found != exclusive else None
+    def is_past(bound: float) -> bool:
+        return value >= bound if upward else value <= bound
+
+    if inclusive is not None and is_past(inclusive):
+        value = inclusive
+    elif exclusive is not None and is_past(exclusive):
+        value = (edge + exclusive) / 2
+    if value_type(field.hint) is int:
+        value = round(value)
+    else:
+        value = float(f"{value:.{DIGITS}g}")
+
+    is_further = value > edge if upward else value < edge
+    return value if is_further and value != exclusive else None
 
 
 def beyond_edges(
@@ -77,9 +90,13 @@ def beyond_edges(
         best: The best of them.
         fields: The fields that the values are of, by name.
     """
-    found = {}
+    further = {}
     for name, value in best.items():
-        values = {point[name] for point in tried if is_number(point[name])}
-        if is_number(value) and len(values) > 1 and value in (min(values), max(values)):
-            found[name] = beyond([*values], value, fields[name])
-    return {name: value for name, value in found.items() if value is not None}
+        values = [point[name] for point in tried if is_number(point[name])]
+        if not is_number(value) or len(set(values)) < 2:
+            continue
+        if value in (min(values), max(values)):
+            following = beyond(values, value, fields[name])
+            if following is not None:
+                further[name] = following
+    return further

@@ -92,48 +92,63 @@ def method(
 
     def register(cls: Any) -> Any:
         if not isinstance(cls, type):
-            raise ArgumentError(
-                "method",
-                f"stands above {type(cls).__name__}; accepted: a class, which is a dataclass",
-            )
+            text = f"stands above {type(cls).__name__}; accepted: a class, which is a dataclass"
+            raise ArgumentError("method", text)
         registered = name or cls.__name__.lower()
-        other = METHODS.get(registered)
-        doc = inspect.getdoc(cls)
-        if other is not None and _origin(other) != _origin(cls):
-            taken = f"is the name of {other.__module__}.{other.__qualname__}"
-            text = f'{taken}; accepted: another name, by renaming the class or by @pfl.method(name="...")'
-            raise ArgumentError("name", text, registered)
-        declared = hasattr(cls, "__dataclass_fields__") and callable(getattr(cls, "build", None))
-        if not declared or not doc:
-            text = "a method is a dataclass with a docstring and build(problem); @pfl.method stands above @dataclass"
-            raise TypeError(f"{cls.__name__}: {text}")
-        title = doc.split("\n\n")[0].replace("\n", " ").split(": ")[0].rstrip(".")
+        _check_class(cls, registered)
+        title = _title(inspect.getdoc(cls) or "")
         cls.info = MethodInfo(registered, title, keeps, travels, validates, knows)
-        built = cls.build
-
-        @functools.wraps(built)
-        def build(self, problem):
-            try:
-                return built(self, problem)
-            except ArgumentError as error:
-                raise (
-                    error.of(registered) if error.argument in knobs else error
-                ) from error.__cause__
-
-        knobs = {field.name for field in dataclasses.fields(cls)}
         cls.__init__ = fields.checked(of=cls, owner=registered)(cls.__init__)
-        cls.build = build
+        cls.build = _naming_knobs(cls, registered)
         METHODS[registered] = cls
         return cls
 
     return register if cls is None else register(cls)
 
 
+def _check_class(cls: type, registered: str) -> None:
+    """Raises an error if a class is no method, or another class has its name; see `method`."""
+    other = METHODS.get(registered)
+    if other is not None and _origin(other) != _origin(cls):
+        taken = f"is the name of {other.__module__}.{other.__qualname__}"
+        text = (
+            f'{taken}; accepted: another name, by renaming the class or by @pfl.method(name="...")'
+        )
+        raise ArgumentError("name", text, registered)
+    is_dataclass = hasattr(cls, "__dataclass_fields__")
+    if not is_dataclass or not callable(getattr(cls, "build", None)) or not inspect.getdoc(cls):
+        text = "a method is a dataclass with a docstring and build(problem); @pfl.method stands above @dataclass"
+        raise TypeError(f"{cls.__name__}: {text}")
+
+
+def _title(doc: str) -> str:
+    """What stands before the first colon of a docstring."""
+    summary, _, _ = doc.partition("\n\n")
+    title, _, _ = summary.replace("\n", " ").partition(": ")
+    return title.rstrip(".")
+
+
+def _naming_knobs(cls: Any, registered: str) -> Callable[..., Any]:
+    """The `build` of a method; an error about one of its knobs names the method."""
+    build_method = cls.build
+    knobs = {field.name for field in dataclasses.fields(cls)}
+
+    @functools.wraps(build_method)
+    def build(self: Any, problem: Any) -> Any:
+        try:
+            return build_method(self, problem)
+        except ArgumentError as error:
+            if error.argument in knobs:
+                raise error.of(registered) from error.__cause__
+            raise error from error.__cause__
+
+    return build
+
+
 def _origin(cls: type) -> tuple[str, str]:
     """Where a class is defined: file (or module, in a notebook) and name. Running that again may replace the class."""
-    return getattr(
-        sys.modules.get(cls.__module__), "__file__", None
-    ) or cls.__module__, cls.__qualname__
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file or cls.__module__, cls.__qualname__
 
 
 def told(method: Any) -> list[str]:
@@ -164,10 +179,13 @@ def tell(method: Any, tell_groups: bool, group: ArrayLike | None) -> tuple[Any, 
         text = "accepted for clients in known groups of two or more; otherwise False"
         raise ArgumentError("tell_groups", text, True)
     names = [name for name in told(method) if getattr(method, name) == getattr(type(method), name)]
-    known = [method.info.knows] * bool(method.info.knows) + [
-        f"the number of groups ({num})"
-    ] * bool(names)
-    return dataclasses.replace(method, **dict.fromkeys(names, num)), "; ".join(known)
+    known = []
+    if method.info.knows:
+        known.append(method.info.knows)
+    if names:
+        known.append(f"the number of groups ({num})")
+    numbers = dict.fromkeys(names, num)
+    return dataclasses.replace(method, **numbers), "; ".join(known)
 
 
 def get(name: str) -> Any:
@@ -178,8 +196,7 @@ def get(name: str) -> Any:
     """
     if name not in METHODS:
         if name.endswith(".py"):
-            raise ArgumentError(
-                "method", f"names only a file; accepted: {name}:NAME, a class in it", name
-            )
+            text = f"names only a file; accepted: {name}:NAME, a class in it"
+            raise ArgumentError("method", text, name)
         raise ArgumentError("method", f"unknown method; {fields.nearest(name, METHODS)}", name)
     return METHODS[name]

@@ -61,22 +61,21 @@ def recorded(value: Any) -> Any:
 
 def recorded_fields(value: Any) -> dict[str, Any]:
     """Returns the fields of a dataclass or named tuple as JSON. Defaults that cannot be recorded are left out."""
-    given = fields(value)
-    kept = recordable(given)
-    if any(
-        given[name] is not getattr(type(value), name, None) for name in given.keys() - kept.keys()
-    ):
-        raise CannotRecord(value)
-    return kept
+    values = fields(value)
+    records = recordable(values)
+    for name in values.keys() - records.keys():
+        if values[name] is not getattr(type(value), name, None):
+            raise CannotRecord(value)
+    return records
 
 
 def recordable(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as JSON, without those that cannot be recorded."""
-    kept = {}
+    records = {}
     for name, value in values.items():
         with contextlib.suppress(CannotRecord):
-            kept[name] = recorded(value)
-    return kept
+            records[name] = recorded(value)
+    return records
 
 
 def fields(value: Any) -> dict[str, Any]:
@@ -138,19 +137,17 @@ def file_of(module: str) -> str | None:
 
 def _named(module: str, name: str, file: str | None, argument: str) -> Any:
     """Returns a module's class or function: from the recorded file, or from the module if the file is gone."""
-    there = file is not None and os.path.isfile(file)
+    exists = file is not None and os.path.isfile(file)
     if module != "__main__" and module not in sys.modules:
         with contextlib.suppress(Exception):  # `own_files.load` tells what is wrong
             importlib.import_module(module)
-    is_it = module in sys.modules and (
-        file_of(module) == file or (module != "__main__" and not there)
+    is_recorded = module in sys.modules and (
+        file_of(module) == file or (module != "__main__" and not exists)
     )
-    if is_it and hasattr(sys.modules[module], name):
+    if is_recorded and hasattr(sys.modules[module], name):
         return getattr(sys.modules[module], name)
-    if not there or module == "__main__":  # a script is not run again
+    if not exists or module == "__main__":  # a script is not run again
         where = "a script or notebook" if module == "__main__" else file or module
-        raise ArgumentError(
-            argument,
-            f"{name} is defined in {where}, which cannot be imported; {hand_over(argument)}",
-        )
+        text = f"{name} is defined in {where}, which cannot be imported"
+        raise ArgumentError(argument, f"{text}; {hand_over(argument)}")
     return own_files.load(argument, f"{file}:{name}")

@@ -66,10 +66,10 @@ class AtWork(NamedTuple):
         row: (C,) int32: place of the model that each trains from, in the stack before the server's next step.
     """
 
-    client: Array
-    left: Array
-    late: Array
-    row: Array
+    client: jax.Array
+    left: jax.Array
+    late: jax.Array
+    row: jax.Array
 
 
 class Buffer(NamedTuple):
@@ -272,6 +272,30 @@ def place_in_buffer(context: ClientContext, note: Arrivals) -> Array:
     return jnp.searchsorted(note.buffer.ids, context.client).astype(jnp.int32)
 
 
+class Filling(NamedTuple):
+    """A buffer that is being filled.
+
+    Attributes:
+        count: () int32, number of updates in it.
+        draws: () int32, number of clients that were drawn.
+        now: () seconds since the last round.
+        discarded: () int32: updates that were too late.
+        at_work: Who is at work.
+        ids: (S,) int32, the clients that sent updates, in order of arrival.
+        late: (S,) int32: steps that each is late.
+        row: (S,) int32: place of the model that each was trained from.
+    """
+
+    count: jax.Array
+    draws: jax.Array
+    now: jax.Array
+    discarded: jax.Array
+    at_work: AtWork
+    ids: jax.Array
+    late: jax.Array
+    row: jax.Array
+
+
 def next_buffer(
     key: Key, seconds: Array, at_work: AtWork, size: int, most: int
 ) -> tuple[AtWork, Buffer]:
@@ -288,47 +312,77 @@ def next_buffer(
         Who is at work after the next step of the server, and the buffer for it.
     """
 
-    def is_filling(carry: tuple) -> Array:
-        return carry[0] < size
+    def is_filling(buffer: Filling) -> Array:
+        return buffer.count < size
 
-    def arrive(carry: tuple) -> tuple:
-        count, draws, now, discarded, at_work, ids, late, rows = carry
+    def arrive(buffer: Filling) -> Filling:
+        at_work = buffer.at_work
+
         # Whoever is done first sends its update, unless that is too late.
         place = jnp.argmin(at_work.left)
         age = at_work.late[place]
-        now = jnp.maximum(now, at_work.left[place])
-        kept = age <= most
-        slot = jnp.where(kept, count, size)
-        ids = ids.at[slot].set(at_work.client[place])
-        late = late.at[slot].set(age)
-        rows = rows.at[slot].set(at_work.row[place])
+        now = jnp.maximum(buffer.now, at_work.left[place])
+        is_accepted = age <= most
+        slot = jnp.where(is_accepted, buffer.count, size)
+        ids = buffer.ids.at[slot].set(at_work.client[place])
+        late = buffer.late.at[slot].set(age)
+        row = buffer.row.at[slot].set(at_work.row[place])
 
         # Another client begins, drawn uniformly among the rest.
-        busy = jnp.zeros(seconds.shape, bool).at[at_work.client].set(True).at[ids].set(True)
-        drawn = jax.random.uniform(jax.random.fold_in(key, draws), seconds.shape)
-        new = jnp.argmax(jnp.where(busy, -1.0, drawn)).astype(jnp.int32)
-        count = count + kept
+        is_busy = jnp.zeros(seconds.shape, bool)
+        is_busy = is_busy.at[at_work.client].set(True)
+        is_busy = is_busy.at[ids].set(True)
+        draw_key = jax.random.fold_in(key, buffer.draws)
+        draws = jax.random.uniform(draw_key, seconds.shape)
+        client = jnp.argmax(jnp.where(is_busy, -1.0, draws)).astype(jnp.int32)
+
         # Who begins after the last update has the model that the server makes of this buffer.
-        begins = jnp.where(kept & (count == size), -1, 0)
+        count = buffer.count + is_accepted
+        steps_late = jnp.where(is_accepted & (count == size), -1, 0)
         at_work = AtWork(
-            client=at_work.client.at[place].set(new),
-            left=at_work.left.at[place].set(now + seconds[new]),
-            late=at_work.late.at[place].set(begins),
+            client=at_work.client.at[place].set(client),
+            left=at_work.left.at[place].set(now + seconds[client]),
+            late=at_work.late.at[place].set(steps_late),
             row=at_work.row.at[place].set(0),
         )
-        return count, draws + 1, now, discarded + ~kept, at_work, ids, late, rows
+        return Filling(
+            count=count,
+            draws=buffer.draws + 1,
+            now=now,
+            discarded=buffer.discarded + ~is_accepted,
+            at_work=at_work,
+            ids=ids,
+            late=late,
+            row=row,
+        )
 
     zero = jnp.zeros((), jnp.int32)
-    nobody = jnp.full(
-        (size,), seconds.shape[0], jnp.int32
-    )  # out of range, so that it is written nowhere
+    # Nobody's number is out of range, so that it is written nowhere.
+    nobody = jnp.full((size,), seconds.shape[0], jnp.int32)
     zeros = jnp.zeros((size,), jnp.int32)
-    carry = (zero, zero, jnp.zeros(()), zero, at_work, nobody, zeros, zeros)
-    filled = jax.lax.while_loop(is_filling, arrive, carry)
-    _, _, now, discarded, at_work, ids, late, rows = filled
-    order = jnp.argsort(ids)
-    after = at_work._replace(left=at_work.left - now, late=at_work.late + 1)
-    return after, Buffer(ids[order], late[order], now, discarded, rows[order])
+    empty = Filling(
+        count=zero,
+        draws=zero,
+        now=jnp.zeros(()),
+        discarded=zero,
+        at_work=at_work,
+        ids=nobody,
+        late=zeros,
+        row=zeros,
+    )
+    full = jax.lax.while_loop(is_filling, arrive, empty)
+
+    order = jnp.argsort(full.ids)
+    left = full.at_work.left - full.now
+    after = full.at_work._replace(left=left, late=full.at_work.late + 1)
+    buffer = Buffer(
+        ids=full.ids[order],
+        late=full.late[order],
+        seconds=full.now,
+        discarded=full.discarded,
+        row=full.row[order],
+    )
+    return after, buffer
 
 
 class Turns(NamedTuple):
@@ -391,5 +445,7 @@ class TakingTurns(Stage):
 
     def _until(self, left: Array, seconds: Array) -> Array:
         """() seconds of a round, in which as many turns end, and no client's twice."""
-        most = jnp.minimum(jnp.sort(left)[self.num_turns - 1], (left + seconds).min())
+        enough_turns = jnp.sort(left)[self.num_turns - 1]
+        second_turn = (left + seconds).min()
+        most = jnp.minimum(enough_turns, second_turn)
         return jnp.where(left <= most, left, 0).max()

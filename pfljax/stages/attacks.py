@@ -256,7 +256,7 @@ class Flipped(LazyArray):
         """Shape of the classes."""
         return self.classes.shape
 
-    def __getitem__(self, index) -> Array:
+    def __getitem__(self, index: Any) -> Array:
         y = self.classes[index]
         # Positions of a sequence with nothing to predict hold no class.
         return jnp.where(self.attacker & (y < self.num), (self.num - 1 - y).astype(y.dtype), y)

@@ -62,10 +62,12 @@ class Trigger(NamedTuple):
             split: A client's examples; NaN if all are of the target class.
         """
 
-        def sums(x, y, mask):
+        def sums(x: Array, y: Array, mask: Array) -> Array:
+            """(2,) number of examples that are predicted as the target, and of all that may be."""
             others = mask & (y != self.target)
-            found = predict(self.stamped(x, x.ndim - 1)).argmax(axis=-1)
-            return jnp.stack([others & (found == self.target), others]).sum(axis=1)
+            stamped = self.stamped(x, x.ndim - 1)
+            predicted = predict(stamped).argmax(axis=-1)
+            return jnp.stack([others & (predicted == self.target), others]).sum(axis=1)
 
         hits, others = sum_over_examples(sums, split)
         return jnp.where(others > 0, hits / jnp.maximum(others, 1), jnp.nan)
@@ -86,7 +88,7 @@ class Poisoned(LazyArray):
         """Shape of the examples."""
         return self.own.shape
 
-    def __getitem__(self, index) -> Array:
+    def __getitem__(self, index: Any) -> Array:
         honest = self.own[index]
         # Position i is poisoned where the number of poisoned examples, floor(share i), grows.
         numbers = np.floor(np.arange(self.shape[0] + 1) * self.trigger.share + 1e-6)

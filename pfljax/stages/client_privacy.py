@@ -339,10 +339,12 @@ def noise_tree(library: Any) -> Any:
     one node for each bit of t; from t - 1 to t, the nodes below level l go and one at level l comes.
     """
 
-    def init(like):
+    def init(like: Array) -> tuple[Array, Array]:
+        """The nodes of all levels, which are 0 at first, and the number of the next round."""
         return jnp.zeros((LEVELS, *like.shape), like.dtype), jnp.ones((), jnp.int32)
 
-    def following(node, state):
+    def following(node: Array, state: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        """What the round's new node adds to the noise of the sum."""
         nodes, number = state
         level = jax.lax.population_count((number & -number) - 1)
         below = tree.per_row(jnp.arange(LEVELS) < level, nodes)

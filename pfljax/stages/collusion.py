@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from pfljax.contract import tree
 from pfljax.contract.types import Array, PyTree
-from pfljax.stages.robust import distances, shares_of
+from pfljax.stages.robust import TINY, distances, shares_of
 
 Collusion = Literal["alie", "ipm", "min_max", "min_sum"]
 
@@ -48,17 +48,24 @@ def colluded(
         assert factor is not None
         crafted = tree.scale(mean, -factor)
     else:
-        apart = jax.tree.map(jnp.subtract, updates, mean)
-        deviation = jax.tree.map(
-            jnp.sqrt, tree.mix(shares_of(honest), jax.tree.map(jnp.square, apart))
-        )
-        if kind == "alie":
-            z = quantile(counts.sum(), (counts & attackers).sum()) if factor is None else factor
+        # m - z s
+        centered = jax.tree.map(jnp.subtract, updates, mean)
+        shares = shares_of(honest)
+        variance = tree.mix(shares, jax.tree.map(jnp.square, centered))
+        deviation = jax.tree.map(jnp.sqrt, variance)
+        if kind != "alie":
+            z = farthest(kind, updates, centered, deviation, honest)
+        elif factor is None:
+            z = quantile(counts.sum(), (counts & attackers).sum())
         else:
-            z = farthest(kind, updates, apart, deviation, honest)
+            z = factor
         crafted = tree.subtract(mean, tree.scale(deviation, z))
-    everywhere = jax.tree.map(lambda one, leaf: jnp.broadcast_to(one, leaf.shape), crafted, updates)
-    return tree.where(attackers & honest.any(), everywhere, updates)
+
+    def to_all(value: Array, leaf: Array) -> Array:
+        return jnp.broadcast_to(value, leaf.shape)
+
+    crafted = jax.tree.map(to_all, crafted, updates)
+    return tree.where(attackers & honest.any(), crafted, updates)
 
 
 def quantile(num: Array, attackers: Array) -> Array:
@@ -69,19 +76,24 @@ def quantile(num: Array, attackers: Array) -> Array:
 
 
 def farthest(
-    kind: Collusion, updates: PyTree, apart: PyTree, deviation: PyTree, honest: Array
+    kind: Collusion, updates: PyTree, centered: PyTree, deviation: PyTree, honest: Array
 ) -> Array:
     """gamma: |m - gamma s - u_k|^2 = gamma^2 |s|^2 + 2 gamma <s, u_k - m> + |u_k - m|^2 is within the bound."""
-    between = jnp.where(jnp.isfinite(found := distances(updates, honest)), found, 0)
-    square = jnp.maximum(tree.inner(deviation, deviation), jnp.finfo(jnp.float32).tiny)
-    stacked = tree.inner_products(apart, tree.stack_one(deviation))[:, 0]
-    norms = jnp.diagonal(tree.inner_products(apart, apart))
+    between = distances(updates, honest)
+    between = jnp.where(jnp.isfinite(between), between, 0)
+
+    # |s|^2, <s, u_k - m> and |u_k - m|^2
+    square = jnp.maximum(tree.inner(deviation, deviation), TINY)
+    products = tree.inner_products(centered, tree.stack_one(deviation))[:, 0]
+    norms = jnp.diagonal(tree.inner_products(centered, centered))
+
     if kind == "min_max":
         bound = between.max()
-        root = (
-            jnp.sqrt(jnp.square(stacked) + square * jnp.maximum(bound - norms, 0)) - stacked
-        ) / square
+        discriminant = jnp.square(products) + square * jnp.maximum(bound - norms, 0)
+        root = (jnp.sqrt(discriminant) - products) / square
         return jnp.min(jnp.where(honest, root, jnp.inf))
+
+    # The sum of <s, u_k - m> over the honest updates is 0.
     bound = between.sum(axis=1).max()
     total = jnp.where(honest, norms, 0).sum()
     return jnp.sqrt(jnp.maximum(bound - total, 0) / (square * jnp.maximum(honest.sum(), 1)))

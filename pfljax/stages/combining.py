@@ -92,9 +92,9 @@ class Combining(Stage):
         self, work: LocalWork, output: ClientOutput, note: StageState
     ) -> tuple[ClientOutput, Parts]:
         message = parts_of(output)
-        kept = {}
+        sums = {}
         for name in self.changes:
-            kept[name] = tree.add(note.client[name], message.parts[name])
+            sums[name] = tree.add(note.client[name], message.parts[name])
         attacker = work.data.attacker
         single = {
             "parts": message.parts,
@@ -103,7 +103,7 @@ class Combining(Stage):
             "attacker": jnp.zeros((), bool) if attacker is None else attacker,
         }
         output = output._replace(upload=Upload(sums=message.rest))
-        return with_note(output, self.name, single), kept
+        return with_note(output, self.name, single), sums
 
     def before_server(
         self, key: Key, state: State, aggregate: Aggregate, note: StageState
@@ -134,34 +134,28 @@ class Combining(Stage):
         roots = self._roots(key, state, note)
 
         def of_model(n: Array) -> tuple[Parts, dict[str, Array], Array]:
-            nothing = jax.tree.map(jnp.zeros_like, weights)
-            own = tree.where(number == n, weights, nothing)
+            zeros = jax.tree.map(jnp.zeros_like, weights)
+            model_weights = tree.where(number == n, weights, zeros)
             combined = {}
             for name, part in parts.items():
-                weight = weight_of(name, own)
+                weight = weight_of(name, model_weights)
                 root = jax.tree.map(lambda leaf: leaf[n], roots.get(name, ()))
                 combined[name] = self._one_by_one(part, weight, attackers, root)
                 if name in before:
                     old = self._one_by_one(before[name], weight, attackers, root)
                     combined[name] = tree.subtract(combined[name], old)
-            totals = jax.tree.map(lambda weight: weight.sum(axis=0), own)
-            return combined, totals, (own["weight"] > 0).sum()
+            totals = jax.tree.map(lambda weight: weight.sum(axis=0), model_weights)
+            return combined, totals, (model_weights["weight"] > 0).sum()
 
         models = jnp.arange(num_models)
         combined, totals, count = self.problem.plan.over_rows(of_model, models)
 
-        # Each part counts again as much as the weights' sum.
         told = aggregate.told
         if SQUARE in combined:
             square = weights["weight"] * combined.pop(SQUARE)[number]
             square = square.reshape(cohort_size, num_sent).sum(axis=1)
             told = told._replace(square=square)
-        update = tree.scale(combined.pop(UPDATE), totals["weight"])
-        sums = dict(aggregate.upload.sums)
-        for name, part in combined.items():
-            total = tree.scale(part, weight_of(name, totals))
-            sums[name] = tree.combine(total, sums[name]) if name in sums else total
-        upload = Upload(update, totals["weight"], sums, totals.get("count"))
+        upload = as_sums(combined, totals, aggregate.upload.sums)
         aggregate = aggregate._replace(upload=upload, num_sent=count, sent=sent > 0, told=told)
         return aggregate, note, {}
 
@@ -186,6 +180,23 @@ class Combining(Stage):
         if kind:
             part = colluded(kind, self.attack.factor, part, weight > 0, attackers)
         return combine(self.aggregator, part, weight, self.trim, root)
+
+
+def as_sums(combined: Parts, totals: dict[str, Array], rest: dict[str, PyTree]) -> Upload:
+    """An upload in which each part counts again as much as the weights' sum.
+
+    Args:
+        combined: The update and sums as the rule combined them.
+        totals: Sums of the weights, as `ClientParts.weights`.
+        rest: What else was added up, as `ClientParts.rest`.
+    """
+    combined = dict(combined)
+    update = tree.scale(combined.pop(UPDATE), totals["weight"])
+    sums = dict(rest)
+    for name, part in combined.items():
+        total = tree.scale(part, weight_of(name, totals))
+        sums[name] = tree.combine(total, sums[name]) if name in sums else total
+    return Upload(update, totals["weight"], sums, totals.get("count"))
 
 
 class ClientParts(NamedTuple):
@@ -220,8 +231,8 @@ def parts_of(output: ClientOutput) -> ClientParts:
         parts[SQUARE] = square / positive(upload.weight)
     if output.sent is not None:
         # What does not arrive adds nothing to sums of changes.
-        nothing = jax.tree.map(jnp.zeros_like, (parts, weights))
-        parts, weights = tree.where(output.sent, (parts, weights), nothing)
+        zeros = jax.tree.map(jnp.zeros_like, (parts, weights))
+        parts, weights = tree.where(output.sent, (parts, weights), zeros)
     rest = {name: entry for name, entry in others.sums.items() if jax.tree.leaves(entry)}
     return ClientParts(parts, weights, rest)
 

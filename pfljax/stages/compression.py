@@ -59,9 +59,8 @@ if TYPE_CHECKING:
 
 COMPRESS = 0xC0DEC  # folded into a client's key for a round to draw its roundings and places
 BLOCK = 512  # entries that share a scale
-# bytes
-FLOAT = 4
-PLACE = 4
+FLOAT = 4  # bytes of a number
+PLACE = 4  # bytes of an entry's place
 BIASED = ("topk", "randomk", "sign", "lowrank")  # what error feedback corrects
 FORMS = "topk:SHARE or randomk:SHARE (above 0, at most 1), quantize:BITS (1 to 8), sign, lowrank:RANK (1 or more)"
 
@@ -82,10 +81,8 @@ class Compression:
 
     def __post_init__(self):
         parsed("upload", self.upload, FORMS)
-        if parsed("download", self.download, "quantize:BITS (1 to 8)").kind not in (
-            "none",
-            "quantize",
-        ):
+        download = parsed("download", self.download, "quantize:BITS (1 to 8)")
+        if download.kind not in ("none", "quantize"):
             raise ArgumentError("download", "accepted: none, quantize:BITS (1 to 8)", self.download)
 
     @property
@@ -149,7 +146,8 @@ class Compressor(NamedTuple):
             values, _ = self.low_rank(key, values)
         else:
             values = over_vectors(lambda rows: self._of_vectors(key, rows, scaled), values)
-        return tree.combine(values if axes else tree.first(values), rest)
+        values = values if axes else tree.first(values)
+        return tree.combine(values, rest)
 
     def low_rank(
         self, key: Key, values: PyTree, last: Sequence[Array] = ()
@@ -164,18 +162,17 @@ class Compressor(NamedTuple):
         Returns:
             What arrives, and each matrix's next Q.
         """
-        leaves, form = jax.tree.flatten(values)
+        leaves, structure = jax.tree.flatten(values)
         keys = jax.random.split(key, max(len(leaves), 1))
-        found = []
+        arrived = []
         factors = []
         for key, leaf in zip(keys, leaves, strict=False):
             if leaf.ndim > 2 and leaf.size:
-                leaf, factor = self._power_iteration(
-                    key, leaf, last[len(factors)] if last else None
-                )
+                last_factor = last[len(factors)] if last else None
+                leaf, factor = self._power_iteration(key, leaf, last_factor)
                 factors.append(factor)
-            found.append(leaf)
-        return jax.tree.unflatten(form, found), tuple(factors)
+            arrived.append(leaf)
+        return jax.tree.unflatten(structure, arrived), tuple(factors)
 
     def _of_vectors(self, key: Key, rows: Array, scaled: bool) -> Array:
         """What arrives of vectors (J, n)."""
@@ -186,22 +183,32 @@ class Compressor(NamedTuple):
             return jnp.abs(rows).mean(axis=1, keepdims=True) * jnp.sign(rows)
         if self.kind == "quantize":
             return quantized(key, rows, int(self.amount))
-        kept = self.entries(n)
-        score = jnp.abs(rows) if self.kind == "topk" else jax.random.uniform(key, rows.shape)
-        places = jax.lax.top_k(score, kept)[1]
-        at = jnp.arange(num)[:, None], places
-        found = jnp.zeros_like(rows).at[at].set(rows[at])
-        return n / kept * found if self.kind == "randomk" and scaled else found
+
+        # "topk" or "randomk": the entries with the highest scores.
+        num_sent = self.entries(n)
+        if self.kind == "topk":
+            score = jnp.abs(rows)
+        else:
+            score = jax.random.uniform(key, rows.shape)
+        _, positions = jax.lax.top_k(score, num_sent)
+        index = (jnp.arange(num)[:, None], positions)
+        sent = jnp.zeros_like(rows).at[index].set(rows[index])
+        return n / num_sent * sent if self.kind == "randomk" and scaled else sent
 
     def _power_iteration(self, key: Key, leaf: Array, last: Array | None) -> tuple[Array, Array]:
         """What arrives of an array (J, ..., outputs), and its next Q (J, outputs, r)."""
         matrices = leaf.reshape(leaf.shape[0], -1, leaf.shape[-1])
         rank = min(int(self.amount), *matrices.shape[1:])
         q = jax.random.normal(key, (matrices.shape[-1], rank))
-        q = q if last is None else jnp.where((last == 0).all(axis=1, keepdims=True), q, last)
-        p = orthonormal((matrices @ q).mT)
-        following = p @ matrices
-        return (p.mT @ following).reshape(leaf.shape), following.mT
+        if last is not None:
+            is_new = (last == 0).all(axis=1, keepdims=True)
+            q = jnp.where(is_new, q, last)
+
+        # P^T is an orthonormal basis of (M Q)^T; Q^T <- P^T M; what arrives is P Q^T.
+        p_transposed = orthonormal((matrices @ q).mT)
+        q_transposed = p_transposed @ matrices
+        arrived = p_transposed.mT @ q_transposed
+        return arrived.reshape(leaf.shape), q_transposed.mT
 
     def entries(self, n: int) -> int:
         """Number of entries that are sent of n."""
@@ -214,17 +221,23 @@ class Compressor(NamedTuple):
         if self.kind == "lowrank":
             return tree.num_bytes(rest) + sum(self._low_rank_bytes(leaf.shape) for leaf in leaves)
         n = sum(math.prod(leaf.shape) for leaf in leaves)
-        return tree.num_bytes(rest) + (self._vector_bytes(n) if n else 0)
+        return tree.num_bytes(rest) + self._vector_bytes(n)
 
     def _vector_bytes(self, n: int) -> float:
-        bits = {"sign": 1, "quantize": self.amount}.get(self.kind)
-        if bits is not None:
-            return math.ceil(n * bits / 8) + FLOAT * (
-                1 if self.kind == "sign" else math.ceil(n / BLOCK)
-            )
-        return self.entries(n) * (FLOAT + PLACE * (self.kind == "topk"))
+        """Bytes of n compressed numbers."""
+        if n == 0:
+            return 0
+        if self.kind == "sign":
+            return math.ceil(n / 8) + FLOAT
+        if self.kind == "quantize":
+            num_scales = math.ceil(n / BLOCK)
+            return math.ceil(n * self.amount / 8) + FLOAT * num_scales
+        if self.kind == "topk":
+            return self.entries(n) * (FLOAT + PLACE)
+        return self.entries(n) * FLOAT
 
     def _low_rank_bytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of the factors of a matrix, or of an uncompressed vector."""
         if len(shape) < 2:
             return FLOAT * math.prod(shape)
         inputs = math.prod(shape[:-1])
@@ -256,15 +269,13 @@ def parsed(field: str, text: str, accepted: str = FORMS) -> Compressor:
 def check_upload(problem: Problem, algorithm: Algorithm, text: str) -> None:
     """Raises `ArgumentError` if what the algorithm sends cannot be compressed this way."""
     if algorithm.topology == "own":
-        raise ArgumentError(
-            "upload", "accepted for this method: none; no client sends anything", text
-        )
+        accepted = "accepted for this method: none; no client sends anything"
+        raise ArgumentError("upload", accepted, text)
     if problem.solver.statistics is not None:
         raise ArgumentError("upload", "accepted for a model with batch statistics: none", text)
     if algorithm.sends == "products":
-        raise ArgumentError(
-            "upload", "accepted for this method: none; it sends factors of what is averaged", text
-        )
+        accepted = "accepted for this method: none; it sends factors of what is averaged"
+        raise ArgumentError("upload", accepted, text)
     if algorithm.sends != "updates" and not text.startswith("quantize"):
         accepted = f"accepted for this method: none, quantize:BITS; it sends {algorithm.sends}, not updates"
         raise ArgumentError("upload", accepted, text)
@@ -291,8 +302,8 @@ class Downloads(Stage):
         key = jax.random.fold_in(key_of(work.context), COMPRESS)
         received = self.compressor(key, work.models)
         if self.peers:
-            own = work.context.index == work.context.client  # its own model does not travel
-            received = tree.where(own, work.models, received)
+            is_own = work.context.index == work.context.client  # its own model does not travel
+            received = tree.where(is_own, work.models, received)
         return work._replace(models=received)
 
 
@@ -325,8 +336,8 @@ class Uploads(Stage):
         sent = self.compressor(key_of(work.context), whole, axes=axes)
         if topology.reads_others and not self.method.via_server:
             num = tree.num_rows(output.upload)
-            own = work.context.index[:num] == work.context.client  # its own model stays with it
-            sent = tree.where(own, whole, sent)
+            is_own = work.context.index[:num] == work.context.client  # its own model stays with it
+            sent = tree.where(is_own, whole, sent)
         return with_new_values(output, sent, axes), note.client
 
 
@@ -379,10 +390,10 @@ class CorrectedUploads(Uploads):
             factors = ()
 
         # e_k <- u_k + e_k - C(u_k + e_k)
-        kept = Memory(tree.subtract(whole, sent), factors)
+        new_memory = Memory(tree.subtract(whole, sent), factors)
         if output.sent is not None:
-            kept = tree.where(output.sent, kept, memory)
-        return with_new_values(output, sent), kept
+            new_memory = tree.where(output.sent, new_memory, memory)
+        return with_new_values(output, sent), new_memory
 
 
 def first_output(method: Algorithm, clients: ClientData) -> ClientOutput:
@@ -403,16 +414,22 @@ def first_output(method: Algorithm, clients: ClientData) -> ClientOutput:
 
 def key_of(context: ClientContext) -> Key:
     """A client's key for the random choices of an exchange."""
-    return jax.random.fold_in(jax.random.fold_in(context.key, COMPRESS), context.step)
+    key = jax.random.fold_in(context.key, COMPRESS)
+    return jax.random.fold_in(key, context.step)
 
 
 def quantized(key: Key, rows: Array, bits: int) -> Array:
     """Vectors (J, n) on grids from -m to m, rounded at random so that the mean is exact; m is that of a block."""
     num, n = rows.shape
-    blocks = jnp.pad(rows, ((0, 0), (0, -n % BLOCK))).reshape(num, -1, BLOCK)
+    padded = jnp.pad(rows, ((0, 0), (0, -n % BLOCK)))
+    blocks = padded.reshape(num, -1, BLOCK)
     largest = jnp.abs(blocks).max(axis=-1, keepdims=True)
-    steps = 1 if bits == 1 else 2**bits - 2  # an even number, so that 0 is on the grid
-    unit = jnp.where(largest > 0, 2 * largest / steps, 1)
-    place = jnp.floor((blocks + largest) / unit + jax.random.uniform(key, blocks.shape))
-    found = jnp.clip(place, 0, steps) * unit - largest
-    return jnp.where(largest > 0, found, 0).reshape(num, -1)[:, :n]
+    num_steps = 1 if bits == 1 else 2**bits - 2  # an even number, so that 0 is on the grid
+    unit = jnp.where(largest > 0, 2 * largest / num_steps, 1)
+
+    # floor(x + u), with u uniform in [0, 1), has the mean x.
+    exact = (blocks + largest) / unit
+    rounded = jnp.floor(exact + jax.random.uniform(key, blocks.shape))
+    values = jnp.clip(rounded, 0, num_steps) * unit - largest
+    values = jnp.where(largest > 0, values, 0)
+    return values.reshape(num, -1)[:, :n]

@@ -261,18 +261,19 @@ def times(path: str) -> Times:
     """
     entries = _read("availability", path)
     try:
-        pairs = [(list(each["active"]), list(each["inactive"])) for each in entries]
+        pairs = [(list(entry["active"]), list(entry["inactive"])) for entry in entries]
         most = max(len(begins) for begins, _ in pairs)
 
-        def fill(values):
-            return np.pad(
-                np.array(values, np.float32), (0, most - len(values)), constant_values=np.inf
-            )
+        def fill(values: list[float]) -> np.ndarray:
+            """Times of one device (most,), with infinity behind the last."""
+            padding = (0, most - len(values))
+            return np.pad(np.array(values, np.float32), padding, constant_values=np.inf)
 
         if any(len(begins) != len(ends) for begins, ends in pairs):
             raise ValueError("a device has not as many times in active as in inactive")
-        begins, ends = (np.stack([fill(pair[part]) for pair in pairs]) for part in (0, 1))
-        period = np.array([each["finish_time"] for each in entries], np.float32)
+        begins = np.stack([fill(active) for active, _ in pairs])
+        ends = np.stack([fill(inactive) for _, inactive in pairs])
+        period = np.array([entry["finish_time"] for entry in entries], np.float32)
         if period.ndim != 1 or not (np.isfinite(period).all() and (period > 0).all()):
             raise ValueError("a finish_time is not above 0")
         if np.isnan(begins).any() or not (begins < np.minimum(ends, period[:, None])).any():

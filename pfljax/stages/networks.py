@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,8 +27,11 @@ from pfljax.contract.types import (
     ClientContext,
     ClientData,
     ClientOutput,
+    Cohort,
     First,
     KeptOptimizer,
+    Key,
+    Mixture,
     Params,
     Prediction,
     PyTree,
@@ -58,37 +61,38 @@ class Packing(NamedTuple):
         """A packing for trees with these shapes."""
         shapes = tuple(shapes)
         sizes = Counter[str]()
-        for each in shapes:
+        for shape in shapes:
             total = Counter[str]()
-            for leaf in jax.tree.leaves(each):
+            for leaf in jax.tree.leaves(shape):
                 total[str(leaf.dtype)] += math.prod(leaf.shape)
             sizes |= total  # the larger number of each dtype
         return cls(shapes, dict(sizes))
 
     def pack(self, number: int, unpacked: PyTree) -> Packed:
         """Tree `number` as arrays, by dtype."""
-        if shapes_of(unpacked) != shapes_of(self.shapes[number]):
-            raise TypeError(
-                f"got arrays {shapes_of(unpacked)}; expected {shapes_of(self.shapes[number])}"
-            )
-        parts: dict[str, list[Array]] = {name: [] for name in self.sizes}
+        shapes = shapes_of(unpacked)
+        expected = shapes_of(self.shapes[number])
+        if shapes != expected:
+            raise TypeError(f"got arrays {shapes}; expected {expected}")
+        leaves_of: dict[str, list[Array]] = {name: [] for name in self.sizes}
         for leaf in map(jnp.asarray, jax.tree.leaves(unpacked)):
-            parts[str(leaf.dtype)].append(leaf.reshape(-1))
+            leaves_of[str(leaf.dtype)].append(leaf.reshape(-1))
         packed = {}
-        for name, leaves in parts.items():
+        for name, leaves in leaves_of.items():
             padding = self.sizes[name] - sum(leaf.size for leaf in leaves)
             packed[name] = jnp.concatenate([*leaves, jnp.zeros((padding,), name)])
         return packed
 
     def unpack(self, number: int, packed: Packed) -> PyTree:
         """Undoes `pack`."""
-        taken = Counter[str]()
+        position = Counter[str]()  # in the array of each dtype
 
-        def take(leaf):
+        def take(leaf: jax.ShapeDtypeStruct) -> Array:
+            """The next leaf of this shape and dtype."""
             name = str(leaf.dtype)
-            size = math.prod(leaf.shape)
-            taken[name] += size
-            return packed[name][taken[name] - size : taken[name]].reshape(leaf.shape)
+            start = position[name]
+            position[name] += math.prod(leaf.shape)
+            return packed[name][start : position[name]].reshape(leaf.shape)
 
         return jax.tree.map(take, self.shapes[number])
 
@@ -134,6 +138,7 @@ class Mixed:
         chooses_models = any(algorithm.whom for algorithm in self.algorithms)
         tunes = any(algorithm.engine.tune for algorithm in self.algorithms)
         collaboration = self.collaboration if base.report.collaboration else None
+        report = dataclasses.replace(base.report, collaboration=collaboration)
         return dataclasses.replace(
             base,
             first_row=self.first_row,
@@ -144,7 +149,7 @@ class Mixed:
             apply=self.apply,
             adapt=self.adapt,
             fine_tuned=None,
-            report=dataclasses.replace(base.report, collaboration=collaboration),
+            report=report,
             engine=base.engine._replace(tune=self.tune if tunes else None),
         )
 
@@ -161,24 +166,23 @@ class Mixed:
     def differs(self) -> ArgumentError:
         """The error for what travels in different shapes."""
         text = f"differs between clients, and what this method sends has other shapes in some of {self.named}"
-        return ArgumentError(
-            "model",
-            f"{text}; accepted: methods that send what all have, such as prototypes or heads",
-        )
+        accepted = "methods that send what all have, such as prototypes or heads"
+        return ArgumentError("model", f"{text}; accepted: {accepted}")
 
     @functools.cached_property
     def starts(self) -> list[Start]:
         """Shapes of what the server begins with, in the structure of each network."""
         key = jax.eval_shape(jax.random.key, 0)
-        return [jax.eval_shape(each.start, key, self.clients) for each in self.algorithms]
+        return [jax.eval_shape(algorithm.start, key, self.clients) for algorithm in self.algorithms]
 
     @functools.cached_property
     def firsts(self) -> list[First]:
         """Shapes of what a client of each group begins with."""
-        args = jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((), jnp.int32)
+        key = jax.eval_shape(jax.random.key, 0)
+        client = jax.ShapeDtypeStruct((), jnp.int32)
         return [
-            jax.eval_shape(a.first_row, *args, s)
-            for a, s in zip(self.algorithms, self.starts, strict=True)
+            jax.eval_shape(algorithm.first_row, key, client, start)
+            for algorithm, start in zip(self.algorithms, self.starts, strict=True)
         ]
 
     @functools.cached_property
@@ -199,57 +203,63 @@ class Mixed:
     @functools.cached_property
     def optimizer_packing(self) -> Packing:
         """The packing of optimizer states that the engine keeps for clients."""
-        found = []
+        opt_states = []
         for problem, algorithm in zip(self.problems, self.algorithms, strict=True):
             shapes = shapes_of_client(algorithm, self.clients, problem.cohort_size)
-            found.append(shapes.output.opt_state)
-        return Packing.of(found)
+            opt_states.append(shapes.output.opt_state)
+        return Packing.of(opt_states)
 
     @functools.cached_property
     def predictions(self) -> Packing:
         """The packing of models, weights and inputs of predictions."""
-
-        def one(number, algorithm, key, row, server, received, clients):
-            data = view(clients, jnp.zeros((), jnp.int32))
-            zero = jnp.zeros((), jnp.int32)
-            index = (
-                jnp.zeros((tree.num_rows(received),), jnp.int32)
-                if jax.tree.leaves(received)
-                else zero[None]
-            )
-            return self.resolved(
-                number, ClientContext(key, zero, zero, index, server, zero), received, row, data
-            )
-
+        key = jax.eval_shape(jax.random.key, 0)
         shapes = []
-        for number, (algorithm, first, start) in enumerate(
-            zip(self.algorithms, self.firsts, self.starts, strict=True)
-        ):
+        for number, algorithm in enumerate(self.algorithms):
+            first = self.firsts[number]
+            start = self.starts[number]
             received = start.models
             if not algorithm.topology.on_server:
                 received = jax.eval_shape(tree.stack_one, first.model)
-            key = jax.eval_shape(jax.random.key, 0)
-            run = functools.partial(one, number, algorithm)
-            shapes.append(jax.eval_shape(run, key, first.row, start.state, received, self.clients))
+            predict = functools.partial(self.first_prediction, number)
+            shapes.append(
+                jax.eval_shape(predict, key, first.row, start.state, received, self.clients)
+            )
         return Packing.of(shapes)
+
+    def first_prediction(
+        self,
+        number: int,
+        key: Key,
+        row: PyTree,
+        server: PyTree,
+        received: Params,
+        clients: ClientData,
+    ) -> tuple:
+        """What client 0 would predict with before the first round, with network `number`."""
+        zero = jnp.zeros((), jnp.int32)
+        index = zero[None]
+        if jax.tree.leaves(received):
+            index = jnp.zeros((tree.num_rows(received),), jnp.int32)
+        context = ClientContext(key, zero, zero, index, server, zero)
+        return self.resolved(number, context, received, row, view(clients, zero))
 
     def switch(self, group: Array, branch: Callable[[int], PyTree]) -> PyTree:
         """branch(number) for the number that `group` has; with the structure that the first one returns."""
         structures = {}
 
-        def run(number):
+        def leaves_of_branch(number: int) -> list[Array]:
             leaves, structures[number] = jax.tree.flatten(branch(number))
             return [jnp.asarray(leaf) for leaf in leaves]
 
+        numbers = range(len(self.algorithms))
+        branches = [functools.partial(leaves_of_branch, number) for number in numbers]
         try:
-            found = jax.lax.switch(
-                group, [functools.partial(run, number) for number in range(len(self.algorithms))]
-            )
+            leaves = jax.lax.switch(group, branches)
         except TypeError as error:
             raise (self.differs() if "branch" in str(error) else error) from error
         if 0 not in structures:  # nothing is compiled, so that only one branch was called
-            jax.eval_shape(functools.partial(run, 0))
-        return jax.tree.unflatten(structures[0], found)
+            jax.eval_shape(branches[0])
+        return jax.tree.unflatten(structures[0], leaves)
 
     def received(self, number: int, models: Params) -> Params:
         """Received models (J, ...) in a network's own structure."""
@@ -265,13 +275,12 @@ class Mixed:
         state = self.optimizer_packing.unpack(number, context.optimizer.state)
         return context._replace(optimizer=KeptOptimizer(state, context.optimizer.started))
 
-    def first_row(self, key, client, start):
+    def first_row(self, key: Key, client: Array, start: Start) -> First:
         group = self.groups.number_of(client)
 
-        def branch(number):
-            first = self.algorithms[number].first_row(
-                key, client, formed(self.starts[number], start)
-            )
+        def branch(number: int) -> First:
+            own_start = formed(self.starts[number], start)
+            first = self.algorithms[number].first_row(key, client, own_start)
             return First(
                 row=self.rows.pack(number, first.row),
                 model=self.models.pack(number, first.model),
@@ -287,8 +296,10 @@ class Mixed:
         def branch(number: int) -> ClientOutput:
             algorithm = self.algorithms[number]
             own_context = self.within(number, context)
-            kept = self.rows.unpack(number, row.kept)
-            output = algorithm.client_update(own_context, self.received(number, models), kept, data)
+            own_row = self.rows.unpack(number, row.kept)
+            received = self.received(number, models)
+            output = algorithm.client_update(own_context, received, own_row, data)
+            # Pack its own model, if it has one, its optimizer and its row.
             if not algorithm.topology.on_server:
                 packed = self.models.pack(number, tree.first(output.upload.update))
                 upload = output.upload._replace(update=tree.stack_one(packed))
@@ -304,78 +315,94 @@ class Mixed:
     def of_row(self, name: str, context: ClientContext, row: Row, *args: Any) -> PyTree:
         """What function `name` of the client's algorithm returns for (context, row, ...)."""
 
-        def branch(number):
+        def branch(number: int) -> PyTree:
             function = getattr(self.algorithms[number], name)
-            return function(self.within(number, context), self.rows.unpack(number, row.kept), *args)
+            own_context = self.within(number, context)
+            own_row = self.rows.unpack(number, row.kept)
+            return function(own_context, own_row, *args)
 
         return self.switch(row.group, branch)
 
-    def download(self, context, row, cohort):
+    def download(self, context: ClientContext, row: Row, cohort: Cohort) -> Array:
         return self.of_row("download", context, row, cohort)
 
-    def whom(self, context, row, size):
+    def whom(self, context: ClientContext, row: Row, size: Array) -> Mixture:
         return self.of_row("whom", context, row, size)
 
-    def collaboration(self, context, row):
-        def branch(number):
-            of_client = self.algorithms[number].report.collaboration
-            assert of_client is not None
-            return of_client(self.within(number, context), self.rows.unpack(number, row.kept))
+    def collaboration(self, context: ClientContext, row: Row) -> Mapping[str, Array]:
+        def branch(number: int) -> Mapping[str, Array]:
+            collaboration = self.algorithms[number].report.collaboration
+            assert collaboration is not None
+            own_context = self.within(number, context)
+            own_row = self.rows.unpack(number, row.kept)
+            return collaboration(own_context, own_row)
 
         return self.switch(row.group, branch)
 
-    def resolved(self, number, context, received, row, data):
+    def resolved(
+        self, number: int, context: ClientContext, received: Params, row: PyTree, data: ClientData
+    ) -> tuple:
         """What a client of a group predicts with: models, their weights and further inputs."""
         algorithm = self.algorithms[number]
-        made = (
-            algorithm.predict(context, received, row, data) if algorithm.predict else Prediction()
-        )
-        weights = algorithm.whom(context, row, data.train.size).weights if algorithm.whom else None
-        return parts_of(resolved(made, received, weights))
+        prediction = Prediction()
+        if algorithm.predict:
+            prediction = algorithm.predict(context, received, row, data)
+        weights = None
+        if algorithm.whom:
+            weights = algorithm.whom(context, row, data.train.size).weights
+        return parts_of(resolved(prediction, received, weights))
 
     def packed(self, group: Array, branch: Callable[[int], tuple]) -> Prediction:
         """A prediction with the packed result of a branch, as if that was one model."""
-        found = self.switch(group, lambda number: self.predictions.pack(number, branch(number)))
-        return Prediction(tree.stack_one(found), jnp.ones((1,)), inputs=group)
+
+        def packed_branch(number: int) -> Packed:
+            return self.predictions.pack(number, branch(number))
+
+        packed = self.switch(group, packed_branch)
+        return Prediction(tree.stack_one(packed), jnp.ones((1,)), inputs=group)
 
     def unpacked(self, number: int, models: Params) -> Prediction:
         """A client's prediction as the algorithm of its group made it."""
         models, weights, inputs = self.predictions.unpack(number, tree.first(models))
         return Prediction(models, weights, None, inputs)
 
-    def predicted(self, context, models, row, data):
-        def branch(number):
-            kept = self.rows.unpack(number, row.kept)
+    def predicted(
+        self, context: ClientContext, models: Params, row: Row, data: ClientData
+    ) -> Prediction:
+        def branch(number: int) -> tuple:
+            own_row = self.rows.unpack(number, row.kept)
             received = self.received(number, models)
-            return self.resolved(number, self.within(number, context), received, kept, data)
+            own_context = self.within(number, context)
+            return self.resolved(number, own_context, received, own_row, data)
 
         return self.packed(row.group, branch)
 
-    def adapt(self, context, models, data):
-        def branch(number):
+    def adapt(self, context: ClientContext, models: Params, data: ClientData) -> Prediction:
+        def branch(number: int) -> tuple:
             algorithm = self.algorithms[number]
-            own = self.within(number, context)
-            models_of = formed(self.starts[number].models, models)
+            own_context = self.within(number, context)
+            own_models = formed(self.starts[number].models, models)
             if algorithm.adapt is None:
-                return self.resolved(number, own, models_of, (), data)
-            return parts_of(resolved(algorithm.adapt(own, models_of, data), models_of))
+                return self.resolved(number, own_context, own_models, (), data)
+            prediction = algorithm.adapt(own_context, own_models, data)
+            return parts_of(resolved(prediction, own_models))
 
         return self.packed(self.groups.in_turns(context.client), branch)
 
-    def tune(self, context, prediction, data):
-        def branch(number):
-            before = self.unpacked(number, prediction.models)
-            tune_one = self.algorithms[number].engine.tune
-            assert tune_one is not None
-            return parts_of(tune_one(self.within(number, context), before, data))
+    def tune(self, context: ClientContext, prediction: Prediction, data: ClientData) -> Prediction:
+        def branch(number: int) -> tuple:
+            own_prediction = self.unpacked(number, prediction.models)
+            tune = self.algorithms[number].engine.tune
+            assert tune is not None
+            own_context = self.within(number, context)
+            return parts_of(tune(own_context, own_prediction, data))
 
         return self.packed(prediction.inputs, branch)
 
-    def apply(self, models, group, x):
-        def branch(number):
-            return self.outputs(
-                self.problems[number], self.algorithms[number], self.unpacked(number, models), x
-            )
+    def apply(self, models: Params, group: Array, x: PyTree) -> Array:
+        def branch(number: int) -> Array:
+            prediction = self.unpacked(number, models)
+            return self.outputs(self.problems[number], self.algorithms[number], prediction, x)
 
         return self.switch(group, branch)
 
@@ -385,13 +412,12 @@ def parts_of(prediction: Prediction) -> tuple:
     return prediction.models, prediction.weights, prediction.inputs
 
 
-def shapes_of(found: PyTree) -> tuple:
+def shapes_of(values: PyTree) -> tuple:
     """Shape and dtype of each leaf."""
-    return tuple(
-        (tuple(jnp.shape(leaf)), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(found)
-    )
+    leaves = jax.tree.leaves(values)
+    return tuple((tuple(jnp.shape(leaf)), str(jnp.result_type(leaf))) for leaf in leaves)
 
 
-def formed(like: PyTree, found: PyTree) -> PyTree:
+def formed(like: PyTree, values: PyTree) -> PyTree:
     """The leaves of one tree in the structure of another."""
-    return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(found))
+    return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(values))

@@ -34,10 +34,11 @@ majority vote has a learning rate where there is the median here. For an empty c
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
@@ -58,27 +59,24 @@ Aggregator = Literal[
     "flame",
     "sign_majority",
 ]
-TRIMMING = (
-    "trimmed_mean",
-    "krum",
-    "multi_krum",
-    "bulyan",
-    "dnc",
-)  # rules that read the share of attackers
-# most steps; the last one's length, by the distance that is left
-WEISZFELD_STEPS = 1000
-TOLERANCE = 1e-5
+# rules that read the share of attackers
+TRIMMING = ("trimmed_mean", "krum", "multi_krum", "bulyan", "dnc")
+WEISZFELD_STEPS = 1000  # at most
+TOLERANCE = 1e-5  # length of the last Weiszfeld step, relative to the smallest distance
 NEAREST = 1e-6  # smallest distance that a Weiszfeld step divides by
 CLIPPING_STEPS = 5
 POWER_STEPS = 50
+TINY = np.finfo(np.float32).tiny
 
 
 def check_number(aggregator: Aggregator, share: float, num: int) -> int:
     """Returns f for n clients. Raises `ArgumentError` if a rule needs more clients."""
     assumed = int(share * num + 1e-6)
-    least = {"krum": 2 * assumed + 3, "multi_krum": 2 * assumed + 3, "bulyan": 4 * assumed + 3}.get(
-        aggregator, 1
-    )
+    least = 1
+    if aggregator in ("krum", "multi_krum"):
+        least = 2 * assumed + 3
+    elif aggregator == "bulyan":
+        least = 4 * assumed + 3
     if num < least:
         text = f"needs at least {least} clients a round, of whom {assumed} may attack; accepted: fewer attackers"
         raise ArgumentError("trim", f"{text}, or more clients than {num}", share)
@@ -99,8 +97,8 @@ def combine(
     """
     counts = weight > 0
     if aggregator == "mean":
-        there = tree.where(counts, updates, jax.tree.map(jnp.zeros_like, updates))
-        return tree.mix(shares_of(weight), there)
+        updates = zero_unless(counts, updates)
+        return tree.mix(shares_of(weight), updates)
     num = counts.sum()
     assumed = jnp.floor(share * num + 1e-6).astype(jnp.int32)
     if aggregator == "median":
@@ -109,9 +107,10 @@ def combine(
         return mean_of_places(updates, counts, assumed, num - assumed)
     # No distance to an update with NaNs or infinities is defined, so it does not count.
     usable = counts & all_finite(updates)
-    updates = tree.where(usable, updates, jax.tree.map(jnp.zeros_like, updates))
+    updates = zero_unless(usable, updates)
     if aggregator in ("krum", "multi_krum"):
-        scores = krum_scores(distances(updates, usable), usable, num - assumed - 2)
+        between = distances(updates, usable)
+        scores = krum_scores(between, usable, num - assumed - 2)
         chosen = nearest(scores, usable, 1 if aggregator == "krum" else num - assumed)
         return tree.mix(shares_of(chosen), updates)
     if aggregator == "bulyan":
@@ -123,38 +122,52 @@ def combine(
     if aggregator == "fltrust":
         return trusted(updates, usable, root)
     if aggregator == "flame":
-        return tree.mix(shares_of(majority(updates, usable)), clipped(updates, usable))
+        admitted = majority(updates, usable)
+        return tree.mix(shares_of(admitted), clipped(updates, usable))
     if aggregator == "sign_majority":
         return majority_vote(updates, usable)
-    rule = norm_clipping if aggregator == "norm_clipping" else geometric_median
-    return rule(updates, jnp.where(usable, weight, 0))
+    weight = jnp.where(usable, weight, 0)
+    if aggregator == "norm_clipping":
+        return norm_clipping(updates, weight)
+    return geometric_median(updates, weight)
+
+
+def zero_unless(counts: Array, updates: Params) -> Params:
+    """Stacked updates with zeros in place of those that do not count."""
+    return tree.where(counts, updates, jax.tree.map(jnp.zeros_like, updates))
 
 
 def shares_of(weight: Array) -> Array:
     """Weights (n,) divided by their sum."""
     weight = jnp.asarray(weight, jnp.float32)
-    return weight / jnp.maximum(weight.sum(), jnp.finfo(jnp.float32).tiny)
+    return weight / jnp.maximum(weight.sum(), TINY)
+
+
+def flat(leaf: Array) -> Array:
+    """A stacked leaf (n, ...) as (n, size)."""
+    return leaf.reshape(len(leaf), -1)
 
 
 def all_finite(models: Params) -> Array:
     """(n,) whether all values of a model are finite, for n stacked models."""
-    finite = [
-        jnp.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(models)
-    ]
+    finite = [flat(jnp.isfinite(leaf)).all(axis=1) for leaf in jax.tree.leaves(models)]
     return jnp.stack(finite).all(axis=0)
 
 
 def mean_of_places(models: Params, counts: Array, low: Array, high: Array) -> Params:
     """The mean of each coordinate's values at places low to high - 1 in ascending order."""
 
-    def coordinate(leaf):
+    def mean_of_coordinate(leaf: Array) -> Array:
         # Absent models sort last, as do the NaNs that an attacker may send.
-        last = jnp.where(tree.per_row(counts, leaf), jnp.nan_to_num(leaf, nan=jnp.inf), jnp.inf)
-        place = tree.per_row(jnp.arange(leaf.shape[0]), leaf)
-        kept = (low <= place) & (place < jnp.minimum(high, counts.sum()))
-        return jnp.where(kept, jnp.sort(last, axis=0), 0).sum(axis=0) / jnp.maximum(high - low, 1)
+        is_present = tree.per_row(counts, leaf)
+        values = jnp.nan_to_num(leaf, nan=jnp.inf)
+        values = jnp.where(is_present, values, jnp.inf)
+        position = tree.per_row(jnp.arange(leaf.shape[0]), leaf)
+        is_inside = (low <= position) & (position < jnp.minimum(high, counts.sum()))
+        ordered = jnp.sort(values, axis=0)
+        return jnp.where(is_inside, ordered, 0).sum(axis=0) / jnp.maximum(high - low, 1)
 
-    return jax.tree.map(coordinate, models)
+    return jax.tree.map(mean_of_coordinate, models)
 
 
 def median(models: Params, counts: Array) -> Params:
@@ -169,25 +182,31 @@ def distances(updates: Params, counts: Array) -> Array:
     centered = jax.tree.map(jnp.subtract, updates, median(updates, counts))
     products = tree.inner_products(centered, centered)
     norms = jnp.diagonal(products)
-    # Distances that overflow are the largest.
-    found = jnp.nan_to_num(
-        norms[:, None] + norms[None, :] - 2 * products, nan=jnp.finfo(products.dtype).max
-    )
+    # |u_j - u_k|^2 = |u_j|^2 + |u_k|^2 - 2 <u_j, u_k>; distances that overflow are the largest.
+    squares = norms[:, None] + norms[None, :] - 2 * products
+    squares = jnp.nan_to_num(squares, nan=jnp.finfo(products.dtype).max)
     others = counts[:, None] & counts[None, :] & ~jnp.eye(len(counts), dtype=bool)
-    return jnp.where(others, jnp.maximum(found, 0), jnp.inf)
+    return jnp.where(others, jnp.maximum(squares, 0), jnp.inf)
 
 
 def krum_scores(distances: Array, counts: Array, neighbors: Array) -> Array:
     """(n,) sums of squared distances to the `neighbors` nearest ones: n - f - 2, at least 1."""
-    ordered = jnp.sort(jnp.where(counts[:, None] & counts[None, :], distances, jnp.inf), axis=1)
-    summed = (jnp.arange(len(counts)) < jnp.maximum(neighbors, 1)) & jnp.isfinite(ordered)
-    scores = jnp.nan_to_num(jnp.where(summed, ordered, 0).sum(axis=1))
-    return jnp.where(counts, scores, jnp.inf)
+    both = counts[:, None] & counts[None, :]
+    ordered = jnp.sort(jnp.where(both, distances, jnp.inf), axis=1)
+    is_neighbor = jnp.arange(len(counts)) < jnp.maximum(neighbors, 1)
+    scores = jnp.where(is_neighbor & jnp.isfinite(ordered), ordered, 0).sum(axis=1)
+    return jnp.where(counts, jnp.nan_to_num(scores), jnp.inf)
 
 
 def nearest(scores: Array, counts: Array, num: Array | int) -> Array:
     """(n,) bool: the `num` smallest scores of those that count; the first ones of equal scores."""
-    return counts & (jnp.argsort(jnp.argsort(jnp.where(counts, scores, jnp.inf))) < num)
+    scores = jnp.where(counts, scores, jnp.inf)
+    return counts & (ranks(scores) < num)
+
+
+def ranks(values: Array) -> Array:
+    """Positions of values (n, ...) in ascending order along the first axis; of equal ones, the first comes first."""
+    return jnp.argsort(jnp.argsort(values, axis=0), axis=0)
 
 
 def bulyan(updates: Params, counts: Array, assumed: Array) -> Params:
@@ -195,50 +214,67 @@ def bulyan(updates: Params, counts: Array, assumed: Array) -> Params:
     between = distances(updates, counts)
     num = counts.sum()
 
-    def choose(step, chosen):
+    # Krum chooses n - 2 f updates, each among those that are left.
+    def choose(step: Array, chosen: Array) -> Array:
         left = counts & ~chosen
-        best = nearest(krum_scores(between, left, num - step - assumed - 2), left, 1)
+        scores = krum_scores(between, left, num - step - assumed - 2)
+        best = nearest(scores, left, 1)
         return jnp.where(step < num - 2 * assumed, chosen | best, chosen)
 
     chosen = jax.lax.fori_loop(0, len(counts), choose, jnp.zeros_like(counts))
+
+    # In each coordinate, the mean of the n - 4 f values nearest to the median of these.
     center = median(updates, chosen)
-    kept = jnp.maximum(num - 4 * assumed, 1)
+    num_near = jnp.maximum(num - 4 * assumed, 1)
 
-    def coordinate(leaf, middle):
-        far = jnp.where(tree.per_row(chosen, leaf), jnp.abs(leaf - middle), jnp.inf)
-        near = jnp.argsort(jnp.argsort(far, axis=0), axis=0) < kept
-        return jnp.where(near & tree.per_row(chosen, leaf), leaf, 0).sum(axis=0) / kept
+    def mean_of_coordinate(leaf: Array, middle: Array) -> Array:
+        is_chosen = tree.per_row(chosen, leaf)
+        distance = jnp.where(is_chosen, jnp.abs(leaf - middle), jnp.inf)
+        is_near = ranks(distance) < num_near
+        is_counted = is_near & tree.per_row(chosen, leaf)
+        return jnp.where(is_counted, leaf, 0).sum(axis=0) / num_near
 
-    return jax.tree.map(coordinate, updates, center)
+    return jax.tree.map(mean_of_coordinate, updates, center)
 
 
 def lengths(updates: Params) -> Array:
     """(n,) Euclidean norms."""
-    squares = [
-        jnp.square(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates)
-    ]
+    squares = [flat(jnp.square(leaf)).sum(axis=1) for leaf in jax.tree.leaves(updates)]
     return jnp.sqrt(jnp.asarray(sum(squares)))
+
+
+class Weiszfeld(NamedTuple):
+    """A step of Weiszfeld's algorithm.
+
+    Attributes:
+        number: () int32, number of steps taken.
+        center: Leaves (...).
+        goes_on: () bool, whether the step was longer than the tolerance.
+    """
+
+    number: Array | int
+    center: Params
+    goes_on: Array
 
 
 def geometric_median(updates: Params, weight: Array) -> Params:
     """The point with the least weighted sum of distances, by Weiszfeld steps from the coordinates' median."""
 
-    def away(center: Params) -> Array:
-        return lengths(tree.subtract(updates, center))
+    def goes_on(last: Weiszfeld) -> Array:
+        return last.goes_on & (last.number < WEISZFELD_STEPS)
 
-    def step(carry):
-        number, center, _ = carry
-        distance = away(center)
-        new = tree.mix(shares_of(weight / jnp.maximum(distance, NEAREST)), updates)
-        moved = jnp.sqrt(tree.squared_distance(new, center))
-        return (
-            number + 1,
-            new,
-            moved > TOLERANCE * jnp.min(jnp.where(weight > 0, distance, jnp.inf)) + NEAREST,
-        )
+    def step(last: Weiszfeld) -> Weiszfeld:
+        # v <- sum_k (w_k / |u_k - v|) u_k / sum_k (w_k / |u_k - v|)
+        distance = lengths(tree.subtract(updates, last.center))
+        shares = shares_of(weight / jnp.maximum(distance, NEAREST))
+        center = tree.mix(shares, updates)
+        moved = jnp.sqrt(tree.squared_distance(center, last.center))
+        number = last.number + 1
+        smallest = jnp.min(jnp.where(weight > 0, distance, jnp.inf))
+        return Weiszfeld(number, center, moved > TOLERANCE * smallest + NEAREST)
 
-    begin = 0, median(updates, weight > 0), jnp.asarray(True)
-    return jax.lax.while_loop(lambda carry: carry[2] & (carry[0] < WEISZFELD_STEPS), step, begin)[1]
+    start = Weiszfeld(0, median(updates, weight > 0), jnp.asarray(True))
+    return jax.lax.while_loop(goes_on, step, start).center
 
 
 def middle(values: Array, counts: Array) -> Array:
@@ -249,7 +285,8 @@ def middle(values: Array, counts: Array) -> Array:
 def clipped(updates: Params, counts: Array) -> Params:
     """Updates of which none is longer than the median one."""
     norm = lengths(updates)
-    return tree.scale(updates, jnp.minimum(1, middle(norm, counts) / jnp.maximum(norm, NEAREST)))
+    factor = middle(norm, counts) / jnp.maximum(norm, NEAREST)
+    return tree.scale(updates, jnp.minimum(1, factor))
 
 
 def norm_clipping(updates: Params, weight: Array) -> Params:
@@ -260,9 +297,11 @@ def norm_clipping(updates: Params, weight: Array) -> Params:
 def centered_clipping(updates: Params, counts: Array) -> Params:
     """The center v that clipped differences leave where it is, nearly, from the coordinates' median."""
 
-    def step(_, v):
-        apart = clipped(jax.tree.map(jnp.subtract, updates, v), counts)
-        return tree.add(v, tree.mix(shares_of(counts), apart))
+    def step(number: Array, v: Params) -> Params:
+        # v <- v + mean of clip(u_k - v)
+        differences = jax.tree.map(jnp.subtract, updates, v)
+        differences = clipped(differences, counts)
+        return tree.add(v, tree.mix(shares_of(counts), differences))
 
     return jax.lax.fori_loop(0, CLIPPING_STEPS, step, median(updates, counts))
 
@@ -270,35 +309,35 @@ def centered_clipping(updates: Params, counts: Array) -> Params:
 def without_outliers(updates: Params, counts: Array, assumed: Array) -> Params:
     """The mean without the f updates of largest squared projection on the centered updates' first singular vector."""
     center = tree.mix(shares_of(counts), updates)
-    apart = tree.where(
-        counts, jax.tree.map(jnp.subtract, updates, center), jax.tree.map(jnp.zeros_like, updates)
-    )
-    products = tree.inner_products(apart, apart)
-    products = products / jnp.maximum(jnp.abs(products).max(), jnp.finfo(jnp.float32).tiny)
-
-    def power(_, vector):
-        new = products @ vector
-        return new / jnp.maximum(jnp.linalg.norm(new), jnp.finfo(jnp.float32).tiny)
+    centered = zero_unless(counts, jax.tree.map(jnp.subtract, updates, center))
 
     # The projections are the Gram matrix's first eigenvector, up to a factor.
-    vector = jax.lax.fori_loop(0, POWER_STEPS, power, products[jnp.argmax(jnp.diagonal(products))])
-    kept = nearest(jnp.square(vector), counts, counts.sum() - assumed)
-    return tree.mix(shares_of(kept), updates)
+    products = tree.inner_products(centered, centered)
+    products = products / jnp.maximum(jnp.abs(products).max(), TINY)
+
+    def power(number: Array, vector: Array) -> Array:
+        product = products @ vector
+        return product / jnp.maximum(jnp.linalg.norm(product), TINY)
+
+    longest = jnp.argmax(jnp.diagonal(products))
+    projections = jax.lax.fori_loop(0, POWER_STEPS, power, products[longest])
+
+    remaining = nearest(jnp.square(projections), counts, counts.sum() - assumed)
+    return tree.mix(shares_of(remaining), updates)
 
 
 def trusted(updates: Params, counts: Array, root: Params) -> Params:
     """The mean of updates that are scaled to the root's length, by the positive part of their cosines with it."""
-    tiny = jnp.finfo(jnp.float32).tiny
-    largest = [
-        jnp.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in jax.tree.leaves(updates)
-    ]
-    updates = tree.scale(
-        updates, 1 / jnp.maximum(jnp.stack(largest).max(axis=0), tiny)
-    )  # whose squares are finite
+    # Divide each update by its largest value, so that squares are finite.
+    largest = [flat(jnp.abs(leaf)).max(axis=1) for leaf in jax.tree.leaves(updates)]
+    largest = jnp.stack(largest).max(axis=0)
+    updates = tree.scale(updates, 1 / jnp.maximum(largest, TINY))
+
+    # sum_k t_k |r| / |u_k| u_k / sum_k t_k, with t_k = max(<u_k, r> / |u_k|, 0)
     length = jnp.sqrt(tree.inner(root, root))
-    norms = jnp.maximum(lengths(updates), tiny)
-    along = tree.inner_products(updates, tree.stack_one(root))[:, 0]
-    trust = jnp.where(counts, jnp.maximum(along, 0) / norms, 0)
+    norms = jnp.maximum(lengths(updates), TINY)
+    products = tree.inner_products(updates, tree.stack_one(root))[:, 0]
+    trust = jnp.where(counts, jnp.maximum(products, 0) / norms, 0)
     return tree.mix(shares_of(trust) * length / norms, updates)
 
 
@@ -307,20 +346,24 @@ def majority(updates: Params, counts: Array) -> Array:
 
     It is the only cluster of HDBSCAN with a least size of floor(n / 2) + 1 and one neighbor (`min_samples`).
     """
-    norms = jnp.maximum(lengths(updates), jnp.finfo(jnp.float32).tiny)
+    # cosine distances
+    norms = jnp.maximum(lengths(updates), TINY)
     units = tree.scale(updates, 1 / norms)
     both = counts[:, None] & counts[None, :]
-    apart = jnp.where(both, jnp.maximum(1 - tree.inner_products(units, units), 0), jnp.inf)
-    apart = jnp.where(jnp.eye(len(counts), dtype=bool) & both, 0, apart)
+    cosines = tree.inner_products(units, units)
+    distances = jnp.where(both, jnp.maximum(1 - cosines, 0), jnp.inf)
+    is_self = jnp.eye(len(counts), dtype=bool) & both
+    distances = jnp.where(is_self, 0, distances)
 
     # The least threshold at which single linkage joins two updates: the longest step of the best way between them.
     def through(k: Array, joined: Array) -> Array:
-        return jnp.minimum(joined, jnp.maximum(joined[:, k, None], joined[None, k]))
+        step = jnp.maximum(joined[:, k, None], joined[None, k])
+        return jnp.minimum(joined, step)
 
-    joined = jax.lax.fori_loop(0, len(counts), through, apart)
-    least = jnp.sort(joined, axis=1)[
-        :, counts.sum() // 2
-    ]  # of floor(n / 2) + 1 updates, oneself included
+    joined = jax.lax.fori_loop(0, len(counts), through, distances)
+
+    # The threshold at which an update is in a cluster of floor(n / 2) + 1, itself included.
+    least = jnp.sort(joined, axis=1)[:, counts.sum() // 2]
     first = jnp.argmin(least)
     return counts & (joined[first] <= least[first])
 
@@ -328,9 +371,10 @@ def majority(updates: Params, counts: Array) -> Array:
 def majority_vote(updates: Params, counts: Array) -> Params:
     """The sign of the sum of signs, times the median over updates of their mean absolute value."""
     size = sum(leaf[0].size for leaf in jax.tree.leaves(updates))
-    total = sum(
-        jnp.abs(leaf).reshape(len(leaf), -1).sum(axis=1) for leaf in jax.tree.leaves(updates)
-    )
-    scale = jnp.where(counts.any(), middle(jnp.asarray(total) / size, counts), 0)
-    votes = tree.mix(counts.astype(jnp.float32), jax.tree.map(jnp.sign, updates))
+    total = sum(flat(jnp.abs(leaf)).sum(axis=1) for leaf in jax.tree.leaves(updates))
+    has_votes = counts.any()
+    scale = middle(jnp.asarray(total) / size, counts)
+    scale = jnp.where(has_votes, scale, 0)
+    votes = counts.astype(jnp.float32)
+    votes = tree.mix(votes, jax.tree.map(jnp.sign, updates))
     return jax.tree.map(lambda leaf: scale * jnp.sign(leaf), votes)

@@ -113,7 +113,8 @@ class Weighted(Stage):
         if not self.reweighs:
             return output, note.client
         share = self._share(note.server, work.data.train.size)
-        factor = jnp.where(share > 0, 1 / jnp.where(share > 0, share, 1), 0)
+        positive_share = jnp.where(share > 0, share, 1)
+        factor = jnp.where(share > 0, 1 / positive_share, 0)
 
         def scaled(leaf: Array) -> Array:
             return factor * leaf if is_float(leaf) else leaf
@@ -150,7 +151,7 @@ class Choosing(Weighted):
         ids = by_size(draw_key, clients.train.size, self.num_candidates)
         losses = losses_of(self.problem, self.method, predict_key, state, clients, ids)
         known = jnp.nan_to_num(losses, nan=-jnp.inf, posinf=jnp.inf)
-        worst = jax.lax.top_k(known, self.problem.cohort_size)[1]
+        _, worst = jax.lax.top_k(known, self.problem.cohort_size)
         return jnp.sort(ids[worst])
 
     def server_note(self, key: Key, start: Start, clients: ClientData) -> PyTree:
@@ -168,10 +169,10 @@ def per_example(sizes: Array, num: int) -> Array:
     """() c with sum_k min(1, c n_k) = num; infinity if at most `num` clients have examples."""
     largest = jnp.sort(jnp.asarray(sizes, jnp.float32), descending=True)
     # If the m largest clients are certain, the others share num - m places; the fewest that leave nobody above 1.
-    left = largest.sum() - jnp.cumsum(largest)[:num] + largest[:num]
-    each = (num - jnp.arange(num)) / jnp.where(left > 0, left, 1)
-    fits = (left > 0) & (each * largest[:num] <= 1)
-    return jnp.where(fits.any(), each[jnp.argmax(fits)], jnp.inf)
+    rest = largest.sum() - jnp.cumsum(largest)[:num] + largest[:num]
+    factors = (num - jnp.arange(num)) / jnp.where(rest > 0, rest, 1)
+    fits = (rest > 0) & (factors * largest[:num] <= 1)
+    return jnp.where(fits.any(), factors[jnp.argmax(fits)], jnp.inf)
 
 
 def systematic(key: Key, sizes: Array, num: int) -> Array:
@@ -182,13 +183,21 @@ def systematic(key: Key, sizes: Array, num: int) -> Array:
     """
     order_key, origin_key = jax.random.split(key)
     order = jax.random.permutation(order_key, len(sizes))
+
+    # p_k = min(1, c n_k), in this order.
     sizes = jnp.asarray(sizes, jnp.float32)
-    length = jnp.where(sizes > 0, jnp.minimum(per_example(sizes, num) * sizes, 1), 0)[order]
+    has_examples = sizes > 0
+    probability = jnp.minimum(per_example(sizes, num) * sizes, 1)
+    length = jnp.where(has_examples, probability, 0)[order]
+
+    # A client is drawn if a point of the grid is on its part of the line.
     ends = jnp.floor(jnp.cumsum(length) + jax.random.uniform(origin_key))
-    hit = jnp.diff(ends, prepend=0.0) > 0
+    is_hit = jnp.diff(ends, prepend=0.0) > 0
+
     # Exactly `num`, should rounding move an end beyond a point, or should there be too few clients with examples.
-    drawn = jax.lax.top_k(hit + 0.5 * (length > 0), num)[1]
-    return jnp.sort(order[drawn]).astype(jnp.int32)
+    _, drawn = jax.lax.top_k(is_hit + 0.5 * (length > 0), num)
+    ids = jnp.sort(order[drawn])
+    return ids.astype(jnp.int32)
 
 
 def by_size(key: Key, sizes: Array, num: int) -> Array:
@@ -197,7 +206,8 @@ def by_size(key: Key, sizes: Array, num: int) -> Array:
     Uses the Gumbel top-k trick. Clients without examples come last.
     """
     scores = jnp.log(jnp.asarray(sizes, jnp.float32)) + jax.random.gumbel(key, sizes.shape)
-    return jnp.sort(jax.lax.top_k(scores, num)[1]).astype(jnp.int32)
+    _, ids = jax.lax.top_k(scores, num)
+    return jnp.sort(ids).astype(jnp.int32)
 
 
 def losses_of(

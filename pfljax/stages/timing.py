@@ -62,9 +62,8 @@ class Elapsed(NamedTuple):
 def check(clock: Clock, problem: Problem, algorithm: Algorithm) -> None:
     """Raises `ArgumentError` if the algorithm cannot do what the clock says."""
     if clock.over_selection and problem.cohort_size == problem.num_clients:
-        raise ArgumentError(
-            "over_selection", "accepted with all clients in every round: 0", clock.over_selection
-        )
+        text = "accepted with all clients in every round: 0"
+        raise ArgumentError("over_selection", text, clock.over_selection)
     mixes = "clients mix what all their neighbors send"
     if math.isfinite(clock.deadline):
         text = "accepted for this method: inf"
@@ -112,8 +111,8 @@ class Waiting(Stage):
         size = work.data.train.size
         seconds = exchange_seconds(self.problem, self.method, moved, context, size)
         if not self.always:
-            here = self.clock.available(context.client, note.server.total)
-            seconds = jnp.where(here, seconds, WAIT)
+            is_here = self.clock.available(context.client, note.server.total)
+            seconds = jnp.where(is_here, seconds, WAIT)
 
         # The exchanges of a round follow each other; the deadline is for all of them.
         begun = jnp.where(context.step == 0, 0, note.server.of_round)
@@ -142,14 +141,20 @@ class Waiting(Stage):
         def is_here(client: Array) -> Array:
             return clock.available(client, note.total)
 
-        here = problem.plan.over_rows(is_here, jnp.arange(problem.num_clients, dtype=jnp.int32))
+        everyone = jnp.arange(problem.num_clients, dtype=jnp.int32)
+        here = problem.plan.over_rows(is_here, everyone)
+
+        # Ask some clients, uniformly drawn among those that are available.
         wanted = math.ceil(problem.cohort_size * (1 + clock.over_selection) - 1e-6)
-        asked = min(wanted, problem.num_clients)
+        num_asked = min(wanted, problem.num_clients)
         scores = jax.random.uniform(key, here.shape) + here
-        ids = jax.lax.top_k(scores, asked)[1].astype(jnp.int32)
+        _, ids = jax.lax.top_k(scores, num_asked)
+        ids = ids.astype(jnp.int32)
+
+        # Go on with the first ones.
         seconds = round_seconds(problem, self.method, state, clients, ids)
         seconds = jnp.where(here[ids], seconds, jnp.inf)
-        first = jax.lax.top_k(-seconds, problem.cohort_size)[1]
+        _, first = jax.lax.top_k(-seconds, problem.cohort_size)
         return jnp.sort(ids[first])
 
     def _moved(self, work: LocalWork, output: ClientOutput) -> Traffic:
@@ -168,16 +173,20 @@ def exchange_seconds(
 ) -> Array:
     """() seconds of a client's part in an exchange; 0 in those that it has no step for."""
     assert problem.clock is not None
-    taken = exchanges_of(problem, algorithm, size)
-    gradients = problem.solver.num_steps(size, problem.n_max) * algorithm.ledger.passes / taken
+    # The mini-batches of an exchange.
+    num_exchanges = exchanges_of(problem, algorithm, size)
+    num_steps = problem.solver.num_steps(size, problem.n_max)
+    num_batches = num_steps * algorithm.ledger.passes / num_exchanges
+
+    # The bytes that it moves.
     sent = jnp.broadcast_to(size > 0, context.index.shape)
-    found = traffic.messages(algorithm, context.client, context.index, sent, context.step == 0)
-    batch = jnp.minimum(problem.solver.batch(problem.n_max), size)
-    down, up = found.num_bytes(moved)
-    each = problem.clock.seconds(
-        context.client, gradients * max(algorithm.ledger.gradients, 1), batch, down + up
-    )
-    return jnp.where(context.step < taken, each, 0)
+    messages = traffic.messages(algorithm, context.client, context.index, sent, context.step == 0)
+    batch_size = jnp.minimum(problem.solver.batch(problem.n_max), size)
+    down, up = messages.num_bytes(moved)
+
+    num_gradients = num_batches * max(algorithm.ledger.gradients, 1)
+    seconds = problem.clock.seconds(context.client, num_gradients, batch_size, down + up)
+    return jnp.where(context.step < num_exchanges, seconds, 0)
 
 
 def exchanges_of(problem: Problem, algorithm: Algorithm, size: Array) -> Array:
@@ -225,9 +234,10 @@ def message_shapes(
             key=key, round=zero, step=zero, index=index, server=server, client=zero
         )
         if algorithm.download is not None:
-            index = algorithm.download(context, row, Cohort(jnp.arange(problem.cohort_size)))
-        held = index[:1] if topology is Topology.PUSH else index
-        models = tree.take(stack, jnp.zeros_like(held))
+            cohort = Cohort(jnp.arange(problem.cohort_size))
+            index = algorithm.download(context, row, cohort)
+        received = index[:1] if topology is Topology.PUSH else index
+        models = tree.take(stack, jnp.zeros_like(received))
         data = view(clients, zero)
         output = algorithm.client_update(context._replace(index=index), models, row, data)
         return index, models, output
