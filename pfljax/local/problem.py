@@ -294,7 +294,7 @@ class Problem(NamedTuple):
         def step(
             params: Params, statistics: Params, memory: PyTree, batch_at: Callable[[int], Batch]
         ) -> tuple[Slope, PyTree]:
-            def slope_at(params: Params, ahead: int = 0, number: int = 0) -> Slope:
+            def slope_at(params: Params, ahead: int = 0, number: Array | int = 0) -> Slope:
                 return slope(objective, params, statistics, batch_at(ahead).of_model(number))
 
             return direction(slope_at, params, memory)
