@@ -90,8 +90,8 @@ class CCVR:
             # theta is trained as in FedAvg.
             trained = problem.fit(context, models, data.train)
             return trained._replace(
-                sums={"sums": totals["sums"], "products": totals["products"]},
-                count=totals["counts"],
+                sums={"sums": totals.sums, "products": totals.products},
+                count=totals.counts,
             )
 
         # ---- The server. Its state is the model that clients predict with, leaves (1, ...).

@@ -164,7 +164,7 @@ def align(
 
     # P_kc, the means of features under theta_k
     totals = classes.feature_sums(problem, own, split, model.output_shape[-1])
-    means = classes.means(totals["sums"], totals["counts"])
+    means = classes.means(totals.sums, totals.counts)
 
     def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
         """|f(x) - P_ky|^2 / F."""

@@ -149,7 +149,7 @@ class FedDBE:
             whole_models = joined(trained.models, trained.statistics)
             trained_model = tree.first(whole_models)
             class_statistics = classes.feature_sums(problem, trained_model, data.train, num_classes)
-            features = class_statistics["sums"].sum(axis=0)
+            features = class_statistics.sums.sum(axis=0)
             return trained._replace(sums={"features": features})
 
         # ---- The server.

@@ -78,11 +78,11 @@ class FedGH:
             personal, loss = problem.fit_personal(context, personal, data.train)
             # z_kc, under the new theta_k.
             totals = classes.feature_sums(problem, personal.params, data.train, num_classes)
-            means = classes.means(totals["sums"], totals["counts"])
+            means = classes.means(totals.sums, totals.counts)
             return ClientOutput(
                 row=personal,
                 upload=Upload(),
-                told=Told(loss, entries={"means": means, "known": totals["counts"] > 0}),
+                told=Told(loss, entries={"means": means, "known": totals.counts > 0}),
             )
 
         # ---- The server.

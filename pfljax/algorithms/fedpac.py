@@ -164,8 +164,8 @@ class FedPAC:
             return trained._replace(
                 models=new_body,
                 row=new_head,
-                sums={"centroids": after["sums"]},
-                count=after["counts"],
+                sums={"centroids": after.sums},
+                count=after.counts,
                 told=told,
             )
 
@@ -263,11 +263,11 @@ def with_alignment(problem: Problem, centroids: Centroids, strength: float) -> P
     return problem.with_loss(loss)
 
 
-def estimate(feature_sums: dict[str, Array], size: Array) -> tuple[Array, Array]:
+def estimate(feature_sums: classes.FeatureSums, size: Array) -> tuple[Array, Array]:
     """A client's h (C, F) and V / (n - 1), from its `classes.feature_sums`."""
     count = jnp.maximum(size, 1)
-    means = feature_sums["sums"] / count
-    variance = feature_sums["squares"] / count - jnp.square(means).sum()
+    means = feature_sums.sums / count
+    variance = feature_sums.squares / count - jnp.square(means).sum()
     return means, jnp.maximum(variance, 0) / jnp.maximum(size - 1, 1)
 
 

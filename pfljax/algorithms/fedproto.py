@@ -121,8 +121,8 @@ class FedProto:
             # For each class, the sum of its examples' features under the new theta_k and their number;
             # with mean="uniform", their mean, which counts once.
             totals = classes.feature_sums(problem, personal.params, data.train, num_classes)
-            sums = totals["sums"]
-            counts = totals["counts"]
+            sums = totals.sums
+            counts = totals.counts
             if self.mean == "uniform":
                 sums = classes.means(sums, counts)
                 counts = jnp.minimum(counts, 1)

@@ -31,7 +31,7 @@ def test_the_gaussians_are_those_of_all_examples():
             clients,
         )
         total = jax.tree.map(lambda leaf: leaf.sum(axis=0), sums)
-        return estimate(total["sums"], total["products"], total["counts"])
+        return estimate(total.sums, total.products, total.counts)
 
     mean, covariance, count = of_all(jax.tree.map(lambda leaf: leaf[0], models), federation.train)
     parts = [examples(federation, k) for k in range(5)]

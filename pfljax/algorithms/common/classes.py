@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,10 +66,26 @@ def label_code(problem: Problem, split: Split) -> Array:
     return jnp.minimum(mean_loss, math.log(num_classes))
 
 
+class FeatureSums(NamedTuple):
+    """Sums over a client's examples of the features of a model.
+
+    Attributes:
+        sums: (C, F) of each class's features.
+        counts: (C,) number of examples of each class.
+        squares: () of the features' squared norms.
+        products: (C, F, F) of each class's outer products of features; None if they are not wanted.
+    """
+
+    sums: Array
+    counts: Array
+    squares: Array
+    products: Array | None = None
+
+
 def feature_sums(
     problem: Problem, params: Params, split: Split, num_classes: int, *, products: bool = False
-) -> dict[str, Array]:
-    """Sums over a client's examples of inference features, which are without dropout, with running statistics.
+) -> FeatureSums:
+    """Adds up inference features, which are without dropout, with running statistics.
 
     Args:
         problem: The problem of the method.
@@ -76,24 +93,21 @@ def feature_sums(
         split: The client's examples.
         num_classes: C.
         products: Whether outer products of features are added up, too.
-
-    Returns:
-        By name: "sums" (C, F) of each class's features and "counts" (C,) of its examples, "squares" () of the
-        features' norms; with `products`, "products" (C, F, F) of each class.
     """
 
-    def sum_block(x: PyTree, y: Array, mask: Array) -> dict[str, Array]:
+    def sum_block(x: PyTree, y: Array, mask: Array) -> FeatureSums:
         x, y = masked(x, y, mask)
         labels = jax.nn.one_hot(y, num_classes) * mask[:, None]
         features = jnp.where(mask[:, None], problem.model.features(params, x), 0)
-        total: dict[str, Array] = {
-            "sums": labels.T @ features,
-            "counts": labels.sum(axis=0),
-            "squares": jnp.square(features).sum(),
-        }
+        outer = None
         if products:
-            total["products"] = jnp.einsum("bc,bf,bg->cfg", labels, features, features)
-        return total
+            outer = jnp.einsum("bc,bf,bg->cfg", labels, features, features)
+        return FeatureSums(
+            sums=labels.T @ features,
+            counts=labels.sum(axis=0),
+            squares=jnp.square(features).sum(),
+            products=outer,
+        )
 
     return sum_over_examples(sum_block, split)
 

@@ -22,8 +22,8 @@ def test_sums_and_counts_are_those_of_a_loop():
         x = np.array(federation.train.x[0])
         x[size:] = np.nan
         found = summed(Split(x, y, np.int32(size)))
-        sums = found["sums"]
-        counts = found["counts"]
+        sums = found.sums
+        counts = found.counts
         z = networks.features(networks.row(models, 0), np.float64(x[:size]))
         expected = np.array([z[y[:size] == c].sum(axis=0) for c in range(4)])
         np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4)
@@ -33,4 +33,4 @@ def test_sums_and_counts_are_those_of_a_loop():
             of_class = z[y[:size] == c].mean(axis=0) if counts[c] else 0
             np.testing.assert_allclose(mean[c], of_class, rtol=1e-4, atol=1e-5)
         assert counts[2] == 0
-        np.testing.assert_allclose(found["squares"], np.square(z).sum(), rtol=1e-4)
+        np.testing.assert_allclose(found.squares, np.square(z).sum(), rtol=1e-4)
