@@ -24,6 +24,7 @@ from pfljax.planner import targets
 from pfljax.planner.compiled_text import Kernel, Reading
 from pfljax.planner.planning import Row
 from pfljax.planner.targets import Chip, Collective, ProgramEstimate, Target
+from pfljax.training import choosing
 
 CHIP = Chip(1 << 30, 1e12, 1e11, 1e10)
 MODEL = pfl.models.MLP(hidden=(8,))
@@ -110,7 +111,8 @@ def test_a_model_on_several_devices():
     assert compiling is not None
     row = compiling()
     assert row.fits and {each["devices"] for each in row.collectives} >= {2}
-    assert [chunk for chunk, _ in estimating.choices(make(2), here(devices=4))] == [0, 1]
+    plan = here(devices=4).plan(0, "auto", model_devices=2)
+    assert [chunk for chunk, _ in choosing.choices(make(2), plan)] == [0, 1]
     with pytest.raises(
         pfl.ArgumentError, match="model_devices=2: accepted: a number that divides the 1 devices"
     ):

@@ -397,9 +397,10 @@ def clients():
 
 @pytest.fixture(scope="module")
 def state(clients):
-    """The initial state of `peers`, and of its breaks."""
-    problem = toys.make_problem(clients, cohort=COHORT)
-    return toys.start(peers(problem), problem, clients.client_data)
+    """The initial state of a run of `peers`, and of its breaks."""
+    experiment = make_experiment(Odd(), clients)
+    problem = experiment.problem
+    return toys.start(experiment.algorithm(problem.plan), problem, clients.client_data)
 
 
 def make_experiment(method, clients, **fields):

@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 import toys
-from pfljax.algorithms.common.averaging import averaging
 from runs import figures
 
 import pfljax as pfl
+from pfljax.algorithms.common.global_model import averaging
 from pfljax.contract import tree
 from pfljax.folder import fingerprint
 from pfljax.settings.method import METHODS
