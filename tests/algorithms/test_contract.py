@@ -463,8 +463,7 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
     for before, after, cohort in zip(states, states[1:], cohorts(), strict=False):
         for k in range(K):
             parts = [
-                (s.models, s.opt_state, s.rows) if by_client else s.rows
-                for s in (before, after)
+                (s.models, s.opt_state, s.rows) if by_client else s.rows for s in (before, after)
             ]
             rows = [jax.tree.map(lambda leaf, k=k: leaf[k], part) for part in parts]
             if k not in cohort:
