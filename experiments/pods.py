@@ -48,8 +48,9 @@ from pfljax.data import Federation
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.planner import targets
-from pfljax.planner.planning import choices, prepare
+from pfljax.planner.planning import prepare
 from pfljax.settings import method
+from pfljax.training.choosing import choices
 
 BATCH = 10
 CHUNK = 2
@@ -240,8 +241,9 @@ def compiled(
     """The programs of a case, one for each exchange; one that does not compile says why."""
     try:
         experiment = run_of(case, examples).experiment.with_rounds(1)
+        plan = target.plan(0, "auto", experiment.problem.plan.model_devices)
         found = []
-        for exchange in dict.fromkeys(exchange for _, exchange in choices(experiment, target)):
+        for exchange in dict.fromkeys(exchange for _, exchange in choices(experiment, plan)):
             if exchange and exchange not in exchanges:
                 continue
             row, compiling = prepare(experiment, target, PLANS[case.plan], exchange)

@@ -31,7 +31,6 @@ from pfljax import api, data
 from pfljax.cli import compare, names, scaling, train
 from pfljax.cli import flags as fl
 from pfljax.cli.parsing import Several, Value
-from pfljax.contract.types import Ledger
 from pfljax.data import federation, partitions, sources, variants
 from pfljax.data.embedding import Embedding
 from pfljax.models import adapters
@@ -361,7 +360,6 @@ def calls() -> dict[str, Called]:
         "train_replicates": Called(pfl.train_replicates, {"runs": [run, again], "rounds": 1}),
         "Federation.examples": Called(clients.examples, {"client": 0}),
         "metric": Called(pfl.metric),
-        "Ledger": Called(Ledger, {"gradients": 1}),
         **{
             f"adapters.{name}": Called(getattr(adapters, name))
             for name in ("bias", "head", "ia3", "lora", "prompt")

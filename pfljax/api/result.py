@@ -73,7 +73,8 @@ class Collaboration:
             )
         index = self.index[evaluation]
         weights = self.weights[evaluation]
-        num_models = len(index) if self.topology.first_is_own else int(self.index.max()) + 1
+        is_own = Topology(self.topology).first_is_own
+        num_models = len(index) if is_own else int(self.index.max()) + 1
         return collaboration.dense(index, weights, num_models)
 
 

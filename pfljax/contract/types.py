@@ -28,6 +28,7 @@ Metrics = dict[str, Any]
 Task = Literal["classification", "regression", "multilabel"]
 
 NO_TREES: dict[str, PyTree] = {}  # default of trees by name; never changed
+MOST = 2**31 - 1  # integers become 32-bit on the devices
 
 
 class Topology(enum.StrEnum):
@@ -440,11 +441,18 @@ class Ledger:
 
     def __post_init__(self) -> None:
         """Raises `ArgumentError` if a field is not accepted."""
-        is_integer = isinstance(self.gradients, int | np.integer)
-        if not is_integer or isinstance(self.gradients, bool):
+        is_whole = isinstance(self.gradients, int | np.integer)
+        if not is_whole or isinstance(self.gradients, bool):
             raise ArgumentError("gradients", "accepted: whole numbers", self.gradients)
+        if abs(self.gradients) > MOST:
+            raise ArgumentError("gradients", f"accepted: 0 to {MOST}", self.gradients)
         if self.gradients < 0:
             raise ArgumentError("gradients", "accepted: 0 or more", self.gradients)
+        is_number = isinstance(self.passes, int | float | np.integer | np.floating)
+        if not is_number or isinstance(self.passes, bool):
+            raise ArgumentError("passes", "accepted: numbers", self.passes)
+        if abs(self.passes) == np.inf:
+            raise ArgumentError("passes", "accepted: finite numbers", self.passes)
         if not self.passes >= 0:
             raise ArgumentError("passes", "accepted: 0 or more", self.passes)
         if not isinstance(self.unaccounted, str):

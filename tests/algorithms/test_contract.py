@@ -214,7 +214,7 @@ def test_the_initial_state_is_made_of_arrays_known_by_shape(name):
     assert form(shape) == form(states[0])
     assert all(leaf.shape[0] == K for leaf in jax.tree.leaves(shape.clients))
     if run.algorithm.topology != "shared":
-        assert all(leaf.shape[0] == K for leaf in jax.tree.leaves((shape.models, shape.optimizer)))
+        assert all(leaf.shape[0] == K for leaf in jax.tree.leaves((shape.models, shape.opt_state)))
 
 
 @every_method
@@ -463,8 +463,7 @@ def test_clients_out_of_the_cohort_stay_as_they_are(name):
     for before, after, cohort in zip(states, states[1:], cohorts(), strict=False):
         for k in range(K):
             parts = [
-                (s.models, s.optimizer, s.clients) if by_client else s.clients
-                for s in (before, after)
+                (s.models, s.opt_state, s.rows) if by_client else s.rows for s in (before, after)
             ]
             rows = [jax.tree.map(lambda leaf, k=k: leaf[k], part) for part in parts]
             if k not in cohort:

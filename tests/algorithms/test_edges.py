@@ -50,7 +50,7 @@ def test_federico_s_clients_count_the_rounds_that_they_took_part_in():
     counts = np.zeros(4, int)
     for number in rounds:
         counts[rounds.cohort(number)] += 1
-        np.testing.assert_array_equal(rounds.states[number + 1].clients.rounds, counts)
+        np.testing.assert_array_equal(rounds.states[number + 1].rows.rounds, counts)
     assert len(set(counts)) > 1
 
 

@@ -15,11 +15,12 @@ import flax.linen as nn
 import numpy as np
 import optax
 import pytest
-from mistakes import calls, wrong_calls
+from mistakes import calls, wrong_calls, wrong_values
 
 import pfljax as pfl
 from pfljax.api import run as api_run
 from pfljax.settings import fields
+from pfljax.settings.fields import REQUIRED, Field, knob
 from pfljax.settings.method import METHODS
 
 MODEL = pfl.models.MLP(hidden=())
@@ -157,6 +158,23 @@ def test_every_declared_argument_refuses_wrong_values(nowhere):
         owner = f"{wrong.name}." if wrong.name in METHODS else ""
         assert error.argument == wrong.argument, wrong
         assert str(error).startswith(f"{owner}{wrong.argument}"), wrong
+        assert wrong.words in str(error), f"{wrong}: {error}"
+
+
+# What a `Ledger`, which checks its fields itself, accepts.
+LEDGER = (
+    Field("gradients", int, REQUIRED, knob(at_least=0).metadata),
+    Field("passes", float, 1, knob(1, at_least=0).metadata),
+    Field("unaccounted", str, "", {}),
+)
+
+
+@pytest.mark.parametrize("field", LEDGER, ids=lambda field: field.name)
+def test_a_ledger_refuses_what_its_declaration_would(field):
+    for wrong in wrong_values(field):
+        error = refusal(pfl.Ledger, {"gradients": 1, field.name: wrong.value})
+        assert error is not None, f"accepted: {wrong}"
+        assert error.argument == field.name and str(error).startswith(field.name), wrong
         assert wrong.words in str(error), f"{wrong}: {error}"
 
 

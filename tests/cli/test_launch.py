@@ -68,8 +68,9 @@ def test_a_lost_process_is_told_by_the_text_of_the_error_whatever_its_type(
         "UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:538] Read error\n more"
     )
     if wrapped:
-        error.__cause__ = error
+        cause = error
         error = KeyError("rows")
+        error.__cause__ = cause
     assert launch.line_and_code(error, None) == (supervision.LOST_TEXT, 1)
     assert capsys.readouterr().err == ""
     own = kind("heartbeats.npz: a barrier to understanding")  # the user's own words
