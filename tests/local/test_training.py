@@ -193,7 +193,8 @@ def test_a_problem_with_another_loss_number_of_epochs_or_part():
     assert problem.with_epochs(None) == problem
     params = start(problem)
     mask = problem.model.mask(params, 1)
-    state = problem._replace(keep_optimizer=True).part(mask).kept_optimizers(tree.stack_one(params))
+    part = problem._replace(keep_optimizer=True).part(mask)
+    state = part.kept_of_optimizer(part.solver.begin(params).opt_state, params)
 
     def sizes(of):
         return sum(leaf.size for leaf in jax.tree.leaves(of))

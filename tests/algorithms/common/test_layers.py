@@ -9,7 +9,7 @@ import toys
 from networks import BODY, HEAD, examples, gradient, mean, row, step
 from quadratics import RATE, SIZES
 
-from pfljax.algorithms.common.layers import Phase, fit_phases, sharing_layers
+from pfljax.algorithms.common.layers import Phase, sharing_layers, train_phases
 from pfljax.contract import tree
 from pfljax.contract.types import ClientContext, Ledger, Report, Split
 
@@ -36,7 +36,7 @@ def test_phases_train_a_part_after_the_other(keep):
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
     assert jax.tree.leaves(states[-1].models[HEAD]) == []
     theta = row(states[0].models[BODY], 0)
-    heads = [row(states[0].clients.own[HEAD], k) for k in range(4)]
+    heads = [row(states[0].rows[HEAD], k) for k in range(4)]
     velocity = [{} for _ in range(4)]
     for state in states[1:]:
         bodies = []
@@ -51,7 +51,7 @@ def test_phases_train_a_part_after_the_other(keep):
                 params = step(params, speeds, RATE, [layer])
             heads[k] = params[HEAD]
             bodies.append(params[BODY])
-            toys.assert_trees_close(row(state.clients.own[HEAD], k), heads[k], rtol=1e-4, atol=1e-6)
+            toys.assert_trees_close(row(state.rows[HEAD], k), heads[k], rtol=1e-4, atol=1e-6)
         theta = mean(bodies, SIZES)
         toys.assert_trees_close(row(state.models[BODY], 0), theta, rtol=1e-4, atol=1e-6)
 
@@ -66,9 +66,9 @@ def test_phases_have_mini_batches_and_epochs_of_their_own():
 
     def run(*epochs):
         phases = [Phase(lambda params: problem.model.mask(params, 2), each) for each in epochs]
-        return jax.jit(lambda models: fit_phases(problem, phases, context, models, [], split)[0])(
-            models
-        )
+        return jax.jit(
+            lambda models: train_phases(problem, phases, context, models, split).models
+        )(models)
 
     none = run(0, 0)
     first = run(1, 0)
