@@ -209,9 +209,7 @@ def test_a_number_of_steps_at_run_time_is_that_number():
     params = start(problem)
 
     def run(split, **steps):
-        return solver.fit(
-            jax.random.key(0), solver.begin(params), split, round_number=0, **steps
-        )
+        return solver.fit(jax.random.key(0), solver.begin(params), split, round_number=0, **steps)
 
     count = jax.jit(run)
     for k, epoch in enumerate((3, 2, 5)):
