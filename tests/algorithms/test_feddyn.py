@@ -29,7 +29,7 @@ def feddyn(alpha, mean):
 
             h = h - alpha * weights @ (trained - theta) / weights.sum()
             theta = weights @ trained / weights.sum() - h / alpha
-            yield {"models": [theta], "clients.gradient": gradients, "server.h": [h]}
+            yield {"models": [theta], "rows": gradients, "server.state.h": h}
 
     return reference
 
@@ -44,8 +44,8 @@ def test_by_hand(mean):
 def test_of_a_part_of_the_clients_h_takes_its_share(cohort):
     """h is the mean of all g_k, whoever took part."""
     states = play("feddyn", rounds=4, epochs=2, cohort=cohort, knobs={"alpha": 0.5})[2]
-    mean = np.average(vectors(states[-1].clients.gradient), axis=0, weights=SIZES)
-    np.testing.assert_allclose(vectors(states[-1].server.h)[0], mean, rtol=1e-3, atol=1e-6)
+    mean = np.average(vectors(states[-1].rows), axis=0, weights=SIZES)
+    np.testing.assert_allclose(vectors(states[-1].server.state.h), mean, rtol=1e-3, atol=1e-6)
     assert np.abs(mean).max() > 1e-2
-    moved = np.abs(vectors(states[1].clients.gradient)).max(axis=1) > 0
+    moved = np.abs(vectors(states[1].rows)).max(axis=1) > 0
     assert moved.sum() == cohort

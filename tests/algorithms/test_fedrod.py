@@ -34,7 +34,7 @@ def fedrod(balance):
 
     def reference(rounds):
         theta = row(rounds.states[0].models, 0)
-        heads = [row(rounds.states[0].clients.own.model[HEAD], k) for k in rounds.clients]
+        heads = [row(rounds.states[0].rows.params[HEAD], k) for k in rounds.clients]
         for _ in rounds:
             trained = []
             losses = []
@@ -54,7 +54,7 @@ def fedrod(balance):
             x = np.float64(rounds.federation.test.x[0])
             yield {
                 "models": [theta],
-                f"clients.own.model.{HEAD}": heads,
+                f"rows.params.{HEAD}": heads,
                 "record.train_loss": np.average(losses, weights=rounds.sizes),
                 "probabilities": [predict(theta, head, x) for head in heads],
             }
@@ -67,7 +67,7 @@ def test_rounds_by_hand(balance):
     rounds = by_hand(
         "fedrod", fedrod(balance), knobs={"balance": balance}, hidden=(3,), epochs=EPOCHS
     )
-    assert set(jax.tree.leaves(rounds.states[-1].clients.own.model[BODY])) == set()
+    assert set(jax.tree.leaves(rounds.states[-1].rows.params[BODY])) == set()
     assert np.ptp(rounds.probabilities(), axis=0).max() > 0.1
 
 
@@ -95,7 +95,7 @@ def test_private_gradients_are_clipped_part_by_part():
         rounds=1, knobs={"balance": 0.0}, privacy=Privacy(clip_norm=norm), federation=federation
     )
     assert algorithm.ledger == Ledger(2, 1, "a client's class counts, which balance its loss")
-    moved = jax.tree.map(np.subtract, states[1].clients.own.model, states[0].clients.own.model)
+    moved = jax.tree.map(np.subtract, states[1].rows.params, states[0].rows.params)
     for k in range(2):
         size = np.sqrt(sum(np.square(leaf[k]).sum() for leaf in jax.tree.leaves(moved)))
         assert size == pytest.approx(RATE * norm, rel=1e-3)

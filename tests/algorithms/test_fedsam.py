@@ -46,7 +46,7 @@ def fedsam(rho, beta=1.0):
             direction = mean(directions, weights)
             expected = {"models": stack([theta])}
             if beta < 1:
-                expected["server"] = stack([direction])
+                expected["server.state"] = direction
             yield expected
 
     return reference

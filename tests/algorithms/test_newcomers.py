@@ -136,7 +136,7 @@ def fedrep(rounds, newcomers, k):
 
 def fedpac(rounds, newcomers, k):
     """As FedRep."""
-    body = networks.row(rounds.states[-1].models.body[BODY], 0)
+    body = networks.row(rounds.states[-1].models[BODY], 0)
     return trained_alone(rounds, newcomers, k, initial(rounds, k) | {BODY: body}, (HEAD,), epochs=3)
 
 
@@ -209,7 +209,10 @@ def mixture_after(steps, theta, newcomers, k):
 def fedbabu(rounds, newcomers, k):
     """Trains the body and the common head, for four epochs."""
     state = rounds.states[-1]
-    model = {BODY: networks.row(state.models[BODY], 0), HEAD: networks.row(state.server[HEAD], 0)}
+    model = {
+        BODY: networks.row(state.models[BODY], 0),
+        HEAD: networks.row(state.server.state[HEAD], 0),
+    }
     return [networks.descend(model, *newcomers.examples(k), rounds.rate, 4)]
 
 

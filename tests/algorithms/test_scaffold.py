@@ -31,7 +31,7 @@ def scaffold(rate, option, mean):
 
             x = x + rate * (rounds.mean(trained, weights) - x)
             c = c + rounds.mean(change, weights)
-            yield {"models": [x], "server.control": c, "clients.control": control}
+            yield {"models": [x], "server.state.control_variate": c, "rows": control}
 
     return reference
 
@@ -46,8 +46,8 @@ def test_scaffold_by_hand(option, mean):
 
 def test_scaffold_s_variates_sum_to_the_server_s_under_sampling():
     states = play("scaffold", rounds=4, cohort=2, epochs=2)[2]
-    control = vectors(states[-1].clients.control)
-    server = vectors(states[-1].server.control)
+    control = vectors(states[-1].rows)
+    server = vectors(states[-1].server.state.control_variate)
     np.testing.assert_allclose(np.average(control, axis=0, weights=SIZES), server, atol=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_scaffold_ends_where_the_weighted_objective_is_least():
 def test_control_variates_have_no_part_in_batch_statistics():
     options = {"knobs": {"rate": 2.0}, "model": toys.Normalized, "batch_size": 2, "epochs": 2}
     states = play("scaffold", rounds=3, **options)[2]
-    for control in (states[-1].server.control, states[-1].clients.control):
+    for control in (states[-1].server.state.control_variate, states[-1].rows):
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(control["batch_stats"]))
         assert any(np.any(leaf) for leaf in jax.tree.leaves(control["Dense_0"]))
     for state in states:

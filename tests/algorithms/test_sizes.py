@@ -188,8 +188,7 @@ def test_a_client_among_larger_ones_trains_as_if_alone(size):
 
     def fit(split):
         solver = problem.solver
-        return solver.fit(
-            jax.random.key(1), params, solver.optimizer.init(params), split, round_number=0
-        )[0]
+        start = solver.begin(params)
+        return solver.fit(jax.random.key(1), start, split, round_number=0)[0].whole
 
     toys.assert_trees_close(jax.jit(fit)(alone), jax.jit(fit)(among), rtol=1e-4, atol=1e-6)

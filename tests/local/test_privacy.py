@@ -343,8 +343,8 @@ def test_clipping_counts_only_what_is_trained():
         key = jax.random.key(1)
         return [part.fit(key, part.begin(params), split, round_number=0) for part in parts]
 
-    for mask, (trained, _) in zip(masks, train(params), strict=True):
-        moved = tree.subtract(trained.whole, params)
+    for mask, (state, _) in zip(masks, train(params), strict=True):
+        moved = tree.subtract(state.whole, params)
         assert np.sqrt(tree.inner(moved, moved)) == pytest.approx(0.01, rel=1e-4)
         held = jax.tree.map(
             lambda chosen, leaf: not chosen and bool(jnp.any(leaf != 0)), mask, moved

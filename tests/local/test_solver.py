@@ -9,7 +9,6 @@ import optax
 import pytest
 import toys
 
-from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import ClientContext, Split
 from pfljax.local import batches as blocks_of
@@ -51,14 +50,9 @@ def test_an_objective_that_is_no_scalar_is_named():
     stacked = jax.tree.map(lambda leaf: leaf[None], params)
     for train in (
         lambda: made.fit(
-            key,
-            params,
-            made.optimizer.init(params),
-            client(5),
-            round_number=number,
-            objective=per_example,
+            key, made.begin(params), client(5), objective=per_example, round_number=number
         ),
-        lambda: problem.fit(context, stacked, (), client(5), objective=per_example),
+        lambda: problem.fit(context, stacked, client(5), objective=per_example),
     ):
         with pytest.raises(
             ArgumentError,
@@ -83,7 +77,8 @@ def sgd_by_hand(params, split, batches, rate=RATE):
 
 
 def check(found, expected):
-    params, _, loss = found
+    state, loss = found
+    params = state.whole
     w, b, expected_loss = expected
     np.testing.assert_allclose(params["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(params["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
@@ -92,7 +87,7 @@ def check(found, expected):
 
 def fit(how, key):
     """(parameters, client) -> its local training, compiled once for clients of all sizes."""
-    return jax.jit(lambda p, s: how.fit(key, p, how.optimizer.init(p), s, round_number=0))
+    return jax.jit(lambda p, s: how.fit(key, how.begin(p), s, round_number=0))
 
 
 def test_epochs_of_mini_batches_are_a_plain_loop():
@@ -159,13 +154,13 @@ def test_all_orders_are_alike_probable():
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3}, {"batch_size": 3, "steps": 4}])
 def test_a_client_without_examples_stays_as_it_is(options):
     how, params = solver(optax.adam(RATE), **options)
-    state = how.optimizer.init(params)
+    before = how.begin(params)
 
-    def run(p, s):
-        return how.fit(jax.random.key(0), p, state, s, round_number=0)
+    def run(state, s):
+        return how.fit(jax.random.key(0), state, s, round_number=0)
 
-    trained, after, loss = jax.jit(run)(params, client(0))
-    toys.assert_trees_close((trained, after), (params, state))
+    after, loss = jax.jit(run)(before, client(0))
+    toys.assert_trees_close((after.whole, after.opt_state), (params, before.opt_state))
     assert loss == 0
 
 
@@ -187,7 +182,7 @@ def test_padding_changes_nothing(task, batch_size, padding):
     padded.y[4:] = padding if task == "regression" else 1
 
     def train(p, s):
-        return how.fit(jax.random.key(0), p, how.optimizer.init(p), s, round_number=0)
+        return how.fit(jax.random.key(0), how.begin(p), s, round_number=0)
 
     run = jax.jit(lambda p, s: (train(p, s), how.total_loss(p, s)))
     toys.assert_trees_close(run(params, padded), run(params, split))
@@ -210,7 +205,7 @@ def test_weights_stay_with_their_examples_in_shuffled_batches():
         return how.mean_loss(params, batch, weights)
 
     def run(p, s):
-        return how.fit(key, p, how.optimizer.init(p), s, round_number=0, objective=weighted)
+        return how.fit(key, how.begin(p), s, weighted, round_number=0)[0].whole
 
     found = jax.jit(run)(params, split)
     w = np.float64(params["Dense_0"]["kernel"][:, 0])
@@ -222,8 +217,8 @@ def test_weights_stay_with_their_examples_in_shuffled_batches():
         error = (x @ w + b - y) * np.float64(weights[batch]) / len(batch)
         w = w - RATE * 2 * x.T @ error
         b = b - RATE * 2 * error.sum()
-    np.testing.assert_allclose(found[0]["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found[0]["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found["Dense_0"]["bias"][0], b, rtol=1e-4, atol=1e-6)
 
 
 def test_rates_follow_the_schedule_over_rounds():
@@ -234,8 +229,8 @@ def test_rates_follow_the_schedule_over_rounds():
 
     @jax.jit
     def train(number):
-        state = later.optimizer.init(params)
-        return later.fit(jax.random.key(0), params, state, split, round_number=number)[0]
+        state = later.begin(params)
+        return later.fit(jax.random.key(0), state, split, round_number=number)[0].whole
 
     steps = []
     for number in (0, 1, 2, 7):
@@ -300,18 +295,22 @@ def test_models_depend_on_their_number_and_newcomers_train_alone():
     toys.assert_trees_close(common, jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 3), models))
 
     zero = jnp.zeros((), jnp.int32)
-    train_alone = jax.jit(functools.partial(problem.alone, rounds=2))
+
+    @jax.jit
+    def train_alone(context, params, data):
+        return problem.train_newcomer(context, data, start=params, rounds=2)
+
     init = jax.jit(problem.model.init)
-    join = jax.jit(problem.newcomer)
+    join = jax.jit(problem.train_newcomer)
     for k in range(3):
         params, data = jax.tree.map(lambda leaf, k=k: leaf[k], (models, federation.client_data))
         context = ClientContext(jax.random.key(k), zero, zero, zero[None])
         steps = [np.arange(data.train.size)] * 2
         alone = train_alone(context, params, data)
-        newcomer = join(context, (), data)
-        assert newcomer.weights is None and problem.rounds == 2
+        newcomer = join(context, data)
+        assert problem.rounds == 2
         first = init(jax.random.split(context.key)[0])
-        for start, found in ((params, alone), (first, tree.first(newcomer.models))):
+        for start, found in ((params, alone), (first, newcomer)):
             w, b, _ = sgd_by_hand(start, data.train, steps)
             np.testing.assert_allclose(found["Dense_0"]["kernel"][:, 0], w, rtol=1e-4, atol=1e-6)
             np.testing.assert_allclose(found["Dense_0"]["bias"], [b], rtol=1e-4, atol=1e-6)

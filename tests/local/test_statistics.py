@@ -66,9 +66,10 @@ def test_local_steps_move_them_by_the_layer_s_formula(optimizer, batch_size):
     solver = problem.solver
     params = start(problem)
     key = jax.random.key(5)
-    fit = jax.jit(lambda p, s: solver.fit(key, p, solver.optimizer.init(p), s, round_number=0))
+    fit = jax.jit(lambda p, s: solver.fit(key, solver.begin(p), s, round_number=0))
     for split in map(client, range(2)):
-        trained, _, loss = fit(params, split)
+        state, loss = fit(params, split)
+        trained = state.whole
         orders = solver.draw_orders(key, split.size, 5)
         orders = np.stack([np.arange(5)] * 2) if orders is None else np.asarray(orders)
         expected = START
@@ -185,9 +186,9 @@ def test_statistics_outside_a_part_stay(num):
     solver = problem.solver.part(mask)
 
     def run(p, s):
-        return solver.fit(jax.random.key(0), p, solver.optimizer.init(p), s, round_number=0)
+        return solver.fit(jax.random.key(0), solver.begin(p), s, round_number=0)[0].whole
 
-    trained = jax.jit(run)(params, client(0))[0]
+    trained = jax.jit(run)(params, client(0))
     same = jax.tree.map(np.array_equal, trained, params)
     assert same == jax.tree.map(lambda chosen: not chosen, mask)
 

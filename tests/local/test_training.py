@@ -36,7 +36,7 @@ def client(k):
 def fit(solver, params, key=0):
     """Client 0's local training."""
     key = jax.random.key(key)
-    return solver.fit(key, params, solver.optimizer.init(params), client(0), round_number=0)
+    return solver.fit(key, solver.begin(params), client(0), round_number=0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,8 @@ def test_classes_are_weighed_in_training():
         ]
         return [fit(solver, params) for solver in solvers]
 
-    (trained, _, loss), (same, _, _), (faster, _, _) = train(params)
+    (state, loss), (same, _), (faster, _) = train(params)
+    trained = state.whole
     np.testing.assert_allclose(
         trained["Dense_0"]["kernel"], kernel - 0.1 * x.T @ error, rtol=1e-4, atol=1e-6
     )
@@ -87,7 +88,7 @@ def test_classes_are_weighed_in_training():
     )
     nll = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(7), y]
     np.testing.assert_allclose(loss, (weights[y] * nll).mean(), rtol=1e-5)
-    toys.assert_trees_close(same, faster, rtol=1e-5, atol=1e-6)
+    toys.assert_trees_close(same.whole, faster.whole, rtol=1e-5, atol=1e-6)
 
 
 def test_classes_are_not_weighed_in_evaluation():
@@ -162,16 +163,17 @@ def test_a_part_is_trained_and_the_rest_stays_bit_for_bit(batch_size):
         alone = fit(problem.solver.with_loss(loss), params["Dense_1"])
         return fit(part, params), alone, fit(every, params), fit(problem.solver, params)
 
-    (trained, state, _), (alone, _, _), every, whole = train(params)
+    (part, _), (alone, _), (every, _), (whole, _) = train(params)
+    trained = part.whole
     toys.assert_trees_close(trained["Dense_0"], params["Dense_0"])
     assert np.abs(trained["Dense_1"]["kernel"] - params["Dense_1"]["kernel"]).min() > 0
 
     def sizes(tree):
         return sorted(leaf.size for leaf in jax.tree.leaves(tree))
 
-    assert sizes(state) == sizes(optimizer.init(params["Dense_1"]))
-    toys.assert_trees_close(trained["Dense_1"], alone, rtol=1e-5, atol=1e-7)
-    toys.assert_trees_close(every[0], whole[0], rtol=1e-6)
+    assert sizes(part.opt_state) == sizes(optimizer.init(params["Dense_1"]))
+    toys.assert_trees_close(trained["Dense_1"], alone.whole, rtol=1e-5, atol=1e-7)
+    toys.assert_trees_close(every.whole, whole.whole, rtol=1e-6)
 
 
 def test_passes_are_a_multiple_of_the_rounds_mini_batches():
@@ -191,12 +193,18 @@ def test_a_problem_with_another_loss_number_of_epochs_or_part():
     assert problem.with_epochs(None) == problem
     params = start(problem)
     mask = problem.model.mask(params, 1)
-    state = problem._replace(keep_optimizer=True).part(mask).kept_optimizers(tree.stack_one(params))
+    part = problem._replace(keep_optimizer=True).part(mask)
+    context = ClientContext(jax.random.key(0), jnp.int32(0), jnp.int32(0), jnp.arange(1))
+
+    def fit_part(models):
+        return part.fit(context, models, client(0))
+
+    kept = jax.eval_shape(fit_part, tree.stack_one(params)).opt_state
 
     def sizes(of):
         return sum(leaf.size for leaf in jax.tree.leaves(of))
 
-    assert sizes(state) == sizes(problem.solver.optimizer.init(params["Dense_1"]))
+    assert sizes(kept) == sizes(problem.solver.optimizer.init(params["Dense_1"]))
 
 
 def test_a_number_of_steps_at_run_time_is_that_number():
@@ -206,24 +214,23 @@ def test_a_number_of_steps_at_run_time_is_that_number():
     params = start(problem)
 
     def run(split, **steps):
-        return solver.fit(
-            jax.random.key(0), params, solver.optimizer.init(params), split, round_number=0, **steps
-        )
+        return solver.fit(jax.random.key(0), solver.begin(params), split, round_number=0, **steps)
 
     count = jax.jit(run)
     for k, epoch in enumerate((3, 2, 5)):
-        toys.assert_trees_close(count(client(k), steps=epoch), count(client(k)))
+        toys.assert_trees_close(count(client(k), num_steps=epoch), count(client(k)))
         for steps in (0, 1, 6):
-            trained, after, _ = count(client(k), steps=steps)
-            assert after[0].count == (steps if k < 2 else 0)
-            assert toys.same_trees(trained, params) == (after[0].count == 0)
+            state, _ = count(client(k), num_steps=steps)
+            taken = state.opt_state[0].count
+            assert taken == (steps if k < 2 else 0)
+            assert toys.same_trees(state.whole, params) == (taken == 0)
 
 
 def test_dropout_differs_between_steps_rounds_and_clients():
     problem = toys.make_problem(FEDERATION, optax.sgd(0.1), model=toys.Dropped)
     params = start(problem)
     assert problem.solver.keyed
-    train = jax.jit(lambda params, key: fit(problem.solver, params, key)[0])
+    train = jax.jit(lambda params, key: fit(problem.solver, params, key)[0].whole)
     one, again, other = (train(params, number) for number in (0, 0, 1))
     toys.assert_trees_close(one, again)
     # the batch is all of the examples, so that only dropout can differ
@@ -290,14 +297,18 @@ def test_models_that_a_client_received_are_trained_on_an_objective_with_and_with
     context = ClientContext(jax.random.key(0), jnp.int32(0), jnp.int32(0), jnp.arange(2))
 
     def same(models, split):
-        return problem.fit(context, models, (), split, lambda params, batch: pull(params, anchor))[
-            0
-        ]
+        return problem.fit(
+            context, models, split, lambda params, batch: pull(params, anchor)
+        ).models
 
     def each(models, split):
         return problem.fit(
-            context, models, (), split, lambda params, batch, other: pull(params, other), received
-        )[0]
+            context,
+            models,
+            split,
+            lambda params, batch, other: pull(params, other),
+            per_model=received,
+        ).models
 
     expected = jax.tree.map(lambda leaf, other: leaf - 0.1 * (leaf - other), received, anchor)
     alike, apart = jax.jit(lambda models, split: (same(models, split), each(models, split)))(

@@ -8,8 +8,9 @@ import pytest
 import toys
 from networks import BODY, HEAD, examples, gradient, mean, row, step
 from quadratics import RATE, SIZES
+from staged import rows, staged
 
-from pfljax.algorithms.common.layers import Phase, fit_phases, sharing_layers
+from pfljax.algorithms.common.layers import Phase, sharing_layers, train_phases
 from pfljax.contract import tree
 from pfljax.contract.types import ClientContext, Ledger, Report, Split
 
@@ -33,10 +34,11 @@ def test_phases_train_a_part_after_the_other(keep):
         problem, body, phases=(Phase(head, 2), Phase(body, 1)), report=Report()
     )
     assert algorithm.ledger == Ledger(gradients=1, passes=3)
+    algorithm = staged(problem, algorithm, federation)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
     assert jax.tree.leaves(states[-1].models[HEAD]) == []
     theta = row(states[0].models[BODY], 0)
-    heads = [row(states[0].clients.own[HEAD], k) for k in range(4)]
+    heads = [row(rows(states[0])[HEAD], k) for k in range(4)]
     velocity = [{} for _ in range(4)]
     for state in states[1:]:
         bodies = []
@@ -51,7 +53,7 @@ def test_phases_train_a_part_after_the_other(keep):
                 params = step(params, speeds, RATE, [layer])
             heads[k] = params[HEAD]
             bodies.append(params[BODY])
-            toys.assert_trees_close(row(state.clients.own[HEAD], k), heads[k], rtol=1e-4, atol=1e-6)
+            toys.assert_trees_close(row(rows(state)[HEAD], k), heads[k], rtol=1e-4, atol=1e-6)
         theta = mean(bodies, SIZES)
         toys.assert_trees_close(row(state.models[BODY], 0), theta, rtol=1e-4, atol=1e-6)
 
@@ -66,7 +68,7 @@ def test_phases_have_mini_batches_and_epochs_of_their_own():
 
     def run(*epochs):
         phases = [Phase(lambda params: problem.model.mask(params, 2), each) for each in epochs]
-        return jax.jit(lambda models: fit_phases(problem, phases, context, models, [], split)[0])(
+        return jax.jit(lambda models: train_phases(problem, phases, context, models, split).models)(
             models
         )
 
