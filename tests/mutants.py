@@ -89,8 +89,8 @@ EQUIVALENT = {
     "cli/launch.py constant: 0.2 -> 0.4": "which programs are kept for later runs, which changes their time only",
 }
 
-# Two stages in another order, or one that is left out: (old text, new text) in stores/experiment.py.
-STAGES = "stores/experiment.py"
+# Two stages in another order, or one that is left out: (old text, new text) in run/experiment.py.
+STAGES = "run/experiment.py"
 STAGE_ORDERS = [
     (
         "self.attack.stage,\n            self.compression.downloads,\n            self.compression.uploads,",
