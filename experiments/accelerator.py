@@ -44,19 +44,25 @@ from pfljax.cli.flags import RUNS, define_devices
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings, parse
 from pfljax.contract.errors import RunError
-from pfljax.exchange.plan import Plan, make_plan
+from pfljax.exchange.plan import ExecutionPlan, Plan, make_plan
 from pfljax.exchange.pools import place
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
 from pfljax.models.rewriting import rewriting
 from pfljax.planner import planning as estimating
+from pfljax.planner import profiling, targets
+from pfljax.planner.targets import Target
+from pfljax.run import memory
 from pfljax.run.compiled import Compiled
 from pfljax.run.experiment import Experiment
 from pfljax.settings import method
-from pfljax.training import choosing, compiling
+from pfljax.training import compiling
 
 PARTS = ("matmul", "rounds", "forms", "methods", "profile", "table1")
+# `pfljax estimate`'s names of TPUs, by the names that JAX has for them
+TPUS = {"TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
+TPUS |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e"}
 EXAMPLES = 50
 BATCH = 10
 # results depend on these
@@ -255,9 +261,24 @@ def time_round(built: Experiment, repeats: int, flops: float | None = None) -> d
     }
 
 
+def target_of(plan: ExecutionPlan) -> Target | None:
+    """The plan's devices as a target with their own memory; None: CPUs, or an unknown kind."""
+    device = plan.device
+    if device.platform == "tpu":
+        chip = targets.TPUS.get(TPUS.get(device.device_kind, ""))
+    else:
+        words = device.device_kind.lower().replace("-", " ").split()
+        chip = next((chip for name, chip in targets.GPUS.items() if name in words), None)
+    if chip is None:
+        return None
+    options = {} if chip.clock else targets.UNTUNED
+    chip = chip._replace(memory=memory.device_limit())
+    return Target("here", list(plan.mesh.devices.flat), chip, options)
+
+
 def estimate(built: Experiment, compiled: Compiled) -> dict:
     """What `pfljax estimate` says of the timed round: seconds and bytes; nothing on a device of unknown kind."""
-    target = choosing.target_of(compiled.plan)
+    target = target_of(compiled.plan)
     if target is None:
         return {}
     (row,), _ = estimating.compiled_rows(built, target, [(compiled.plan.chunk, "")], math.inf)
@@ -349,7 +370,8 @@ def profile(settings: Settings, book: Book) -> None:
         )
         compiled = compiling.compile_to_fit(built, clients, 1)
         trace = Path(settings.out) / "trace"
-        said = compiling.profile(trace, compiled, lambda purpose: jax.random.key(purpose), clients)
+        dispatch = compiling.dispatcher(compiled, jax.random.key, clients)
+        said = profiling.profiler(trace)(dispatch)
         return {"shares": said.removeprefix("profile: ")}
 
     book.measure("profile", "federico, cnn", shares)

@@ -457,16 +457,16 @@ class Shaped(pfl.FedAvg):
             output = plain.client_update(context, models, (), data)
             params = jax.tree.map(lambda leaf: leaf[0], models)
             gradient = jax.grad(size_of)(params)
-            model = jax.tree.map(lambda leaf, g: leaf - self.strength * g[None], output.upload["model"], gradient)
+            model = jax.tree.map(lambda leaf, g: leaf - self.strength * g[None], output.upload.update, gradient)
             row = {"seen": row["seen"] + 1, "times": row["times"] + context.round}
-            return output._replace(client=row, upload=output.upload | {"model": model})
+            return output._replace(row=row, upload=output.upload._replace(update=model))
 
         def server_update(key, state, aggregate):
             state, metrics = plain.server_update(key, state, aggregate)
             phase = (state.round % max(period, 1)).astype(jnp.float32)
             models = jax.tree.map(lambda leaf: clipped(leaf) * (1 + phase * pacing.tail(problem.rounds)), state.models)
             models = jax.tree.map(hosts.filtered, models)
-            return state._replace(models=models), metrics
+            return state.with_models(models), metrics
 
         def first_row(key, client, start):
             return pfl.First({"seen": jnp.zeros(()), "times": jnp.zeros(())})
@@ -1080,7 +1080,7 @@ class Branched(pfl.FedAvg):
                 models = jax.tree.map(lambda leaf, number=number: step(leaf) * (1 - 0.1 * number), models)
             if self.late:
                 models = jax.tree.map(lambda leaf: variants.fade(leaf, state.round, problem.rounds), models)
-            return state._replace(models=models), metrics
+            return state.with_models(models), metrics
 
         return dataclasses.replace(plain, server_update=server_update)
 ''',

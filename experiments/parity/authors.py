@@ -109,12 +109,12 @@ def ours(state: State) -> dict:
 
 def ours_with_heads(state: State) -> dict:
     """Our server's body, and the clients' heads."""
-    return ours(state) | {"heads": state.rows.own}
+    return ours(state) | {"heads": state.rows}
 
 
 def ours_with_bodies(state: State) -> dict:
     """Our server's head, and the clients' bodies."""
-    return ours(state) | {"bodies": state.rows.own}
+    return ours(state) | {"bodies": state.rows}
 
 
 # FedNTD: Lee-Gihun/FedNTD, whose servers run all rounds.
@@ -183,7 +183,7 @@ def fedntd(folder: Path) -> Cells:
         "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("moon", mu=1.0, tau=0.5)),
         "SCAFFOLD": Cell(
             pfl.Scaffold(mean="uniform"),
-            lambda state: ours(state) | {"control": state.server.state.control},
+            lambda state: ours(state) | {"control": state.server.state.control_variate},
             play("scaffold", their_control, adaptive_divison=False),
             sizes=EQUAL,
             note="mean=uniform; clients of one size, since theirs weights models by size and control variates equally",
@@ -273,7 +273,7 @@ def feddbe(folder: Path) -> Cells:
     note = "c from the features after the first round, in which they train once more, without c"
 
     def mine(state):
-        return ours(state) | {"own": state.rows.own.model}
+        return ours(state) | {"own": state.rows.params}
 
     return {"FedDBE": Cell(pfl.FedDBE(kappa=10.0, mu=0.5), mine, play, note=note)}
 
@@ -333,7 +333,7 @@ def gpfl(folder: Path) -> Cells:
 
     def mine(state):
         shared = dict(tree.first(state.models))
-        return {"added": shared.pop("conditional"), "global": shared, "heads": state.rows.own.model}
+        return {"added": shared.pop("conditional"), "global": shared, "heads": state.rows.params}
 
     def network(models, task):
         return models.LocalModel(*TwoLayers(task.start).parts)
@@ -600,7 +600,7 @@ def fedpac(folder: Path) -> Cells:
         return playing(folder, run_fedpac, name, name, combined)
 
     def mine(state):
-        return {"global": tree.first(state.models.body), "heads": state.rows.own}
+        return {"global": tree.first(state.models), "heads": state.rows}
 
     usual: dict[str, Any] = {"local": {"optimizer": heavy(0.5, 5e-4)}}
     usual["note"] = "momentum 0.5 and weight decay 5e-4 in our local training, too"
@@ -686,7 +686,7 @@ def fedproto(folder: Path) -> Cells:
     return {
         "FedProto": Cell(
             pfl.FedProto(strength=1.0, predict="head"),
-            lambda state: {"personal": state.rows.model, "prototypes": state.models.mean},
+            lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             playing(folder / "exps", run_fedproto, absent=absent),
             sizes=EQUAL,
             note=f"{NO_MOMENTUM}; their prototypes collected after training; clients of one size, whose prototypes "

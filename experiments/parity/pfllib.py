@@ -250,7 +250,7 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("serverprox.FedProx", whole, mu=0.1)),
         "SCAFFOLD": Cell(
             pfl.Scaffold(mean="uniform"),
-            lambda state: ours(state) | {"control": state.server.state.control},
+            lambda state: ours(state) | {"control": state.server.state.control_variate},
             play("serverscaffold.SCAFFOLD", with_control, server_learning_rate=1.0),
             note="mean=uniform",
         ),
@@ -274,7 +274,7 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     """Methods that keep a part of the model at home."""
 
     def heads(state):
-        return ours(state) | {"heads": state.rows.own}
+        return ours(state) | {"heads": state.rows}
 
     return {
         "FedPer": Cell(pfl.FedPer(), heads, play("serverper.FedPer", with_heads)),
@@ -296,7 +296,7 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         ),
         "LG-FedAvg": Cell(
             pfl.LGFedAvg(shared_layers=1),
-            lambda state: ours(state) | {"bases": state.rows.own},
+            lambda state: ours(state) | {"bases": state.rows},
             play("serverlg.LG_FedAvg", with_bases),
         ),
     }
@@ -306,7 +306,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
     """Methods whose clients have models of their own."""
 
     def own(state):
-        return ours(state) | {"personal": state.rows.own.model}
+        return ours(state) | {"personal": state.rows.params}
 
     def of_clients(server):
         return accuracy(server.test_metrics())
@@ -338,7 +338,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         ),
         "FedProto": Cell(
             pfl.FedProto(strength=1.0, mean="uniform"),
-            lambda state: {"personal": state.rows.model, "prototypes": state.models.mean},
+            lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             play(
                 "serverproto.FedProto",
                 with_prototypes,

@@ -27,6 +27,7 @@ from pfljax.contract.errors import RunError
 from pfljax.contract.types import Params, PyTree, State
 from pfljax.folder import files
 from pfljax.local import batches, solver
+from pfljax.stages.pipeline import state_of_method
 
 NUM_CLIENTS = 6
 CLASSES = 10
@@ -85,7 +86,7 @@ class Cell:
 
     Attributes:
         method: Our method, with the knobs under which it should equal the peer's.
-        ours: Our state -> what is compared, by name.
+        ours: Our method's state -> what is compared, by name.
         play: (task, on_round) -> plays the peer's rounds, until `on_round` raises `Done`.
         sizes: n_k.
         local: What differs in local training from the usual.
@@ -208,7 +209,8 @@ class Ours:
         """What is compared."""
         size = np.asarray(self.clients.test.size)
         correct = np.rint(np.asarray(self.sim.evaluate(self.state)["test"]["accuracy"]) * size)
-        return Snapshot(self.cell.ours(self.state), float(correct.sum() / size.sum()))
+        ours = self.cell.ours(state_of_method(self.state))
+        return Snapshot(ours, float(correct.sum() / size.sum()))
 
 
 class Comparison:

@@ -21,6 +21,7 @@ import pfljax as pfl
 from pfljax.cli import train
 from pfljax.contract.cores import check_settings
 from pfljax.data import sources
+from pfljax.settings.method import METHODS
 
 ROOT = pathlib.Path(__file__).parents[2]
 FEW = ("--method=fedavg", "--rounds=1", "--hidden=4")
@@ -250,9 +251,7 @@ def test_methods_of_class_statistics_stay_finite_for_clients_of_one_class(name):
     x = (rng.normal(size=(len(client), 4)) + 2 * np.eye(4)[y]).astype(np.float32)
     clients = pfl.Federation.from_arrays(x, y, client=client, num_classes=4)  # class 3 never occurs
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=8)
-    result = pfl.Run(pfl.contract.method.get(name)(), clients, pfl.models.MLP((8,)), local).train(
-        6, eval_every=6
-    )
+    result = pfl.Run(METHODS[name](), clients, pfl.models.MLP((8,)), local).train(6, eval_every=6)
     assert np.isfinite(result.loss) and np.isfinite(result.per_client_accuracy).all()
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax import Algorithm, ClientOutput, First, Ledger, Prediction, Start
+from pfljax import Algorithm, ClientOutput, First, Ledger, Prediction, Start, Told, Upload
 
 TEMPERATURE = 2.0
 BLEND = jnp.array([0.25, 0.75])
@@ -87,37 +87,38 @@ class Mine:
 
         def client_update(context, models, row, data):
             w = jax.tree.map(lambda leaf: leaf[0], models)
-            start = solver.optimizer.init(w)
-            new, _, loss = solver.fit(context.key, w, start, data.train, round_number=context.round)
+            new, loss = solver.fit(
+                context.key, solver.begin(w), data.train, round_number=context.round
+            )
 
             def near(params, batch):
                 return objective(params, batch, w)
 
-            own, _, _ = solver.fit(
+            own, _ = solver.fit(
                 context.key,
-                row["own"],
-                start,
+                solver.begin(row["own"]),
                 data.train,
                 round_number=context.round,
                 objective=near,
             )
             size = jnp.sqrt(data.train.size.astype(jnp.float32))
-            upload = {
-                "model": jax.tree.map(lambda leaf: size * leaf[None], new),
-                "weight": size[None],
-            }
-            row = {"own": own, "seen": row["seen"] + 1}
-            return ClientOutput(row, upload, {"loss": loss / TEMPERATURE})
+            upload = Upload(
+                update=jax.tree.map(lambda leaf: leaf[None], new.params),
+                weight=size[None],
+            )
+            row = {"own": own.params, "seen": row["seen"] + 1}
+            return ClientOutput(row, upload, Told(loss / TEMPERATURE))
 
         def server_update(key, state, aggregate):
-            weight = jnp.maximum(aggregate.upload["weight"], 1e-6)
-            mean = jax.tree.map(lambda leaf: leaf / weight[0], aggregate.upload["model"])
+            weight = jnp.maximum(aggregate.upload.weight, 1e-6)
+            mean = jax.tree.map(lambda leaf: leaf / weight[0], aggregate.upload.update)
             step = jnp.where(state.round < half, 1.0, late)
             mean = jax.tree.map(lambda old, new: old + step * (new - old), state.models, mean)
             models = jax.tree.map(
                 lambda old, new: BLEND[0] * old + BLEND[1] * new, state.models, mean
             )
-            return state._replace(models=models, server=state.server + 1), {"spread": weight.sum()}
+            state = state.with_models(models).with_server(state.server.state + 1)
+            return state, {"spread": weight.sum()}
 
         def predict(context, models, row, data):
             size = data.train.size

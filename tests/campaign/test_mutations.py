@@ -34,33 +34,41 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
         "jnp.log(data.train.size",
         "client_update of Mine",
     ),
-    "what is sent": ("size * leaf[None], new)", "size * leaf[None], own)", "client_update of Mine"),
+    "what is sent": (
+        "leaf[None], new.params)",
+        "leaf[None], own.params)",
+        "client_update of Mine",
+    ),
     "the row": ('row["seen"] + 1', 'row["seen"] + 2', "client_update of Mine"),
     "the order of examples": (
-        "solver.fit(context.key, w,",
-        "solver.fit(jax.random.fold_in(context.key, 1), w,",
+        "context.key, solver.begin(w)",
+        "jax.random.fold_in(context.key, 1), solver.begin(w)",
         "client_update of Mine",
     ),
     "where a client starts": (
-        'context.key, row["own"], start',
-        "context.key, w, start",
+        'solver.begin(row["own"])',
+        "solver.begin(w)",
         "client_update of Mine",
     ),
-    "a forgotten objective": ("objective=near\n", "objective=None\n", "client_update of Mine"),
+    "a forgotten objective": ("objective=near,\n", "objective=None,\n", "client_update of Mine"),
     "a stopped gradient": (
         "w = jax.tree.map(lambda leaf: leaf[0], models)",
         "w = jax.tree.map(lambda leaf: jax.lax.stop_gradient(2 * leaf[0]), models)",
         "client_update of Mine",
     ),
     "a new example weight": (
-        'weight": size[None]',
-        'weight": size[None] ** 2',
+        "weight=size[None]",
+        "weight=size[None] ** 2",
         "client_update of Mine",
     ),
     "a captured array": ("[0.25, 0.75]", "[0.25, 0.70]", "server_update of Mine: captured arrays"),
     "which entry is read": ("BLEND[0] * old", "BLEND[1] * old", "server_update of Mine"),
     "a floor": ("1e-6)", "1e-3)", "server_update of Mine"),
-    "the server's state": ("state.server + 1)", "state.server + 2)", "server_update of Mine"),
+    "the server's state": (
+        "state.server.state + 1)",
+        "state.server.state + 2)",
+        "server_update of Mine",
+    ),
     "a metric": ('{"spread": weight.sum()}', '{"spread": weight.max()}', "server_update of Mine"),
     "the server's step": ("leaf / weight[0]", "leaf / (1 + weight[0])", "server_update of Mine"),
     "whose models are mixed": (
@@ -102,13 +110,13 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the ledger": ("Ledger(gradients=2)", "Ledger(gradients=1)", "ledger"),
     "a knob": ("Mine(pull=0.5)", "Mine(pull=0.6)", "pull"),
     "swapped factors": (
-        "BLEND[0] * old + BLEND[1] * new, state.models, mean)",
-        "BLEND[0] * old + BLEND[1] * new, mean, state.models)",
+        "BLEND[0] * old + BLEND[1] * new, state.models, mean\n",
+        "BLEND[0] * old + BLEND[1] * new, mean, state.models\n",
         "server_update of Mine",
     ),
     "swapped entries of what is sent": (
-        '{"own": own, "seen": row["seen"] + 1}',
-        '{"own": new, "seen": row["seen"] + 1}',
+        '{"own": own.params, "seen": row["seen"] + 1}',
+        '{"own": new.params, "seen": row["seen"] + 1}',
         "rounds and evaluation: inputs",
     ),
     "swapped arguments of the optimizer": (
@@ -210,8 +218,8 @@ UNNOTICED = {
     "an unused function": ("def squash(x):", "def unused(x):\n    return x\n\n\ndef squash(x):"),
     "lines": ("            del size\n", "\n"),
     "a lambda as a function": (
-        "near = lambda params, batch: objective(params, batch, w)",
         "def near(params, batch):\n                return objective(params, batch, w)\n",
+        "near = lambda params, batch: objective(params, batch, w)\n",
     ),
     "imports": ("import optax\n", "import math  # noqa: F401\n\nimport optax\n"),
     "the order of functions": (

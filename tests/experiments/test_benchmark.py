@@ -42,7 +42,7 @@ def test_rounds_of_single_batches_are_pfljax_s(form):
         components = one_round(components)
         np.testing.assert_allclose(components.T, flat(state), rtol=1e-4, atol=1e-6)
     if isinstance(one_round, peers.Fused):
-        np.testing.assert_allclose(one_round.pi, states[-1].clients.v, rtol=1e-4)
+        np.testing.assert_allclose(one_round.pi, states[-1].rows, rtol=1e-4)
     assert np.abs(flat(states[0]) - flat(states[-1])).max() > 1e-3  # a thousand times the tolerance
 
 
