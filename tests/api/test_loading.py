@@ -175,7 +175,9 @@ class Loaded:
     """FedAvg with momentum at the server."""
 
     rate: float = pfl.knob(0.7, above=0, help="the server's learning rate")
-    build = lambda self, problem: averaging(problem, server=optax.sgd(self.rate, momentum=0.9))
+
+    def build(self, problem):
+        return averaging(problem, server_optimizer=optax.sgd(self.rate, momentum=0.9))
 '''
 
 
