@@ -139,7 +139,7 @@ def one_branch():
 
 def test_fine_tuning_is_its_own():
     rounds, own, general = one_branch()
-    assert own.tune is None
+    assert own.engine.tune is None
     assert own.report.scored == general.report.scored != rounds.algorithm.report.scored
 
 

@@ -467,6 +467,7 @@ OTHERS_OF = [
     Other(pfl.Run, "fine_tune_epochs", 2),
     Other(pfl.Run, "eval_clients", 2),
     Other(pfl.Run, "metrics", ["f1"]),
+    Other(pfl.Run, "stages", [toys.load_example("own_stage").without_largest]),
     Other(pfl.Run, "stop", pfl.patience(3)),
     Other(pfl.Run, "planned_rounds", 9),
     Other(pfl.Run, "clock", pfl.Clock()),

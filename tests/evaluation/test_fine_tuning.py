@@ -168,7 +168,7 @@ def test_a_method_s_own_fine_tuning_wins_and_is_told_the_epochs():
     algorithm = dataclasses.replace(base, fine_tuned=own)
     state = toys.init(algorithm, problem, KEY, clients)
     after = fine_tuned(problem, algorithm, 3)
-    assert after.tune is None and "tuned by each client" in after.report.scored
+    assert after.engine.tune is None and "tuned by each client" in after.report.scored
     assert "fine-tuning" in after.ledger.unaccounted
     found = toys.predict(after, problem, KEY, state, clients).models
     toys.assert_trees_close(
@@ -181,5 +181,5 @@ def test_no_epochs_leave_a_method_as_it_is():
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(federation)
     algorithm = toys.make_algorithm("local", problem)
-    assert fine_tuned(problem, algorithm, 0) is algorithm and algorithm.tune is None
+    assert fine_tuned(problem, algorithm, 0) is algorithm and algorithm.engine.tune is None
     assert "tuned by each client" in fine_tuned(problem, algorithm, 1).report.scored
