@@ -53,7 +53,7 @@ class Execution:
         devices: Number of devices to use; 0: all (on a CPU, one per core).
         model_devices: Number of devices that one client's model is spread over, a divisor of the number of devices.
         exchange: How clients' models reach other devices: copied to all devices ("gather"), or passed around the ring
-            of devices ("ring"). "auto" picks what fits in memory, and on TPUs and GPUs what is estimated to be faster.
+            of devices ("ring"). "auto" picks what fits in memory, and on TPUs and GPUs what plays a round faster.
         client_store: Where clients' state and data are kept between rounds: on the "device"; in "host" memory, for
             more clients than fit on the devices; or on "disk", which stores the state of clients that have taken part.
         cache_features: Whether the outputs of frozen layers before anything trained are computed once per example
