@@ -63,9 +63,9 @@ def test_the_debugging_plan_shows_values_and_gives_the_same_figures(capsys):
 
         def build(self, problem):
             def train(context, models, row, data):
-                trained = problem.fit(context, models, row, data.train)
+                trained = problem.fit(context, models, data.train)
                 print(
-                    f"client {int(context.client)} of round {int(context.round)}: {float(trained[2][0]):.6f}"
+                    f"client {int(context.client)} of round {int(context.round)}: {float(trained.losses[0]):.6f}"
                 )
                 return trained
 
