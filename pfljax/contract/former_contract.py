@@ -10,6 +10,8 @@ REPLACED = {
     r"\bOwnModel\b|\bown_model\(": "OwnModel is pfl.Personal, made by problem.init_personal",
     r"\bproblem\.fit\(context, models, [\w.]+, data\.train": "problem.fit returns a pfl.Trained",
     r"\{\"loss\":": "the server is told pfl.Told(loss, entries={...})",
+    r"\baveraging\([^)]*\b(row|own|beside|server)=": "averaging has first_row=, own_model=, server_optimizer=",
+    r"\bsharing_layers\([^)]*\bserver=": "sharing_layers has server_optimizer=",
     r"\.alone\(|\bproblem\.newcomer\b": "alone is problem.train_newcomer",
     r"\baggregate\.report\b": "aggregate.report is aggregate.told.entries",
     r"\baggregate\.upload\[|\bweighted\(": "uploads are pfl.Upload(update, weight), not dicts",
