@@ -63,6 +63,7 @@ class FedNova:
     most_epochs: int | None = knob(
         None,
         at_least=1,
+        at_most=1_000_000,
         help="each client draws its number of epochs, at most this; not given: the solver's epochs",
     )
     least_epochs: int = knob(

@@ -126,10 +126,10 @@ def test_a_proximal_head_and_server_momentum_are_their_equations():
     algorithm = load("own_personal_head").PersonalHead(strength, momentum).build(problem)
     states, _ = toys.train(algorithm, problem, federation.client_data, 2)
     # the server has no momentum of heads
-    assert jax.tree.leaves(states[0].optimizer[0].trace["Dense_1"]) == []
+    assert jax.tree.leaves(states[0].server.opt_state[0].trace["Dense_1"]) == []
     theta = tree.first(states[0].models["Dense_0"])
     heads = [
-        jax.tree.map(lambda leaf, k=k: leaf[k], states[0].clients.own["Dense_1"]) for k in range(4)
+        jax.tree.map(lambda leaf, k=k: leaf[k], states[0].rows["Dense_1"]) for k in range(4)
     ]
     speed = jax.tree.map(jnp.zeros_like, theta)
     for state in states[1:]:
@@ -154,7 +154,7 @@ def test_a_proximal_head_and_server_momentum_are_their_equations():
                 body = jax.tree.map(lambda p, g: p - RATE * g, body, step)
             heads[k] = phi
             bodies.append(body)
-            own = jax.tree.map(lambda leaf, k=k: leaf[k], state.clients.own["Dense_1"])
+            own = jax.tree.map(lambda leaf, k=k: leaf[k], state.rows["Dense_1"])
             toys.assert_trees_close(own, phi, rtol=1e-4, atol=1e-6)
         mean = jax.tree.map(lambda *leaves: np.average(leaves, axis=0, weights=SIZES), *bodies)
         speed = jax.tree.map(lambda v, old, new: momentum * v + old - new, speed, theta, mean)

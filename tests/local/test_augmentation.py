@@ -114,9 +114,8 @@ def test_evaluation_sees_the_images_themselves():
     toys.assert_trees_close(gradient(how), gradient(plain))
 
     def fit(how):
-        return how.fit(
-            jax.random.key(0), params, how.optimizer.init(params), split, round_number=0
-        )[0]
+        state, _ = how.fit(jax.random.key(0), how.begin(params), split, round_number=0)
+        return state.whole
 
     assert not toys.same_trees(fit(how), fit(plain))  # training does not
 
