@@ -41,7 +41,7 @@ def only_once():
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-@toys.each_method(fast=("fedavg_plus", "scaffold", "fedem", "local"), slow=VARIED)
+@toys.each_method(fast=("fedavg_plus",), slow=VARIED)
 def test_optimizers_of_shared_models_last_if_the_run_says_so(name):
     federation = toys.make_federation(SIZES)
     problem = toys.make_problem(
@@ -93,7 +93,7 @@ def statistics_after_a_round(name, optimizer):
 
 @toys.each_method(
     [name for name in METHODS if name not in ADAPTERS and name != "fedtp"],
-    fast=("fedavg_plus", "scaffold", "fedper"),
+    fast=("fedper",),
     slow=VARIED,
 )
 def test_batch_statistics_are_no_parameters(name):

@@ -55,6 +55,7 @@ def test_methods_without_a_mean_are_refused(own_stage):
         pipelined(PROBLEM, toys.make_algorithm("local", PROBLEM), [own_stage.without_largest])
 
 
+@pytest.mark.slow
 def test_a_run_takes_stages_of_its_user(own_stage, tmp_path):
     clients = pfl.data.digits(num_clients=6, train_examples=5)
 

@@ -52,6 +52,7 @@ def measured(monkeypatch, tmp_path):
     return tried
 
 
+@pytest.mark.slow
 def test_the_fastest_that_fits_is_chosen_once(measured):
     measured.seconds = {(0, "auto"): 3.0, (1, "ring"): 1.0, (8, "auto"): 2.0}
     plan = measured.chosen(experiment(pfl.FedeRiCo(neighbors=1), traced=True))
@@ -108,6 +109,7 @@ def test_a_damaged_or_unfit_choice_is_made_again(measured, tmp_path):
         assert measured.chosen(run).chunk == 8
 
 
+@pytest.mark.slow
 def test_a_run_plays_rounds_of_each_plan_and_is_compiled_with_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PFLJAX_CACHE", str(tmp_path))
     monkeypatch.setattr(choosing, "is_measured", lambda plan: True)
