@@ -128,9 +128,7 @@ def test_a_proximal_head_and_server_momentum_are_their_equations():
     # the server has no momentum of heads
     assert jax.tree.leaves(states[0].server.opt_state[0].trace["Dense_1"]) == []
     theta = tree.first(states[0].models["Dense_0"])
-    heads = [
-        jax.tree.map(lambda leaf, k=k: leaf[k], states[0].rows["Dense_1"]) for k in range(4)
-    ]
+    heads = [jax.tree.map(lambda leaf, k=k: leaf[k], states[0].rows["Dense_1"]) for k in range(4)]
     speed = jax.tree.map(jnp.zeros_like, theta)
     for state in states[1:]:
         bodies = []
