@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.contract.types import Array, Cohort, Key, Mixture
+from pfljax.exchange.rounds import draw_distinct
 
 
 class Candidates(NamedTuple):
@@ -130,22 +131,11 @@ def heaviest(table: Candidates, num: int, scores: Array) -> Mixture:
 
 
 def sample_others(key: Key, own: Array, num: int, count: int) -> Array:
-    """Draws `count` distinct positions from range(num) without `own`, uniformly, in random order; O(count^2).
-
-    Uses Floyd's algorithm, which draws a subset without touching the other positions.
-    """
+    """Draws `count` distinct positions from range(num) without `own`, uniformly, in random order; O(count^2)."""
     if count == 0:
         return jnp.zeros((0,), jnp.int32)
     draw_key, order_key = jax.random.split(key)
-
-    def draw(chosen: jax.Array, step: Array) -> tuple[jax.Array, None]:
-        top = num - 1 - count + step
-        drawn = jax.random.randint(jax.random.fold_in(draw_key, step), (), 0, top + 1)
-        is_taken = (chosen == drawn).any()
-        return chosen.at[step].set(jnp.where(is_taken, top, drawn)), None
-
-    nobody = jnp.full((count,), -1, jnp.int32)
-    chosen, _ = jax.lax.scan(draw, nobody, jnp.arange(count))
+    chosen = draw_distinct(draw_key, num - 1, count)
     chosen = jax.random.permutation(order_key, chosen)
     return chosen + (chosen >= own)
 
