@@ -14,7 +14,7 @@ from experiments.ledger.entries import ROOT, Column, Value
 
 GIVEN = {
     "title": "A table",
-    "command": "python -m experiments.compare",
+    "command": "pfljax compare",
     "commit": "abc1234",
     "published_in": None,
     "date": "2026-11-22",
