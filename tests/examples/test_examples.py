@@ -1,5 +1,8 @@
 """The examples run, and reach what a user would expect of them."""
 
+import ast
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +44,28 @@ def test_a_comparison_for_a_paper_writes_its_figures(tmp_path, monkeypatch):
     }
     assert (tmp_path / "runs/paper/figures/clients-federico.pdf").exists()
     assert (tmp_path / "runs/paper/report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_hospital_study_is_scored_by_auroc(tmp_path):
+    hospitals = load("hospital_study")
+    hospitals.write_patients(tmp_path / "patients.csv")
+    table = hospitals.study(
+        tmp_path / "patients.csv", tmp_path / "study", rounds=4, seeds=range(2), rates=(0.1, 0.3)
+    )
+    assert (table.score, table.higher_is_better) == ("auroc", True)
+    by_client = table.by_client().to_pandas()
+    assert set(by_client["client"]) == set(hospitals.PATIENTS)
+    for name in ("table.tex", "by_client.tex", "by_client.csv", "report.html"):
+        assert (tmp_path / "study" / name).stat().st_size
+    assert list((tmp_path / "study" / "figures").glob("*.pdf"))
+
+
+def test_the_hospital_study_takes_at_most_fifteen_lines_of_python():
+    lines = inspect.getsource(load("hospital_study").study).splitlines()
+    body = [line for line in lines if not line.strip().startswith(('"""', "#"))]
+    statements = ast.parse("\n".join(body)).body[0].body
+    assert len(statements) <= 15
 
 
 @pytest.mark.long
