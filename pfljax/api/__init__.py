@@ -1,5 +1,6 @@
 """The user's API: runs, results, comparisons and tuning, and the settings that they are made of."""
 
+from pfljax import algorithms as algorithms
 from pfljax import models as models
 from pfljax.api.comparison import compare as compare
 from pfljax.api.estimating import estimate as estimate

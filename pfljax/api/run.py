@@ -44,7 +44,7 @@ from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
-from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
+from pfljax.training.loop import EVERY, CheckpointEvery, Rounds, Schedule, Trainer, check
 from pfljax.training.stopping import Stop
 from pfljax.training.tracking import Tracker
 
@@ -59,6 +59,9 @@ ClientsOfSplit = Annotated[
 ]
 
 
+AskedEvalEvery = Annotated[
+    int | None, knob(at_least=1, help="number of rounds between evaluations")
+]
 PlannedRounds = Annotated[int | None, knob(at_least=1)]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
@@ -186,7 +189,7 @@ class Run:
         *,
         out: Folder | None = None,
         resume: Resume = False,
-        eval_every: EvalEvery = 10,
+        eval_every: AskedEvalEvery = None,
         checkpoint_every: CheckpointEvery = 50,
         say: Say | None = None,
         progress: bool = True,
@@ -206,6 +209,7 @@ class Run:
                 saved yet; it raises an error if the checkpoints were lost. "if_possible" starts over in that case,
                 and "from_scratch" always starts over. `rounds` then counts from round 0 of the run in `out`.
             eval_every: Number of rounds between evaluations. The initial models are evaluated too, as round 0.
+                Default: 10; with plan="python", only the trained models are evaluated, so that debugging starts soon.
             checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
             say: Called with lines about the plan and progress, such as `print`.
             progress: Whether to show a progress bar in a terminal or notebook.
@@ -234,7 +238,14 @@ class Run:
             )
         self._trainer.trackers = [tracker]
         total = self._trainer.done + rounds
-        outcome = self._trainer.train(total, Schedule(eval_every, checkpoint_every))[0]
+        in_python = isinstance(self.experiment.problem.plan, PythonPlan)
+        if eval_every is not None:
+            schedule = Schedule(eval_every, checkpoint_every)
+        elif in_python:
+            schedule = Schedule(total, checkpoint_every, initial=False)
+        else:
+            schedule = EVERY._replace(checkpoint_every=checkpoint_every)
+        outcome = self._trainer.train(total, schedule)[0]
         planned = dataclasses.replace(
             self.experiment, planned_rounds=outcome.experiment.planned_rounds
         )

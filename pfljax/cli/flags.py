@@ -22,6 +22,7 @@ from pfljax.api import (
     Patience,
     Privacy,
     Run,
+    Schedule,
     Server,
     adapters,
     models,
@@ -294,7 +295,8 @@ def define_devices(registry: flags.FlagValues, *, lists: bool = False) -> None:
 def define_evaluation(registry: flags.FlagValues) -> None:
     """Registers how often a run is evaluated and saved."""
     add = Group(HOW, registry)
-    add.declare(TRAIN, "eval_every", "checkpoint_every")
+    every = Schedule().eval_every
+    add.declare(TRAIN, "eval_every", "checkpoint_every", eval_every=every)
     known = ", ".join(METRICS)
     text = f"further metrics of each client's predictions: {known}, or FILE.py:NAME, a function of your own"
     add.several("metrics", [], text, empty=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import io
 import itertools
@@ -25,7 +24,6 @@ from pfljax.cli.names import FORMER
 from pfljax.cli.settings import Define, FlagError, Settings, parse
 from pfljax.contract import cores, processes
 from pfljax.contract.errors import ArgumentError, RunError
-from pfljax.contract.host import cache_folder
 from pfljax.folder import endings, files
 from pfljax.settings.method import METHODS
 
@@ -199,14 +197,7 @@ def set_up_devices(settings: Settings, devices: int, keep_compiled: bool) -> Non
 
     Must run before anything else uses JAX. With `keep_compiled`, JAX caches compiled functions for later runs.
     """
-    cores.use(devices)
-    cache = cache_folder()
-    if keep_compiled and cache is not None:
-        folder = cache / "compiled"
-        with contextlib.suppress(OSError):  # run without the cache if it cannot be written
-            folder.mkdir(parents=True, exist_ok=True)
-            jax.config.update("jax_compilation_cache_dir", str(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    cores.start(devices, keep_compiled)
     if settings.coordinator:
         join_processes(settings)
     for name in ("num_processes", "process_id"):

@@ -66,12 +66,14 @@ def run(settings: Settings) -> None:
         f"{names[0]} on {made.clients.name}: {made.clients.num_clients} clients{unseen}, {settings.rounds} rounds"
     )
     build.print_defaults(settings)
+    # With plan=python, only the trained models are evaluated unless asked otherwise.
+    only_trained = settings.plan == "python" and not settings.present("eval_every")
     report.preload()
     result = made.train(
         settings.rounds,
         out=out,
         resume=settings.resume,
-        eval_every=settings.eval_every,
+        eval_every=None if only_trained else settings.eval_every,
         checkpoint_every=settings.checkpoint_every,
         say=print,
         profile=settings.profile,

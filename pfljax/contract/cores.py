@@ -1,4 +1,7 @@
-"""CPU devices, one per core: JAX has only one unless asked for more before it is initialized."""
+"""Setting up JAX: CPU devices, one per core, and the cache of compiled programs.
+
+JAX has only one CPU device unless asked for more before it starts.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,18 @@ from typing import Any
 
 import jax
 
+from pfljax.contract import compile_cache
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import num_cores
 
 # the older way to ask for CPU devices, in XLA_FLAGS
 BY_XLA = "xla_force_host_platform_device_count"
+
+
+class _Start:
+    """Whether this process has been set up; see `start`."""
+
+    done = False
 
 
 def chosen() -> bool:
@@ -22,19 +32,56 @@ def chosen() -> bool:
     return num_devices >= 0 or BY_XLA in os.environ.get("XLA_FLAGS", "")
 
 
-def use(devices: int = 0) -> None:
-    """Asks JAX for CPU devices if it has not been initialized.
+def start(devices: int = 0, keep_compiled: bool = True) -> None:
+    """Sets up JAX before a process computes for the first time; later calls do nothing.
+
+    `import pfljax` changes no setting of JAX: the first run calls this.
 
     Args:
         devices: Number of CPU devices; 0: what the user has set (`JAX_NUM_CPU_DEVICES`), otherwise one per core.
+        keep_compiled: Whether JAX stores compiled programs for later processes; see `compile_cache`.
     """
+    if _Start.done:
+        return
+    _Start.done = True
+    set_devices(devices)
+    if keep_compiled:
+        compile_cache.use()
+
+
+def set_devices(devices: int) -> bool:
+    """Asks JAX for CPU devices; see `start`. Returns False if JAX has started and has its devices already."""
     try:
         if devices or not chosen():
             jax.config.update("jax_num_cpu_devices", devices or num_cores())
         # CPU devices of one process share a thread pool, so collectives can starve if several dispatches are in flight.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    except RuntimeError:  # JAX has started
-        return
+    except RuntimeError:
+        return False
+    return True
+
+
+def use_cores(devices: int = 0) -> None:
+    """Spreads clients over CPU cores: JAX gets one CPU device per core.
+
+    The first `Run` does so by itself. Call this first if a script computes with JAX before its first run, since JAX
+    cannot change the number of devices once it has started.
+
+    Args:
+        devices: Number of CPU devices; 0: what `JAX_NUM_CPU_DEVICES` says, otherwise one per core.
+
+    Raises:
+        ArgumentError: if JAX has started with fewer devices.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> pfl.use_cores()
+    """
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 0:
+        raise ArgumentError("devices", "accepted: a number from 0", devices)
+    start(devices)
+    if devices and not set_devices(devices):
+        check(devices)
 
 
 def check_settings(compiled: bool = True) -> None:
@@ -43,6 +90,7 @@ def check_settings(compiled: bool = True) -> None:
     Args:
         compiled: Whether functions are to be compiled.
     """
+    start()
     config: Any = jax.config
     if config.jax_numpy_dtype_promotion == "strict":
         text = "networks, optimizers and methods mix types; accepted: standard"
@@ -89,11 +137,12 @@ def check(devices: int) -> None:
 
 @functools.cache
 def warn_once() -> None:
-    """Warns if clients run on one of several cores because JAX was initialized before pfljax was imported."""
+    """Warns if clients run on one of several cores because JAX had started before `start`."""
     num_devices = len(jax.local_devices())
     if on_cpu() and num_devices < num_cores() and not chosen():
         text = (
-            f"clients run on {num_devices} of {num_cores()} CPU cores, since JAX started before pfljax was imported; "
-            f"to be up to {num_cores() / num_devices:.0f} times faster, import pfljax first or set JAX_NUM_CPU_DEVICES"
+            f"clients run on {num_devices} of {num_cores()} CPU cores, since JAX started before the first run; "
+            f"to be up to {num_cores() / num_devices:.0f} times faster, "
+            "call pfl.use_cores() first or set JAX_NUM_CPU_DEVICES"
         )
         warnings.warn(text, stacklevel=2)

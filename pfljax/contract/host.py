@@ -28,8 +28,14 @@ def free_memory() -> int:
 
 
 def cache_folder() -> Path | None:
-    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax; None without a home folder."""
+    """Cache folder for expensive results: PFLJAX_CACHE, or ~/.cache/pfljax.
+
+    Returns:
+        The folder; None if PFLJAX_CACHE is empty, which turns caches off, or if there is no home folder.
+    """
     folder = os.environ.get("PFLJAX_CACHE")
+    if folder == "":
+        return None
     if folder:
         return Path(expanded(folder, "PFLJAX_CACHE"))
     # "~" if HOME is not set and the user has no entry in the system's list

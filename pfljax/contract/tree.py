@@ -13,6 +13,35 @@ import jax.numpy as jnp
 from pfljax.contract.pooled import is_pooled
 from pfljax.contract.types import Array, PyTree
 
+__all__ = [
+    "add",
+    "combine",
+    "complement",
+    "first",
+    "inner",
+    "inner_products",
+    "map_rows",
+    "mix",
+    "num_bytes",
+    "num_rows",
+    "overlap",
+    "partition",
+    "per_row",
+    "repeat",
+    "row_bytes",
+    "scale",
+    "shapes_of_rows",
+    "squared_distance",
+    "stack_one",
+    "subtract",
+    "take",
+    "where",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def add(a: PyTree, b: PyTree) -> PyTree:
     """Leafwise a + b."""

@@ -47,3 +47,7 @@ __all__ = [
     "tfds",
     "without_tested",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -20,6 +20,7 @@ import numpy as np
 import optax
 
 from pfljax import models
+from pfljax.contract import cores
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Array, Key, Params, Split
 from pfljax.local.solver import TrainState
@@ -64,6 +65,7 @@ class Embedding:
 
     def __call__(self, source: Source) -> np.ndarray:
         """(n, F) float32 for all examples; labels of official test examples only affect the reported accuracy."""
+        cores.start()
         widths: dict[str, Any] = dict(self.widths)
         model = models.make(
             self.name, source.x.shape[1:], source.task, source.num_classes, **widths

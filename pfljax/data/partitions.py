@@ -28,6 +28,24 @@ from pfljax.data.sources.source import Source, dirichlet_draws, generator
 from pfljax.data.splits import Splits
 from pfljax.settings.fields import NumClients, Seed, check, checked, knob, settings
 
+__all__ = [
+    "IID",
+    "Dirichlet",
+    "LabelDirichlet",
+    "LabelGroups",
+    "Latent",
+    "Natural",
+    "Pachinko",
+    "Pairs",
+    "Partition",
+    "Pathological",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 DEFAULT_CLIENTS = 16
 ALPHA = "Dirichlet concentration; smaller: clients differ more"
 PACHINKO_BETA = 10  # concentration of fine labels within a coarse label

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
@@ -109,6 +108,7 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
 
     Examples are ordered by log odds, which have the order of the probabilities.
     """
+    from scipy import special  # slow to import
     from sklearn.metrics import roc_auc_score  # heavy
 
     logits, y = of_classes(logits, y)
@@ -125,6 +125,8 @@ def auroc(logits: np.ndarray, y: np.ndarray) -> float:
 
 def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
     """The expected calibration error: |accuracy - confidence| in 15 equal bins of confidence, weighted by size."""
+    from scipy import special  # slow to import
+
     logits, y = of_classes(logits, y)
     if not y.size:
         return np.nan
@@ -137,6 +139,8 @@ def calibration_error(logits: np.ndarray, y: np.ndarray) -> float:
 
 def perplexity(logits: np.ndarray, y: np.ndarray) -> float:
     """exp of the mean negative log likelihood of all tokens, or other classes, that there are to predict."""
+    from scipy import special  # slow to import
+
     logits, y = of_classes(logits, y)
     if not y.size:
         return np.nan
@@ -262,6 +266,8 @@ def row_bytes(problem: Problem, num_examples: int) -> int:
 
 def probabilities(logits: np.ndarray, task: str) -> np.ndarray:
     """What users' metrics get in place of logits: probabilities of classes or labels, float64; values as they are."""
+    from scipy import special  # slow to import
+
     if task == "regression":
         return logits
     if task == "multilabel":

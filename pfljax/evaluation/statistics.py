@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation.metrics import sign_of
@@ -110,6 +109,8 @@ def deviation(values: np.ndarray | Sequence[float]) -> np.ndarray:
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Returns Student's 95 % interval of the mean of independent values (n,); NaN for fewer than two."""
+    from scipy import special  # slow to import
+
     n = len(values)
     if n < 2:
         return math.nan, math.nan

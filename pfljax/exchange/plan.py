@@ -470,6 +470,7 @@ def make_plan(
     """
     if kind == "python":
         raise ArgumentError("plan", "compiles nothing; accepted here: auto, vmap, map, chunk", kind)
+    cores.start()
     available = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     cores.check(devices)
     if devices:
@@ -501,5 +502,6 @@ def make_mesh(devices: Sequence[Any], model_devices: int = 1) -> Mesh:
 
 def make_host_plan() -> ExecutionPlan:
     """A plan for one CPU device, one client at a time, for one-time work in host memory."""
+    cores.start()
     first = jax.local_devices(backend="cpu")[:1]
     return ExecutionPlan(make_mesh(first), chunk=1)

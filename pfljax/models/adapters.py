@@ -22,6 +22,20 @@ from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
 from pfljax.settings.fields import knob, settings
 
+__all__ = [
+    "Adapter",
+    "bias",
+    "head",
+    "ia3",
+    "lora",
+    "prompt",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Leaves = dict[str, Array]  # by what is added to a parameter's name
 A = "_lora_a"
 B = "_lora_b"

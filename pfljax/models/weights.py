@@ -22,6 +22,13 @@ from pfljax.models.frozen import Frozen, described, leaves_of, named
 from pfljax.models.standardizing import SCALING, Statistics
 from pfljax.models.structure import Path
 
+__all__ = ["LAYOUTS", "Layout", "Saved"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Regular expression of names in a file -> path in the network, or several; "" if the array is not used. A name's groups
 # take the places of \\1, \\2. After the path, " ^T" transposes; " [1/3]" takes the second third of the first axis, and
 # " [..., 1/3]" of the last. Then the array is reshaped.

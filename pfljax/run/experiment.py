@@ -70,6 +70,7 @@ class Execution:
 
     def make_plan(self) -> ExecutionPlan:
         """Returns the execution plan on the available devices."""
+        cores.start()
         cores.warn_once()
         if self.plan == "python":
             return self._python_plan()

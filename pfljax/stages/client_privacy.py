@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 
 from pfljax.contract import optional, tree
 from pfljax.contract.errors import ArgumentError
@@ -379,9 +378,10 @@ def places(num_clients: int, chance: float) -> int:
 
 def overflow(num_clients: int, chance: float, size: Array | int) -> np.ndarray:
     """The probability that others leave no place to a client: that at least `size` of K - 1 take part."""
-    return np.asarray(scipy.special.bdtrc(size - 1, num_clients - 1, chance)) * (
-        np.asarray(size) < num_clients
-    )
+    from scipy import special  # slow to import
+
+    tail = np.asarray(special.bdtrc(size - 1, num_clients - 1, chance))
+    return tail * (np.asarray(size) < num_clients)
 
 
 def epsilons(privacy: ClientPrivacy, problem: Problem, key: Key, rounds: int) -> np.ndarray:

@@ -63,6 +63,8 @@ class Schedule(NamedTuple):
     eval_every: EvalEvery = 10
     # Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
     checkpoint_every: CheckpointEvery = 50
+    # Whether the initial models are evaluated, as round 0.
+    initial: bool = True
 
 
 EVERY = Schedule()
@@ -162,6 +164,7 @@ class Trainer:
         schedule = Schedule(
             eval_every=min(schedule.eval_every, rounds),
             checkpoint_every=min(schedule.checkpoint_every, rounds),
+            initial=schedule.initial,
         )
         if self.length != schedule.eval_every:
             with announced("compiling", self.say):
@@ -169,7 +172,7 @@ class Trainer:
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
         if self.state is None:
-            self._begin()
+            self._begin(schedule.initial)
         else:
             self._describe()
         try:
@@ -267,8 +270,8 @@ class Trainer:
         self.evaluate = self.store.make_evaluation(self.experiments, self.compiled, self.replicates)
         self.length = length
 
-    def _begin(self) -> None:
-        """Prints the plan, and initializes or restores the state."""
+    def _begin(self, evaluates: bool) -> None:
+        """Prints the plan, and initializes or restores the state. Evaluates initial models if asked to."""
         self._print_plan()
         if self.profile:
             dispatch = dispatcher(self.compiled, self._key, self.clients)
@@ -288,6 +291,8 @@ class Trainer:
             for out, experiment in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].seconds
+        if not restored and not evaluates:
+            return
         if not restored:
             with announced("evaluating the initial models", self.say):
                 self._evaluate()
@@ -419,7 +424,8 @@ class Trainer:
         """Whether a run, which is trained alone, stops after the newest evaluation. A stopped run stays so."""
         rule = self.experiments[0].stop
         rows = self.histories[0].rows
-        if rule is None or self.replicates.num > 1 or rows[-1]["round"] != self.done:
+        is_new = bool(rows) and rows[-1]["round"] == self.done
+        if rule is None or self.replicates.num > 1 or not is_new:
             return False
         try:
             why = rule(rows)

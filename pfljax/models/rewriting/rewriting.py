@@ -36,7 +36,8 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """A function that computes what `fn` computes, with other forms of some operations; see `FORMS`.
 
     `fn` is traced once for all calls with the same shapes. Derivatives have the same forms; like these, they exist in
-    reverse mode only.
+    reverse mode only. The function is compiled under plan=python, too, where it would be traced in any case, and each
+    of its operations compiled on its own.
     """
 
     def run(*args: PyTree) -> PyTree:
@@ -44,7 +45,14 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         outputs = evaluate(traced, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
-    return jax.jit(run)
+    compiled = jax.jit(run)
+
+    @functools.wraps(fn)
+    def call(*args: PyTree) -> PyTree:
+        with jax.disable_jit(False):
+            return compiled(*args)
+
+    return call
 
 
 def evaluate(
