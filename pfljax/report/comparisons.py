@@ -197,7 +197,8 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
     With a reference, also "differences" to it and, for each other method, "clients-METHOD": single clients' gains.
     """
     table = [row for row in table if not row.get("failed")]
-    score = table[0]["score"]
+    # Rows of earlier versions do not name it.
+    score = table[0].get("score") or ("accuracy" if "accuracy" in table[0]["seeds"][0] else "loss")
     name = label_of(score)
     percent = is_percent(score)
     scale = 100 if percent else 1
