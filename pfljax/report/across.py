@@ -62,8 +62,8 @@ TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how m
 MAX_POINTS = 1000  # clients of a panel
 HELPED = (
     "Each client of each run counts once. Helped and hurt: shares of those whose score is better or worse than with "
-    "{reference}. Mean gain: with the 95 % t interval over clients, whose gains are first averaged over the runs on "
-    "the same data. Cosines are of clients' weights, within and across true groups, means over runs."
+    "{reference}. Mean gain: the plain mean over clients, with the 95 % t interval, whose gains are first averaged "
+    "over the runs on the same data. Cosines are of clients' weights, within and across true groups, means over runs."
 )
 GAINS = "What single clients gain over {reference}, from the largest gain to the smallest."
 PAIRS = "Each point is a client of a run: its scores with {reference} and with the method, equal on the dashed line."
@@ -176,8 +176,8 @@ def write_comparison(
         name: reason for folder in folders for name, reason in _failures(Path(folder)).items()
     }
     reference = None if reference in failed else reference
-    statistics.check_reference(
-        reference, dict.fromkeys(title.rpartition("/")[2] for _, title, *_ in found)
+    reference = statistics.found_reference(
+        reference, {title.rpartition("/")[2]: run.summary["method"] for _, title, _, run in found}
     )
     for folder, *_ in found:
         own = folder / NAME
@@ -188,9 +188,10 @@ def write_comparison(
     score = runs[0].score
     dataset = runs[0].summary["dataset"]
     own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
+    own.pop(score.name, None)
     names = (
         {"score": score.label}
-        | ({"decile": "bottom decile"} if score.percent else {})
+        | ({"decile": "bottom decile"} if score.name != "loss" else {})
         | own
         | COSTS
     )

@@ -13,8 +13,10 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 
+from pfljax.evaluation.metrics import is_percent
 from pfljax.report.draw import draw, save
 from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Panel, Series, colors
+from pfljax.report.run_data import label_of
 
 HELPED, HURT = PALETTE[:2]
 # Pictures of scores over what has been spent: the entry of a row, and the axis.
@@ -195,30 +197,34 @@ def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
     With a reference, also "differences" to it and, for each other method, "clients-METHOD": single clients' gains.
     """
     table = [row for row in table if not row.get("failed")]
-    score = "accuracy" if "accuracy" in table[0]["seeds"][0] else "loss"
-    scale, unit = (100, ", percentage points") if score == "accuracy" else (1, "")
+    # Rows of earlier versions do not name it.
+    score = table[0].get("score") or ("accuracy" if "accuracy" in table[0]["seeds"][0] else "loss")
+    name = label_of(score)
+    percent = is_percent(score)
+    scale = 100 if percent else 1
+    unit = ", percentage points" if percent else ""
 
     def of(label):
-        return Axis(label, percent=score == "accuracy")
+        return Axis(label, percent=percent)
 
     last = {row["method"]: [seed.get(score) for seed in row["seeds"]] for row in table}
-    panels = {"scores": method_points(last, of(f"test {score}, last round"))}
-    for name, (key, label) in OVER.items():
+    panels = {"scores": method_points(last, of(f"{name}, last round"))}
+    for over_name, (key, label) in OVER.items():
         spent = [row.get(key) for row in table]
         if all(spent) and any(map(np.any, spent)):
             over = {row["method"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
-            axis = Axis(label) if name == "rounds" else spent_axis(label, spent)
-            panels[name] = method_curves(over, axis, of(f"test {score}"))
+            axis = Axis(label) if over_name == "rounds" else spent_axis(label, spent)
+            panels[over_name] = method_curves(over, axis, of(name))
     differs = [
         row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))
     ]
     if differs:
         names = ("difference", "difference_low", "difference_high")
-        values = {row["method"]: tuple(scale * row[name] for name in names) for row in differs}
-        label = f"test {score} minus {differs[0]['reference']}'s{unit}"
+        values = {row["method"]: tuple(scale * row[entry] for entry in names) for row in differs}
+        label = f"{name} minus {differs[0]['reference']}'s{unit}"
         panels["differences"] = difference_points(values, Axis(label))
     for row in [row for row in table if row.get("client_gains")]:
-        label = f"gain over {row['reference']}{unit or ', test loss'}"
+        label = f"gain over {row['reference']}{unit or f', {name}'}"
         panels[f"clients-{row['method']}"] = client_gains(
             scale * np.array(row["client_gains"]), Axis(label)
         )

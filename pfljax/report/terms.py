@@ -40,7 +40,19 @@ EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}
 EDGE = " (edge)"
 RETURNED = "Tuned on validation examples, which training then had back."
 KEPT = "Tuned on validation examples, which training did not have."
-LOWER = "Scores are losses: lower is better."
+WEIGHTED = (
+    "Scores and their differences are means over clients, weighted by numbers of test examples."
+)
+PLAIN = "Scores and their differences are plain means over clients."
+UNDEFINED = (
+    "The {score} is undefined for {undefined:.3g} of {tested:.3g} clients, such as those with a single class; they are "
+    "left out."
+)
+BEST_UNKNOWN = (
+    "The best round by validation is unknown: rounds before the last were evaluated without the {score}. Runs in a new "
+    "folder have it."
+)
+LOWER = "Scores: lower is better."
 AT_EDGE = f"{EDGE.strip()}: the best value is the least or largest of those tried; others beyond it may do better."
 
 
@@ -86,9 +98,28 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     )
 
 
+def means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns lines on the scores of a table: what they are means over, and what is unknown."""
+    score = next((row["score"] for row in rows if row.get("score")), "")
+    is_weighted = score in ("accuracy", "loss")
+    is_compared = any(row.get("clients_compared") for row in rows)
+    found = []
+    if score and (is_compared or not is_weighted):
+        found.append(WEIGHTED if is_weighted else PLAIN)
+    if any(row.get("best_unknown") for row in rows):
+        found.append(BEST_UNKNOWN.format(score=score.replace("_", " ")))
+    undefined = max((row.get("clients_undefined") or 0.0 for row in rows), default=0.0)
+    if undefined:
+        tested = max(row.get("clients_tested") or 0.0 for row in rows)
+        name = score.replace("_", " ")
+        found.append(UNDEFINED.format(score=name, undefined=undefined, tested=tested))
+    return found
+
+
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that explain a table's scores, intervals, budgets and marks."""
     found = [LOWER] * any(row.get("higher_is_better") is False for row in rows)
+    found += means(rows)
     found.append(statistics.told(rows))
     reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
     found += [HELPED.format(reference=reference)] * bool(reference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 import os
 from collections import Counter, defaultdict
@@ -13,16 +14,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pfljax.evaluation import statistics
+from pfljax.evaluation.metrics import is_percent
 from pfljax.folder import files, locks, manifest, planned
 from pfljax.report import markup
 from pfljax.report.across import MAX_ROUNDS, folders_with, title_of
 from pfljax.report.comparisons import method_curves
 from pfljax.report.markup import document, paragraph, plot, table
 from pfljax.report.picture import Axis, plain
-from pfljax.report.run_data import evenly
+from pfljax.report.run_data import evenly, label_of
 
 STATES = ("running", "stopped", "damaged", "waiting", "finished")  # in the order of the page
-SCORES = ("accuracy", "loss")  # the first that a run has is shown
+SCORES = ("accuracy", "loss")  # the first that a run has is shown, unless config.json names another
 HEADS = ("run", "state", "rounds", "score", "seconds per round", "time left", "note")
 TIMES = (
     "Time left is the rounds left at the pace so far, without compiling and evaluating. In all, runs that have not "
@@ -91,7 +93,11 @@ def _read(folder: Path, about: Watched) -> Watched:
     rounds = _parsed(folder / "config.json", lambda path: files.read_json(path).get("rounds"), None)
     total = about.rounds if rounds is None else _count(rounds)
     last, stopped = _parsed(folder / "summary.json", _ending, (-1, ""))
-    score, curve, pace = _parsed(folder / "metrics.jsonl", _curve, ("", {}, math.nan))
+    chosen = _parsed(
+        folder / "config.json", lambda path: str(files.read_json(path).get("score") or ""), ""
+    )
+    read_curve = functools.partial(_curve, chosen=chosen)
+    score, curve, pace = _parsed(folder / "metrics.jsonl", read_curve, ("", {}, math.nan))
     saved = _parsed(
         folder / manifest.NAME, lambda _: getattr(manifest.read(folder), "rounds", 0), 0
     )
@@ -135,10 +141,13 @@ def _ending(path: Path) -> tuple[int, str]:
     return _count(summary["last"]["round"]), str(summary.get("stopped") or "")
 
 
-def _curve(path: Path) -> tuple[str, dict[int, float], float]:
-    """Returns the score's name, the scores by round, and seconds per round, from metrics.jsonl."""
+def _curve(path: Path, chosen: str) -> tuple[str, dict[int, float], float]:
+    """Returns the score's name, the scores by round, and seconds per round, from metrics.jsonl.
+
+    `chosen` is the score that config.json names; "": it names none.
+    """
     rows = files.read_jsonl(path)
-    score = next((name for name in SCORES if rows and name in rows[-1]), "")
+    score = next((name for name in (chosen, *SCORES) if rows and name in rows[-1]), "")
 
     def number(value):
         return math.nan if value is None else float(value)
@@ -222,11 +231,11 @@ def page(folders: Sequence[Path], refresh: int) -> str:
     now = datetime.datetime.now().strftime("%H:%M:%S")
     panels = {}
     plots = []
-    for score in SCORES:
+    for score in dict.fromkeys([*SCORES, *(run.score for run in runs if run.score)]):
         if found := curves(runs, score):
-            axis = Axis(f"test {score}", percent=score == "accuracy")
+            axis = Axis(label_of(score), percent=is_percent(score))
             panels[score] = {"": plain(method_curves(found, Axis("round"), axis))}
-            plots.append(plot(score, f"Test {score} over rounds", BAND))
+            plots.append(plot(score, f"{label_of(score).capitalize()} over rounds", BAND))
     parts = {
         "Curves": "".join(plots),
         "Runs": table(HEADS, body, "sortable") + paragraph(TIMES) if body else "",
