@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from pfljax.models.model import FLOAT32, Model
 from pfljax.models.rewriting import rewritten
 from pfljax.run.experiment import Experiment
 
+SPLITS = ("train", "validation", "test")
 AT_ONCE = 256  # examples
 # least share of the network's products before the cut, below which features are larger than they save
 WORTH = 0.25
@@ -47,23 +48,29 @@ def with_features(experiment: Experiment, wanted: bool) -> Experiment:
     local = experiment.local
     if model.frozen is None:
         return experiment
-    found = cut(experiment) if wanted else "not wanted"
-    if isinstance(found, str):
-        return dataclasses.replace(experiment, not_cached=found)
-    network, features = found
+    network_and_features = cut(experiment) if wanted else "not wanted"
+    if isinstance(network_and_features, str):
+        return dataclasses.replace(experiment, not_cached=network_and_features)
+    network, features = network_and_features
     assert local is not None
     built = dataclasses.replace(model, behind=network, example_input=network.example)
     problem = experiment.problem._replace(model=built, solver=local.bind(built))
     stacks: dict[int, Any] = {}
 
-    def of(federation):
-        return federation and with_computed(federation, features.compute, stacks)
+    def computed(federation: Federation | None) -> Federation | None:
+        if federation is None:
+            return None
+        if federation.recorded_digest is not None:
+            return with_placeholders(federation, network.example.shape[1:])
+        return with_computed(federation, features.compute, stacks)
 
+    federation = computed(experiment.federation)
+    assert federation is not None
     return dataclasses.replace(
         experiment,
         problem=problem,
-        federation=of(experiment.federation),
-        unseen=of(experiment.unseen),
+        federation=federation,
+        unseen=computed(experiment.unseen),
         features=features,
     )
 
@@ -84,16 +91,15 @@ def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
     if network.saved < WORTH:
         return f"{network.saved:.0%} of the products precede what is trained"
     shape = "x".join(map(str, network.example.shape[1:]))
-    said = (
-        f"{shape} numbers per example, computed once: {network.saved:.0%} of the network's products"
-    )
-    return network, Features(experiment.federation.inputs, computing(model, network), said)
+    saved = f"{network.saved:.0%} of the network's products"
+    text = f"{shape} numbers per example, computed once: {saved}"
+    return network, Features(experiment.federation.inputs, computing(model, network), text)
 
 
 def computing(model: Model, network: Behind) -> Callable[[PyTree], np.ndarray]:
     """Inputs (n, *features) -> features (n, ...), a few examples at a time."""
 
-    def run(frozen, x):
+    def run(frozen: PyTree, x: PyTree) -> Any:
         with given(network.whole, frozen):
             return features_of(network, x).astype(FLOAT32)
 
@@ -101,13 +107,12 @@ def computing(model: Model, network: Behind) -> Callable[[PyTree], np.ndarray]:
 
     def compute(x: PyTree) -> np.ndarray:
         num = len(jax.tree.leaves(x)[0])
-        found = room((num, *network.example.shape[1:]))
+        features = room((num, *network.example.shape[1:]))
         for first in range(0, num, AT_ONCE):
-            part = jax.tree.map(
-                lambda leaf, first=first: np.asarray(leaf[first : first + AT_ONCE]), x
-            )
-            found[first : first + AT_ONCE] = program(network.own, model.converted(part))
-        return found
+            block = slice(first, first + AT_ONCE)
+            inputs = jax.tree.map(lambda leaf, block=block: np.asarray(leaf[block]), x)
+            features[block] = program(network.own, model.converted(inputs))
+        return features
 
     return compute
 
@@ -142,24 +147,40 @@ def with_computed(
 ) -> Federation:
     """The clients with features in place of inputs; `stacks` keeps those of pools that several splits share."""
 
-    def one(split: Split) -> Split:
+    def of_split(split: Split) -> Split:
         leaves = jax.tree.leaves(split.x, is_leaf=is_pooled)
-        if all(map(is_pooled, leaves)) and len({leaf.pool.shape[0] for leaf in leaves}) == 1:
-            key = id(leaves[0].pool)
-            if key not in stacks:
-                stacks[key] = (
-                    leaves[0].pool,
-                    compute(jax.tree.map(Pool, split.x, is_leaf=is_pooled)),
-                )
-            return split._replace(x=Pooled(stacks[key][1], leaves[0].index))
+        if share_a_pool(leaves):
+            pool = leaves[0].pool
+            if id(pool) not in stacks:
+                pools = jax.tree.map(Pool, split.x, is_leaf=is_pooled)
+                stacks[id(pool)] = (pool, compute(pools))
+            _, features = stacks[id(pool)]
+            return split._replace(x=Pooled(features, leaves[0].index))
         clients, n_max = split.y.shape[:2]
         real = np.arange(n_max) < np.asarray(split.size)[:clients, None]
-        flat = compute(
-            jax.tree.map(lambda leaf: np.asarray(leaf)[real], split.x, is_leaf=is_pooled)
-        )
-        found = room((clients, n_max, *flat.shape[1:]))
-        found[real] = flat
-        return split._replace(x=found)
+        examples = jax.tree.map(lambda leaf: np.asarray(leaf)[real], split.x, is_leaf=is_pooled)
+        features = compute(examples)
+        padded = room((clients, n_max, *features.shape[1:]))
+        padded[real] = features
+        return split._replace(x=padded)
 
-    parts = {name: one(getattr(federation, name)) for name in ("train", "validation", "test")}
+    parts = {name: of_split(getattr(federation, name)) for name in SPLITS}
+    return dataclasses.replace(federation, **parts, tokens=False)
+
+
+def share_a_pool(leaves: Sequence[Any]) -> bool:
+    """Whether the arrays of examples are all pooled, with the same rows."""
+    if not all(map(is_pooled, leaves)):
+        return False
+    return len({leaf.pool.shape[0] for leaf in leaves}) == 1
+
+
+def with_placeholders(federation: Federation, shape: tuple[int, ...]) -> Federation:
+    """The clients with zeros (*shape) in place of the features of examples that are not here."""
+
+    def of_split(split: Split) -> Split:
+        index = np.zeros(split.y.shape[:2], np.int32)
+        return split._replace(x=Pooled(np.zeros((1, *shape), FLOAT32), index))
+
+    parts = {name: of_split(getattr(federation, name)) for name in SPLITS}
     return dataclasses.replace(federation, **parts, tokens=False)

@@ -6,24 +6,72 @@ import dataclasses
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import optax
 
-from pfljax.api.result import Result
+from pfljax import data
+from pfljax.api.predicting import Predictor
+from pfljax.api.result import Result, Scores
 from pfljax.api.run import Run
 from pfljax.contract.errors import ArgumentError
 from pfljax.data import Federation, datasets, return_validation
-from pfljax.folder import files, fingerprint, folders, former
+from pfljax.folder import files, fingerprint, folders, former, recorded_clients
+from pfljax.folder.recorded_clients import RecordedClients
 from pfljax.local.training import LocalTraining
 from pfljax.run.experiment import Execution
 from pfljax.settings import recorded
-from pfljax.settings.fields import checked
+from pfljax.settings.fields import checked, knob
 from pfljax.training.outcome import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
 OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients")
 OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock")
+NOT_RECORDED = "cannot be made again from config.json"
+Unseen = Annotated[
+    Federation | float | None,
+    knob(accepted="a Federation, or the share of the clients held out of training"),
+]
+
+
+class Folder(NamedTuple):
+    """A folder with a finished run.
+
+    Attributes:
+        out: Its path.
+        config: The content of config.json.
+        summary: The content of summary.json.
+        clients: The clients as the folder records them; None: it does not.
+    """
+
+    out: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    clients: RecordedClients | None
+
+    @property
+    def client_store(self) -> str:
+        """A store that reads the clients' rows."""
+        return "disk" if (self.out / folders.CLIENTS).is_dir() else "device"
+
+    @property
+    def is_of_command(self) -> bool:
+        """Whether a command trained the run."""
+        return "flags" in self.config
+
+
+class Training(NamedTuple):
+    """The clients that a run is loaded with.
+
+    Attributes:
+        clients: The training clients, with their examples or with placeholders.
+        unseen: Clients held out of training; None: none, or unknown.
+        missing: Why the examples are not here; None: they are.
+    """
+
+    clients: Federation
+    unseen: Federation | None = None
+    missing: ArgumentError | None = None
 
 
 @checked()
@@ -34,90 +82,218 @@ def load(
     model: Any = None,
     clients: Federation | None = None,
     local: LocalTraining | None = None,
+    unseen: Unseen = None,
 ) -> Result:
     """Returns the result of a finished run from its folder, for predictions, history, collaboration and figures.
 
-    config.json says how the run's parts were made, and they are made again. Code is imported from the modules and files
-    that config.json names, so load only folders that you trust; nothing is unpickled. A part that cannot be made again,
-    such as clients from your own arrays, must be handed over as it was passed to `Run`. Without `local`, an optimizer
-    that cannot be made again is missed only by methods that train for their predictions.
+    Scores, history and figures need nothing but the folder. Predictions and `export` need the run's model and method,
+    which are made again as config.json describes them; the data only if the method trains before it predicts, or looks
+    up examples. A part that cannot be made again, such as a model with a function of your own in it, must be passed as
+    it was to `Run`: what needs the part says so. Parts that are passed are compared with those of the run. Code is
+    imported from the modules and files that config.json names, so load only folders that you trust; nothing is
+    unpickled.
 
     Args:
         path: The run's folder.
-        method: The method; None: as in config.json.
-        model: The model; None: as in config.json.
-        clients: The training clients; None: as in config.json.
-        local: Local training; None: as in config.json.
+        method: The method. Default: as in config.json.
+        model: The model. Default: as in config.json.
+        clients: The training clients. Default: as in config.json if a function of `pfl.data` made them; otherwise
+            without their examples.
+        local: Local training. Default: as in config.json; an optimizer that cannot be made again is missed only by
+            methods that train for their predictions.
+        unseen: The clients held out of training, if `clients` are passed without them; or the share of `clients` that
+            `compare` or a command held out.
 
     Raises:
-        ArgumentError: if the folder has no finished run, or a part must be handed over; the message names it.
+        ArgumentError: if the folder has no finished run, or a part that is passed is not that of the run; the message
+            says what differs.
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import pfljax as pfl
+        >>> out = tempfile.mkdtemp()
+        >>> x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+        >>> clients = pfl.Federation.from_arrays(x, y, client=np.arange(20) % 4)
+        >>> run = pfl.Run(pfl.Ditto(), clients, pfl.models.MLP(hidden=(4,)))
+        >>> result = run.train(rounds=2, out=out, progress=False)
+        >>> loaded = pfl.load(out)  # without the clients' examples
+        >>> loaded.accuracy == result.accuracy
+        True
+        >>> bool(np.allclose(loaded.predict(x, client=1), result.predict(x, client=1)))
+        True
+        >>> pfl.load(out, clients=clients).clients.num_clients
+        4
     """
-    out = Path(path)
+    folder = read_folder(Path(path))
+    given = {"method": method, "model": model, "clients": clients, "local": local}
+    given = {name: part for name, part in given.items() if part is not None}
+    if unseen is not None and clients is None:
+        raise ArgumentError("unseen", "accepted with the clients that it belongs to, clients=...")
+    try:
+        scores = Scores.read(folder.out, folder.summary)
+    except (OSError, KeyError, ValueError) as error:
+        raise ArgumentError("path", f"its files are damaged ({error})", path) from error
+    try:
+        predictor = load_predictor(folder, given, unseen)
+    except ArgumentError as error:
+        # What is missing is told when it is needed.
+        if error.argument == "path" or error.argument.partition(".")[0] in (*given, "unseen"):
+            raise
+        predictor = error
+    known = None if folder.clients is None else folder.clients.federation
+    return Result(scores, predictor, folder.out, known)
+
+
+def read_folder(out: Path) -> Folder:
+    """Reads what a folder says of its run. Raises `ArgumentError` if it has no finished run."""
     try:
         config = files.read_json(out / "config.json")
         summary = former.read_summary(out / "summary.json")
         done = summary["last"]["round"]
-        recorded_in = config.keys()
+        _ = config.keys()
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         text = "accepted: the folder of a finished run; resume one that was interrupted"
         if (out / "table.json").exists():
-            text = "is a comparison's folder; accepted: the folder of one of its runs, METHOD/seed-SEED"
-        raise ArgumentError("path", text, path) from error
+            runs = "accepted: the folder of one of its runs, METHOD/seed-SEED"
+            text = f"is a comparison's folder; {runs}"
+        raise ArgumentError("path", text, out) from error
+    if done not in folders.whole_checkpoints(out):
+        text = f"has no intact checkpoint of its last round, {done}"
+        raise ArgumentError("path", f"{text}; resume the run to finish it again", out)
+    return Folder(out, config, summary, recorded_clients.read(out))
+
+
+def load_predictor(
+    folder: Folder, given: Mapping[str, Any], unseen: Federation | float | None
+) -> Predictor:
+    """Makes a run again, with its trained models.
+
+    Args:
+        folder: The run's folder.
+        given: Parts of the run by name, instead of those in config.json.
+        unseen: See `load`.
+
+    Raises:
+        ArgumentError: if a part cannot be made again, or is not that of the run.
+    """
     from pfljax.folder import checkpoints  # orbax is slow to import
 
-    if done not in folders.whole_checkpoints(out):
-        text = (
-            f"has no intact checkpoint of its last round, {done}; resume the run to finish it again"
-        )
-        raise ArgumentError("path", text, path)
-    store = "disk" if (out / folders.CLIENTS).is_dir() else "device"
-    parts = dict(method=method, model=model, clients=clients, local=local)
-    given = {name: part for name, part in parts.items() if part is not None}
+    out = folder.out
+    rounds = folder.summary["rounds"]
+    done = folder.summary["last"]["round"]
     try:
-        if "flags" in recorded_in:
-            run = importlib.import_module(OF_COMMANDS).run(config, store, given)
+        training = training_clients(folder, given, unseen)
+        if folder.is_of_command:
+            again = importlib.import_module(OF_COMMANDS)
+            clients = (training.clients, training.unseen)
+            run = again.run(folder.config, folder.client_store, clients, given)
         else:
-            run = run_again(config, store, local, given)
-        planned = config.get("program", {}).get("planned_rounds")
-        run.experiment = dataclasses.replace(run.experiment, planned_rounds=planned).with_rounds(
-            summary["rounds"]
-        )
+            run = run_again(folder, training, given)
+        planned = folder.config.get("program", {}).get("planned_rounds")
+        experiment = dataclasses.replace(run.experiment, planned_rounds=planned)
+        run.experiment = experiment.with_rounds(rounds)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ArgumentError("path", f"its config.json is damaged ({error!r})", path) from error
+        text = f"its config.json is damaged ({error!r})"
+        raise ArgumentError("path", text, out) from error
     if not checkpoints.is_former(out / "checkpoints", done):  # otherwise nothing can predict
-        check_same(config, run)
-    return Result(run.experiment, saved_outcome(run.experiment, out, summary), out)
+        check_same(folder, run)
+    outcome = saved_outcome(run.experiment, out, folder.summary)
+    return Predictor(run.experiment, outcome, training.missing)
 
 
-def run_again(
-    config: dict, client_store: Any, local: LocalTraining | None, given: Mapping[str, Any]
-) -> Run:
+def training_clients(
+    folder: Folder, given: Mapping[str, Any], unseen: Federation | float | None
+) -> Training:
+    """The clients that are handed over, or those that config.json describes, or those that the folder records.
+
+    Raises:
+        ArgumentError: if clients that are handed over are not those of the run, or there are none.
+    """
+    if "clients" in given:
+        training = with_held_out(given["clients"], unseen)
+        clients = as_trained(folder.config, training.clients)
+        difference = difference_from(folder, clients)
+        if difference:
+            raise not_of_the_run("clients", difference)
+        return training._replace(clients=clients)
+
+    # Made again, if that is possible and they are still the same.
+    try:
+        training = clients_again(folder)
+        clients = as_trained(folder.config, training.clients)
+        difference = difference_from(folder, clients)
+        if not difference:
+            return training._replace(clients=clients)
+        missing = not_of_the_run("clients", difference)
+    except ArgumentError as error:
+        missing = error
+    if folder.clients is None:
+        raise missing
+    return Training(folder.clients.federation, missing=missing)
+
+
+def with_held_out(clients: Federation, unseen: Federation | float | None) -> Training:
+    """The clients that are handed over, of which a share may have been held out of training."""
+    if isinstance(unseen, Federation) or unseen is None:
+        return Training(clients, unseen)
+    return Training(*data.split_unseen(clients, unseen, 0))
+
+
+def clients_again(folder: Folder) -> Training:
+    """Makes clients again that config.json describes. Raises `ArgumentError` if that is not possible."""
+    try:
+        if folder.is_of_command:
+            again = importlib.import_module(OF_COMMANDS)
+            return Training(*again.clients(folder.config))
+        parts = folder.config.get("parts", {})
+        if "clients" in parts:
+            return Training(datasets.made_again(parts["clients"]))
+    except (ArgumentError, OSError) as error:
+        text = f"cannot be made again ({error}); {recorded.hand_over('clients')}"
+        raise ArgumentError("clients", text) from error
+    raise ArgumentError("clients", f"{NOT_RECORDED}; {recorded.hand_over('clients')}")
+
+
+def difference_from(folder: Folder, clients: Federation) -> str:
+    """Says how clients differ from those of the run, apart from how x is scaled, which the model may determine."""
+    if folder.clients is None:
+        return ""
+    return recorded_clients.difference(folder.clients, clients, scaled=False)
+
+
+def not_of_the_run(part: str, difference: str) -> ArgumentError:
+    """The error for clients that are not those of the run."""
+    text = f"are not those of the run: {difference}"
+    return ArgumentError(part, f"{text}; {recorded.hand_over(part)}")
+
+
+def run_again(folder: Folder, training: Training, given: Mapping[str, Any]) -> Run:
     """Makes a run of the Python API again, from its config.json and the parts that are given."""
-    parts = config.get("parts", {})
+    parts = folder.config.get("parts", {})
+    local = given.get("local")
 
     def part(name: str) -> Any:
         if name in given:
             return given[name]
         if name not in parts:
-            raise ArgumentError(
-                name, f"cannot be made again from config.json; {recorded.hand_over(name)}"
-            )
-        return (
-            datasets.made_again(parts[name])
-            if name == "clients"
-            else recorded.found(parts[name], name)
-        )
+            raise ArgumentError(name, f"{NOT_RECORDED}; {recorded.hand_over(name)}")
+        return recorded.found(parts[name], name)
 
-    if local is None and "local.loss" in config.get("settings", {}) and "local.loss" not in parts:
-        raise ArgumentError(
-            "local.loss",
-            f"cannot be made again from config.json; {recorded.hand_over('local.loss')}",
-        )
+    has_own_loss = "local.loss" in folder.config.get("settings", {})
+    if local is None and has_own_loss and "local.loss" not in parts:
+        text = f"{NOT_RECORDED}; {recorded.hand_over('local.loss')}"
+        raise ArgumentError("local.loss", text)
     options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
-    execution = Execution(client_store=client_store)
-    found = local or local_again(parts, client_store)
-    clients = as_trained(config, part("clients"))
-    return Run(part("method"), clients, part("model"), found, **options, execution=execution)
+    return Run(
+        part("method"),
+        training.clients,
+        part("model"),
+        local or local_again(parts, folder.client_store),
+        **options,
+        unseen=training.unseen,
+        execution=Execution(client_store=folder.client_store),
+    )
 
 
 def as_trained(config: Mapping[str, Any], clients: Federation) -> Federation:
@@ -128,40 +304,53 @@ def as_trained(config: Mapping[str, Any], clients: Federation) -> Federation:
 
 def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:
     """Makes local training again; without an optimizer or a schedule that was not recorded, it cannot train."""
-    named = {name.removeprefix("local."): name for name in parts if name.startswith("local.")}
-    made = {field: recorded.found(parts[name], name) for field, name in named.items()}
-    if not {"optimizer", "schedule"} <= made.keys():
+    records = {name.removeprefix("local."): name for name in parts if name.startswith("local.")}
+    fields = {field: recorded.found(parts[name], name) for field, name in records.items()}
+    if not {"optimizer", "schedule"} <= fields.keys():
         if client_store == "disk":  # the clients' rows in the files contain its state
             cannot_train()
-        missing = optax.GradientTransformation(lambda params: optax.EmptyState(), cannot_train)
-        made |= {
-            "schedule": None,
-            "optimizer": missing if made.get("learning_rate") is None else lambda _: missing,
-        }
-    return LocalTraining(**made)
+        missing = optax.GradientTransformation(no_state, cannot_train)
+        fields["schedule"] = None
+        fields["optimizer"] = missing
+        if fields.get("learning_rate") is not None:
+            fields["optimizer"] = lambda learning_rate: missing
+    return LocalTraining(**fields)
 
 
-def cannot_train(*args: Any, **options: Any):
+def no_state(params: Any) -> optax.OptState:
+    """The state of an optimizer that is missing."""
+    del params
+    return optax.EmptyState()
+
+
+def cannot_train(*args: Any, **options: Any) -> Any:
     """Raises `ArgumentError`: the optimizer is missing."""
     name = "local.optimizer"
-    text = "the optimizer or schedule cannot be made again from config.json, but this run needs it to predict"
+    text = f"the optimizer or schedule {NOT_RECORDED}, but this run needs it to predict"
     raise ArgumentError(name, f"{text}; {recorded.hand_over(name)}")
 
 
-def check_same(config: dict, run: Run) -> None:
+def check_same(folder: Folder, run: Run) -> None:
     """Raises `ArgumentError` if a run's clients, or what it predicts with, are not the recorded ones."""
-    was = config.get("data", {}).get("digest")
-    now = run.experiment.config["data"]["digest"]
-    if was != now:
-        text = f"are not those of the run (digest {was}, now {now})"
-        raise ArgumentError("clients", f"{text}; {recorded.hand_over('clients')}")
-    of_argument = {"model": [fingerprint.MODEL], "method": list(fingerprint.PREDICTS)}
-    for argument, parts in of_argument.items():
+    before = folder.config.get("data", {})
+    now = run.experiment.config["data"]
+    if before.get("digest") != now["digest"]:
+        difference = f"digest {before.get('digest')}, now {now['digest']}"
+        if folder.clients is not None:
+            difference = recorded_clients.difference(folder.clients, run.clients)
+        raise not_of_the_run("clients", difference)
+    if run.experiment.unseen is not None and before.get("unseen") != now["unseen"]:
+        digests = f"digest {before.get('unseen')}, now {now['unseen']}"
+        raise not_of_the_run("unseen", digests)
+
+    parts_of = {"model": [fingerprint.MODEL], "method": list(fingerprint.PREDICTS)}
+    for argument, parts in parts_of.items():
         try:
-            now = fingerprint.program(run.experiment, parts)
+            program = fingerprint.program(run.experiment, parts)
         # predictions train, with an optimizer that was not recorded: `predict` says so
         except ArgumentError:
             continue
-        if changed := fingerprint.differences(config.get("program", {}), now, parts):
+        changed = fingerprint.differences(folder.config.get("program", {}), program, parts)
+        if changed:
             text = f"is not the run's: {', '.join(changed)} changed"
             raise ArgumentError(argument, f"{text}; {recorded.hand_over(argument)}")

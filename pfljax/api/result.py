@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from pfljax import report
+from pfljax.api.predicting import Predictor
 from pfljax.contract import optional
-from pfljax.contract.errors import ArgumentError, few, warn
-from pfljax.contract.types import PyTree, State, Topology
+from pfljax.contract.errors import ArgumentError, warn
+from pfljax.contract.types import State, Topology
 from pfljax.data import Federation
-from pfljax.data.sources.arrays import as_arrays
-from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import collaboration
-from pfljax.folder import files
+from pfljax.folder import files, former, history
 from pfljax.models import weights
-from pfljax.models.standardizing import standardizing, statistics_of
 from pfljax.report.run_data import score_of
 from pfljax.run.experiment import Experiment
 from pfljax.settings.fields import checked
-from pfljax.stores import serving
-from pfljax.training.loop import Outcome
+from pfljax.training.outcome import Outcome
 
-# deviations between 0 and a mean, from which float32 loses three digits of a standardized number
-MOST_OFFSET = 1e4
-ALONE = 1e-6  # models with at most this weight do not count as models that a client predicts with
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SPLITS = ("train", "validation", "test")
+HAND_OVER = "pfljax.load(path, clients=...)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,33 +78,128 @@ class Collaboration:
         return collaboration.dense(index, weights, num_models)
 
 
+class Scores(NamedTuple):
+    """What a run has measured.
+
+    Attributes:
+        summary: The content of summary.json.
+        rows: The rows of metrics.jsonl, an entry per evaluated round.
+        results: The content of results.npz.
+        collaboration: The content of collaboration.npz.
+    """
+
+    summary: dict[str, Any]
+    rows: list[dict[str, Any]]
+    results: dict[str, Any]
+    collaboration: dict[str, Any]
+
+    @classmethod
+    def of_outcome(cls, outcome: Outcome) -> Scores:
+        """The scores of a run that was trained in this process."""
+        return cls(
+            summary=outcome.summary,
+            rows=[dict(row) for row in outcome.history.rows],
+            results=outcome.history.results_arrays(),
+            collaboration=outcome.history.collaboration_arrays(),
+        )
+
+    @classmethod
+    def read(cls, out: Path, summary: dict[str, Any]) -> Scores:
+        """The scores of a finished run in a folder."""
+        last = summary["last"]["round"]
+        results: dict[str, Any] = dict(files.read_npz(out / "results.npz"))
+        results["scored"] = str(results["scored"])
+        return cls(
+            summary=summary,
+            rows=history.saved_rows(out / "checkpoints", last),
+            results=results,
+            collaboration=dict(former.read_collaboration(out / "collaboration.npz")),
+        )
+
+
 class Result:
     """The result of training.
 
+    Scores, history and figures are always there. A result that was loaded from a folder may lack the run's model, or
+    its clients' examples; what needs them says in one line what to pass to `pfljax.load`.
+
     Attributes:
-        experiment: The method and the clients that it was trained on.
         out: The run's folder, or None.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+        >>> run = pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=(4,)))
+        >>> result = run.train(rounds=2, progress=False)
+        >>> x, y = result.clients.examples(1)
+        >>> result.predict(x, client=1).shape == (len(y), 10)
+        True
+        >>> result.per_client_accuracy.shape
+        (4,)
     """
 
-    def __init__(self, experiment: Experiment, outcome: Outcome, out: Path | None):
-        self.experiment = experiment
+    def __init__(
+        self,
+        scores: Scores,
+        predictor: Predictor | ArgumentError,
+        out: Path | None = None,
+        recorded: Federation | None = None,
+    ):
+        """Collects what a run has left.
+
+        Args:
+            scores: What it has measured.
+            predictor: Its trained models; or the error that says why they are not here.
+            out: The run's folder; None: it has none.
+            recorded: What the folder records of the clients; None: nothing.
+        """
         self.out = out
-        self._outcome = outcome
-        history = outcome.history
-        self._rows = [dict(row) for row in history.rows]
-        self._results = history.results_arrays()
-        self._collaboration = history.collaboration_arrays()
+        self._scores = scores
+        self._predictor = predictor
+        self._recorded = recorded
 
     def __repr__(self) -> str:
-        classifies = self.experiment.federation.task == "classification"
-        score = f"accuracy {self.accuracy:.3f}" if classifies else f"loss {self.loss:.4f}"
-        last = self._rows[-1]["round"]
-        return f"Result({self.experiment.name}, round {last}: {score} of {self.summary['scored']})"
+        last = self.history[-1]
+        score = f"accuracy {self.accuracy:.3f}" if "accuracy" in last else f"loss {self.loss:.4f}"
+        method = self.summary["method"]
+        return f"Result({method}, round {last['round']}: {score} of {self.summary['scored']})"
+
+    def _trained(self) -> Predictor:
+        """The trained models. Raises `ArgumentError` if they were not loaded."""
+        error = self._predictor
+        if isinstance(error, Predictor):
+            return error
+        raise ArgumentError(error.argument, error.text, error.value, owner=error.owner) from error
+
+    @property
+    def experiment(self) -> Experiment:
+        """The method and the clients that it was trained on.
+
+        Raises:
+            ArgumentError: if the run was loaded and a part of it is missing; the message names the part to pass.
+        """
+        return self._trained().experiment
+
+    @property
+    def clients(self) -> Federation:
+        """The training clients, with their examples as they were given.
+
+        Raises:
+            ArgumentError: if the run was loaded without their examples.
+        """
+        predictor = self._trained()
+        clients = predictor.experiment.clients
+        if predictor.missing is not None or clients is None:
+            text = "their examples were not loaded"
+            if predictor.missing is not None:
+                text = predictor.missing.text
+            raise ArgumentError("clients", text) from predictor.missing
+        return clients
 
     @property
     def summary(self) -> dict:
         """The content of summary.json."""
-        return self._outcome.summary
+        return self._scores.summary
 
     @property
     def history(self) -> list[dict]:
@@ -114,16 +208,16 @@ class Result:
         The first entry describes the initial models, round 0. Its "train_loss" is the initial models' loss on the
         training examples, and it has no method-specific metrics.
         """
-        return self._rows
+        return self._scores.rows
 
     @property
     def results(self) -> dict[str, Any]:
         """The content of results.npz: per-client accuracy and loss of each split, such as "accuracy_test" (T, K).
 
-        Beside these are the evaluated "rounds" (T,), and "scored", which says in words what model was scored.
+        It also has the evaluated "rounds" (T,), and "scored", the name of the model that was scored.
         With `eval_clients`, the shape is (T, n), for the clients listed in "clients" (n,).
         """
-        return self._results
+        return self._scores.results
 
     def to_pandas(self) -> Any:
         """Returns the scores as a pandas DataFrame with one row per evaluated round, client and split.
@@ -136,9 +230,16 @@ class Result:
         group over rounds.
 
         Raises:
-            ArgumentError: if pandas is not installed.
+            ArgumentError: if pandas is not installed; or if the run was loaded from a folder of an earlier version,
+                which does not record the clients' sizes, without its clients.
         """
-        return frame_of(self._results, self.experiment.federation)
+        optional.load("pandas", "to_pandas")
+        if isinstance(self._predictor, Predictor):
+            return frame_of(self.results, self._predictor.experiment.federation)
+        if self._recorded is not None:
+            return frame_of(self.results, self._recorded)
+        text = "an earlier version wrote this folder, which does not record their sizes"
+        raise ArgumentError("clients", f"{text}; hand them over: {HAND_OVER}")
 
     @property
     def score(self) -> str:
@@ -151,31 +252,34 @@ class Result:
 
         Shape (K,), or (n,) with `eval_clients`.
         """
-        return self._results[f"{self.score}_test"][-1]
+        return self.results[f"{self.score}_test"][-1]
 
     @property
     def accuracy(self) -> float:
         """Test accuracy after the last round, averaged with weights proportional to clients' test examples."""
-        return self._rows[-1].get("accuracy", float("nan"))
+        return self.history[-1].get("accuracy", float("nan"))
 
     @property
     def loss(self) -> float:
         """Test loss after the last round, averaged in the same way."""
-        return self._rows[-1]["loss"]
+        return self.history[-1]["loss"]
 
     @property
     def per_client_accuracy(self) -> np.ndarray:
-        """Each client's test accuracy after the last round. Shape (K,), or (n,) with `eval_clients`."""
-        if "accuracy_test" not in self._results:
-            raise ArgumentError(
-                "per_client_accuracy", "regression has no accuracy; use results['loss_test']"
-            )
-        return self._results["accuracy_test"][-1]
+        """Each client's test accuracy after the last round. Shape (K,), or (n,) with `eval_clients`.
+
+        Raises:
+            ArgumentError: for regression.
+        """
+        if "accuracy_test" not in self.results:
+            text = "regression has no accuracy; use results['loss_test']"
+            raise ArgumentError("per_client_accuracy", text)
+        return self.results["accuracy_test"][-1]
 
     @property
     def collaboration(self) -> Collaboration:
         """Which models each client used, at every evaluated round."""
-        arrays = self._collaboration
+        arrays = self._scores.collaboration
         return Collaboration(
             rounds=arrays["round"],
             index=arrays["index"],
@@ -190,50 +294,59 @@ class Result:
         """The final state: server, models, optimizer, clients.
 
         Raises:
+            ArgumentError: if the run was loaded and a part of it is missing.
             OutOfMemory: if the clients' rows are on disk and do not fit in host memory.
         """
-        return self._outcome.whole_state()
+        return self._trained().outcome.whole_state()
 
-    def predict(self, x: Any, client: int | str) -> np.ndarray:
-        """Returns one client's predictions.
+    def predict(self, x: Any, client: int | str | None = None) -> np.ndarray:
+        """Returns one client's predictions, or those of all clients for the same x.
 
         Args:
             x: Examples as they were given for training, such as those of `Federation.examples`: the model scales them.
                 Shape (B, *features), or a tree of such arrays; B may be 0.
-            client: The client's number, 0 to K - 1, or its name.
+            client: The client's number, 0 to K - 1, or its name; None: all clients.
 
         Returns:
-            Class probabilities (B, C), or predicted values (B,) for regression.
+            Class probabilities (B, C), or predicted values (B,) for regression; of all clients (K, B, C) or (K, B).
+
+        Raises:
+            ArgumentError: if there is no such client, x does not fit the model, or the run was loaded without a part
+                that the predictions need.
+
+        Examples:
+            >>> import numpy as np
+            >>> import pfljax as pfl
+            >>> x, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 2
+            >>> clients = pfl.Federation.from_arrays(x, y, client=np.arange(20) % 4)
+            >>> result = pfl.Run(pfl.Local(), clients, pfl.models.MLP(hidden=(4,))).train(2, progress=False)
+            >>> result.predict(x[:3], client=1).shape
+            (3, 2)
+            >>> result.predict(x[:3]).shape
+            (4, 3, 2)
         """
-        number = self.experiment.federation.client_number(client)
-        return self._predictions(self._inputs(x), [number])[0]
+        predictor = self._trained()
+        federation = predictor.experiment.federation
+        if client is None:
+            return predictor.predict(x, range(federation.num_clients))
+        number = federation.client_number(client)
+        return predictor.predict(x, [number])[0]
 
     def predictions(self, x: Any) -> np.ndarray:
-        """Returns all clients' predictions for the same x, as in `predict`: (K, B, C), or (K, B) for regression."""
-        return self._predictions(self._inputs(x), range(self.experiment.federation.num_clients))
-
-    def _predictions(self, x: PyTree, clients: Sequence[int]) -> np.ndarray:
-        problem = self.experiment.problem._replace(plan=self._outcome.plan)
-        if not len(jax.tree.leaves(x)[0]):  # networks need not accept an empty batch
-            model = problem.model
-            shape = jax.eval_shape(model.predict, model.network.shapes, model.example_input).shape
-            return np.zeros((len(clients), 0, *shape[1:]), np.float32)
-        found = self._outcome.serve(
-            lambda algorithm: serving.outputs(problem, algorithm, x), clients
-        )
-        finite = np.isfinite(found).reshape(*found.shape[:2], -1).all(axis=2)
-        if not finite.all():
-            number, row = np.argwhere(~finite)[0]
-            text = f"predictions are not finite, first of client {clients[number]} for row {row}; tokens may be unknown"
-            warn("x", f"{text} to the network, numbers too large, or training may have diverged")
-        return found
+        """Former name of `predict(x)`: all clients' predictions."""
+        warn("predictions", "is now predict(x); the former name ends with the next release")
+        return self.predict(x)
 
     def export(self, client: int | str) -> tuple[Any, Any]:
-        """Returns the model that one client predicts with, as a Flax module and its variables.
+        """Returns what one client predicts with, as a Flax module and its variables.
 
         For a Linen module, `module.apply(variables, x)` gives the logits whose softmax is `predict(x, client)`, or the
         values for regression; the variables are its collections, batch statistics among them. An NNX module has the
         client's parameters, in inference mode, and its variables are its `nnx.State` without random streams.
+
+        If the client predicts with a mixture of several models, as in FedEM and FedeRiCo, the module is an ensemble:
+        its variables are those of the members, stacked along a leading axis, and their weights in the collection
+        "ensemble" (for NNX, `module.members` and `module.weights`). Its outputs are those of the mixture.
 
         The module takes x as `predict` does. If training standardized x, the module does so first, with the statistics
         in its variables' collection "scaling". A `Model` made of them is trained further with the same statistics.
@@ -242,44 +355,27 @@ class Result:
             client: The client's number, 0 to K - 1, or its name.
 
         Raises:
-            ArgumentError: if the client predicts with several models, or with more than a model.
+            ArgumentError: if the client predicts with more than the outputs of its models, such as with neighbors; or
+                if the run was loaded without a part that this needs.
+
+        Examples:
+            >>> import jax
+            >>> import numpy as np
+            >>> import pfljax as pfl
+            >>> clients = pfl.data.digits(num_clients=4, train_examples=8)
+            >>> run = pfl.Run(pfl.FedEM(components=2), clients, pfl.models.MLP(hidden=(4,)))
+            >>> result = run.train(rounds=2, progress=False)
+            >>> module, variables = result.export(client=1)
+            >>> variables["params"]["Dense_0"]["kernel"].shape
+            (2, 64, 4)
+            >>> x, _ = clients.examples(1)
+            >>> probabilities = jax.nn.softmax(module.apply(variables, x))
+            >>> bool(np.allclose(probabilities, result.predict(x, client=1), atol=1e-6))
+            True
         """
-        number = self.experiment.federation.client_number(client)
-        problem = self.experiment.problem._replace(plan=self._outcome.plan)
-
-        def as_it_is(algorithm):
-            return lambda made, _: made if problem.groups else made._replace(inputs=())
-
-        prediction = jax.tree.map(lambda leaf: leaf[0], self._outcome.serve(as_it_is, [number]))
-        model = problem.model
-        algorithm = self.experiment.algorithm(problem.plan)
-        if problem.groups:
-            mixed = self.experiment.mixed(problem, self.experiment.method)
-            group = int(prediction.inputs)
-            prediction = mixed.unpacked(group, prediction.models)
-            model = problem.groups.models[group]
-            algorithm = mixed.algorithms[group]
-        used = np.flatnonzero(np.asarray(prediction.weights) > ALONE)
-        applied = algorithm.apply is not None
-        if applied or len(used) != 1:
-            what = (
-                "more than the outputs of one model" if applied else "a mixture of several models"
-            )
-            raise ArgumentError(
-                "client",
-                f"predicts with {what}, which is no Flax module; use result.predict",
-                client,
-            )
-        params = jax.tree.map(lambda leaf: leaf[used[0]], prediction.models)
-        module, variables = model.network.exported(params)
-        scaling = self.experiment.federation.scaling
-        if scaling is None:
-            return module, variables
-        ratio = largest_offset(scaling)
-        if ratio > MOST_OFFSET:
-            text = f"has a mean of {ratio:.0e} deviations, so the exported module, in float32, is inexact"
-            warn("x", f"{text}; train on x less its mean, or use result.predict")
-        return standardizing(module, variables, statistics_of(scaling.mean, scaling.std))
+        predictor = self._trained()
+        number = predictor.experiment.federation.client_number(client)
+        return predictor.export(number, client)
 
     @checked()
     def save_model(self, path: str | Path, client: int | str) -> None:
@@ -307,39 +403,89 @@ class Result:
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(Path(path).absolute(), jax.tree.map(np.asarray, variables))
 
-    def _inputs(self, x: Any) -> PyTree:
-        """Examples as users have them, checked and as the network takes them."""
-        federation = self.experiment.federation
-        inputs = self.experiment.inputs
-        wanted = jax.tree.map(lambda leaf: f"(B, {', '.join(map(str, leaf.shape))})", inputs)
-        if any(map(np.ma.is_masked, jax.tree.leaves(x))):
-            raise ArgumentError(
-                "x", "has masked entries; accepted: numbers everywhere, such as x.filled(0)"
-            )
-        given = as_arrays(in_order(x, federation.feature_names))["x"]
-        try:
-            shapes = jax.tree.map(lambda leaf, x: np.shape(x), inputs, given)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(
-                "x", f"is no array, or not as many arrays; accepted: {wanted}"
-            ) from error
-        num = len(np.atleast_1d(jax.tree.leaves(given)[0]))
-        if shapes != jax.tree.map(lambda leaf: (num, *leaf.shape), inputs):
-            raise ArgumentError("x", f"has shape {shapes}; accepted: {wanted}")
-        for leaf in jax.tree.leaves(given):
-            check_numbers(leaf)
-        if federation.scaling is None:
-            jax.tree.map(check_pixels, given, federation.train.x)
-            scaled = given
-        else:
-            scaled = federation.scaling(given)
-        x = jax.tree.map(lambda leaf, x: as_type(x, leaf.dtype), inputs, scaled)
-        return self.experiment.features.compute(x) if self.experiment.features else x
-
     @property
     def plot(self) -> report.Plots:
-        """Figures of this result. Notebooks show them inline."""
-        return report.Plots(self.summary, self.history, self.results, self._collaboration)
+        """Former name of the figures: `result.plot.accuracy()` is now `result.plot_scores()`."""
+        now = "result.plot.accuracy() is now result.plot_scores(), and plot.NAME is plot_NAME"
+        warn("plot", f"{now}; the former names end with the next release")
+        return self._plots
+
+    @property
+    def _plots(self) -> report.Plots:
+        scores = self._scores
+        return report.Plots(scores.summary, scores.rows, scores.results, scores.collaboration)
+
+    def plot_scores(self, metric: str = "") -> Figure:
+        """Plots a score over rounds: the mean over clients, the worst tenth, and the range.
+
+        Like all figures, notebooks show it inline.
+
+        Args:
+            metric: Name of the score. Default: accuracy, or the loss for regression.
+
+        Raises:
+            ArgumentError: if the run has no such score.
+        """
+        return self._plots.accuracy(metric)
+
+    def plot_per_client(self) -> Figure:
+        """Plots each client's score in the last round."""
+        return self._plots.per_client()
+
+    def plot_collaboration(self, evaluation: int = -1) -> Figure:
+        """Plots which models each client used at one evaluated round.
+
+        Args:
+            evaluation: Number of the evaluation; negative: from the end. Default: the last.
+
+        Raises:
+            ArgumentError: if only a sample of the clients is scored.
+        """
+        return self._plots.collaboration(evaluation)
+
+    def plot_sharing(self, evaluation: int = -1) -> Figure:
+        """Plots which clients share models at one evaluated round; see `plot_collaboration`."""
+        return self._plots.sharing(evaluation)
+
+    def plot_weights(self) -> Figure:
+        """Plots each client's weights of the models over rounds.
+
+        Raises:
+            ArgumentError: if only a sample of the clients is scored.
+        """
+        return self._plots.weights()
+
+    def plot_affinity(self) -> Figure:
+        """Plots how much each client has gained from others' models, at up to four rounds.
+
+        Raises:
+            ArgumentError: if the method records no affinity, or only a sample of the clients is scored.
+        """
+        return self._plots.affinity()
+
+    def plot_traffic(self) -> Figure:
+        """Plots the score against the megabytes received and sent per client.
+
+        Raises:
+            ArgumentError: if no model was sent.
+        """
+        return self._plots.traffic()
+
+    def plot_duration(self) -> Figure:
+        """Plots the score against simulated seconds.
+
+        Raises:
+            ArgumentError: if the run has no clock.
+        """
+        return self._plots.duration()
+
+    def plot_measures(self) -> Figure:
+        """Plots the method's own metrics over rounds, one panel per metric.
+
+        Raises:
+            ArgumentError: if the method has none.
+        """
+        return self._plots.measures()
 
     def write_report(self) -> Path:
         """Draws the figures and writes report.html to the run's folder. Returns the page's path.
@@ -348,97 +494,38 @@ class Result:
             ArgumentError: if the run was trained without a folder.
         """
         if self.out is None:
-            raise ArgumentError(
-                "out", "the run was trained without a folder; pass `out` to `train`"
-            )
+            text = "the run was trained without a folder; pass `out` to `train`"
+            raise ArgumentError("out", text)
         return report.write(self.out)
-
-
-def largest_offset(scaling: Scaling) -> float:
-    """The largest mean, in deviations, of an array that is scaled."""
-    means = jax.tree.leaves(scaling.mean)
-    deviations = jax.tree.leaves(scaling.std)
-    return max(
-        float(np.max(np.abs(mean) / std)) for mean, std in zip(means, deviations, strict=True)
-    )
-
-
-def in_order(x: Any, names: Sequence[str]) -> Any:
-    """A table of examples with its columns in the order of the clients' features, if both have names.
-
-    Raises:
-        ArgumentError: if it lacks one of these, or has others.
-    """
-    columns = getattr(x, "columns", None)
-    if columns is None or not names:
-        return x
-    given = [str(name) for name in columns]
-    if given == list(names):
-        return x
-    if sorted(given) != sorted(names):
-        lacking = few([name for name in names if name not in given]) or "none"
-        others = few([name for name in given if name not in names]) or "no others"
-        raise ArgumentError(
-            "x", f"lacks {lacking} and has {others}; accepted: the columns {few(list(names))}"
-        )
-    return x[[columns[given.index(name)] for name in names]]
-
-
-def check_pixels(x: np.ndarray, examples: Any) -> None:
-    """Raises `ArgumentError` for pixels from 0 to 255 where the clients' examples are other numbers."""
-    if x.dtype == np.uint8 and examples.dtype.kind == "f" and x.max(initial=0) > 1:
-        text = "is uint8, but the clients' examples are floats; accepted: x like `clients.examples`, such as x / 255"
-        raise ArgumentError("x", text)
-
-
-def check_numbers(x: np.ndarray) -> None:
-    """Raises `ArgumentError` if an array of x has something other than finite numbers."""
-    if x.dtype.kind not in "biuf":
-        raise ArgumentError("x", f"is {x.dtype}; accepted: numbers")
-    with np.errstate(over="ignore"):
-        as_computed = x.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(as_computed).all(axis=tuple(range(1, x.ndim))))
-    if bad.size:
-        raise ArgumentError(
-            "x", f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}"
-        )
-
-
-def as_type(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """Numbers in the type that a network takes. Raises `ArgumentError` if integers are wanted and they are none."""
-    if not np.issubdtype(dtype, np.integer):
-        return x.astype(dtype)
-    limits = np.iinfo(dtype)
-    if x.size and not (
-        np.all(x == np.floor(x)) and limits.min <= x.min() and x.max() <= limits.max
-    ):
-        raise ArgumentError(
-            "x", f"has numbers that are no {np.dtype(dtype)}; accepted: integers, as in training"
-        )
-    return x.astype(dtype)
 
 
 def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:
     """Converts the content of results.npz to a DataFrame with one row per evaluated round, client and split."""
     pd = optional.load("pandas", "to_pandas")
     rounds = results["rounds"]
-    found = [split for split in ("train", "validation", "test") if f"loss_{split}" in results]
+    splits = [split for split in SPLITS if f"loss_{split}" in results]
     clients = results.get("clients", np.arange(federation.num_clients))
-    index = pd.MultiIndex.from_product([rounds, clients, found], names=["round", "client", "split"])
+    names = ["round", "client", "split"]
+    index = pd.MultiIndex.from_product([rounds, clients, splits], names=names)
 
-    def stacked(metric):
-        return np.stack([results[f"{metric}_{split}"] for split in found], axis=-1).ravel()
+    # The scores that each split has: the loss, the accuracy, then others.
+    suffix = f"_{splits[0]}"
+    metrics = [name.removesuffix(suffix) for name in results if name.endswith(suffix)]
+    first_metrics = ("loss", "accuracy")
+    metrics.sort(key=lambda name: (*first_metrics, name).index(name))
 
-    names = [name.removesuffix(f"_{found[0]}") for name in results if name.endswith(f"_{found[0]}")]
-    metrics = sorted(names, key=lambda name: ("loss", "accuracy", name).index(name))
-    sizes = np.stack([getattr(federation, split).size[clients] for split in found], axis=-1)
+    def repeated(values: np.ndarray) -> np.ndarray:
+        """What each client has, for each row."""
+        return np.tile(np.repeat(values[clients], len(splits)), len(rounds))
 
-    def of_clients(values):
-        return np.tile(np.repeat(values[clients], len(found)), len(rounds))
-
-    columns = {} if federation.group is None else {"group": of_clients(federation.group)}
+    sizes = np.stack([getattr(federation, split).size[clients] for split in splits], axis=-1)
+    columns: dict[str, np.ndarray] = {}
+    if federation.group is not None:
+        columns["group"] = repeated(federation.group)
     columns["size"] = np.tile(sizes.ravel(), len(rounds))
     if federation.client_names is not None:
-        columns["name"] = of_clients(federation.client_names)
-    columns |= {metric: stacked(metric) for metric in metrics}
+        columns["name"] = repeated(federation.client_names)
+    for metric in metrics:
+        of_splits = [results[f"{metric}_{split}"] for split in splits]
+        columns[metric] = np.stack(of_splits, axis=-1).ravel()
     return pd.DataFrame(columns, index=index).reset_index()

@@ -14,7 +14,8 @@ import numpy as np
 
 from pfljax import data, models
 from pfljax.api.features import with_features
-from pfljax.api.result import Result
+from pfljax.api.predicting import Predictor
+from pfljax.api.result import Result, Scores
 from pfljax.contract import cores, processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import free_memory, readable
@@ -46,6 +47,7 @@ from pfljax.stages.server import Server
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, Rounds, Schedule, Trainer, check
+from pfljax.training.outcome import Outcome
 from pfljax.training.stopping import Patience, Stop
 from pfljax.training.tracking import Tracker
 
@@ -188,6 +190,7 @@ class Run:
         told |= {"planned_rounds": planned_rounds, "client_store": execution.client_store}
         told |= {"config": config | {"score": chosen.name, "data": data.describe(clients, unseen)}}
         told |= {"metrics": chosen.metrics, "score": chosen.name}
+        told["clients"] = self.clients
         unseen = unseen and unseen.standardized
         found = Experiment(method, problem, clients.standardized, local, unseen=unseen, **told)
         self.experiment = check(
@@ -261,7 +264,12 @@ class Run:
         planned = dataclasses.replace(
             self.experiment, planned_rounds=outcome.experiment.planned_rounds
         )
-        return Result(planned.with_rounds(total), outcome, self._out)
+        return made_result(planned.with_rounds(total), outcome, self._out)
+
+
+def made_result(experiment: Experiment, outcome: Outcome, out: Path | None) -> Result:
+    """Returns the result of a run that was trained in this process."""
+    return Result(Scores.of_outcome(outcome), Predictor(experiment, outcome), out)
 
 
 def check_method(method: Any, argument: str = "method") -> Any:
@@ -584,6 +592,6 @@ def train_replicates(
     outcomes = trainer.train(rounds, schedule)
     found = zip(runs, outcomes, folders or [None] * len(runs), strict=True)
     return [
-        Result(run.experiment.with_rounds(rounds), outcome, folder)
+        made_result(run.experiment.with_rounds(rounds), outcome, folder)
         for run, outcome, folder in found
     ]

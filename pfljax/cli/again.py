@@ -8,28 +8,54 @@ from pathlib import Path
 from typing import Any
 
 from pfljax import api
-from pfljax.api import loading
 from pfljax.cli import build, train
 from pfljax.cli.names import current
-from pfljax.cli.settings import parse
+from pfljax.cli.settings import Settings, parse
+from pfljax.data import Federation
 from pfljax.settings import own_files, recorded
 
 
-def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) -> api.Run:
-    """Builds the run of a config.json on this machine's devices, its clients in a store.
+def clients(config: Mapping[str, Any]) -> tuple[Federation, Federation | None]:
+    """Builds the training clients of a config.json, and those held out of training (or None)."""
+    settings = settings_of(config)
+    return build.build_clients(settings, trial_of(config).of_data)
 
-    `given` has parts that are not built: "method", "clients", "model" and "local".
+
+def run(
+    config: Mapping[str, Any],
+    client_store: str,
+    clients: tuple[Federation, Federation | None],
+    given: Mapping[str, Any],
+) -> api.Run:
+    """Builds the run of a config.json on this machine's devices.
+
+    Args:
+        config: The content of config.json.
+        client_store: Where the clients are stored.
+        clients: The training clients, and those held out of training (or None).
+        given: Parts that are not built: "method", "model" and "local".
     """
     if "method" not in given:
         recorded.found(config.get("method"), "method")  # registers a method of one's own
+    settings = settings_of(config, client_store)
+    return build.build_run(settings, settings.method, clients, trial_of(config), given)
+
+
+def trial_of(config: Mapping[str, Any]) -> build.Trial:
+    """The seed and the split of a run."""
     flags = current(config["flags"])
-    there = Path(config.get("directory", "."))
-    for flag in (
-        "data_file",
-        "data_dir",
-        *(["model"] if own_files.is_file_and_name(flags["model"]) else []),
-    ):
-        flags[flag] = flags[flag] and str(there / flags[flag])
+    return build.Trial(flags["seed"], flags["split"])
+
+
+def settings_of(config: Mapping[str, Any], client_store: str = "device") -> Settings:
+    """The settings of a run, for this machine's devices."""
+    flags = current(config["flags"])
+    folder = Path(config.get("directory", "."))
+    paths = ["data_file", "data_dir"]
+    if own_files.is_file_and_name(flags["model"]):
+        paths.append("model")
+    for flag in paths:
+        flags[flag] = flags[flag] and str(folder / flags[flag])
     flags |= {
         "plan": "auto",
         "devices": 0,
@@ -40,15 +66,6 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     settings = parse(train.define, [])
     for flag in flags.keys() & settings.values.keys():
         # config.json has no infinity
-        infinite = flags[flag] is None and isinstance(settings[flag], float)
-        settings = settings.replace({flag: math.inf if infinite else flags[flag]})
-    trial = build.Trial(flags["seed"], flags["split"])
-    clients = (
-        (given["clients"], None)
-        if "clients" in given
-        else build.build_clients(settings, trial.of_data)
-    )
-    training, unseen = clients
-    training = loading.as_trained(config, training)
-    unseen = None if unseen is None else loading.as_trained(config, unseen)
-    return build.build_run(settings, settings.method, (training, unseen), trial, given)
+        is_infinite = flags[flag] is None and isinstance(settings[flag], float)
+        settings = settings.replace({flag: math.inf if is_infinite else flags[flag]})
+    return settings

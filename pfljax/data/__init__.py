@@ -5,6 +5,7 @@ from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
 from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
 from pfljax.data.splits import Splits
 from pfljax.data.statistics import (
+    client_codes,
     codes_of,
     describe,
     digest,
@@ -23,6 +24,7 @@ from pfljax.data.variants import (
 __all__ = [
     "Federation",
     "Splits",
+    "client_codes",
     "codes_of",
     "describe",
     "digest",

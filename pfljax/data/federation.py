@@ -60,6 +60,8 @@ class Federation:
         origin: The function of `pfljax.data` that made it and its arguments, as JSON; None: unknown.
         whole_scaling: Measures `scaling` on the training and validation examples together; None: unknown.
         returned: Whether validation examples were returned to the training part; see `return_validation`.
+        recorded_digest: Fingerprint of the examples if x and y are placeholders, as a run's folder records its clients
+            without their examples. None: the examples are here.
     """
 
     train: Split
@@ -82,6 +84,7 @@ class Federation:
     origin: dict[str, dict[str, Any]] | None = None
     whole_scaling: Callable[[], Scaling | None] | None = None
     returned: bool = False
+    recorded_digest: str | None = None
 
     def __post_init__(self):
         for part in PARTS:
@@ -160,17 +163,19 @@ class Federation:
         words = [] if names is None or names.dtype.kind not in "UO" else names.tolist()
         if isinstance(client, str) and client in words:
             return words.index(client)
-        if (
-            not isinstance(client, int | np.integer)
-            or isinstance(client, bool)
-            or not 0 <= client < num
-        ):
-            near = difflib.get_close_matches(str(client), words, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f" such as {', '.join(words[:3])}"
-            raise ArgumentError(
-                "client", f"accepted: 0 to {num - 1}{f', or a name{hint}' if words else ''}", client
-            )
-        return int(client)
+        is_number = isinstance(client, int | np.integer) and not isinstance(client, bool)
+        if is_number and 0 <= int(client) < num:
+            return int(client)
+
+        accepted = f"accepted: 0 to {num - 1}"
+        if not words:
+            raise ArgumentError("client", accepted, client)
+        if is_number and str(client) in words:
+            text = f"{accepted}, or a name, which is text: {str(client)!r}"
+            raise ArgumentError("client", text, client)
+        near = [] if is_number else difflib.get_close_matches(str(client), words, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f" such as {', '.join(words[:3])}"
+        raise ArgumentError("client", f"{accepted}, or a name{hint}", client)
 
     @checked()
     def examples(
@@ -192,6 +197,8 @@ class Federation:
             ArgumentError: if there is no such client, or its examples are in another process.
         """
         number = self.client_number(client)
+        if self.recorded_digest is not None:
+            raise ArgumentError("clients", "were loaded without their examples")
         here = self.own or slice(0, self.num_clients)
         if not here.start <= number < here.stop:
             text = f"its examples are in another process; accepted here: {here.start} to {here.stop - 1}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +18,19 @@ from pfljax.data.sources.source import mixed_bits
 
 BLOCK = 1024  # rows that are read at a time
 _digests: weakref.WeakKeyDictionary[Federation, str] = weakref.WeakKeyDictionary()
+_client_codes: weakref.WeakKeyDictionary[Federation, ClientCodes] = weakref.WeakKeyDictionary()
+
+
+class ClientCodes(NamedTuple):
+    """A code of each client's examples, which is the same if, and up to chance only if, these are equal.
+
+    Attributes:
+        x: (K,) uint64, of the inputs of all splits, before they are scaled.
+        y: (K,) uint64, of the targets of all splits.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
 
 
 def digest(federation: Federation) -> str:
@@ -25,6 +38,8 @@ def digest(federation: Federation) -> str:
 
     It takes seconds per gigabyte and is cached with the federation, whose arrays must not change.
     """
+    if federation.recorded_digest is not None:
+        return federation.recorded_digest
     if federation not in _digests:
         _digests[federation] = _digest(federation)
     return _digests[federation]
@@ -45,6 +60,26 @@ def _digest(federation: Federation) -> str:
         rows += [size, code]
     found = np.stack(rows, axis=1).view(np.uint8)
     return hashlib.sha256(federation.of_all(found).tobytes()).hexdigest()[:12]
+
+
+def client_codes(federation: Federation) -> ClientCodes:
+    """The codes of all clients. They are cached with the federation, whose arrays must not change."""
+    if federation not in _client_codes:
+        splits = (federation.train, federation.validation, federation.test)
+        x = np.zeros(len(federation.train.y), np.uint64)
+        y = np.zeros_like(x)
+        tables: dict[int, np.ndarray] = {}
+        for split in splits:
+            size = np.asarray(split.size)[federation.own or slice(None)]
+            for position in range(split.y.shape[1]):
+                real = position < size
+                for leaf in jax.tree.leaves(split.x, is_leaf=is_pooled):
+                    x[real] = mixed_bits(x[real] ^ _codes(leaf, real, position, tables))
+                y[real] = mixed_bits(y[real] ^ _codes(split.y, real, position, tables))
+        as_bytes = np.stack([x, y], axis=1).view(np.uint8)  # JAX may not send 64-bit integers
+        codes = federation.of_all(as_bytes).view(np.uint64)
+        _client_codes[federation] = ClientCodes(codes[:, 0], codes[:, 1])
+    return _client_codes[federation]
 
 
 def input_codes(federation: Federation, part: str) -> np.ndarray:

@@ -13,9 +13,18 @@ import numpy as np
 from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import State
-from pfljax.folder import endings, files, fingerprint, former, history, manifest
+from pfljax.folder import (
+    endings,
+    files,
+    fingerprint,
+    former,
+    history,
+    manifest,
+    recorded_clients,
+)
 from pfljax.folder.history import History
 from pfljax.folder.locks import LOCK
+from pfljax.folder.recorded_clients import RecordedClients
 from pfljax.run.compiled import Compiled
 from pfljax.run.experiment import Experiment
 from pfljax.stores.registry import STORES, store_of
@@ -24,6 +33,8 @@ CONFIG = "config.json"
 CLIENTS = "clients"  # a run's subfolder for its clients' rows under client_store=disk
 # Settings that name what belongs to the program.
 NAMES = ("method", "algorithm", "model", "loss", "local.loss", "own_stages")
+# Settings that follow from the clients.
+OF_CLIENTS = {"num_clients", "partition"}
 BOARDS = ("tensorboard", "wandb", "mlflow")  # a run's subfolders for trackers' files
 UNSAFE = "[]*?\\"  # characters in a path that the checkpoint library reads as patterns
 LOST = "no intact checkpoint is left; starting over"
@@ -298,7 +309,7 @@ def check(out: Path, experiment: Experiment, resume: Resume) -> None:
     before = recorded(out)
     if resume == "from_scratch":
         return
-    text = changed(before, experiment)
+    text = changed(before, experiment, recorded_clients.read(out))
     if text:
         raise Changed("resume", f"{out} was run {text}")
 
@@ -350,10 +361,17 @@ def said(value: Any) -> str:
     return repr(value)
 
 
-def changed(before: dict[str, dict], experiment: Experiment) -> str:
-    """Says how a run with these parts of config.json differs from this one; "" if both compute the same.
+def changed(
+    before: dict[str, dict], experiment: Experiment, clients: RecordedClients | None = None
+) -> str:
+    """Says how an earlier run differs from this one; "" if both compute the same.
 
     Both are compared for the number of rounds for which the earlier one was traced; see `check_planned`.
+
+    Args:
+        before: Parts of config.json of the earlier run.
+        experiment: This run.
+        clients: The clients of the earlier run; None: its folder does not record them.
     """
     planned = traced_before(before)
     program = experiment.program() if planned is None else experiment.programs(planned)
@@ -369,6 +387,11 @@ def changed(before: dict[str, dict], experiment: Experiment) -> str:
     ]
     if not parts:  # the same method, model or loss may have another name
         different = [name for name in different if name.removeprefix("--") not in NAMES]
+    difference = ""
+    if clients is not None and experiment.clients is not None:
+        difference = recorded_clients.difference(clients, experiment.clients)
+    if difference and OF_CLIENTS.issuperset(different):
+        return f"on other data: {difference}; {WAY_ON}"
     if different:
         texts = []
         for name in different:

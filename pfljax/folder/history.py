@@ -183,6 +183,12 @@ def kept_with(directory: Path, num_rounds: int) -> Path:
     return directory / f"history-{num_rounds}.npz"
 
 
+def saved_rows(directory: Path, num_rounds: int) -> list[dict]:
+    """Returns the rows of the history that belongs to a checkpoint, with NaN as it was."""
+    arrays = files.read_npz(kept_with(directory, num_rounds))
+    return json.loads(str(arrays["rows"]))
+
+
 def is_whole(directory: Path, num_rounds: int) -> bool:
     """Whether the history that belongs to a checkpoint can be read."""
     try:

@@ -19,7 +19,14 @@ from pfljax.folder import files, former
 NAME = "manifest.json"
 FORMAT = 2  # format of a run's folder; increase it if earlier versions could misread a new folder
 PARTS = ("settings", "data", "program")  # of config.json, which the manifest repeats
-RECORDS = ("config.json", "metrics.jsonl", "results.npz", "collaboration.npz", "summary.json")
+RECORDS = (
+    "config.json",
+    "data.npz",
+    "metrics.jsonl",
+    "results.npz",
+    "collaboration.npz",
+    "summary.json",
+)
 
 
 class Manifest(NamedTuple):

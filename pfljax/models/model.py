@@ -18,7 +18,7 @@ from pfljax.contract.alike import DERIVED
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.held import given
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree, Task
-from pfljax.models import standardizing
+from pfljax.models import ensembles, standardizing
 from pfljax.models.behind import Behind
 from pfljax.models.frozen import AdaptedNetwork, Frozen
 from pfljax.models.linen import LinenNetwork
@@ -230,23 +230,8 @@ class Model:
     def mixed(
         self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]
     ) -> Float[Array, "B ..."]:
-        """Outputs whose predictions are the mean of several models' predictions, with weights on the simplex.
-
-        Probabilities are added in logarithms, log sum_j w_j p_j, so that no probability is rounded to 0 or 1. A single
-        model's outputs stay as they are.
-        """
-        if self.task == "regression":
-            return jnp.tensordot(weights, outputs, axes=1)
-        if len(outputs) == 1:
-            return outputs[0]
-
-        def mean(log_probabilities: Array) -> Array:
-            share = weights.reshape(-1, *[1] * (outputs.ndim - 1))
-            return jax.nn.logsumexp(log_probabilities, axis=0, b=share)
-
-        if self.task == "multilabel":
-            return mean(jax.nn.log_sigmoid(outputs)) - mean(jax.nn.log_sigmoid(-outputs))
-        return mean(jax.nn.log_softmax(outputs))
+        """Outputs whose predictions are the mean of several models' predictions; see `ensembles.mixed`."""
+        return ensembles.mixed(self.task, weights, outputs)
 
     def losses_of(
         self, outputs: Float[Array, "B ..."], y: Num[Array, "B ..."]

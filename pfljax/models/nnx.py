@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.types import Array, Key, Mode, Params, PyTree
+from pfljax.contract.types import Array, Key, Mode, Params, PyTree, Task
+from pfljax.models.ensembles import mixed
 from pfljax.models.standardizing import SCALING, Statistics, standardize
 from pfljax.models.structure import (
     Around,
@@ -153,6 +154,51 @@ def watched(cls: type) -> type:
         return around(fn, args, kwargs) if around else fn(*args, **kwargs)
 
     return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call)})
+
+
+class Weight(nnx.Variable):
+    """The weights of an ensemble's members."""
+
+
+class Ensemble(nnx.Module):
+    """A mixture of models of one NNX module, in inference mode; see `models.ensembles.Ensemble`.
+
+    Attributes:
+        members: The module, whose variables are those of the members, stacked along a leading axis.
+        weights: (J,) the members' weights.
+        task: What the outputs mean.
+        drops_last: Whether the last axis of the outputs, of a single value, is dropped.
+    """
+
+    def __init__(self, members: nnx.Module, weights: Array, task: Task, drops_last: bool):
+        self.members = members
+        self.weights = Weight(jnp.asarray(weights))
+        self.task = task
+        self.drops_last = drops_last
+
+    def __call__(self, x: PyTree) -> Array:
+        options = flags(self.members, False)
+        if "rngs" in inspect.signature(type(self.members).__call__).parameters:
+            options["rngs"] = None
+
+        def inference(member: Callable[..., Array]) -> Array:
+            return member(x, **options)
+
+        outputs = nnx.vmap(inference)(self.members)
+        if self.drops_last:
+            outputs = outputs[..., 0]
+        return mixed(self.task, self.weights.get_value(), outputs)
+
+
+def ensemble(
+    members: Sequence[nnx.Module], weights: Array, task: Task, drops_last: bool
+) -> tuple[nnx.Module, nnx.State]:
+    """A mixture of models as a module and its state; see `models.ensembles.ensemble`."""
+    graph, _ = nnx.split(members[0])
+    states = [nnx.split(member)[1] for member in members]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    module = Ensemble(nnx.merge(graph, stacked), weights, task, drops_last)
+    return module, nnx.state(module, nnx.Not(nnx.RngState))
 
 
 class Statistic(nnx.Variable):

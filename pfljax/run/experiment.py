@@ -153,6 +153,8 @@ class Experiment:
             called.
         features: What is computed once per example, if `federation` has features in place of inputs.
         not_cached: Why frozen layers are computed in every step; "": they are not, or nothing is frozen.
+        clients: The training clients as they were passed to the run: `federation` before x is standardized, clients
+            attack and features replace inputs. None: unknown.
     """
 
     method: Any
@@ -181,6 +183,7 @@ class Experiment:
     programs: Callable[[int], dict] = dataclasses.field(default=unknown, metadata=PER_RUN)
     features: Any = dataclasses.field(default=None, metadata=PER_RUN)
     not_cached: str = ""
+    clients: Federation | None = dataclasses.field(default=None, metadata=PER_RUN)
 
     @property
     def inputs(self) -> PyTree:

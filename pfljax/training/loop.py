@@ -19,7 +19,7 @@ from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.evaluation import metrics as evaluation
 from pfljax.exchange import lifting
 from pfljax.exchange.rounds import Record
-from pfljax.folder import endings, files
+from pfljax.folder import endings, files, recorded_clients
 from pfljax.folder.folders import CLIENTS, Folders, Resume, clear, is_checked
 from pfljax.folder.history import History
 from pfljax.folder.locks import locked
@@ -346,6 +346,8 @@ class Trainer:
         outs = self.folders.outs
         for experiment, out in zip(self.experiments, outs, strict=bool(outs)):
             files.write_json(out / "config.json", experiment.described)
+            if experiment.clients is not None:
+                recorded_clients.write(out, experiment.clients)
 
     def _topology(self) -> Topology:
         """Returns the topology that is recorded for the models that clients use."""
