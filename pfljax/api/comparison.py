@@ -32,13 +32,17 @@ from pfljax.api.tuning import Point, Tuning
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.data import Federation
-from pfljax.evaluation.statistics import Trial, check_reference
+from pfljax.evaluation import measures
+from pfljax.evaluation.metrics import is_percent
+from pfljax.evaluation.statistics import OfRuns, Trial, found_reference
 from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
-from pfljax.settings.fields import Seed, Seeds, checked, knob
+from pfljax.report.run_data import label_of, number_of, score_of
+from pfljax.settings.fields import Seed, Seeds, checked, knob, nearest
 from pfljax.settings.method import METHODS
 from pfljax.training import tracking
+from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import Rounds, Schedule
 from pfljax.training.tracking import Tracker
 
@@ -216,7 +220,8 @@ class Comparison:
                     self.study.say(f"{title} failed: {found[title].failure}")
                 elif found[title].is_complete:
                     done = sum(each.is_complete and each.failure is None for each in found.values())
-                    self.study.say(f"{done} of {len(self.entries)} methods done: {title}")
+                    scores = score_text(found[title].summaries)
+                    self.study.say(f"{done} of {len(self.entries)} methods done: {title}, {scores}")
         return {title: found[title] for title in self.entries}
 
     def _tell_others(self, title: str, error: RunError | None) -> None:
@@ -321,6 +326,15 @@ class Comparison:
         return [None if folder is None else folder / trial.folder for trial in self.trials]
 
 
+def score_text(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Says what a method scored after its last rounds, such as "test auroc 0.8123 ± 0.0100 (3)"."""
+    score = score_of(summaries[0])
+    percent = is_percent(score)
+    of_runs = OfRuns.of([summary["last"].get(score) for summary in summaries])
+    unit = " %" if percent else ""
+    return f"{label_of(score)} {of_runs.text(number_of(percent))}{unit}"
+
+
 def tuned_entries(point: Point) -> dict[str, Any]:
     """Entries of a row for values that were given; {} without any."""
     return {"tuned": terms.values(point.values), "at_edge": []} if point.values else {}
@@ -329,11 +343,16 @@ def tuned_entries(point: Point) -> dict[str, Any]:
 def titled(methods: Sequence[Any]) -> dict[str, Any]:
     """Returns the methods, or their tunings, by title: the registered name, plus the changed knobs if it occurs twice.
 
+    A method with its default knobs may be named, in upper or lower case.
+
     Raises:
         ArgumentError: if two methods have the same title.
     """
     pairs: list[tuple[Any, Any]] = [
         each if isinstance(each, tuple) and len(each) == 2 else (None, each) for each in methods
+    ]
+    pairs = [
+        (title, default_method(each) if isinstance(each, str) else each) for title, each in pairs
     ]
     for title, each in pairs:
         check_method(method_of(each), "methods")
@@ -361,6 +380,21 @@ def titled(methods: Sequence[Any]) -> dict[str, Any]:
             )
         found[name] = each
     return found
+
+
+def default_method(name: str) -> Any:
+    """Returns the method of a registered name or of a class, in upper or lower case, with its default knobs.
+
+    Raises:
+        ArgumentError: if there is none.
+    """
+    classes = {kind.__name__: registered for registered, kind in METHODS.items()}
+    known = measures.matching(name, METHODS)
+    if known is None:
+        known = classes.get(measures.matching(name, classes) or "")
+    if known is None:
+        raise ArgumentError("methods", f"unknown method; {nearest(name, METHODS)}", name)
+    return METHODS[known]()
 
 
 def method_of(each: Any) -> Any:
@@ -442,7 +476,7 @@ def tuning_seeds(seeds: Sequence[int], tune_seeds: Sequence[int]) -> list[int]:
     return list(tune_seeds)
 
 
-def check_target(target: float | None, clock: Any, task: str) -> None:
+def check_target(target: float | None, clock: Any, score: str) -> None:
     """Raises `ArgumentError` for a target that no column would show, or that no score can reach."""
     if target is not None and clock is None:
         raise ArgumentError(
@@ -450,7 +484,7 @@ def check_target(target: float | None, clock: Any, task: str) -> None:
             "accepted with a clock, which simulates the seconds until it is reached",
             target,
         )
-    if target is not None and task == "classification" and not 0 <= target <= 1:
+    if target is not None and is_percent(score) and not 0 <= target <= 1:
         raise ArgumentError("target", "accepted: 0 to 1, as accuracies are", target)
 
 
@@ -520,13 +554,14 @@ def compare(
     ready: Callable[[], None] | None = None,
     **options: Any,
 ) -> Table:
-    """Trains several methods on the same clients, splits and seeds. Returns the table; `table.plot()` draws it.
+    """Trains several methods on the same clients, splits and seeds. Returns the table; `table.plot_comparison()` draws it.
 
     A method that fails, such as by a loss that is not finite, has a row that says why. The other rows are complete.
 
     Args:
-        methods: Methods with their knobs, or what `tune` returned for them; or (title, method) pairs. "all": all
-            methods with their default knobs, but those that are not for such data; see `leave_out`.
+        methods: Methods with their knobs, or names of methods with their default knobs, or what `tune` returned for
+            them; or (title, method) pairs. "all": all methods with their default knobs, but those that are not for such
+            data; see `leave_out`.
         clients: The clients; or a function split -> clients, or -> (clients, unseen clients), which divides the data
             anew for each split.
         model: See `Run`.
@@ -547,7 +582,8 @@ def compare(
             back, unless a method or `stop` reads them. The table's notes say which.
         unseen: Share of the clients that are held out of training, drawn for each split; or other clients. Trained
             models are adapted to them; see `Run`.
-        reference: The method that the others are compared with, by paired differences with intervals and tests.
+        reference: The title or name of the method that the others are compared with, in upper or lower case, by paired
+            differences with intervals and tests.
         target: Score, such as 0.9; with a clock, the table has the simulated seconds until runs reach it.
         out: Folder for the table and the runs. Finished ones are kept, and those of other processes are waited for. A
             table may get further methods, seeds and splits, but lose none.
@@ -563,7 +599,8 @@ def compare(
         profile: See `Run.train`.
         config: (title, trial, chosen values) -> further content of config.json; see `Run`.
         ready: Called when all arguments and folders have been checked, before the first run.
-        options: Further arguments of `Run`, and `eval_every` and `checkpoint_every` of `Run.train`.
+        options: Further arguments of `Run`, such as the `score` by which methods are compared and tuned, and
+            `eval_every` and `checkpoint_every` of `Run.train`.
 
     Raises:
         ArgumentError: if an argument is not accepted, or `out` has other runs; before anything is trained.
@@ -594,8 +631,9 @@ def compare(
         config=config,
         **options,
     )
-    check_reference(reference, comparison.entries)
-    check_target(target, options.get("clock"), comparison.about["task"])
+    names = {title: entry.method.info.name for title, entry in comparison.entries.items()}
+    reference = found_reference(reference, names)
+    check_target(target, options.get("clock"), comparison.about["score"])
     folders = comparison.folders
     if folder is not None:
         titles = list(comparison.entries)
@@ -710,6 +748,9 @@ def arranged(
     if held_out and not kept:
         in_table.update({key: each.with_validation_returned() for key, each in distinct.items()})
     clients_of_first = data_of[trials[0]].clients
+    task = clients_of_first.task
+    metrics = measures.named(options.get("metrics"), RESERVED, task)
+    chosen = measures.scored(options.get("score"), metrics, RESERVED, task)
     return Comparison(
         entries,
         trials,
@@ -725,7 +766,9 @@ def arranged(
         about={
             "dataset": clients_of_first.name,
             "num_clients": clients_of_first.num_clients,
-            "task": clients_of_first.task,
+            "task": task,
+            "score": chosen.name,
+            "lower_is_better": [] if chosen.higher_is_better else [chosen.name],
             "rounds": study.rounds,
         },
     )

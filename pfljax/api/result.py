@@ -21,6 +21,7 @@ from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
 from pfljax.models.standardizing import standardizing, statistics_of
+from pfljax.report.run_data import score_of
 from pfljax.run.experiment import Experiment
 from pfljax.settings.fields import checked
 from pfljax.stores import serving
@@ -138,6 +139,19 @@ class Result:
             ArgumentError: if pandas is not installed.
         """
         return frame_of(self._results, self.experiment.federation)
+
+    @property
+    def score(self) -> str:
+        """The name of the score by which clients, rounds and methods are ordered; see `Run`."""
+        return score_of(self.summary)
+
+    @property
+    def per_client_score(self) -> np.ndarray:
+        """Each client's score on its test examples after the last round; NaN where it is undefined.
+
+        Shape (K,), or (n,) with `eval_clients`.
+        """
+        return self._results[f"{self.score}_test"][-1]
 
     @property
     def accuracy(self) -> float:

@@ -22,6 +22,7 @@ from pfljax.contract.pooled import is_pooled
 from pfljax.data import Federation
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
+from pfljax.evaluation.metrics import score_of_task
 from pfljax.evaluation.statistics import Trial
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan
@@ -45,7 +46,7 @@ from pfljax.stages.server import Server
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
 from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
-from pfljax.training.stopping import Stop
+from pfljax.training.stopping import Patience, Stop
 from pfljax.training.tracking import Tracker
 
 Say = Callable[[str], None]
@@ -63,6 +64,10 @@ PlannedRounds = Annotated[int | None, knob(at_least=1)]
 Metrics = Annotated[
     Mapping[str, Callable] | Sequence[str],
     knob(accepted="functions (outputs, y) -> number, by name, or a list of names"),
+]
+Score = Annotated[
+    str | Callable | None,
+    knob(accepted="the name of a metric, or a function (outputs, y) -> number"),
 ]
 
 Stages = Annotated[
@@ -97,6 +102,7 @@ class Run:
         eval_clients: Annotated[int, knob(at_least=0)] = 0,
         tell_groups: bool = False,
         metrics: Metrics | None = None,
+        score: Score = None,
         stop: Annotated[
             Stop | None, knob(accepted="a function of the history, such as pfljax.patience(20)")
         ] = None,
@@ -125,6 +131,9 @@ class Run:
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
             tell_groups: Whether methods get the true number of groups, for knobs of this kind that have their default.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
+            score: The score by which clients, rounds and methods are ordered: "accuracy", "loss", the name of one of
+                `metrics` or of `METRICS`, in upper or lower case, or a function as in `metrics`. The best round, the
+                bottom decile, `patience` and comparisons follow it. Default: accuracy, or loss for regression.
             stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
             planned_rounds: Number of rounds for which a method's schedules are planned. Default: those of the first
                 call of `train`. Methods that depend on it train no more rounds than these; see `train`.
@@ -143,6 +152,11 @@ class Run:
         execution = execution or Execution()
         cores.check_settings(compiled=execution.plan != "python")
         method, knows = tell(check_method(method), tell_groups, clients.group)
+        chosen = measures.scored(
+            score, measures.named(metrics, RESERVED, clients.task), RESERVED, clients.task
+        )
+        if isinstance(stop, Patience) and chosen.name != score_of_task(clients.task):
+            stop = stop.with_score(chosen.name, chosen.higher_is_better)
         told = filled(server, attack, compression, faults, client_privacy) | {
             "stop": stop,
             "knows": knows,
@@ -168,13 +182,11 @@ class Run:
             else clients
         )
         unseen = data.match_classes(unseen, clients)
-        metrics = measures.named(metrics, RESERVED, clients.task)
         told |= {"planned_rounds": planned_rounds, "client_store": execution.client_store}
-        told |= {"config": config | {"data": data.describe(clients, unseen)}}
+        told |= {"config": config | {"score": chosen.name, "data": data.describe(clients, unseen)}}
+        told |= {"metrics": chosen.metrics, "score": chosen.name}
         unseen = unseen and unseen.standardized
-        found = Experiment(
-            method, problem, clients.standardized, local, unseen=unseen, metrics=metrics, **told
-        )
+        found = Experiment(method, problem, clients.standardized, local, unseen=unseen, **told)
         self.experiment = check(
             with_features(fingerprint.identified(found), execution.cache_features)
         )

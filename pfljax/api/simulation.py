@@ -29,6 +29,7 @@ OF_RUNS = (
     "fine_tune_epochs",
     "eval_clients",
     "metrics",
+    "score",
     "stop",
     "planned_rounds",
     "config",

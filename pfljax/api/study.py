@@ -18,9 +18,11 @@ from pfljax.contract import processes
 from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
 from pfljax.folder import files, folders, former, locks, manifest
+from pfljax.report.run_data import score_of
 from pfljax.run.experiment import differences, groups_alike
 from pfljax.stores.registry import store_of
 from pfljax.training.loop import EVERY, Schedule
+from pfljax.training.scoring import entries_of_score
 from pfljax.training.tracking import Tracker
 
 SUMMARY = "summary.json"
@@ -103,15 +105,41 @@ class Study:
         wrong = ""
         done = False
         if processes.is_first():  # other processes may see the files later
-            wrong = damage(folder)
-            summary = Cell.read(folder).summary if not wrong and (folder / SUMMARY).exists() else {}
-            last = summary.get("last", {})
-            lacking = [name for name in run.experiment.measures if last and name not in last]
-            wrong = wrong or (f"it lacks the metrics {', '.join(lacking)}" if lacking else "")
-            done = (
-                last.get("round") == self.rounds or bool(summary.get("stopped"))
-            ) and not lacking
+            done, wrong = self._finished(run, folder)
+            if done and not has_score_of(run, folder):
+                done = False
+                wrong = "it has another score"
         return (Cell.read(folder) if processes.from_first(np.int32(done)) else None), wrong
+
+    def _finished(self, run: Run, folder: Path) -> tuple[bool, str]:
+        """Whether a folder has the finished run, whatever its score; and what is wrong with its files."""
+        wrong = damage(folder)
+        if wrong or not (folder / SUMMARY).exists():
+            return False, wrong
+        summary = Cell.read(folder).summary
+        last = summary.get("last", {})
+        lacking = [name for name in run.experiment.measures if last and name not in last]
+        if lacking:
+            return False, f"it lacks the metrics {', '.join(lacking)}"
+        return last.get("round") == self.rounds or bool(summary.get("stopped")), ""
+
+    def _with_score(self, run: Run, folder: Path) -> Cell | None:
+        """The finished cell in a folder, whose files get the score of the run; None if it is not finished.
+
+        Its rows have all that the score changes, so that nothing is trained. A stop rule that follows the score
+        belongs to the program; see `check`.
+        """
+        if not self.check(run, folder):
+            return None
+        done = False
+        if processes.is_first():
+            done, _ = self._finished(run, folder)
+            if done:
+                rewrite_score(run, folder)
+        if not processes.from_first(np.int32(done)):
+            return None
+        self.say(f"{folder}: already finished; its score is now {run.experiment.score_name}")
+        return Cell.read(folder)
 
     def train(
         self,
@@ -153,6 +181,7 @@ class Study:
                 elif taken(held, out, self.say):
                     # another process may just have finished it
                     cells[number], wrong = self.read(runs[number], out)
+                    cells[number] = cells[number] or self._with_score(runs[number], out)
                     if cells[number] is None:
                         self._prepare(runs[number], out, wrong)
                         continue
@@ -215,6 +244,23 @@ class Study:
         }
         options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
         return train_replicates(runs, self.rounds, **options)
+
+
+def has_score_of(run: Run, folder: Path) -> bool:
+    """Whether the finished run in a folder has the score of a run."""
+    return score_of(Cell.read(folder).summary) == run.experiment.score_name
+
+
+def rewrite_score(run: Run, folder: Path) -> None:
+    """Gives the files of a finished run the score of a run that computes the same."""
+    cell = Cell.read(folder)
+    recorded = manifest.read(folder)
+    summary = cell.summary | entries_of_score(run.experiment, cell.rows)
+    config = files.read_json(folder / "config.json")
+    files.write_json(folder / "config.json", config | {"score": run.experiment.score_name})
+    files.write_json(folder / SUMMARY, summary)
+    if recorded is not None:  # it lists digests of the files
+        manifest.write(folder, recorded._asdict(), recorded.rounds, recorded.checkpoints)
 
 
 def split_alike(runs: Sequence[Run], numbers: Sequence[int]) -> list[list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -11,20 +12,35 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from pfljax import report
+from pfljax.api import tabular
+from pfljax.api.by_client import ClientTable, client_rows
 from pfljax.api.run import Folder
 from pfljax.api.study import Cell
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import gains
-from pfljax.evaluation.metrics import sign_of
+from pfljax.evaluation.metrics import is_percent
 from pfljax.evaluation.statistics import OfRuns, Trial, columns, compared, deviation
 from pfljax.folder import files
 from pfljax.report import escaping, terms
-from pfljax.report.run_data import BYTES, evenly, measures, number_of, over_rounds, score_of
+from pfljax.report.run_data import (
+    BYTES,
+    evenly,
+    label_of,
+    measures,
+    number_of,
+    over_rounds,
+    score_of,
+    score_sign,
+    validated,
+)
 from pfljax.settings.fields import checked, knob, nearest
 
 # Files of a comparison, whose folder also has one of each method.
 FILES = (
+    "by_client.csv",
+    "by_client.json",
+    "by_client.tex",
     "planned.json",
     "report.html",
     "table.csv",
@@ -50,7 +66,7 @@ def method_row(
     summaries = [cell.summary for cell in cells]
     histories = [cell.rows for cell in cells]
     score = score_of(summaries[0])
-    sign = sign_of(score)
+    sign = score_sign(summaries[0])
     of = {name: OfRuns.of(values) for name, values in measures(summaries).items()}
 
     # Curves over rounds: scores, megabytes and, with a clock, simulated seconds.
@@ -75,7 +91,9 @@ def method_row(
         "seeds": seeds,
         "best_mean": of["best"].mean,
         "bottom_decile_mean": of["decile"].mean,
-        "metrics": {name: of[name]._asdict() for name in summaries[0].get("metrics", [])},
+        **undefined(summaries, score),
+        "best_unknown": any(map(lacks_best, cells)),
+        "metrics": further_metrics(summaries, score),
         "unseen_mean": of["unseen"].mean,
         **terms.entries(summaries),
         "megabytes_per_round": of["megabytes"].mean,
@@ -95,7 +113,38 @@ def method_row(
     }
 
 
-def failed_row(title: str, reason: str, score: str) -> dict:
+def further_metrics(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[str, dict]:
+    """Returns mean, deviation and number of runs of the metrics besides the score, accuracy among them, by name."""
+    names = dict.fromkeys(["accuracy", *summaries[0].get("metrics", [])])
+    lasts = [summary["last"] for summary in summaries]
+    found = {}
+    for name in names:
+        is_known = name != "accuracy" or all(name in last for last in lasts)
+        if name != score and is_known:
+            found[name] = OfRuns.of([last.get(name) for last in lasts])._asdict()
+    return found
+
+
+def lacks_best(cell: Cell) -> bool:
+    """Whether a run has validation examples, but not the score on them in all evaluated rounds."""
+    return "validation_loss" in cell.rows[-1] and not validated(cell.summary)
+
+
+def undefined(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[str, float]:
+    """Returns numbers of clients with test examples, and of those for which a score is undefined, means over runs."""
+    tested = []
+    without = []
+    for summary in summaries:
+        scores = [row.get(score) for row in summary["per_client"] if row["n_test"]]
+        tested.append(len(scores))
+        without.append(int(np.isnan(np.array(scores, float)).sum()))
+    return {
+        "clients_tested": float(np.mean(tested)),
+        "clients_undefined": float(np.mean(without)),
+    }
+
+
+def failed_row(title: str, reason: str, about: Mapping[str, Any]) -> dict:
     """Returns the row of a method that failed, which says why and has no scores."""
     unknown = OfRuns.of([])
     numbers = (
@@ -109,8 +158,8 @@ def failed_row(title: str, reason: str, score: str) -> dict:
     return {
         "method": title,
         "failed": reason,
-        "score": score,
-        "higher_is_better": sign_of(score) > 0,
+        "score": score_of(about),
+        "higher_is_better": score_sign(about) > 0,
         "score_mean": unknown.mean,
         "score_std": unknown.std,
         "runs": unknown.runs,
@@ -161,12 +210,11 @@ class Column(NamedTuple):
     cell: Callable[[Mapping[str, Any]], str]
 
 
-def shown_columns(
-    rows: Sequence[Mapping[str, Any]], classification: bool, target: float | None
-) -> list[Column]:
+def shown_columns(rows: Sequence[Mapping[str, Any]], target: float | None) -> list[Column]:
     """Returns the columns for which at least one row has a value; see `Table`."""
-    number = number_of(classification)
-    percent = ", %" if classification else ""
+    score_name = rows[0]["score"]
+    number = number_of(is_percent(score_name))
+    percent = ", %" if is_percent(score_name) else ""
 
     def known(name: str) -> bool:
         return bool(np.isfinite([_number(row.get(name)) for row in rows]).any())
@@ -182,7 +230,7 @@ def shown_columns(
 
     found = [
         Column("method", method),
-        Column("test accuracy, %" if classification else "test loss", score),
+        Column(f"{label_of(score_name)}{percent}", score),
     ]
 
     # Intervals, ranks and differences, and which clients are helped.
@@ -197,10 +245,11 @@ def shown_columns(
     # Other scores.
     if known("best_mean"):
         found.append(Column(f"best round by validation{percent}", entry("best_mean")))
-    if classification:
-        found.append(Column("bottom decile, %", entry("bottom_decile_mean")))
+    if score_name != "loss":
+        found.append(Column(f"bottom decile{percent}", entry("bottom_decile_mean")))
     for name in dict.fromkeys(name for row in rows for name in row["metrics"]):
-        found.append(Column(name.replace("_", " "), lambda row, name=name: metric_text(row, name)))
+        head = "accuracy, %" if name == "accuracy" else name.replace("_", " ")
+        found.append(Column(head, lambda row, name=name: metric_text(row, name)))
     if known("unseen_mean"):
         found.append(Column("unseen clients", entry("unseen_mean")))
 
@@ -233,7 +282,7 @@ def metric_text(row: Mapping[str, Any], name: str) -> str:
     """Formats a further metric of a row, which it may lack."""
     values = row["metrics"].get(name)
     of_runs = OfRuns.of([]) if values is None else OfRuns(**values)
-    return of_runs.text("{:.3f}".format)
+    return of_runs.text(number_of(True) if name == "accuracy" else "{:.3f}".format)
 
 
 def epsilon_cell(row: Mapping[str, Any], name: str, omitted: str) -> str:
@@ -252,16 +301,18 @@ class Table:
             several runs, also intervals, ranks and differences (`pfljax.evaluation.statistics.standings`).
         task: "classification" or "regression".
         target: The score of the column of simulated seconds until it is reached; None: there is no such column.
+        clients: The rows of `by_client`.
     """
 
     title: str
     rows: list[dict]
     task: str
     target: float | None = None
+    clients: list[dict[str, Any]] = dataclasses.field(default_factory=list, repr=False)
 
     def columns(self) -> tuple[list[str], list[list[str]]]:
         """Returns the column headings and the cells as text."""
-        shown = shown_columns(self.rows, self.task == "classification", self.target)
+        shown = shown_columns(self.rows, self.target)
         body = []
         for row in self.rows:
             if row.get("failed"):
@@ -272,7 +323,7 @@ class Table:
 
     @property
     def score(self) -> str:
-        """The score that methods are compared by: "accuracy" or "loss"."""
+        """The score that methods are compared by: "accuracy", "loss" or the name of a metric."""
         return self.rows[0]["score"]
 
     @property
@@ -291,20 +342,23 @@ class Table:
         return terms.notes(self.rows)
 
     def __str__(self) -> str:
-        heads, body = self.columns()
-        first_width, *widths = [max(map(len, column)) for column in zip(heads, *body, strict=True)]
-
-        def line(cells: Sequence[str]) -> str:
-            numbers = [cell.rjust(width) for cell, width in zip(cells[1:], widths, strict=True)]
-            return "  ".join([cells[0].ljust(first_width), *numbers])
-
-        return "\n".join([self.title, line(heads), *map(line, body), *self.notes])
+        return "\n".join([self.title, *tabular.aligned(*self.columns()), *self.notes])
 
     __repr__ = __str__
 
     def to_markdown(self) -> str:
         """Returns the table as Markdown."""
-        return markdown(*self.columns())
+        return tabular.markdown(*self.columns())
+
+    def by_client(self) -> ClientTable:
+        """Returns a table with a row per client: test examples, also of each class, and each method's scores.
+
+        With a reference, it has differences to it. Clients whose scores rest on few examples of a class are marked. For
+        example, `print(table.by_client())` shows it, and `.to_pandas()`, `.to_csv()`, `.to_markdown()` and
+        `.to_latex()` convert it.
+        """
+        methods = [row["method"] for row in self.rows if not row.get("failed")]
+        return ClientTable(self.title, self.clients, methods, self.score, reference_of(self.rows))
 
     def _repr_markdown_(self) -> str:
         notes = map(escaping.markdown, self.notes)
@@ -320,8 +374,8 @@ class Table:
         on. For example, `frame.groupby("method").accuracy.mean()` returns the means in the table's first column, and
         `.std()` the deviations. "accuracy_std" is the deviation over the clients of a run (ddof = 0).
 
-        By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is "accuracy" or
-        "loss", "higher_is_better", "interval_low" and "interval_high" over "units" and so on, as
+        By method, they are the table's: "score_mean" and "score_std" over "runs" of the "score", which is the name of
+        it, "higher_is_better", "interval_low" and "interval_high" over "units" and so on, as
         `pfljax.evaluation.statistics.standings` describes them.
 
         Raises:
@@ -335,9 +389,73 @@ class Table:
             ]
         return optional.load("pandas", "to_pandas").DataFrame(cells)
 
+    def plot_comparison(self) -> Any:
+        """Plots final scores, scores over rounds and, with a reference, differences side by side.
+
+        Returns:
+            A matplotlib Figure, which notebooks show inline. So do the other methods that plot.
+        """
+        return report.plot_comparison(self.rows)
+
+    def plot_scores(self) -> Any:
+        """Plots methods' scores in the last round: one point per run, and a line at the mean."""
+        from pfljax.report import table_plots  # imports matplotlib
+
+        return table_plots.plot_scores(self.rows)
+
+    def plot_rounds(self) -> Any:
+        """Plots methods' scores over rounds: means over runs, with bands of one sample deviation."""
+        from pfljax.report import table_plots
+
+        return table_plots.plot_rounds(self.rows)
+
+    def plot_traffic(self) -> Any:
+        """Plots methods' scores over the megabytes that a client has received and sent.
+
+        Raises:
+            ArgumentError: if no method sends models.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_traffic(self.rows)
+
+    def plot_duration(self) -> Any:
+        """Plots methods' scores over simulated seconds.
+
+        Raises:
+            ArgumentError: if the runs have no clock.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_duration(self.rows)
+
+    def plot_differences(self) -> Any:
+        """Plots methods' paired differences to the reference, with 95 % intervals.
+
+        Raises:
+            ArgumentError: if the table has no reference, or a single seed.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_differences(self.rows)
+
+    def plot_clients(self, method: str) -> Any:
+        """Plots the gains of single clients over the reference with a method, from the largest to the smallest.
+
+        Args:
+            method: The method's title in the table.
+
+        Raises:
+            ArgumentError: if the table has no gains of this method.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_clients(self.rows, method)
+
     def plot(self) -> Any:
-        """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
-        return report.comparison_figure(self.rows)
+        """Is now `plot_comparison`."""
+        warnings.warn("Table.plot is now Table.plot_comparison", DeprecationWarning, stacklevel=2)
+        return self.plot_comparison()
 
     @checked()
     def to_latex(self, columns: Sequence[str] | None = None) -> str:
@@ -361,7 +479,9 @@ class Table:
         return latex(self.title, heads, body, columns)
 
     @checked()
-    def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
+    def save_figures(
+        self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3
+    ) -> list[Path]:
         """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
 
         The figures are scores.pdf, and scores over rounds, megabytes and, with a clock, simulated seconds. With a
@@ -372,23 +492,28 @@ class Table:
             width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
         """
         files.check_writable(Path(folder))
-        return report.paper_figures(self.rows, Path(folder), width)
+        return report.save_figures(self.rows, Path(folder), width)
+
+    def figures(self, folder: Any, width: float = 3.3) -> list[Path]:
+        """Is now `save_figures`."""
+        warnings.warn("Table.figures is now Table.save_figures", DeprecationWarning, stacklevel=2)
+        return self.save_figures(folder, width)
 
     def write(self, out: Path) -> None:
         """Writes table.md, .csv, .json, .tex and .png to a folder, and report.html, which links to each run's page.
 
         table.csv has the columns that are the same whenever the study is repeated: all but the measured seconds.
+        by_client.csv, .tex and .json have the rows of `by_client`.
         """
+        self.by_client().write(out)
         if len(self.failures) < len(self.rows):
-            report.save(self.plot(), out / "table.png")
+            report.save(self.plot_comparison(), out / "table.png")
         write_table(self.title, *self.columns(), self.rows, out)
 
 
-def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, its numbers right-aligned."""
-    head, *lines = [[escaping.markdown(cell) for cell in cells] for cells in (heads, *body)]
-    lines = [head, ["---", *["---:"] * (len(heads) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def reference_of(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The method that the others of a table are compared with; None: there is none."""
+    return next((row["reference"] for row in rows if row.get("difference") is not None), None)
 
 
 def latex(
@@ -398,26 +523,10 @@ def latex(
     columns: Sequence[str] | None = None,
 ) -> str:
     """A table in LaTeX, of these columns; by default, of those of a paper's table."""
-    columns = columns or terms.for_paper(heads)
-    kept = [heads.index(name) for name in columns]
-    head, *lines = [
-        " & ".join(escaping.latex(line[place]) for place in kept) + r" \\"
-        for line in (heads, *body)
-    ]
-    start = rf"\begin{{tabular}}{{l{'r' * (len(kept) - 1)}}}"
-    return "\n".join(
-        [
-            f"% {escaping.one_line(title)}",
-            start,
-            r"\toprule",
-            head,
-            r"\midrule",
-            *lines,
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    positions = [heads.index(name) for name in columns or terms.for_paper(heads)]
+    chosen_heads = [heads[position] for position in positions]
+    chosen_body = [[cells[position] for position in positions] for cells in body]
+    return tabular.latex(title, chosen_heads, chosen_body)
 
 
 def write_table(
@@ -427,7 +536,7 @@ def write_table(
     texts = [title, *terms.notes(rows)]
     files.write_text(
         out / "table.md",
-        "\n\n".join([markdown(heads, body), *map(escaping.markdown, texts)]) + "\n",
+        "\n\n".join([tabular.markdown(heads, body), *map(escaping.markdown, texts)]) + "\n",
     )
     repeatable = [place for place, head in enumerate(heads) if head != SECONDS]
     files.write_csv(
@@ -435,8 +544,8 @@ def write_table(
     )
     files.write_text(out / "table.tex", latex(title, heads, body))
     files.write_json(out / "table.json", files.plain(rows))
-    reference = next((row["reference"] for row in rows if row.get("difference") is not None), None)
-    return report.write_comparison(out / "report.html", [out], title, reference)
+    page = out / "report.html"
+    return report.write_comparison(page, [out], title, reference_of(rows))
 
 
 def epsilons(ledgers: Sequence[dict]) -> dict[str, Any]:
@@ -494,18 +603,15 @@ def table_of(
     rows = []
     for name, each in cells.items():
         reason = (failures or {}).get(name, "")
-        row = (
-            failed_row(name, reason, score_of(about))
-            if reason
-            else method_row(name, each, trials, target)
-        )
+        row = failed_row(name, reason, about) if reason else method_row(name, each, trials, target)
         rows.append(row | dict((chosen or {}).get(name, {})))
-    rows = compared(rows, score_of(about), reference)
+    rows = compared(rows, score_of(about), score_sign(about), reference)
     if reference in finished:
         for row in rows:
             if row["method"] in finished:
                 row |= effect_of(finished[row["method"]], finished[reference], trials)
-    return Table(title, rows, about["task"], target)
+    clients = client_rows(finished, trials, reference)
+    return Table(title, rows, about["task"], target, clients)
 
 
 def effect_of(
@@ -518,12 +624,13 @@ def effect_of(
 
     def by_trial(cells: Sequence[Cell]) -> dict[Trial, np.ndarray]:
         scores = [
-            np.array([row[score] for row in cell.summary["per_client"]], float) for cell in cells
+            np.array([row.get(score) for row in cell.summary["per_client"]], float)
+            for cell in cells
         ]
         return dict(zip(trials, scores, strict=True))
 
     before, after = gains.pairs(by_trial(own), by_trial(others)).T
-    gained = np.sort((after - before) * sign_of(score))[::-1]
+    gained = np.sort((after - before) * score_sign(own[0].summary))[::-1]
     effect = gains.Effect.of(gained)
     shown = gained[evenly(len(gained), MAX_GAINS)].tolist() if len(gained) else []
     return {

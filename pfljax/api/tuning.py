@@ -26,11 +26,12 @@ from pfljax.api.run import (
 from pfljax.api.study import Rerun, in_parts
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.data import Federation, codes_of
+from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, fingerprint, locks
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
-from pfljax.run.experiment import groups_alike
+from pfljax.run.experiment import Experiment, groups_alike
 from pfljax.settings import grids
 from pfljax.settings.fields import Seeds, checked, fields_of, knob
 from pfljax.settings.method import told
@@ -85,8 +86,8 @@ class Tuning:
 
     Attributes:
         points: The grid.
-        scores: Validation accuracy after the last round, averaged over the runs of each point; for regression, the
-            negative validation loss. NaN if a run diverged.
+        scores: The score of the runs (see `Run`) on validation examples after the last round, such as the accuracy,
+            averaged over the runs of each point; negative if low scores are good, as losses are. NaN if a run diverged.
         losses: Validation losses; they break ties between equal scores.
         before: The searches for other knobs before this one, whose best values it uses.
         at_edge: Names of the best point's values that are the least or largest of those tried, although there are
@@ -216,8 +217,21 @@ def described(
             "trials": list(trials),
             "grid": [point._asdict() for point in points],
             "widen": widen,
+            "score": chosen_score(experiments[0]),
         }
     )
+
+
+def chosen_score(experiment: Experiment) -> str | None:
+    """The score that points are chosen by; None: that of the task, as in files without this entry."""
+    score = experiment.score_name
+    return None if score == score_of_task(experiment.federation.task) else score
+
+
+def changed_entries(before: Mapping[str, Any], about: Mapping[str, Any]) -> list[str]:
+    """Names the entries of a file of scores that differ from those of a search. Raises KeyError if it lacks one."""
+    before = {"score": None, **before}
+    return [key for key, value in about.items() if before[key] != value]
 
 
 def programs_at(
@@ -360,7 +374,7 @@ def earlier_scores(
         losses = list(map(number, before["losses"]))
         points = [Point(**point) for point in before["points"]]
         found = Tuning(points, scores, losses, at_edge=before["at_edge"])
-        different = [key for key, value in about.items() if before[key] != value]
+        different = changed_entries(before, about)
         if not different:
             different = changed_programs(before["programs"], points, runs_at, about["rounds"])
     except (ValueError, TypeError, KeyError) as error:
@@ -386,7 +400,7 @@ def check_scores(path: Path, about: Mapping[str, Any]) -> None:
     """Raises `ArgumentError` if a file has scores of another search, as far as that shows without its programs."""
     try:
         before = files.read_json(path)
-        different = [key for key, value in about.items() if before[key] != value]
+        different = changed_entries(before, about)
     # there is none, or it is damaged, and the search begins anew
     except (OSError, ValueError, TypeError, KeyError):
         return
@@ -414,7 +428,10 @@ def changed_programs(
 
 
 def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
-    """Returns (validation score, validation loss) of each run after the last round; NaN if it diverged."""
+    """Returns (validation score, validation loss) of each run after the last round; NaN if it diverged.
+
+    High scores are good.
+    """
     trainer = start(padded_alike(runs), keep_going=True)
     if not trainer.play(rounds, Schedule(rounds, rounds)):
         return [DIVERGED] * len(runs)
@@ -423,13 +440,27 @@ def final_scores(runs: Sequence[Run], rounds: int) -> list[tuple[float, float]]:
         raise ArgumentError(
             "clients", "have no validation examples to tune on; set validation_fraction above 0"
         )
-    scores = [
-        (row.get("validation_accuracy", -row["validation_loss"]), row["validation_loss"])
-        for row in rows
-    ]
+    scores = [validation_score(run.experiment, row) for run, row in zip(runs, rows, strict=True)]
     return [
         DIVERGED if number in trainer.diverged else score for number, score in enumerate(scores)
     ]
+
+
+def validation_score(experiment: Experiment, row: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns a run's score on validation examples, of which high values are good, and its loss there.
+
+    Raises:
+        ArgumentError: if the score is undefined for all clients, such as an AUROC if each of them has a single class.
+    """
+    score = experiment.score_name
+    loss = row["validation_loss"]
+    value = row[f"validation_{score}"]
+    if np.isnan(value) and np.isfinite(loss):
+        text = "is undefined on the validation examples of every client, such as an AUROC with a single class"
+        raise ArgumentError(
+            "score", f"{text}; accepted: another score, or more validation examples", score
+        )
+    return sign_of(score, experiment.lower_is_better) * value, loss
 
 
 def knobs_to_try(
@@ -482,6 +513,8 @@ def tune(
     **options: Any,
 ) -> Tuning:
     """Finds the learning rate and knobs with which a method scores best on the clients' validation examples.
+
+    The score is that of `Run`: the accuracy, or another one with `score="auroc"`.
 
     Grid points and seeds that differ only in numbers are trained together in one kernel.
 

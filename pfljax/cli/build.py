@@ -218,6 +218,14 @@ def build_metrics(settings: Settings) -> dict[str, Any]:
     }
 
 
+def build_score(settings: Settings) -> Any:
+    """Returns the score of --score, a name or a function in the user's file; None: that of the task."""
+    given = settings.score if "score" in settings else None
+    if given is not None and own_files.is_file_and_name(given):
+        return own_files.load("score", given)
+    return given
+
+
 def run_options(settings: Settings) -> dict[str, Any]:
     """Returns the arguments of `Run` that the methods of a command share, besides clients, model and local training."""
     return {
@@ -228,6 +236,7 @@ def run_options(settings: Settings) -> dict[str, Any]:
         "clock": settings.make(api.Clock) if settings.clock else None,
         "client_privacy": settings.make(api.ClientPrivacy),
         "metrics": build_metrics(settings),
+        "score": build_score(settings),
         "stop": settings.make(api.Patience) if settings.patience else None,
         "execution": settings.make(api.Execution),
     }

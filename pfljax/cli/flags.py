@@ -298,6 +298,8 @@ def define_evaluation(registry: flags.FlagValues) -> None:
     known = ", ".join(METRICS)
     text = f"further metrics of each client's predictions: {known}, or FILE.py:NAME, a function of your own"
     add.several("metrics", [], text, empty=True)
+    text = "score by which clients, rounds and methods are ordered and tuned: accuracy, loss, a metric as in --metrics"
+    add.add("score", str, None, f"{text}; default: accuracy, or loss for regression")
     text = "log every evaluation to a tracker, whose files are in a folder of its name in the run's folder"
     text = f"{text}; needs pip install 'pfljax[NAME]'"
     add.add("tracker", str, "none", text, choices=["none", *TRACKERS])

@@ -209,10 +209,11 @@ class Federation:
         """The data that methods may see: everything except the test data."""
         return ClientData(self.train, self.validation, self.attacker)
 
-    def class_counts(self) -> np.ndarray | None:
-        """(K, C) int32 training examples per class; None for regression and for sequences, which have no class."""
-        y = self.train.y
-        size = self.train.size[self.own or slice(None)]
+    def class_counts(self, part: str = "train") -> np.ndarray | None:
+        """(K, C) int32 examples of a part per class; None for regression and for sequences, which have no class."""
+        split: Split = getattr(self, part)
+        y = split.y
+        size = split.size[self.own or slice(None)]
         if self.task != "classification" or y.ndim > 2:
             return None
         client, position = np.nonzero(np.arange(y.shape[1]) < size[:, None])

@@ -12,15 +12,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import Algorithm, Array, Prediction, PyTree, Split
-from pfljax.evaluation.metrics import outputs
+from pfljax.evaluation.metrics import outputs, score_of_task
 from pfljax.local.batches import of_examples
 from pfljax.local.problem import Problem
 from pfljax.settings.fields import checked, nearest
@@ -38,6 +38,7 @@ TAKEN = {
     "size",
     "rounds",
     "clients",
+    "classes",
 }
 TAKEN |= {"distribution"}  # the former name of "group" in files
 BEGINNINGS = ("validation_", "train_")
@@ -66,8 +67,8 @@ class Metric:
 def metric(function: Callable | None = None, *, higher_is_better: bool = True) -> Any:
     """Says whether high or low values of your own metric are good: `metrics={"mae": pfl.metric(mae, ...)}`.
 
-    Bottom deciles, orders from the worst to the best and marks of the best depend on it. As a decorator:
-    `@pfl.metric(higher_is_better=False)`.
+    Bottom deciles, orders from the worst to the best and marks of the best depend on it, and ranks, best rounds and
+    tuning if it is the `score` of a run. As a decorator: `@pfl.metric(higher_is_better=False)`.
 
     Args:
         function: (outputs, y) -> a number, of one client's examples; see `evaluation.measures`.
@@ -199,7 +200,11 @@ def named(
     names_of_functions = {id(known.function): name for name, known in METRICS.items()}
     of_run: dict[str, Metric] = {}
     for name, function in metrics.items():
-        known = function if isinstance(function, str) else names_of_functions.get(id(function))
+        known = names_of_functions.get(id(function))
+        if isinstance(function, str):
+            known = matching(function, METRICS) or function
+            # The name of a metric that is listed, and not renamed, is written as in `METRICS`.
+            name = known if name == function else name
         if known is not None:
             of_run[name] = of_task(known, task)
         elif isinstance(function, Metric):
@@ -211,6 +216,89 @@ def named(
             raise ArgumentError("metrics", text, name)
         check_name(name, reserved | TAKEN)
     return of_run
+
+
+def matching(name: str, names: Iterable[str]) -> str | None:
+    """The one of `names` that is the same but for upper and lower case; None if there is none, or if several are."""
+    names = list(names)
+    if name in names:
+        return name
+    same = [each for each in names if each.casefold() == name.casefold()]
+    return same[0] if len(same) == 1 else None
+
+
+class Scored(NamedTuple):
+    """The score of a run, by which clients, rounds and methods are ordered.
+
+    Attributes:
+        name: Its name: "accuracy", "loss" or that of a metric.
+        higher_is_better: Whether high values are good.
+        metrics: The metrics of the run, which include it unless it is the accuracy or the loss.
+    """
+
+    name: str
+    higher_is_better: bool
+    metrics: Mapping[str, Metric]
+
+
+def scored(
+    score: str | Callable | None, metrics: Mapping[str, Metric], reserved: set[str], task: str
+) -> Scored:
+    """Returns the score of a run.
+
+    Args:
+        score: Its name, in upper or lower case, or a function (outputs, y) -> number; None: that of the task. A metric
+            in `METRICS` and a function are added to the metrics of the run.
+        metrics: The metrics of the run; see `named`.
+        reserved: See `named`.
+        task: The task of the clients.
+
+    Raises:
+        ArgumentError: if there is no such score for the task.
+    """
+    default = score_of_task(task)
+    if score is None:
+        return Scored(default, default != "loss", metrics)
+    if not isinstance(score, str):
+        return _scored_by_function(score, metrics, reserved, task)
+    of_task_itself = dict.fromkeys([default, "loss"])
+    name = matching(score, [*of_task_itself, *metrics])
+    if name in of_task_itself:
+        return Scored(name, name != "loss", metrics)
+    if name is not None:
+        return Scored(name, metrics[name].higher_is_better, metrics)
+    known = matching(score, METRICS)
+    if known is None or task == "regression":
+        accepted = dict.fromkeys([*of_task_itself, *metrics])
+        if task != "regression":
+            accepted |= dict.fromkeys(METRICS)
+        text = f"accepted: {', '.join(accepted)}, or a function (outputs, y) -> number"
+        raise ArgumentError("score", text, score)
+    try:
+        added = named([known], reserved, task)
+    except ArgumentError as error:
+        raise ArgumentError("score", error.text, score) from error
+    return Scored(known, added[known].higher_is_better, {**metrics, **added})
+
+
+def _scored_by_function(
+    function: Any, metrics: Mapping[str, Metric], reserved: set[str], task: str
+) -> Scored:
+    """The score that a function of the user's computes, under the name of the function."""
+    inner = function.function if isinstance(function, Metric) else function
+    for name, metric_of_run in metrics.items():
+        if metric_of_run.function is inner:
+            return Scored(name, metric_of_run.higher_is_better, metrics)
+    name = getattr(inner, "__name__", type(inner).__name__)
+    if name in metrics:
+        text = f"is a function with the name of the metric {name}; accepted: the name, or another"
+        raise ArgumentError("score", text)
+    try:
+        added = named({name: function}, reserved, task)
+    except ArgumentError as error:
+        text = f"{error.text}; or metrics={{NAME: function}} with score=NAME"
+        raise ArgumentError("score", text, name) from error
+    return Scored(name, added[name].higher_is_better, {**metrics, **added})
 
 
 def check_name(name: str, reserved: set[str]) -> None:

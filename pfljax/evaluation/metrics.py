@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +70,27 @@ def evaluate(
 def score_of_task(task: str) -> str:
     """The score by which clients are ranked and methods compared: "accuracy" for classification, otherwise "loss"."""
     return "accuracy" if task == "classification" else "loss"
+
+
+def is_percent(score: str) -> bool:
+    """Whether tables and figures have a score in percent, as they have accuracies."""
+    return score.endswith("accuracy")
+
+
+FEW = 10  # examples of a class; a score that rests on fewer is mostly noise
+
+
+def rests_on_few(classes: Mapping[str, int]) -> bool:
+    """Whether a score rests on fewer than `FEW` examples of a class.
+
+    Args:
+        classes: A client's number of examples by class. Of more than two classes, those without examples do not count,
+            since the client does not have them. Empty: they are not known.
+    """
+    counts = list(classes.values())
+    if len(counts) > 2:
+        counts = [count for count in counts if count]
+    return bool(counts) and min(counts) < FEW
 
 
 def sign_of(name: str, lower_is_better: Collection[str] = ()) -> int:

@@ -18,7 +18,6 @@ import numpy as np
 from scipy import special
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.evaluation.metrics import sign_of
 
 LEVEL = 0.05  # two-sided; intervals cover 1 - LEVEL
 FEWEST = 6  # units of a sign-flip test that can reach LEVEL: its smallest p is 2^(1 - n)
@@ -237,28 +236,51 @@ def standings(
     return entries
 
 
-def check_reference(reference: str | None, names: Iterable[str]) -> None:
-    """Raises an `ArgumentError` if a table will not have the method that the others are compared with."""
-    if reference is not None and reference not in names:
-        text = f"accepted: a method of the table: {', '.join(names)}"
-        raise ArgumentError("reference", text, reference)
+def found_reference(reference: str | None, methods: Mapping[str, str]) -> str | None:
+    """Returns the title of the method that the others of a table are compared with; None: there is none.
+
+    Args:
+        reference: The title or the name of the method, in upper or lower case; None: there is none.
+        methods: The name of each method of the table by its title.
+
+    Raises:
+        ArgumentError: if no method of the table has this title or name, or if several have it.
+    """
+    if reference is None or reference in methods:
+        return reference
+    wanted = reference.casefold()
+    same = [title for title in methods if title.casefold() == wanted]
+    same = same or [title for title, name in methods.items() if name.casefold() == wanted]
+    if len(same) == 1:
+        return same[0]
+    if same:
+        text = f"is the name of several methods; accepted: one of {', '.join(same)}"
+    else:
+        text = f"accepted: a method of the table: {', '.join(methods)}"
+    raise ArgumentError("reference", text, reference)
 
 
 def compared(
-    rows: Sequence[Mapping[str, Any]], score: str, reference: str | None = None
+    rows: Sequence[Mapping[str, Any]], score: str, sign: int, reference: str | None = None
 ) -> list[dict[str, Any]]:
-    """Adds the entries of `standings` to the rows of a table, by "accuracy" or "loss".
+    """Adds the entries of `standings` to the rows of a table, by a score.
 
-    Rows have "method" and "seeds": for each run its "seed", its "split" if it has one, and its scores.
+    Args:
+        rows: Rows with "method" and "seeds": for each run its "seed", its "split" if it has one, and its scores, which
+            are None or NaN if they are undefined.
+        score: The name of the score.
+        sign: 1 if high scores are good, -1 if low ones are.
+        reference: The method that the others are compared with; None: none.
     """
     scores = {}
     for row in rows:
         of_method = {}
         for run in row["seeds"]:
             trial = Trial(run["seed"], run.get("split"))
-            of_method[trial] = run[score]
+            value = run.get(score)
+            of_method[trial] = math.nan if value is None else value
         scores[row["method"]] = of_method
-    entries = standings(scores, sign_of(score), reference)
+    entries = standings(scores, sign, reference)
     return [{**row, **entries[row["method"]]} for row in rows]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
+from pfljax.evaluation.metrics import FEW, rests_on_few
 from pfljax.folder import files
 from pfljax.report import terms
 from pfljax.report.comparison_runs import (
@@ -26,7 +27,6 @@ from pfljax.report.comparison_runs import (
     standings_of,
 )
 from pfljax.report.comparisons import (
-    WEIGHTED,
     client_gains,
     client_pairs,
     difference_points,
@@ -59,7 +59,6 @@ MAX_POINTS = 1000  # clients of a panel
 MAX_CLIENTS = 200  # rows of the table of clients; of more, some are shown
 WORST_CLIENTS = 50  # how many of them
 MAX_CLASSES = 4  # whose examples are listed
-FEW = 10  # examples of a class; scores that rest on fewer are marked
 
 COSTS = {"megabytes": terms.MEGABYTES, "seconds": "seconds per round", "gradients": terms.GRADIENTS}
 AGAINST = {
@@ -81,8 +80,7 @@ PAIRED = (
     "than the other's."
 )
 TESTED = (
-    "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better. A run's "
-    "score is a mean over clients, weighted by their numbers of examples."
+    "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better."
 )
 UNWEIGHTED = (
     "Mean gains differ from the differences above, which weight clients by their numbers of examples: here, every "
@@ -133,8 +131,8 @@ def write_comparison(
         failed |= failures(Path(folder))
     if reference in failed:
         reference = None
-    names = dict.fromkeys(run.title.rpartition("/")[2] for run in runs)
-    statistics.check_reference(reference, names)
+    names = {run.title.rpartition("/")[2]: run.run.summary["method"] for run in runs}
+    reference = statistics.found_reference(reference, names)
 
     write_missing_pages(runs)
     methods = group_runs(runs, page.parent.resolve())
@@ -194,8 +192,8 @@ def measure_heads(methods: Sequence[Method], score: Score) -> dict[str, str]:
     """Returns the headings of the measures that the page shows, by name."""
     heads = {"score": f"{score.label}, %" if score.percent else score.label}
     decile = [method.measures["decile"] for method in methods]
-    if score.percent and np.isfinite(np.concatenate(decile)).any():
-        heads["decile"] = "bottom decile, %"
+    if np.isfinite(np.concatenate(decile)).any():
+        heads["decile"] = "bottom decile, %" if score.percent else "bottom decile"
     for method in methods:
         for run in method.runs:
             for name in run.summary.get("metrics", ()):
@@ -295,7 +293,7 @@ def difference_panels(
                 low, high = statistics.interval(differences)
                 values[method.title] = (differences.mean(), low, high)
         if values:
-            axis = Axis(f"{score.label} minus {base.title}'s{unit}, {WEIGHTED}")
+            axis = Axis(f"{score.label} minus {base.title}'s{unit}, {terms.weighting(score.name)}")
             panels[base.title] = plain(difference_points(values, axis))
     return panels
 
@@ -384,7 +382,7 @@ def methods_table(
     headings += [terms.KNOWS, "runs"]
     caption = f"Means over runs. {terms.BUDGET} Click a heading to sort."
     sentences = [terms.LOWER] if score.sign < 0 else []
-    sentences += [f"Scores are {score.label}, {WEIGHTED} within a run."]
+    sentences.append(f"The score of a run is its {score.label}, {terms.weighting(score.name)}.")
     sentences += [statistics.told(standing_rows), LATE]
     if any(terms.EDGE in method.tuned for method in methods):
         sentences.append(terms.AT_EDGE)
@@ -440,14 +438,9 @@ def differences_section(
     if rows:
         first, *others = heads
         body = [[title, *line] for title, line in zip(rows, cells, strict=True)]
-        headings = ["method", weighted_head(first), *others]
+        headings = ["method", f"{first}, {terms.weighting(score.name)}", *others]
         elements.append(Table(headings, body, TESTED, sortable=True))
     return elements
-
-
-def weighted_head(head: str) -> str:
-    """Returns the heading of differences, with the weights of clients in a run's score."""
-    return head if WEIGHTED in head else f"{head}, {WEIGHTED}"
 
 
 def effects_section(
@@ -476,7 +469,7 @@ def effects_section(
     caption = HELPED.format(reference=reference)
     return [
         Table(headings, body, caption, sortable=True),
-        Paragraph(UNWEIGHTED),
+        *([Paragraph(UNWEIGHTED)] if terms.is_weighted(score.name) else []),
         Controls([Choice("method", "Method", options, ["gains", "pairs"])]),
         Plot("gains", "Gains of single clients", GAINS.format(reference=reference)),
         Plot(
@@ -527,7 +520,7 @@ def by_client_section(
     if not rows:
         return []
     shown = list(rows)
-    sentences = ["Scores are means and sample deviations over runs."]
+    sentences = ["Scores are means ± sample deviations over the runs in which a client appears."]
     if len(rows) > MAX_CLIENTS:
         in_order = sorted(rows, key=lambda row: score.sign * mean_over_methods(row))
         shown = in_order[:WORST_CLIENTS]
@@ -537,12 +530,11 @@ def by_client_section(
         )
 
     # Scores that rest on few examples.
-    num_few = sum(has_few_examples(row) for row in rows)
+    num_few = sum(rests_on_few(row.get("classes") or {}) for row in rows)
     if num_few:
-        subject = "the score of 1 client rests"
-        if num_few > 1:
-            subject = f"scores of {num_few:,} clients rest"
-        sentences.append(f"* {subject} on fewer than {FEW} test examples of a class.")
+        sentences.append(
+            f"* The scores of {num_few:,} of {len(rows):,} clients rest on fewer than {FEW} test examples of a class."
+        )
     if links:
         sentences.append("All clients:")
     text = Paragraph(" ".join(sentences), links)
@@ -556,12 +548,14 @@ def client_table(
     number = number_of(score.percent)
     methods = list(dict.fromkeys(name for row in rows for name in row["scores"]))
     compared = list(dict.fromkeys(name for row in rows for name in row.get("differences") or {}))
+    counts = {int(summary[2]) for row in rows for summary in row["scores"].values() if summary}
+    all_runs = max(counts, default=0) if len(counts) == 1 else 0  # of every cell, which then need not name it
     any_classes = any(row.get("classes") for row in rows)
 
     body = []
     for row in rows:
         name = str(row["client"])
-        if has_few_examples(row):
+        if rests_on_few(row.get("classes") or {}):
             name = Marked(name, f"fewer than {FEW} test examples of a class")
         cells: list[Any] = [name, row.get("num_examples")]
         if any_classes:
@@ -571,7 +565,8 @@ def client_table(
             if row["scores"].get(method):
                 mean, std, runs = row["scores"][method]
                 summary = statistics.OfRuns(as_number(mean), as_number(std), int(runs))
-            cells.append(summary.text(number))
+            text = summary.text(number)
+            cells.append(text.removesuffix(f" ({all_runs})"))
         for method in compared:
             difference = as_number((row.get("differences") or {}).get(method))
             known = math.isfinite(difference)
@@ -596,12 +591,6 @@ def mean_over_methods(row: Mapping[str, Any]) -> float:
     means = [as_number(summary[0]) for summary in row["scores"].values() if summary]
     known = [mean for mean in means if math.isfinite(mean)]
     return sum(known) / len(known) if known else math.inf
-
-
-def has_few_examples(row: Mapping[str, Any]) -> bool:
-    """Whether a client's score rests on fewer than `FEW` examples of a class."""
-    counts = (row.get("classes") or {}).values()
-    return any(count < FEW for count in counts)
 
 
 def classes_text(classes: Mapping[str, int]) -> str:

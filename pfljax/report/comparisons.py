@@ -11,7 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from pfljax.evaluation.metrics import is_percent
+from pfljax.report import terms
 from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Panel, Series, colors
+from pfljax.report.run_data import label_of
 
 HELPED, HURT = PALETTE[:2]
 # Pictures of scores over what has been spent: the entry of a row, and the axis.
@@ -20,7 +22,6 @@ SPENT = {
     "megabytes": ("megabytes_curve", "MB received and sent per client"),
     "simulated_seconds": ("clock_mean", "simulated seconds, mean over runs"),
 }
-WEIGHTED = "weighted by examples"  # how a method's score is a mean over clients
 # Points of runs that would overlap are stacked: the distance from which they do not, as a share of the axis; the steps
 # between their levels, and the levels, where rows are 1 apart.
 CLOSE = 0.03
@@ -225,7 +226,7 @@ def panels_of_rows(rows: Sequence[Mapping]) -> dict[str, Panel]:
     rows = [row for row in rows if not row.get("failed")]
     score = rows[0].get("score") or ("accuracy" if "accuracy" in rows[0]["seeds"][0] else "loss")
     percent = is_percent(score)
-    label = f"test {score.replace('_', ' ')}"
+    label = label_of(score)
 
     # Final scores, and curves.
     last = {row["method"]: [seed.get(score) for seed in row["seeds"]] for row in rows}
@@ -251,7 +252,7 @@ def panels_of_rows(rows: Sequence[Mapping]) -> dict[str, Panel]:
             differences[row["method"]] = tuple(scale * row[name] for name in names)
             reference = row["reference"]
     if differences:
-        axis = Axis(f"{label} minus {reference}'s{unit}, {WEIGHTED}")
+        axis = Axis(f"{label} minus {reference}'s{unit}, {terms.weighting(score)}")
         panels["differences"] = difference_points(differences, axis)
 
     # Gains of single clients.

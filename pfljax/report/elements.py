@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-TALL = 30  # rows; longer tables scroll in a frame of their own
+TALL = 30  # rows; longer tables with headings scroll in a frame of their own
 
 
 class Element:
@@ -123,7 +123,7 @@ class Table(Element):
     @property
     def is_tall(self) -> bool:
         """Whether the table scrolls in a frame of its own."""
-        return len(self.rows) > TALL
+        return bool(self.heads) and len(self.rows) > TALL
 
 
 @dataclasses.dataclass(frozen=True)

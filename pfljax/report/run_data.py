@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from pfljax.contract.errors import RunError
 from pfljax.contract.types import Topology
-from pfljax.evaluation.metrics import score_of_task, sign_of
+from pfljax.evaluation.metrics import is_percent, score_of_task, sign_of
 from pfljax.folder import files, former
 
 BYTES = ("bytes_down", "bytes_up")  # columns of metrics.jsonl: per client, summed over rounds
@@ -47,8 +47,18 @@ def over_clients(
 
 
 def score_of(summary: Mapping[str, Any]) -> str:
-    """Returns the name of the score that a run's clients are ranked by: accuracy, or the loss for regression."""
-    return score_of_task(summary.get("task", "classification"))
+    """Returns the name of the score that a run's clients are ranked by; for an old run, that of its task."""
+    return summary.get("score") or score_of_task(summary.get("task", "classification"))
+
+
+def score_sign(summary: Mapping[str, Any]) -> int:
+    """Returns 1 if high values of a run's score are good, and -1 if low ones are."""
+    return sign_of(score_of(summary), summary.get("lower_is_better", ()))
+
+
+def label_of(score: str) -> str:
+    """Returns how a score is called in headings and on axes, such as "test accuracy"."""
+    return f"test {score.replace('_', ' ')}"
 
 
 def number_of(percent: bool) -> Callable[[float], str]:
@@ -69,10 +79,10 @@ def validated(summary: Mapping[str, Any]) -> bool:
 def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarray, " n"]]:
     """Returns what a comparison says of runs after their last rounds, by their summary.json; NaN if unknown.
 
-    "score" (see `score_of`), "decile" (the clients' bottom decile of accuracy), "best" (the score of the round that is
-    best on validation examples, if there are any), "unseen" (that of clients who never trained), "gradients" and
-    "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all), and further metrics by
-    name.
+    "score" (see `score_of`), "decile" (the score that a tenth of the clients are worse than; not for the loss), "best"
+    (the score of the round that is best on validation examples, if there are any), "unseen" (that of clients who never
+    trained), "gradients" and "megabytes" (per client and round), "seconds" (per round), "simulated" (seconds in all),
+    and further metrics by name.
     """
     score = score_of(summaries[0])
 
@@ -81,7 +91,7 @@ def measures(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Float[np.ndarr
 
     read: dict[str, Callable[[Mapping], Any]] = {
         "score": lambda summary: summary["last"].get(score),
-        "decile": lambda summary: summary["last"].get("accuracy_bottom_decile"),
+        "decile": lambda summary: summary["last"].get(f"{score}_bottom_decile"),
         "best": lambda summary: summary["best"].get(score) if validated(summary) else None,
         "unseen": lambda summary: (summary.get("unseen") or {}).get(score),
         "gradients": lambda summary: summary.get("gradients_per_round"),
@@ -160,7 +170,7 @@ class RunData:
 
     @property
     def score(self) -> Score:
-        """The score that clients are ranked by: accuracy, or the loss for regression."""
+        """The score that clients are ranked by; see `score_of`."""
         return self._score(score_of(self.summary))
 
     @functools.cached_property
@@ -173,7 +183,7 @@ class RunData:
 
     def _score(self, name: str) -> Score:
         sign = sign_of(name, self.summary.get("lower_is_better", ()))
-        return Score(name, f"test {name.replace('_', ' ')}", name.endswith("accuracy"), sign)
+        return Score(name, label_of(name), is_percent(name), sign)
 
     @property
     def rounds(self) -> Int[np.ndarray, " T"]:

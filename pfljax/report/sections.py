@@ -272,10 +272,13 @@ def config(content: Mapping[str, Any], method: str) -> list[Element]:
         elements.append(Paragraph("Command of this run:"))
         elements.append(Code(command))
 
-    # The environment.
+    # The environment. Nested entries, such as fingerprints, stay in config.json.
     environment = []
     for name, value in content.items():
-        if name not in ("flags", "settings", "command") and value:
+        is_nested = isinstance(value, Mapping) and any(
+            isinstance(entry, Mapping | list) for entry in value.values()
+        )
+        if value and not is_nested and name not in ("flags", "settings", "command"):
             environment.append([name, value])
     if environment:
         elements.append(Table([], environment, style="text"))

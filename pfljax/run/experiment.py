@@ -21,7 +21,7 @@ from pfljax.data import Federation
 from pfljax.data.sources.source import generator
 from pfljax.evaluation.fine_tuning import fine_tuned
 from pfljax.evaluation.measures import Metric
-from pfljax.evaluation.metrics import outputs
+from pfljax.evaluation.metrics import outputs, score_of_task
 from pfljax.exchange.in_python import PythonPlan
 from pfljax.exchange.plan import ExecutionPlan, Peers, Plan, make_plan
 from pfljax.local.problem import Problem
@@ -142,6 +142,7 @@ class Experiment:
         client_privacy: Clipping and noise for clients' whole updates.
         knows: What the method is told that others are not, in words.
         metrics: Further metrics of clients' predictions, by name; see `evaluation.measures`.
+        score: The name of the score by which clients, rounds and methods are ordered; "": that of the task.
         own_stages: What makes the user's own stages; see `stages`.
         stop: (rows of the history) -> whether the run stops, or why; None: it does not.
         config: Content of config.json. Its "settings" must agree when a run is resumed.
@@ -171,6 +172,7 @@ class Experiment:
     client_privacy: ClientPrivacy = dataclasses.field(default_factory=ClientPrivacy)
     knows: str = dataclasses.field(default="", metadata=PER_RUN)
     metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
+    score: str = dataclasses.field(default="", metadata=PER_RUN)
     own_stages: tuple[StageMaker, ...] = ()
     stop: Callable[[Sequence[dict]], bool | str] | None = None
     config: dict = dataclasses.field(default_factory=dict, metadata=PER_RUN)
@@ -221,6 +223,11 @@ class Experiment:
     def measures(self) -> list[str]:
         """Names of all further metrics: the run's own and its attack's."""
         return [*self.metrics, *self.attack.measures]
+
+    @property
+    def score_name(self) -> str:
+        """The name of the score by which clients, rounds and methods are ordered."""
+        return self.score or score_of_task(self.federation.task)
 
     @property
     def lower_is_better(self) -> list[str]:

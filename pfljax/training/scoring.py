@@ -40,6 +40,7 @@ def per_client(
     test = metrics["test"]
     if scored is None:
         scored = np.arange(federation.num_clients)
+    classes = counts_by_class(federation)
     rows = []
     for number, client in enumerate(scored.tolist()):
         row: dict[str, Any] = {"client": client}
@@ -49,6 +50,8 @@ def per_client(
             row["network"] = networks[client]
         row["n_train"] = int(federation.train.size[client])
         row["n_test"] = int(federation.test.size[client])
+        if classes is not None:
+            row["classes"] = classes[client]
         if federation.group is not None:
             row["group"] = int(federation.group[client])
         if federation.target is not None:
@@ -148,14 +151,24 @@ def ledger_of_examples(
     }
 
 
-def best_row(rows: list[dict]) -> dict:
+def best_row(rows: Sequence[dict], score: str = "", higher_is_better: bool = True) -> dict:
     """Returns the row of the round that is best by validation score, or by training loss without validation.
 
-    The initial models take no part if there are others.
+    The initial models take no part if there are others. A score that some rows lack, such as a metric of a run that
+    went on with it, does not tell which round is best.
+
+    Args:
+        rows: The rows of the history.
+        score: The name of the score; "": accuracy, or loss if the rows have no accuracy.
+        higher_is_better: Whether high values of the named score are good.
     """
-    known_scores = [name for name in SELECTED_BY if name in rows[-1]]
+    names = [f"validation_{score}"] if score else SELECTED_BY
+    known_scores = [name for name in names if all(name in row for row in rows)]
     name = known_scores[0] if known_scores else "train_loss"
-    sign = evaluation.sign_of(name.rpartition("_")[2])
+    if score and known_scores:
+        sign = 1 if higher_is_better else -1
+    else:
+        sign = evaluation.sign_of(name.rpartition("_")[2])
 
     def is_known(row: dict) -> bool:
         return row["round"] and row[name] is not None and np.isfinite(row[name])
@@ -163,6 +176,26 @@ def best_row(rows: list[dict]) -> dict:
     known = [row for row in rows if is_known(row)]
     best = max(known or rows[-1:], key=lambda row: sign * row[name])
     return best | {"selected_by": name}
+
+
+def entries_of_score(experiment: Experiment, rows: Sequence[dict]) -> dict[str, Any]:
+    """Returns the entries of summary.json that depend on the score of the run."""
+    score = experiment.score_name
+    higher_is_better = evaluation.sign_of(score, experiment.lower_is_better) > 0
+    return {
+        "score": score,
+        "higher_is_better": higher_is_better,
+        "best": best_row(rows, score, higher_is_better),
+    }
+
+
+def counts_by_class(federation: Federation) -> list[dict[str, int]] | None:
+    """Returns the number of test examples of each class, by its name, for each client; None without classes."""
+    counts = federation.class_counts("test")
+    if counts is None:
+        return None
+    names = federation.class_names or tuple(map(str, range(federation.num_classes)))
+    return [{names[label]: int(row[label]) for label in np.flatnonzero(row)} for row in counts]
 
 
 def summarize(
@@ -183,13 +216,11 @@ def summarize(
     networks = None
     if experiment.problem.groups:
         networks = experiment.problem.groups.of_clients(federation.num_clients)
-    score = evaluation.score_of_task(federation.task)
     return {
         "method": experiment.name,
         "dataset": federation.name,
         "task": federation.task,
-        "score": score,
-        "higher_is_better": evaluation.sign_of(score) > 0,
+        **entries_of_score(experiment, rows),
         "num_clients": federation.num_clients,
         "parameters": max(model.num_parameters for model in experiment.problem.models),
         "rounds": experiment.problem.rounds,
@@ -199,7 +230,6 @@ def summarize(
         "scored": algorithm.report.scored,
         "scored_clients": None if experiment.scored is None else len(experiment.scored),
         "last": rows[-1],
-        "best": best_row(rows),
         "per_client": per_client(federation, last_test, experiment.scored, networks),
         "earth_movers_distance": data.heterogeneity(federation),
         "privacy": spent(experiment, algorithm, key, rounds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from pfljax.settings.fields import knob, settings
@@ -22,11 +23,39 @@ class Patience:
 
     def __call__(self, rows: Sequence[dict]) -> str:
         """Returns why to stop after the last row; "" to go on."""
-        best = best_row(list(rows))
-        if rows[-1]["round"] - best["round"] < self.patience:
-            return ""
-        score = best["selected_by"].replace("_", " ")
-        return f"no better {score} than in round {best['round']}"
+        return _why_to_stop(rows, best_row(rows), self.patience)
+
+    def with_score(self, score: str, higher_is_better: bool) -> PatienceWithScore:
+        """Returns the rule for another score than that of the task."""
+        return PatienceWithScore(self.patience, score, higher_is_better)
+
+
+@dataclasses.dataclass(frozen=True)
+class PatienceWithScore:
+    """`Patience` with a score that the run has chosen.
+
+    Attributes:
+        patience: See `Patience`.
+        score: The name of the score.
+        higher_is_better: Whether high values of the score are good.
+    """
+
+    patience: int
+    score: str
+    higher_is_better: bool
+
+    def __call__(self, rows: Sequence[dict]) -> str:
+        """Returns why to stop after the last row; "" to go on."""
+        best = best_row(rows, self.score, self.higher_is_better)
+        return _why_to_stop(rows, best, self.patience)
+
+
+def _why_to_stop(rows: Sequence[dict], best: dict, patience: int) -> str:
+    """Returns why to stop after the last row, given the best one; "" to go on."""
+    if rows[-1]["round"] - best["round"] < patience:
+        return ""
+    score = best["selected_by"].replace("_", " ")
+    return f"no better {score} than in round {best['round']}"
 
 
 def patience(rounds: int) -> Patience:

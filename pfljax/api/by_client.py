@@ -1,0 +1,250 @@
+"""The clients of a comparison: a row per client, with each method's score and what it rests on."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfljax.api.study import Cell
+from pfljax.api.tabular import aligned, latex, markdown
+from pfljax.contract import optional
+from pfljax.evaluation.metrics import FEW, is_percent, rests_on_few
+from pfljax.evaluation.statistics import OfRuns, Trial, signed_text
+from pfljax.folder import files
+from pfljax.report import escaping
+from pfljax.report.run_data import label_of, number_of, score_of
+
+SHOWN = 20  # clients at each end that are printed, if there are more
+MOST_COLUMNS = 2  # classes with a column each; with more, a column has the smallest class
+MARK = " *"
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientTable:
+    """A table with a row per client: its test examples, and each method's mean ± sample deviation over runs.
+
+    Clients of several splits are the same if they have the same name. Numbers of examples are means over the runs in
+    which a client appears, and so are differences to the reference.
+
+    Attributes:
+        title: The title of the comparison.
+        rows: One dict per client, in the order of names: "client", "num_examples", "classes" (number of test examples
+            by class; {} if unknown), "scores" ([mean, deviation, runs] by method) and "differences" (by method).
+        methods: The titles of the methods.
+        score: The name of the score.
+        reference: The method of the differences; None: there are none.
+    """
+
+    title: str
+    rows: list[dict[str, Any]]
+    methods: list[str]
+    score: str
+    reference: str | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; empty if no counts are known."""
+        return list(self.rows[0]["classes"]) if self.rows else []
+
+    @property
+    def compared(self) -> list[str]:
+        """The methods that have differences to the reference."""
+        return [name for name in self.methods if self.reference and name != self.reference]
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines that explain the table."""
+        found = [f"Cells: {label_of(self.score)}, mean ± sample deviation (runs)."]
+        if self.reference:
+            found.append(f"Differences are to {self.reference}, means over the runs of a client.")
+        marked = [rests_on_few(row["classes"]) for row in self.rows]
+        if any(marked):
+            found.append(
+                f"{MARK.strip()} The scores of {sum(marked)} of {len(marked)} clients rest on fewer than {FEW} "
+                "test examples of a class."
+            )
+        return found
+
+    def columns(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the column headings and the cells as text."""
+        heads = ["client", "test examples", *self._class_heads()]
+        heads += self.methods
+        heads += [f"{name} over {self.reference}" for name in self.compared]
+        return heads, [self._cells(row) for row in self.rows]
+
+    def _class_heads(self) -> list[str]:
+        """The headings of the columns of classes."""
+        if len(self.classes) > MOST_COLUMNS:
+            return ["smallest class"]
+        return [f"class {name}" for name in self.classes]
+
+    def _cells(self, row: Mapping[str, Any]) -> list[str]:
+        """The cells of a client as text."""
+        number = number_of(is_percent(self.score))
+        mark = MARK if rests_on_few(row["classes"]) else ""
+        cells = [f"{row['client']}{mark}", f"{row['num_examples']:,}"]
+        counts = list(row["classes"].values())
+        if len(counts) > MOST_COLUMNS:
+            counts = [min((count for count in counts if count), default=0)]
+        cells += [f"{count:,}" for count in counts]
+        cells += [OfRuns(*row["scores"][name]).text(number) for name in self.methods]
+        for name in self.compared:
+            difference = row["differences"][name]
+            cells.append("-" if np.isnan(difference) else signed_text(difference, number))
+        return cells
+
+    def __str__(self) -> str:
+        heads, body = self.columns()
+        if len(body) > 2 * SHOWN:
+            gap = [f"... {len(body) - 2 * SHOWN:,} clients", *[""] * (len(heads) - 1)]
+            body = [*body[:SHOWN], gap, *body[-SHOWN:]]
+        return "\n".join([self.title, *aligned(heads, body), *self.notes])
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        notes = map(escaping.markdown, self.notes)
+        return "\n\n".join([f"**{escaping.markdown(self.title)}**", self.to_markdown(), *notes])
+
+    def records(self) -> list[dict[str, Any]]:
+        """Returns a flat dict per client: numbers by the names of the columns of `to_pandas`."""
+        found = []
+        for row in self.rows:
+            record = {"client": row["client"], "num_examples": row["num_examples"]}
+            record |= {f"class_{name}": count for name, count in row["classes"].items()}
+            for name in self.methods:
+                values = OfRuns(*row["scores"][name])
+                record |= {f"{name}_{field}": value for field, value in values._asdict().items()}
+            for name in self.compared:
+                record[f"{name}_difference"] = row["differences"][name]
+            found.append(record)
+        return found
+
+    def to_pandas(self) -> Any:
+        """Returns the table as a pandas DataFrame with a row per client.
+
+        The columns are "client", "num_examples", "class_NAME" for each class, and for each method "METHOD_mean",
+        "METHOD_std" (NaN for a single run), "METHOD_runs" and, with a reference, "METHOD_difference". For example,
+        `frame.nsmallest(5, "FedAvg_mean")` returns the five clients for which FedAvg is worst.
+
+        Raises:
+            ArgumentError: if pandas is not installed.
+        """
+        return optional.load("pandas", "to_pandas").DataFrame(self.records())
+
+    def to_csv(self) -> str:
+        """Returns the columns of `to_pandas` as CSV; unknown numbers are empty."""
+        records = files.plain(self.records())
+        heads = list(records[0]) if records else ["client", "num_examples"]
+        text = io.StringIO()
+        lines = [[record[head] for head in heads] for record in records]
+        csv.writer(text, lineterminator="\n").writerows([heads, *lines])
+        return text.getvalue()
+
+    def to_markdown(self) -> str:
+        """Returns the table as Markdown."""
+        return markdown(*self.columns())
+
+    def to_latex(self) -> str:
+        """Returns the table as LaTeX, for the package booktabs."""
+        return latex(self.title, *self.columns())
+
+    def write(self, out: Path) -> None:
+        """Writes by_client.csv, by_client.tex and by_client.json (the rows) to a folder."""
+        files.write_text(out / "by_client.csv", self.to_csv())
+        files.write_text(out / "by_client.tex", self.to_latex())
+        files.write_json(out / "by_client.json", self.rows)
+
+
+def client_rows(
+    cells: Mapping[str, Sequence[Cell]], trials: Sequence[Trial], reference: str | None = None
+) -> list[dict[str, Any]]:
+    """Returns the rows of a `ClientTable`, in the order of the clients' names.
+
+    Args:
+        cells: The cells of each method that did not fail, by title.
+        trials: Seeds and splits of the cells.
+        reference: The method of the differences; None: there are none.
+    """
+    # Scores by client, method and trial, and test examples by client and trial.
+    scores: dict[Any, dict[str, dict[Trial, float]]] = {}
+    examples: dict[Any, dict[Trial, Mapping[str, Any]]] = {}
+    for method, of_method in cells.items():
+        for trial, cell in zip(trials, of_method, strict=True):
+            score = score_of(cell.summary)
+            for row in cell.summary["per_client"]:
+                client = row.get("name", row["client"])
+                value = row.get(score)
+                known = np.nan if value is None else value
+                scores.setdefault(client, {}).setdefault(method, {})[trial] = known
+                examples.setdefault(client, {})[trial] = row
+
+    classes = _class_names(examples)
+    rows = []
+    for client in sorted(scores, key=_in_order):
+        of_client = scores[client]
+        of_runs = list(examples[client].values())
+        rows.append(
+            {
+                "client": client,
+                "num_examples": _mean_count([row["n_test"] for row in of_runs]),
+                "classes": _mean_classes(of_runs, classes),
+                "scores": {
+                    method: list(OfRuns.of([*of_client.get(method, {}).values()]))
+                    for method in cells
+                },
+                "differences": _differences(of_client, list(cells), reference),
+            }
+        )
+    return rows
+
+
+def _in_order(client: Any) -> list[tuple[int, int, str]]:
+    """The sorting key of a client's name: numbers in it are compared as numbers."""
+    pieces = re.split(r"(\d+)", str(client))
+    return [(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in pieces if text]
+
+
+def _class_names(examples: Mapping[Any, Mapping[Trial, Mapping[str, Any]]]) -> list[str]:
+    """The names of all classes in the clients' test examples; empty if a run does not tell them."""
+    names: dict[str, None] = {}
+    for of_runs in examples.values():
+        for row in of_runs.values():
+            if "classes" not in row:
+                return []
+            names |= dict.fromkeys(row["classes"])
+    return sorted(names, key=_in_order)
+
+
+def _mean_count(counts: Sequence[int]) -> int:
+    """The mean number of examples over runs, rounded."""
+    return round(float(np.mean(counts)))
+
+
+def _mean_classes(of_runs: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> dict[str, int]:
+    """The mean number of test examples of each class over the runs of a client, rounded."""
+    return {name: _mean_count([row["classes"].get(name, 0) for row in of_runs]) for name in classes}
+
+
+def _differences(
+    of_client: Mapping[str, Mapping[Trial, float]], methods: Sequence[str], reference: str | None
+) -> dict[str, float]:
+    """Each method's score minus the reference's, the mean over the runs of a client that both have."""
+    if reference not in methods:
+        return {}
+    others = of_client.get(str(reference), {})
+    found = {}
+    for method in methods:
+        if method == reference:
+            continue
+        own = of_client.get(method, {})
+        gains = [own[trial] - others[trial] for trial in own if trial in others]
+        found[method] = OfRuns.of(gains).mean
+    return found
