@@ -79,9 +79,7 @@ PAIRED = (
     "Squares are means of the paired differences, lines with caps their 95 % intervals. Positive: the score is higher "
     "than the other's."
 )
-TESTED = (
-    "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better."
-)
+TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better."
 UNWEIGHTED = (
     "Mean gains differ from the differences above, which weight clients by their numbers of examples: here, every "
     "client counts the same."
@@ -273,9 +271,7 @@ def curve_panels(methods: Sequence[Method], score: Score) -> dict[str, Any]:
     return panels
 
 
-def difference_panels(
-    methods: Sequence[Method], score: Score, reference: str
-) -> dict[str, Any]:
+def difference_panels(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
     """Returns the panels of differences, by the method that the others of its group are compared with.
 
     The reference comes first. Panels without intervals are left out.
@@ -486,7 +482,10 @@ def share_text(share: float) -> str:
 
 
 def mean_gain(method: Method, other: Method, sign: int) -> tuple[float, float, float]:
-    """Returns the mean gain of clients over another method, and its interval. A run without a digest has its own data."""
+    """Returns the mean gain of clients over another method, and its interval.
+
+    Runs whose data have no digest do not share their clients.
+    """
     data = {}
     for trial, run in zip(method.trials, method.runs, strict=True):
         data[trial] = run.config.get("data", {}).get("digest", trial)
@@ -541,15 +540,15 @@ def by_client_section(
     return [client_table(shown, score, reference), text]
 
 
-def client_table(
-    rows: Sequence[Mapping[str, Any]], score: Score, reference: str
-) -> Table:
+def client_table(rows: Sequence[Mapping[str, Any]], score: Score, reference: str) -> Table:
     """Returns the table of clients by name: their examples, scores and differences to the reference."""
     number = number_of(score.percent)
     methods = list(dict.fromkeys(name for row in rows for name in row["scores"]))
     compared = list(dict.fromkeys(name for row in rows for name in row.get("differences") or {}))
     counts = {int(summary[2]) for row in rows for summary in row["scores"].values() if summary}
-    all_runs = max(counts, default=0) if len(counts) == 1 else 0  # of every cell, which then need not name it
+    all_runs = (
+        max(counts, default=0) if len(counts) == 1 else 0
+    )  # of every cell, which then need not name it
     any_classes = any(row.get("classes") for row in rows)
 
     body = []

@@ -18,7 +18,13 @@ from pfljax.report.run_data import BYTES, RunData, Score, evenly, measures, over
 from pfljax.report.run_folders import TRIAL, runs_below, title_of
 
 MAX_ROUNDS = 300  # per curve
-DAMAGE = (OSError, ValueError, TypeError, KeyError, AttributeError)  # that readers of bad files raise
+DAMAGE = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+)  # that readers of bad files raise
 
 
 class FolderRun(NamedTuple):
@@ -188,7 +194,10 @@ def address(folder: Path, start: Path) -> str:
 
 
 def listing(folder: Path) -> tuple[int, str]:
-    """Returns the position of a method's folder in its comparison's table.json, and what tuning chose; 0, "" if absent."""
+    """Returns the position of a method's folder in its comparison's table.json, and the values that tuning chose.
+
+    Without a table, they are 0 and "".
+    """
     try:
         rows = former.read_table(folder.parent / "table.json")
         for position, row in enumerate(rows):

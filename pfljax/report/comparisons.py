@@ -235,9 +235,7 @@ def panels_of_rows(rows: Sequence[Mapping]) -> dict[str, Panel]:
         spent = [row.get(entry) for row in rows]
         if not all(spent) or not any(np.any(amount) for amount in spent):
             continue
-        curves = {
-            row["method"]: (row[entry], row["curve_mean"], row["curve_std"]) for row in rows
-        }
+        curves = {row["method"]: (row[entry], row["curve_mean"], row["curve_std"]) for row in rows}
         x = Axis(spent_label) if name == "rounds" else spent_axis(spent_label, spent)
         panels[name] = method_curves(curves, x, Axis(label, percent=percent))
 

@@ -246,9 +246,7 @@ def affinity_caption(run: RunData) -> str:
     if not run.has_groups:
         return AFFINITY
     target = " (or the block of each client's target group)" if "target" in run.used else ""
-    caption = (
-        f"{AFFINITY} Clients are ordered by group. The blocks on the diagonal{target} should turn blue."
-    )
+    caption = f"{AFFINITY} Clients are ordered by group. The blocks on the diagonal{target} should turn blue."
     share = collaboration.top_affinities(run.used["affinity"][-1], run.group, run.target)
     if not math.isnan(share):
         caption += (

@@ -23,7 +23,7 @@ LOADER = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
 PLOTLY = "plotly-cartesian.min.js"
 
 # A page loads no scripts or images from elsewhere, whatever a run's files contain.
-POLICY = (
+POLICY = Markup(
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 )
 

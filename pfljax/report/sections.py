@@ -34,9 +34,7 @@ CLIENT_HEADS = {
     "n_train": "train examples",
     "n_test": "test examples",
 }
-EXAMPLES_COVERED = (
-    "The bound of examples covers the gradients of local training and treats mini-batches as Poisson samples."
-)
+EXAMPLES_COVERED = "The bound of examples covers the gradients of local training and treats mini-batches as Poisson samples."
 CLIENTS_COVERED = (
     "The bound of whole clients covers the sums of updates, and thus the global model."
 )
@@ -91,7 +89,9 @@ def result(summary: Mapping[str, Any], score: Score) -> list[Element]:
         f"{subject} are computed on clients' test examples; means are weighted by number of examples."
     )
     direction = "high" if score.sign > 0 else "low"
-    sentences.append(f"Clients and rounds are ranked by {score.label}; {direction} values are good.")
+    sentences.append(
+        f"Clients and rounds are ranked by {score.label}; {direction} values are good."
+    )
     return [table, Paragraph(" ".join(sentences))]
 
 
@@ -104,7 +104,9 @@ def never_trained(summary: Mapping[str, Any], score: Score) -> list[Element]:
     text = f"{count:,} client{' has' if count == 1 else 's have'} never trained"
     served = entry.get("served")
     if served:
-        text += f" and {'is' if count == 1 else 'are'} served the {str(served).removeprefix('the ')}"
+        text += (
+            f" and {'is' if count == 1 else 'are'} served the {str(served).removeprefix('the ')}"
+        )
     theirs = score_text(score.name, entry.get("score"))
     others = score_text(score.name, entry.get("others"))
     if theirs is not None:
