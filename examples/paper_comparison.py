@@ -32,7 +32,7 @@ def main(out: str = "runs/paper", rounds: int = 100, seeds: int = 6) -> pfl.Tabl
     table = pfl.compare(methods, clients, model, local, **options)
     print(table)
     print(table.to_latex())
-    print(*table.figures(f"{out}/figures"), sep="\n")
+    print(*table.save_figures(f"{out}/figures"), sep="\n")
     return table
 
 

@@ -29,7 +29,7 @@ HEAVY |= {
     "jax_privacy",
     "pandas",
     "IPython",
-    "plotly",
+    "jinja2",
     "flax.nnx",
     "pyarrow",
     "h5py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -388,9 +389,73 @@ class Table:
             ]
         return optional.load("pandas", "to_pandas").DataFrame(cells)
 
+    def plot_comparison(self) -> Any:
+        """Plots final scores, scores over rounds and, with a reference, differences side by side.
+
+        Returns:
+            A matplotlib Figure, which notebooks show inline. So do the other methods that plot.
+        """
+        return report.plot_comparison(self.rows)
+
+    def plot_scores(self) -> Any:
+        """Plots methods' scores in the last round: one point per run, and a line at the mean."""
+        from pfljax.report import table_plots  # imports matplotlib
+
+        return table_plots.plot_scores(self.rows)
+
+    def plot_rounds(self) -> Any:
+        """Plots methods' scores over rounds: means over runs, with bands of one sample deviation."""
+        from pfljax.report import table_plots
+
+        return table_plots.plot_rounds(self.rows)
+
+    def plot_traffic(self) -> Any:
+        """Plots methods' scores over the megabytes that a client has received and sent.
+
+        Raises:
+            ArgumentError: if no method sends models.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_traffic(self.rows)
+
+    def plot_duration(self) -> Any:
+        """Plots methods' scores over simulated seconds.
+
+        Raises:
+            ArgumentError: if the runs have no clock.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_duration(self.rows)
+
+    def plot_differences(self) -> Any:
+        """Plots methods' paired differences to the reference, with 95 % intervals.
+
+        Raises:
+            ArgumentError: if the table has no reference, or a single seed.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_differences(self.rows)
+
+    def plot_clients(self, method: str) -> Any:
+        """Plots the gains of single clients over the reference with a method, from the largest to the smallest.
+
+        Args:
+            method: The method's title in the table.
+
+        Raises:
+            ArgumentError: if the table has no gains of this method.
+        """
+        from pfljax.report import table_plots
+
+        return table_plots.plot_clients(self.rows, method)
+
     def plot(self) -> Any:
-        """Plots all methods' scores over rounds and final scores. Returns a matplotlib Figure."""
-        return report.comparison_figure(self.rows)
+        """Is now `plot_comparison`."""
+        warnings.warn("Table.plot is now Table.plot_comparison", DeprecationWarning, stacklevel=2)
+        return self.plot_comparison()
 
     @checked()
     def to_latex(self, columns: Sequence[str] | None = None) -> str:
@@ -414,7 +479,9 @@ class Table:
         return latex(self.title, heads, body, columns)
 
     @checked()
-    def figures(self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3) -> list[Path]:
+    def save_figures(
+        self, folder: Folder, width: Annotated[float, knob(above=0)] = 3.3
+    ) -> list[Path]:
         """Writes the table's figures for a paper, each as PDF and PNG, and returns their paths.
 
         The figures are scores.pdf, and scores over rounds, megabytes and, with a clock, simulated seconds. With a
@@ -425,7 +492,12 @@ class Table:
             width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
         """
         files.check_writable(Path(folder))
-        return report.paper_figures(self.rows, Path(folder), width)
+        return report.save_figures(self.rows, Path(folder), width)
+
+    def figures(self, folder: Any, width: float = 3.3) -> list[Path]:
+        """Is now `save_figures`."""
+        warnings.warn("Table.figures is now Table.save_figures", DeprecationWarning, stacklevel=2)
+        return self.save_figures(folder, width)
 
     def write(self, out: Path) -> None:
         """Writes table.md, .csv, .json, .tex and .png to a folder, and report.html, which links to each run's page.
@@ -435,7 +507,7 @@ class Table:
         """
         self.by_client().write(out)
         if len(self.failures) < len(self.rows):
-            report.save(self.plot(), out / "table.png")
+            report.save(self.plot_comparison(), out / "table.png")
         write_table(self.title, *self.columns(), self.rows, out)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pfljax.report import escaping
-
 
 def aligned(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table for a terminal, its numbers aligned on the right."""
@@ -20,28 +18,13 @@ def aligned(heads: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown, its numbers aligned on the right."""
-    head, *lines = [[escaping.markdown(cell) for cell in cells] for cells in (heads, *body)]
-    lines = [head, ["---", *["---:"] * (len(heads) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    from pfljax.report import rendering  # imports jinja2
+
+    return rendering.markdown_table(heads, body)
 
 
 def latex(title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """Returns a table in LaTeX, for the package booktabs."""
-    lines = []
-    for cells in (heads, *body):
-        escaped = map(escaping.latex, cells)
-        lines.append(" & ".join(escaped) + r" \\")
-    head, *rest = lines
-    return "\n".join(
-        [
-            f"% {escaping.one_line(title)}",
-            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-            r"\toprule",
-            head,
-            r"\midrule",
-            *rest,
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    from pfljax.report import rendering  # imports jinja2
+
+    return rendering.latex_table(title, heads, body)

@@ -78,7 +78,7 @@ def run(settings: Settings) -> None:
     print(f"report: {report.write_comparison(page, folders, reference=settings.reference)}")
     if settings.paper:
         rows = former.read_table(folders[0] / "table.json")
-        figures = report.paper_figures(rows, Path(settings.paper), settings.paper_width)
+        figures = report.save_figures(rows, Path(settings.paper), settings.paper_width)
         print(
             f"figures: {', '.join(str(path) for path in figures if path.suffix == '.pdf')}, and .png"
         )

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import importlib
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pfljax.report.across import is_run, runs_below, write_comparison
-    from pfljax.report.comparisons import comparison_figure, paper_figures, scaling_figure, slope
+    from pfljax.report.across import write_comparison
     from pfljax.report.draw import save
     from pfljax.report.page import write, write_page
     from pfljax.report.plots import Plots
+    from pfljax.report.run_folders import is_run, runs_below
+    from pfljax.report.table_plots import plot_comparison, save_figures, scaling_figure, slope
 
 _MODULES = {
-    "across": ("is_run", "runs_below", "write_comparison"),
-    "comparisons": ("comparison_figure", "paper_figures", "scaling_figure", "slope"),
+    "across": ("write_comparison",),
     "draw": ("save",),
     "page": ("write", "write_page"),
     "plots": ("Plots",),
+    "run_folders": ("is_run", "runs_below"),
+    "table_plots": ("plot_comparison", "save_figures", "scaling_figure", "slope"),
 }
+_FORMER = {"comparison_figure": "plot_comparison", "paper_figures": "save_figures"}
 
 __all__ = [
     "Plots",
-    "comparison_figure",
     "is_run",
-    "paper_figures",
+    "plot_comparison",
     "runs_below",
     "save",
+    "save_figures",
     "scaling_figure",
     "slope",
     "write",
@@ -37,6 +41,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FORMER:
+        present = _FORMER[name]
+        text = f"pfljax.report.{name} is now pfljax.report.{present}"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return __getattr__(present)
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
@@ -49,7 +58,7 @@ def preload() -> threading.Thread:
     def prepare() -> None:
         for module in ("pfljax.folder.checkpoints", f"{__name__}.page", "scipy.cluster.hierarchy"):
             importlib.import_module(module)
-        importlib.import_module(f"{__name__}.markup").library()
+        importlib.import_module(f"{__name__}.rendering").library()
 
     thread = threading.Thread(target=prepare)
     thread.start()

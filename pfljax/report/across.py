@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from pfljax.contract import processes
 from pfljax.evaluation import collaboration, gains, statistics
-from pfljax.folder import files, former, planned
+from pfljax.evaluation.metrics import FEW, rests_on_few
+from pfljax.folder import files
 from pfljax.report import terms
+from pfljax.report.comparison_runs import (
+    FolderRun,
+    Method,
+    client_rows,
+    failures,
+    group_runs,
+    pairs_of,
+    read_runs,
+    standings_of,
+)
 from pfljax.report.comparisons import (
     client_gains,
     client_pairs,
@@ -23,47 +34,61 @@ from pfljax.report.comparisons import (
     method_points,
     spent_axis,
 )
-from pfljax.report.markup import (
-    Raw,
-    cells,
-    choice,
-    controls,
-    document,
+from pfljax.report.content import table_cells
+from pfljax.report.elements import (
+    Choice,
+    Controls,
+    Element,
+    Link,
+    Links,
+    Marked,
+    Paragraph,
+    Plot,
+    Table,
+    Wrapped,
     downloads,
-    paragraph,
-    plot,
-    table,
-    text,
 )
 from pfljax.report.page import NAME, write_page
 from pfljax.report.picture import Axis, plain
 from pfljax.report.pictures import axis_of
-from pfljax.report.run_data import BYTES, RunData, Score, evenly, measures, number_of, over_rounds
+from pfljax.report.rendering import document
+from pfljax.report.run_data import RunData, Score, evenly, number_of
 
-TRIAL = re.compile(r"(?:split-(\d+)-)?seed-(\d+)$")  # names of the folders of one method's runs
-DEPTH = 3  # OUT/GROUP/METHOD/seed-N
-MAX_ROUNDS = 300  # per curve
+ROW = 3.4  # rem; height of a method in the plot of runs, so that stacked points do not touch
+MAX_POINTS = 1000  # clients of a panel
+MAX_CLIENTS = 200  # rows of the table of clients; of more, some are shown
+WORST_CLIENTS = 50  # how many of them
+MAX_CLASSES = 4  # whose examples are listed
 
-SCORES = ("score", "decile")  # measures of clients' scores
 COSTS = {"megabytes": terms.MEGABYTES, "seconds": "seconds per round", "gradients": terms.GRADIENTS}
 AGAINST = {
     "rounds": "rounds",
     "megabytes": "MB received and sent per client",
     "seconds": "seconds of training",
+    "simulated": "simulated seconds",
 }
-AGAINST |= {"simulated": "simulated seconds"}
-POINTS = "One point per run, a line at the mean. Click a point for its page."
+POINTS = (
+    "One point per run; runs with nearly the same value are stacked. The line across a row is the mean over its runs, "
+    "not an interval. Click a point for its page."
+)
 BAND = (
     "Mean over runs; the band is one sample deviation over runs if there are several. Click a method in the legend to "
     "hide it."
 )
-PAIRED = "Means of the paired differences, with 95 % intervals. Positive: the score is higher than the other's."
+PAIRED = (
+    "Squares are means of the paired differences, lines with caps their 95 % intervals. Positive: the score is higher "
+    "than the other's."
+)
 TESTED = "Mean difference and 95 % interval, p of a sign-flip test, and in how many units the method is better."
-MAX_POINTS = 1000  # clients of a panel
+UNWEIGHTED = (
+    "Mean gains differ from the differences above, which weight clients by their numbers of examples: here, every "
+    "client counts the same."
+)
 HELPED = (
     "Each client of each run counts once. Helped and hurt: shares of those whose score is better or worse than with "
-    "{reference}. Mean gain: the plain mean over clients, with the 95 % t interval, whose gains are first averaged "
-    "over the runs on the same data. Cosines are of clients' weights, within and across true groups, means over runs."
+    "{reference}. Mean gain: every client counts the same, whatever its number of examples; with the 95 % t interval "
+    "over clients, whose gains are first averaged over the runs on the same data. Cosines are of clients' weights, "
+    "within and across true groups, means over runs."
 )
 GAINS = "What single clients gain over {reference}, from the largest gain to the smallest."
 PAIRS = "Each point is a client of a run: its scores with {reference} and with the method, equal on the dashed line."
@@ -72,83 +97,6 @@ LATE = (
     "the 95 % interval of the mean change excludes 0. It needs three evaluations and two runs."
 )
 DOWNLOADS = {"runs": "Runs (CSV)", "curves": "Curves (CSV)"}
-
-
-class Method(NamedTuple):
-    """The finished runs of one method.
-
-    Attributes:
-        title: The folder above those of seeds and splits.
-        runs: The runs.
-        names: Their names within the title.
-        links: Addresses of their pages.
-        trials: Their seeds and splits.
-        measures: Measures of their last rounds, by name; NaN if unknown. Shape (runs,).
-        curves: Rounds that all of them evaluated, and score, megabytes and seconds up to them. Shape (runs, T).
-        place: Its place in the comparison's table, which is that of its color; 0 without a table.
-        tuned: The values that tuning chose, in words.
-    """
-
-    title: str
-    runs: Sequence[RunData]
-    names: Sequence[str]
-    links: Sequence[str]
-    trials: Sequence[statistics.Trial]
-    measures: Mapping[str, np.ndarray]
-    curves: Mapping[str, np.ndarray]
-    place: int
-    tuned: str
-
-    @property
-    def group(self) -> str:
-        """The folder above the method's. Methods of one group are compared."""
-        return self.title.rpartition("/")[0]
-
-    @property
-    def name(self) -> str:
-        """The method's own folder."""
-        return self.title.rpartition("/")[2]
-
-    @property
-    def of_clients(self) -> dict[statistics.Trial, np.ndarray]:
-        """Clients' last scores (K,) by trial."""
-        return {trial: run.test[-1] for trial, run in zip(self.trials, self.runs, strict=True)}
-
-    @property
-    def scores(self) -> dict[statistics.Trial, float]:
-        """Scores by trial."""
-        return dict(zip(self.trials, self.measures["score"].tolist(), strict=True))
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder contains a finished run."""
-    return (folder / "summary.json").is_file() and (folder / "results.npz").is_file()
-
-
-def runs_below(folder: Path) -> list[Path]:
-    """Returns the folders of finished runs at most `DEPTH` levels below a folder, or the folder itself if it is a run.
-
-    The depth is limited because a page is written for each run, and a whole disk must not be searched by mistake.
-    Tuning runs are left out.
-    """
-    if is_run(folder):
-        return [folder]
-    return sorted(filter(is_run, folders_with("summary.json", folder)))
-
-
-def folders_with(name: str, folder: Path) -> list[Path]:
-    """Returns the folders one to `DEPTH` levels below a folder that have a file of this name, without tuning runs."""
-    found = [
-        path.parent for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + name)
-    ]
-    return [path for path in found if "tuning" not in path.relative_to(folder).parts]
-
-
-def title_of(path: Path, root: Path) -> tuple[str, str]:
-    """Returns a run's title and its name within it, from its path below a folder; "" for what the path does not say."""
-    parts = path.relative_to(root).parts
-    trial = bool(parts and TRIAL.match(parts[-1]))
-    return "/".join(parts[:-1] if trial else parts), parts[-1] if trial else ""
 
 
 def write_comparison(
@@ -169,410 +117,512 @@ def write_comparison(
         RunError: if a run's files are damaged; the message names the run.
         ArgumentError: if no method has the name of the reference.
     """
-    found = list(_read(folders))
-    if not found or not processes.is_first():
-        return page if found else None
-    failed = {
-        name: reason for folder in folders for name, reason in _failures(Path(folder)).items()
+    runs = read_runs(folders)
+    if not runs:
+        return None
+    if not processes.is_first():
+        return page
+
+    # Check the reference. A method that failed has no runs to compare with.
+    failed = {}
+    for folder in folders:
+        failed |= failures(Path(folder))
+    if reference in failed:
+        reference = None
+    names = {run.title.rpartition("/")[2]: run.run.summary["method"] for run in runs}
+    reference = statistics.found_reference(reference, names)
+
+    write_missing_pages(runs)
+    methods = group_runs(runs, page.parent.resolve())
+    reference = reference or default_reference(methods)
+    rows = []
+    for folder in folders:
+        rows += client_rows(Path(folder))
+    score = runs[0].run.score
+    heads = measure_heads(methods, score)
+    standings = standings_of(methods, score, reference)
+    panels = comparison_panels(methods, heads, score, reference)
+
+    data = {
+        "panels": panels,
+        "texts": pointer_texts(methods),
+        "csv": csv_tables(methods, heads, score),
     }
-    reference = None if reference in failed else reference
-    reference = statistics.found_reference(
-        reference, {title.rpartition("/")[2]: run.summary["method"] for _, title, _, run in found}
-    )
-    for folder, *_ in found:
-        own = folder / NAME
-        if not own.exists() or own.stat().st_mtime < (folder / "summary.json").stat().st_mtime:
-            write_page(folder)
-    methods = _methods(found, page.parent.resolve())
-    runs = [run for *_, run in found]
-    score = runs[0].score
-    dataset = runs[0].summary["dataset"]
-    own = {name: name.replace("_", " ") for run in runs for name in run.summary.get("metrics", ())}
-    own.pop(score.name, None)
-    names = (
-        {"score": score.label}
-        | ({"decile": "bottom decile"} if score.name != "loss" else {})
-        | own
-        | COSTS
-    )
-    texts = {
-        link: f"{m.title}, {name}"
-        for m in methods
-        for link, name in zip(m.links, m.names, strict=True)
+    sections = {
+        "Methods": [
+            *methods_table(methods, heads, score, standings),
+            *warnings_of([run.run for run in runs]),
+            *failure_notes(failed),
+        ],
+        "Differences": differences_section(panels["differences"], standings, score),
+        "Clients": effects_section(methods, panels, score, reference),
+        "By client": by_client_section(
+            rows, score, reference, links_to_clients(folders, page.parent.resolve())
+        ),
+        "Runs": runs_section(heads, len(methods)),
+        "Curves": curves_section(methods),
+        "Download": [downloads(DOWNLOADS)],
     }
-    alone = [method.name for method in methods if not method.measures["megabytes"].any()]
-    reference = reference or next(iter(alone), methods[0].name)
-    standing = _standings(methods, score, reference)
-    panels = _panels(methods, names, score, reference)
-    data = {"panels": panels, "texts": texts, "csv": _csv(methods, names, score)}
-    points = plot("dots", "Each run of each method", POINTS, f"{max(14, 6 + 2 * len(methods))}rem")
-    curves = plot("over", "Each method over rounds", BAND)
-    parts = {
-        "Methods": _table(methods, names, score, standing)
-        + _warnings(runs)
-        + _told_failures(failed),
-        "Differences": _differences(panels["differences"], standing, score),
-        "Clients": _clients(methods, panels, score, reference),
-        "Runs": controls(choice("measure", "Compare by", names, "dots")) + points,
-        "Curves": controls(choice("against", "Against", against(methods), "over")) + curves,
-        "Download": downloads(DOWNLOADS),
-    }
-    lead = f"{len(methods)} methods, {len(found)} runs"
-    files.write_text(
-        page, document(title or f"Comparison on {dataset}", lead, parts, files.plain(data))
-    )
+    dataset = runs[0].run.summary["dataset"]
+    lead = f"{len(methods)} methods, {len(runs)} runs"
+    files.write_text(page, document(title or f"Comparison on {dataset}", lead, sections, data))
     return page
 
 
-def _read(folders: Iterable[Path]) -> Iterable[tuple[Path, str, str, RunData]]:
-    """Reads the runs: folder, title, name, content. Titles are the parts of their paths that differ."""
-    paths = list(
-        dict.fromkeys(path.resolve() for folder in folders for path in _runs_of(Path(folder)))
-    )
-    root = Path(
-        os.path.commonpath([path.parent if len(paths) == 1 else path for path in paths] or ["/"])
-    )
-    for path in paths:
-        (title, name) = title_of(path, root)
-        run = RunData.read(path)
-        yield (
-            path,
-            title or str(run.summary["method"]),
-            name or f"seed-{run.summary.get('seed', 0)}",
-            run,
-        )
+def write_missing_pages(runs: Sequence[FolderRun]) -> None:
+    """Writes the pages of runs that have none, or one that is older than the run."""
+    for run in runs:
+        page = run.folder / NAME
+        summary = run.folder / "summary.json"
+        if not page.exists() or page.stat().st_mtime < summary.stat().st_mtime:
+            write_page(run.folder)
 
 
-def _runs_of(folder: Path) -> list[Path]:
-    """Returns the runs below a folder; of a study's, those of its present table, without methods that failed."""
-    runs = runs_below(folder)
-    listed = {path.resolve() for path in planned.read(folder)}
-    if listed:
-        runs = [run for run in runs if run.resolve() in listed]
-    failed = {(folder / name).resolve() for name in _failures(folder)}
-    return [run for run in runs if run.resolve().parent not in failed]
-
-
-def _failures(folder: Path) -> dict[str, str]:
-    """Returns why methods of a study's table failed, by title; {} without a table."""
-    try:
-        rows = former.read_table(folder / "table.json")
-        return {str(row["method"]): str(row["failed"]) for row in rows if row.get("failed")}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _told_failures(failed: Mapping[str, str]) -> str:
-    """Returns a paragraph on methods that failed."""
-    return paragraph(" ".join(f"{name} failed: {reason}." for name, reason in failed.items()))
-
-
-def _methods(found: Sequence[tuple[Path, str, str, RunData]], start: Path) -> list[Method]:
-    """Groups the runs by title, the best mean score first. Links lead from the folder `start`."""
-
-    def link(folder):
-        return quote(os.path.relpath(folder / NAME, start).replace(os.sep, "/"))
-
-    methods = []
-    for title in dict.fromkeys(title for _, title, *_ in found):
-        paths, _, names, runs = zip(*(entry for entry in found if entry[1] == title), strict=True)
-        last = measures([run.summary for run in runs])
-        trials = list(map(_trial, names))
-        listed = _listed(paths[0].parent)
-        methods.append(
-            Method(title, runs, names, list(map(link, paths)), trials, last, _curves(runs), *listed)
-        )
-    return sorted(
-        methods, key=lambda m: -m.runs[0].score.sign * np.nan_to_num(np.mean(m.measures["score"]))
-    )
-
-
-def _listed(folder: Path) -> tuple[int, str]:
-    """Returns the place of a folder's method in its comparison's table.json, and what tuning chose; 0, "" if absent."""
-    try:
-        rows = enumerate(former.read_table(folder.parent / "table.json"))
-        found = (
-            (place, str(row.get("tuned") or ""))
-            for place, row in rows
-            if row["method"] == folder.name
-        )
-        return next(found, (0, ""))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return 0, ""
-
-
-def _trial(name: str) -> statistics.Trial:
-    """Returns seed and split of a run, from its name."""
-    split, seed = TRIAL.match(name).groups()  # pyright: ignore[reportOptionalMemberAccess]
-    return statistics.Trial(int(seed), None if split is None else int(split))
-
-
-def _standings(
-    methods: Sequence[Method], score: Score, reference: str
-) -> dict[str, dict[str, Any]]:
-    """Returns intervals, ranks and differences by title, within each group."""
-    found = {}
-    for group in dict.fromkeys(method.group for method in methods):
-        own = {method.title: method.scores for method in methods if method.group == group}
-        found |= statistics.standings(
-            own, score.sign, f"{group}/{reference}" if group else reference
-        )
-    return found
-
-
-def against(methods: Sequence[Method]) -> dict[str, str]:
-    """Returns what all methods' curves can be drawn against, by name; simulated time takes a clock."""
-    return {
-        name: label
-        for name, label in AGAINST.items()
-        if all(name in method.curves for method in methods)
-    }
-
-
-def _curves(runs: Sequence[RunData]) -> dict[str, np.ndarray]:
-    def entry(name):
-        return over_rounds([run.rows for run in runs], name)
-
-    rounds, score = entry(runs[0].score.name)
-    curves = {
-        "rounds": np.tile(rounds, (len(runs), 1)),
-        "score": score,
-        "seconds": np.nan_to_num(entry("seconds")[1]),
-    }
-    if np.isfinite(clock := entry("simulated_seconds")[1]).all():
-        curves["simulated"] = clock
-    curves["megabytes"] = np.sum([np.nan_to_num(entry(name)[1]) for name in BYTES], axis=0) / 1e6
-    return {name: values[:, evenly(len(rounds), MAX_ROUNDS)] for name, values in curves.items()}
-
-
-def _panels(
-    methods: Sequence[Method], names: Mapping[str, str], score: Score, reference: str
-) -> dict[str, dict[str, Any]]:
-    """Returns the panels of points by measure, of differences by reference, and of curves by horizontal axis."""
-    links = {method.title: method.links for method in methods}
-    dots = {}
-    over = {}
-    # so that colors are those of the figures for papers
-    listed = sorted(methods, key=lambda method: method.place)
-    for name, label in names.items():
-        axis = Axis(label, percent=score.percent and name in SCORES)
-        dots[name] = plain(
-            method_points({method.title: method.measures[name] for method in listed}, axis, links)
-        )
-    for name, label in against(methods).items():
-        mean = {m.title: (m.curves[name].mean(axis=0), m.curves["score"]) for m in listed}
-        curves = {
-            title: (x, values.mean(axis=0), statistics.deviation(values))
-            for title, (x, values) in mean.items()
-        }
-        axis = (
-            Axis(label)
-            if name == "rounds"
-            else spent_axis(label, [at for at, *_ in curves.values()])
-        )
-        over[name] = plain(method_curves(curves, axis, axis_of(score)))
-    return (
-        {"dots": dots, "over": over}
-        | _of_pairs(methods, score, reference)
-        | _of_clients(methods, score, reference)
-    )
-
-
-def _of_pairs(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
-    """Returns the panels of "differences" by the method that the others of its group are compared with.
-
-    `reference` comes first. Panels without intervals are left out.
-    """
-    found = {}
-    scale = 100 if score.percent else 1
-    for to in sorted(methods, key=lambda method: method.name != reference):
-        others = [method for method in methods if method.group == to.group and method is not to]
-        gains = {
-            method.title: scale * statistics.paired(method.scores, to.scores) for method in others
-        }
-        known = {
-            title: (each.mean(), *statistics.interval(each))
-            for title, each in gains.items()
-            if len(each) > 1
-        }
-        label = f"{score.label} minus {to.title}'s" + ", percentage points" * score.percent
-        if known:
-            found[to.title] = plain(difference_points(known, Axis(label)))
-    return {"differences": found}
-
-
-def _of_clients(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
-    """Returns the panels of single clients' "gains" over their group's reference, and of "pairs" of both scores."""
-    bars = {}
-    points = {}
-    for method, to, pairs in _compared(methods, reference):
-        shown = pairs[np.argsort(score.sign * (pairs[:, 0] - pairs[:, 1]), kind="stable")]
-        shown = shown[evenly(len(shown), MAX_POINTS)]
-
-        def axis(label):
-            return Axis(label, percent=score.percent)
-
-        gained = score.sign * (shown[:, 1] - shown[:, 0])
-        bars[method.title] = plain(
-            client_gains(gained, axis(f"{method.title}'s gain, {score.label}"))
-        )
-        names = (f"{score.label}, {title}" for title in (to.title, method.title))
-        points[method.title] = plain(client_pairs(shown, *map(axis, names)))
-    return {"gains": bars, "pairs": points}
-
-
-def _compared(
-    methods: Sequence[Method], reference: str
-) -> Iterable[tuple[Method, Method, np.ndarray]]:
-    """Yields each method that has clients in common with the reference of its group, that, and both scores (n, 2)."""
-    of_group = {method.group: method for method in methods if method.name == reference}
+def default_reference(methods: Sequence[Method]) -> str:
+    """Returns a method whose clients send nothing, or the best one."""
     for method in methods:
-        to = of_group.get(method.group, method)
-        pairs = gains.pairs(method.of_clients, to.of_clients)
-        if to is not method and len(pairs):
-            yield method, to, pairs
+        if not method.measures["megabytes"].any():
+            return method.name
+    return methods[0].name
 
 
-def _csv(methods: Sequence[Method], names: Mapping[str, str], score: Score) -> dict[str, list]:
-    """Returns the tables for downloading."""
+def measure_heads(methods: Sequence[Method], score: Score) -> dict[str, str]:
+    """Returns the headings of the measures that the page shows, by name."""
+    heads = {"score": f"{score.label}, %" if score.percent else score.label}
+    decile = [method.measures["decile"] for method in methods]
+    if np.isfinite(np.concatenate(decile)).any():
+        heads["decile"] = "bottom decile, %" if score.percent else "bottom decile"
+    for method in methods:
+        for run in method.runs:
+            for name in run.summary.get("metrics", ()):
+                if name != score.name:
+                    heads[name] = name.replace("_", " ")
+    return heads | COSTS
+
+
+def is_in_percent(name: str, score: Score) -> bool:
+    """Whether a measure of a comparison is shown in percent."""
+    return score.percent and name in ("score", "decile")
+
+
+def pointer_texts(methods: Sequence[Method]) -> dict[str, str]:
+    """Returns what the pointer shows of a run, by the address of its page."""
+    texts = {}
+    for method in methods:
+        for link, name in zip(method.links, method.names, strict=True):
+            texts[link] = f"{method.title}, {name}"
+    return texts
+
+
+# Panels
+
+
+def comparison_panels(
+    methods: Sequence[Method], heads: Mapping[str, str], score: Score, reference: str
+) -> dict[str, dict[str, Any]]:
+    """Returns the panels of the page's plots, by plot and choice."""
+    # Colors are those of the figures for papers, which have the table's order.
+    in_order = sorted(methods, key=lambda method: method.position)
+    return {
+        "dots": point_panels(in_order, heads, score),
+        "over": curve_panels(in_order, score),
+        "differences": difference_panels(methods, score, reference),
+        "gains": gain_panels(methods, score, reference),
+        "pairs": pair_panels(methods, score, reference),
+    }
+
+
+def point_panels(
+    methods: Sequence[Method], heads: Mapping[str, str], score: Score
+) -> dict[str, Any]:
+    """Returns the panels of a point per run, by measure."""
+    links = {method.title: method.links for method in methods}
+    panels = {}
+    for name, head in heads.items():
+        percent = is_in_percent(name, score)
+        axis = Axis(head.removesuffix(", %") if percent else head, percent=percent)
+        values = {method.title: method.measures[name] for method in methods}
+        panels[name] = plain(method_points(values, axis, links))
+    return panels
+
+
+def axes_of_curves(methods: Sequence[Method]) -> dict[str, str]:
+    """Returns the horizontal axes that all methods' curves have, by name; simulated time takes a clock."""
+    axes = {}
+    for name, label in AGAINST.items():
+        if all(name in method.curves for method in methods):
+            axes[name] = label
+    return axes
+
+
+def curve_panels(methods: Sequence[Method], score: Score) -> dict[str, Any]:
+    """Returns the panels of curves, by horizontal axis."""
+    panels = {}
+    for name, label in axes_of_curves(methods).items():
+        curves = {}
+        for method in methods:
+            scores = method.curves["score"]
+            spent = method.curves[name].mean(axis=0)
+            curves[method.title] = (spent, scores.mean(axis=0), statistics.deviation(scores))
+        x = Axis(label)
+        if name != "rounds":
+            x = spent_axis(label, [spent for spent, _, _ in curves.values()])
+        panels[name] = plain(method_curves(curves, x, axis_of(score)))
+    return panels
+
+
+def difference_panels(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
+    """Returns the panels of differences, by the method that the others of its group are compared with.
+
+    The reference comes first. Panels without intervals are left out.
+    """
+    scale = 100 if score.percent else 1
+    unit = ", percentage points" if score.percent else ""
+    panels = {}
+    for base in sorted(methods, key=lambda method: method.name != reference):
+        values = {}
+        for method in methods:
+            if method.group != base.group or method is base:
+                continue
+            differences = scale * statistics.paired(method.scores, base.scores)
+            if len(differences) > 1:
+                low, high = statistics.interval(differences)
+                values[method.title] = (differences.mean(), low, high)
+        if values:
+            axis = Axis(f"{score.label} minus {base.title}'s{unit}, {terms.weighting(score.name)}")
+            panels[base.title] = plain(difference_points(values, axis))
+    return panels
+
+
+def shown_pairs(scores: np.ndarray, sign: int) -> np.ndarray:
+    """Returns clients' scores with two methods (n, 2) from the largest gain to the smallest, thinned out."""
+    losses = sign * (scores[:, 0] - scores[:, 1])
+    in_order = scores[np.argsort(losses, kind="stable")]
+    return in_order[evenly(len(in_order), MAX_POINTS)]
+
+
+def gain_panels(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
+    """Returns the panels of single clients' gains over their group's reference, by method."""
+    panels = {}
+    for pair in pairs_of(methods, reference):
+        shown = shown_pairs(pair.scores, score.sign)
+        title = pair.method.title
+        axis = Axis(f"{title}'s gain, {score.label}", percent=score.percent)
+        panels[title] = plain(client_gains(score.sign * (shown[:, 1] - shown[:, 0]), axis))
+    return panels
+
+
+def pair_panels(methods: Sequence[Method], score: Score, reference: str) -> dict[str, Any]:
+    """Returns the panels of single clients' scores with their group's reference and with a method, by method."""
+    panels = {}
+    for pair in pairs_of(methods, reference):
+        x = Axis(f"{score.label}, {pair.reference.title}", percent=score.percent)
+        y = Axis(f"{score.label}, {pair.method.title}", percent=score.percent)
+        shown = shown_pairs(pair.scores, score.sign)
+        panels[pair.method.title] = plain(client_pairs(shown, x, y))
+    return panels
+
+
+def csv_tables(
+    methods: Sequence[Method], heads: Mapping[str, str], score: Score
+) -> dict[str, list]:
+    """Returns the tables for downloading. Scores are fractions there."""
     runs = []
     curves = []
     for method in methods:
         for number, name in enumerate(method.names):
             run = {"method": method.title, "run": name}
-            runs.append(run | {label: method.measures[key][number] for key, label in names.items()})
-            points = zip(
-                method.curves["rounds"][number].astype(int),
-                method.curves["score"][number],
-                strict=True,
-            )
-            curves += [run | {"round": at, score.name: value} for at, value in points]
-    return {"runs": cells(runs), "curves": cells(curves)}
+            measured = {}
+            for measure, head in heads.items():
+                measured[head.removesuffix(", %")] = method.measures[measure][number]
+            runs.append(run | measured)
+            rounds = method.curves["rounds"][number].astype(int)
+            for time, value in zip(rounds, method.curves["score"][number], strict=True):
+                curves.append(run | {"round": time, score.name: value})
+    return {"runs": table_cells(runs), "curves": table_cells(curves)}
 
 
-def _table(
+# Sections
+
+
+def methods_table(
     methods: Sequence[Method],
-    names: Mapping[str, str],
+    heads: Mapping[str, str],
     score: Score,
-    standing: Mapping[str, Mapping[str, Any]],
-) -> str:
+    standings: Mapping[str, Mapping[str, Any]],
+) -> list[Element]:
     """Returns a table with one row per method, and what its deviations, intervals and ranks rest on."""
-    head, *heads = names.values()
-    rows = [standing[method.title] for method in methods]
-    more, ranked = statistics.interval_columns(rows, number_of(score.percent))
+    number = number_of(score.percent)
+    standing_rows = [standings[method.title] for method in methods]
+    standing_heads, standing_cells = statistics.interval_columns(standing_rows, number)
+    measures = [name for name in heads if name != "score"]
+    any_tuned = any(method.tuned for method in methods)
+
     body = []
-    tuned = any(method.tuned for method in methods)
-    for method, own in zip(methods, ranked, strict=True):
-        links = zip(method.links, method.names, strict=True)
-        addresses = ", ".join(f'<a href="{text(link)}">{text(name)}</a>' for link, name in links)
-        runs = Raw(f'<span class="links">{addresses}</span>')
-        first, *rest = (_mean(name, method.measures[name], score) for name in names)
-        late = gains.trend(method.curves["rounds"][0].tolist(), method.curves["score"])
-        knows = method.runs[0].summary.get("knows") or "-"
-        # lines break at commas
-        values = text(method.tuned or "-").replace(" ", "&nbsp;").replace(",&nbsp;", ", ")
-        chosen = [Raw(f'<span class="wrap">{values}</span>')] * tuned
-        body.append(
-            [method.title, first, *own, late.verdict(score.sign), *rest, *chosen, knows, runs]
-        )
-    heads = ["method", head, *more, "trend", *heads, *["tuned"] * tuned, terms.KNOWS, "runs"]
-    caption = f"Means over runs{', accuracies in percent' * score.percent}. {terms.BUDGET} Click a heading to sort."
-    edge = any(terms.EDGE in method.tuned for method in methods)
-    lower = terms.LOWER * (score.sign < 0)
-    said = f"{lower} {statistics.told([*standing.values()])} {LATE} {terms.AT_EDGE * edge}"
-    return table(heads, body, "sortable", caption) + paragraph(said.strip())
+    for method, standing in zip(methods, standing_cells, strict=True):
+        rounds = method.curves["rounds"][0].tolist()
+        trend = gains.trend(rounds, method.curves["score"])
+        cells: list[Any] = [method.title, mean_text("score", method, score)]
+        cells += [*standing, trend.verdict(score.sign)]
+        cells += [mean_text(name, method, score) for name in measures]
+        if any_tuned:
+            cells.append(Wrapped(method.tuned or "-"))
+        cells.append(method.runs[0].summary.get("knows") or "-")
+        links = zip(method.names, method.links, strict=True)
+        cells.append(Links([Link(name, link) for name, link in links]))
+        body.append(cells)
+
+    headings = ["method", heads["score"], *standing_heads, "trend"]
+    headings += [heads[name] for name in measures]
+    headings += ["tuned"] if any_tuned else []
+    headings += [terms.KNOWS, "runs"]
+    caption = f"Means over runs. {terms.BUDGET} Click a heading to sort."
+    sentences = [terms.LOWER] if score.sign < 0 else []
+    sentences.append(f"The score of a run is its {score.label}, {terms.weighting(score.name)}.")
+    sentences += [statistics.told(standing_rows), LATE]
+    if any(terms.EDGE in method.tuned for method in methods):
+        sentences.append(terms.AT_EDGE)
+    text = " ".join(sentence for sentence in sentences if sentence)
+    return [Table(headings, body, caption, sortable=True), Paragraph(text)]
 
 
-def _differences(
-    panels: Mapping[str, Any], standing: Mapping[str, Mapping[str, Any]], score: Score
-) -> str:
-    """Returns the plot of paired differences, and the table of those to the reference; "" without intervals."""
+def mean_text(name: str, method: Method, score: Score) -> str:
+    """Formats a measure's mean over runs, and its deviation if it is a score."""
+    summary = statistics.OfRuns.of(method.measures[name])
+    if name in ("score", "decile"):
+        return summary.text(number_of(score.percent))
+    return f"{summary.mean:.3g}" if summary.runs else "-"
+
+
+def warnings_of(runs: Sequence[RunData]) -> list[Element]:
+    """Returns a paragraph on differences that make the runs not directly comparable."""
+    facts: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+        "data": lambda summary: summary["dataset"],
+        "the number of clients": lambda summary: summary["num_clients"],
+        "the last round": lambda summary: summary["last"]["round"],
+    }
+    sentences = []
+    for fact, read in facts.items():
+        values = dict.fromkeys(read(run.summary) for run in runs)
+        if len(values) > 1:
+            sentences.append(f"The runs differ in {fact}: {', '.join(map(str, values))}.")
+    return [Paragraph(" ".join(sentences))] if sentences else []
+
+
+def failure_notes(failed: Mapping[str, str]) -> list[Element]:
+    """Returns a paragraph on methods that failed."""
+    if not failed:
+        return []
+    return [Paragraph(" ".join(f"{name} failed: {reason}." for name, reason in failed.items()))]
+
+
+def differences_section(
+    panels: Mapping[str, Any], standings: Mapping[str, Mapping[str, Any]], score: Score
+) -> list[Element]:
+    """Returns the plot of paired differences, and the table of those to the reference; [] without intervals."""
     if not panels:
-        return ""
-    rows = {title: row for title, row in standing.items() if row.get("difference") is not None}
-    heads, body = statistics.difference_columns([*rows.values()], number_of(score.percent))
-    lines = [[title, *cells] for title, cells in zip(rows, body, strict=True)]
-    options = controls(
-        choice("reference", "Compare with", {title: title for title in panels}, "differences")
-    )
-    height = f"{max(12, 6 + 2 * len(standing))}rem"
-    drawn = options + plot("differences", "Paired differences of the methods", PAIRED, height)
-    return drawn + (table(["method", *heads], lines, "sortable", TESTED) if lines else "")
+        return []
+    options = {title: title for title in panels}
+    height = f"{max(12, 6 + 2 * len(standings))}rem"
+    elements: list[Element] = [
+        Controls([Choice("reference", "Compare with", options, ["differences"])]),
+        Plot("differences", "Paired differences of the methods", PAIRED, height),
+    ]
+
+    rows = {title: row for title, row in standings.items() if row.get("difference") is not None}
+    heads, cells = statistics.difference_columns(list(rows.values()), number_of(score.percent))
+    if rows:
+        first, *others = heads
+        body = [[title, *line] for title, line in zip(rows, cells, strict=True)]
+        headings = ["method", f"{first}, {terms.weighting(score.name)}", *others]
+        elements.append(Table(headings, body, TESTED, sortable=True))
+    return elements
 
 
-def _clients(
+def effects_section(
     methods: Sequence[Method], panels: Mapping[str, Any], score: Score, reference: str
-) -> str:
-    """Returns the table of who is helped and who is hurt, and the plots of single clients; "" without a comparison."""
+) -> list[Element]:
+    """Returns who is helped and who is hurt, and the plots of single clients; [] without a comparison."""
     number = number_of(score.percent)
     body = []
-
-    def share(value):
-        return f"{100 * value:.0f} %"
-
-    for method, to, pairs in _compared(methods, reference):
-        gained = statistics.signed_interval(*_mean_gain(method, to, score.sign), number)
-        effect = gains.Effect.of(score.sign * (pairs[:, 1] - pairs[:, 0]))
-        far = [share(effect.far)] * score.percent
-        signed = [statistics.signed_text(value, number) for value in (effect.median, effect.worst)]
-        shares = [share(effect.helped), share(effect.hurt), *far]
-        body.append([method.title, gained, *shares, *signed, *_cosines(method)])
+    for pair in pairs_of(methods, reference):
+        effect = gains.Effect.of(score.sign * (pair.scores[:, 1] - pair.scores[:, 0]))
+        mean, low, high = mean_gain(pair.method, pair.reference, score.sign)
+        cells = [pair.method.title, statistics.signed_interval(mean, low, high, number)]
+        cells += [share_text(effect.helped), share_text(effect.hurt)]
+        if score.percent:
+            cells.append(share_text(effect.far))
+        cells.append(statistics.signed_text(effect.median, number))
+        cells.append(statistics.signed_text(effect.worst, number))
+        body.append([*cells, *cosine_cells(pair.method)])
     if not body:
-        return ""
-    heads = ["method", "mean gain", "helped", "hurt", *["lose over 5 points"] * score.percent]
-    heads += ["median gain", "worst client", "cosine within groups", "across"]
-    options = controls(
-        choice("method", "Method", {title: title for title in panels["gains"]}, "gains", "pairs")
-    )
-    bars = plot("gains", "Gains of single clients", GAINS.format(reference=reference))
-    points = plot(
-        "pairs", "Scores of single clients with two methods", PAIRS.format(reference=reference)
-    )
-    return (
-        table(heads, body, "sortable", HELPED.format(reference=reference)) + options + bars + points
-    )
+        return []
 
-
-def _mean_gain(method: Method, to: Method, sign: int) -> tuple[float, float, float]:
-    """Returns the mean gain of clients over another method, and its interval; runs without a digest stand alone."""
-    data = {
-        t: run.config.get("data", {}).get("digest", t)
-        for t, run in zip(method.trials, method.runs, strict=True)
-    }
-    return gains.mean_gain(method.of_clients, to.of_clients, data, sign)
-
-
-def _cosines(method: Method) -> list[str]:
-    """Returns the mean cosines of clients' weights within and across true groups; "-" without either."""
-    told = [run for run in method.runs if run.chooses and run.knows_groups and run.has_groups]
-    if len(told) < len(method.runs):
-        return ["-", "-"]
-    used = [(run.used["index"][-1], run.used["weights"][-1], run.group) for run in told]
+    headings = ["method", "mean gain, mean over clients", "helped", "hurt"]
+    headings += ["lose over 5 points"] if score.percent else []
+    headings += ["median gain", "worst client", "cosine within groups", "across"]
+    options = {title: title for title in panels["gains"]}
+    caption = HELPED.format(reference=reference)
     return [
-        f"{value:.2f}" for value in np.mean([collaboration.sharing(*each) for each in used], axis=0)
+        Table(headings, body, caption, sortable=True),
+        *([Paragraph(UNWEIGHTED)] if terms.is_weighted(score.name) else []),
+        Controls([Choice("method", "Method", options, ["gains", "pairs"])]),
+        Plot("gains", "Gains of single clients", GAINS.format(reference=reference)),
+        Plot(
+            "pairs",
+            "Scores of single clients with two methods",
+            PAIRS.format(reference=reference),
+        ),
     ]
 
 
-def _mean(name: str, values: np.ndarray, score: Score) -> str:
-    of_runs = statistics.OfRuns.of(values)
-    return (
-        of_runs.text(number_of(score.percent))
-        if name in SCORES
-        else f"{of_runs.mean:.3g}"
-        if of_runs.runs
-        else "-"
-    )
+def share_text(share: float) -> str:
+    """Formats a share in percent."""
+    return f"{100 * share:.0f} %"
 
 
-def _warnings(runs: Sequence[RunData]) -> str:
-    """Returns a paragraph on differences that make the runs not directly comparable."""
-    said = []
-    for word, of in (
-        ("data", lambda run: run.summary["dataset"]),
-        ("the number of clients", lambda run: run.summary["num_clients"]),
-        ("the last round", lambda run: run.summary["last"]["round"]),
-    ):
-        values = list(dict.fromkeys(map(of, runs)))
-        if len(values) > 1:
-            said.append(f"The runs differ in {word}: {', '.join(map(str, values))}.")
-    return paragraph(" ".join(said))
+def mean_gain(method: Method, other: Method, sign: int) -> tuple[float, float, float]:
+    """Returns the mean gain of clients over another method, and its interval.
+
+    Runs whose data have no digest do not share their clients.
+    """
+    data = {}
+    for trial, run in zip(method.trials, method.runs, strict=True):
+        data[trial] = run.config.get("data", {}).get("digest", trial)
+    return gains.mean_gain(method.client_scores, other.client_scores, data, sign)
+
+
+def cosine_cells(method: Method) -> list[str]:
+    """Returns the mean cosines of clients' weights within and across true groups; "-" without either."""
+    cosines = []
+    for run in method.runs:
+        if not (run.chooses and run.knows_groups and run.has_groups):
+            return ["-", "-"]
+        index = run.used["index"][-1]
+        weights = run.used["weights"][-1]
+        cosines.append(collaboration.sharing(index, weights, run.group))
+    return [f"{mean:.2f}" for mean in np.mean(cosines, axis=0)]
+
+
+def by_client_section(
+    rows: Sequence[Mapping[str, Any]], score: Score, reference: str, links: Sequence[Link]
+) -> list[Element]:
+    """Returns the table of clients by name; of many, of the worst.
+
+    Args:
+        rows: Rows of by_client.json: "client", "num_examples", examples by class in "classes", and by method "scores"
+            (mean, deviation, number of runs) and "differences" to the reference.
+        score: The score.
+        reference: The method that the others are compared with.
+        links: Links to the files that have all clients.
+    """
+    if not rows:
+        return []
+    shown = list(rows)
+    sentences = ["Scores are means ± sample deviations over the runs in which a client appears."]
+    if len(rows) > MAX_CLIENTS:
+        in_order = sorted(rows, key=lambda row: score.sign * mean_over_methods(row))
+        shown = in_order[:WORST_CLIENTS]
+        direction = "lowest" if score.sign > 0 else "highest"
+        sentences.append(
+            f"Of {len(rows):,} clients, these are the {len(shown)} with the {direction} mean over methods."
+        )
+
+    # Scores that rest on few examples.
+    num_few = sum(rests_on_few(row.get("classes") or {}) for row in rows)
+    if num_few:
+        sentences.append(
+            f"* The scores of {num_few:,} of {len(rows):,} clients rest on fewer than {FEW} test examples of a class."
+        )
+    if links:
+        sentences.append("All clients:")
+    text = Paragraph(" ".join(sentences), links)
+    return [client_table(shown, score, reference), text]
+
+
+def client_table(rows: Sequence[Mapping[str, Any]], score: Score, reference: str) -> Table:
+    """Returns the table of clients by name: their examples, scores and differences to the reference."""
+    number = number_of(score.percent)
+    methods = list(dict.fromkeys(name for row in rows for name in row["scores"]))
+    compared = list(dict.fromkeys(name for row in rows for name in row.get("differences") or {}))
+    counts = {int(summary[2]) for row in rows for summary in row["scores"].values() if summary}
+    all_runs = (
+        max(counts, default=0) if len(counts) == 1 else 0
+    )  # of every cell, which then need not name it
+    any_classes = any(row.get("classes") for row in rows)
+
+    body = []
+    for row in rows:
+        name = str(row["client"])
+        if rests_on_few(row.get("classes") or {}):
+            name = Marked(name, f"fewer than {FEW} test examples of a class")
+        cells: list[Any] = [name, row.get("num_examples")]
+        if any_classes:
+            cells.append(classes_text(row.get("classes") or {}))
+        for method in methods:
+            summary = statistics.OfRuns.of([])
+            if row["scores"].get(method):
+                mean, std, runs = row["scores"][method]
+                summary = statistics.OfRuns(as_number(mean), as_number(std), int(runs))
+            text = summary.text(number)
+            cells.append(text.removesuffix(f" ({all_runs})"))
+        for method in compared:
+            difference = as_number((row.get("differences") or {}).get(method))
+            known = math.isfinite(difference)
+            cells.append(statistics.signed_text(difference, number) if known else "-")
+        body.append(cells)
+
+    unit = ", %" if score.percent else ""
+    headings = ["client", "test examples", *(["of each class"] if any_classes else [])]
+    headings += [f"{method}{unit}" for method in methods]
+    headings += [f"{method} minus {reference}" for method in compared]
+    caption = f"Each client's {score.label}. Click a heading to sort."
+    return Table(headings, body, caption, sortable=True)
+
+
+def as_number(value: float | None) -> float:
+    """Returns a number; NaN for None."""
+    return math.nan if value is None else float(value)
+
+
+def mean_over_methods(row: Mapping[str, Any]) -> float:
+    """Returns a client's score, mean over methods; infinite if it has none."""
+    means = [as_number(summary[0]) for summary in row["scores"].values() if summary]
+    known = [mean for mean in means if math.isfinite(mean)]
+    return sum(known) / len(known) if known else math.inf
+
+
+def classes_text(classes: Mapping[str, int]) -> str:
+    """Formats the examples of each class; of many classes, of the rarest."""
+    if len(classes) <= MAX_CLASSES:
+        return ", ".join(f"{name}: {count}" for name, count in classes.items())
+    name, count = min(classes.items(), key=lambda entry: entry[1])
+    return f"{len(classes)} classes, fewest {name}: {count}"
+
+
+def links_to_clients(folders: Sequence[Path], start: Path) -> list[Link]:
+    """Returns links to the studies' by_client.csv, seen from a folder."""
+    links = []
+    for folder in folders:
+        path = Path(folder).resolve() / "by_client.csv"
+        if path.is_file():
+            relative = Path(os.path.relpath(path, start)).as_posix()
+            links.append(Link(relative, quote(relative)))
+    return links
+
+
+def runs_section(heads: Mapping[str, str], num_methods: int) -> list[Element]:
+    """Returns the plot of each run of each method."""
+    height = f"{max(14, 6 + ROW * num_methods):g}rem"
+    return [
+        Controls([Choice("measure", "Compare by", heads, ["dots"])]),
+        Plot("dots", "Each run of each method", POINTS, height),
+    ]
+
+
+def curves_section(methods: Sequence[Method]) -> list[Element]:
+    """Returns the plot of each method's scores over rounds or costs."""
+    return [
+        Controls([Choice("against", "Against", axes_of_curves(methods), ["over"])]),
+        Plot("over", "Each method over rounds", BAND),
+    ]

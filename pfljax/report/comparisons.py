@@ -1,86 +1,115 @@
-"""Pictures of comparisons: methods' scores, and time and memory over the number of clients."""
+"""Pictures of comparisons, from the rows of a table or from runs: scores, differences, curves and single clients."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib.figure import Figure
 
 from pfljax.evaluation.metrics import is_percent
-from pfljax.report.draw import draw, save
+from pfljax.report import terms
 from pfljax.report.picture import GRAY, PALETTE, SYMBOLS, Axis, Panel, Series, colors
 from pfljax.report.run_data import label_of
 
 HELPED, HURT = PALETTE[:2]
 # Pictures of scores over what has been spent: the entry of a row, and the axis.
-OVER = {
+SPENT = {
     "rounds": ("rounds", "round"),
     "megabytes": ("megabytes_curve", "MB received and sent per client"),
     "simulated_seconds": ("clock_mean", "simulated seconds, mean over runs"),
 }
-PAPER: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-}
-PAPER |= {"pdf.fonttype": 42, "lines.markersize": 3}  # fonts that journals accept
+# Points of runs that would overlap are stacked: the distance from which they do not, as a share of the axis; the steps
+# between their levels, and the levels, where rows are 1 apart.
+CLOSE = 0.03
+LEVEL = 0.19
+LEVELS = (0, 1, -1, 2, -2)
+
+
+def stacked(values: Float[np.ndarray, " n"], close: float) -> Float[np.ndarray, " n"]:
+    """Returns vertical offsets with which points do not hide each other.
+
+    Each point takes the first of `LEVELS` that has no other point within a distance. If there is none, it takes the
+    level whose last point is farthest away.
+
+    Args:
+        values: Horizontal positions. NaN is not drawn.
+        close: Distance within which two points of a level would overlap.
+    """
+    offsets = np.zeros(len(values))
+    last = dict.fromkeys(LEVELS, -math.inf)  # position of each level's last point
+    for point in np.argsort(values, kind="stable"):
+        if np.isnan(values[point]):
+            continue
+        free = [level for level in LEVELS if values[point] - last[level] >= close]
+        level = free[0] if free else min(LEVELS, key=lambda level: last[level])
+        last[level] = values[point]
+        offsets[point] = level * LEVEL
+    return offsets
 
 
 def method_points(
     values: Mapping[str, Any], axis: Axis, keys: Mapping[str, Sequence[str]] | None = None
 ) -> Panel:
-    """Describes each run of each method as a point, and the mean over a method's runs as a line.
+    """Describes each run of each method as a point, and the mean over a method's runs as a line across its row.
+
+    Points that would hide each other are stacked.
 
     Args:
         values: One value per run, by method; None and NaN are not drawn.
         axis: The axis of the values.
-        keys: For each run, what a click on its point leads to.
+        keys: For each run, the address that a click on its point leads to.
     """
+    scores = {method: np.array(runs, float) for method, runs in values.items()}
+    known = np.concatenate([np.empty(0), *scores.values()])
+    known = known[np.isfinite(known)]
+    close = CLOSE * np.ptp(known) if len(known) else 0.0
+
     series = []
-    for place, (method, shade) in enumerate(
-        zip(values, colors(np.arange(len(values))), strict=True)
-    ):
-        own = np.array(values[method], float)
-        symbol = SYMBOLS[place % len(SYMBOLS)]
-        keys_of = keys and keys[method]
-        heights = np.full(len(own), float(place))
-        series.append(
-            Series(own, heights, "", "points", color=shade, symbol=symbol, size=8, keys=keys_of)
+    shades = colors(np.arange(len(scores)))
+    for row, (method, runs) in enumerate(scores.items()):
+        points = Series(
+            x=runs,
+            y=row + stacked(runs, close),
+            kind="points",
+            color=shades[row],
+            symbol=SYMBOLS[row % len(SYMBOLS)],
+            size=6,
+            keys=keys and keys[method],
         )
-        if np.isfinite(own).sum() > 1:
-            mean = float(np.nanmean(own))
-            series.append(Series((mean, mean), (place - 0.32, place + 0.32), color=shade, width=3))
-    return Panel(axis, _listed(values), series)
+        series.append(points)
+        if np.isfinite(runs).sum() > 1:
+            mean = float(np.nanmean(runs))
+            ends = (row - 0.45, row + 0.45)
+            series.append(Series((mean, mean), ends, color=shades[row], width=2))
+    return Panel(axis, rows_axis(scores), series)
 
 
 def difference_points(values: Mapping[str, tuple[float, float, float]], axis: Axis) -> Panel:
-    """Describes methods' mean differences as points, their intervals as lines, and zero as a dashed line.
+    """Describes methods' mean differences as points, their intervals as lines with caps, and zero as a dashed line.
 
     Args:
         values: Mean difference and the ends of its interval, by method.
         axis: The axis of the differences.
     """
-    every = [0.0, *itertools.chain(*values.values())]
-    margin = 0.05 * (max(every) - min(every)) or 1.0
-    axis = dataclasses.replace(axis, limits=(min(every) - margin, max(every) + margin))
+    # The axis shows zero, and a margin beside the caps.
+    numbers = [0.0]
+    for row in values.values():
+        numbers.extend(row)
+    margin = 0.05 * (max(numbers) - min(numbers)) or 1.0
+    axis = dataclasses.replace(axis, limits=(min(numbers) - margin, max(numbers) + margin))
+
     series = [Series((0.0, 0.0), (-0.6, len(values) - 0.4), color=GRAY, dash="dash")]
-    for place, (mean, low, high) in enumerate(values.values()):
-        series.append(Series(np.array([low, high]), np.full(2, float(place)), width=2))
-        series.append(
-            Series(
-                np.array([mean]), np.array([float(place)]), "", "points", symbol="square", size=7
-            )
-        )
-    return Panel(axis, _listed(values), series)
+    for row, (mean, low, high) in enumerate(values.values()):
+        height = float(row)
+        ends = np.array([low, high])
+        series.append(Series(ends, np.full(2, height), kind="interval", width=2))
+        point = np.array([mean])
+        series.append(Series(point, np.array([height]), kind="points", symbol="square", size=7))
+    return Panel(axis, rows_axis(values), series)
 
 
 def client_gains(gains: Float[np.ndarray, " n"], axis: Axis) -> Panel:
@@ -90,40 +119,43 @@ def client_gains(gains: Float[np.ndarray, " n"], axis: Axis) -> Panel:
         gains: Gains in descending order; positive is better.
         axis: The axis of the gains.
     """
-    n = max(len(gains), 1)
-    edges = np.repeat(np.arange(len(gains) + 1) / n, 2)[1:-1]
+    # A bar is two points of an area's edge.
+    num_bars = max(len(gains), 1)
+    borders = np.arange(len(gains) + 1) / num_bars
+    edges = np.repeat(borders, 2)[1:-1]
     heights = np.repeat(gains, 2)
     zero = np.zeros(len(heights))
+
     series = [
         Series(edges, np.maximum(heights, 0), "helped", "band", zero, HELPED),
         Series(edges, np.minimum(heights, 0), "hurt", "band", zero, HURT),
         Series(edges, heights, color=GRAY, width=1),
     ]
-    return Panel(
-        Axis("share of the clients of all runs", percent=True, limits=(0, 1)), axis, series
-    )
+    x = Axis("share of the clients of all runs", percent=True, limits=(0, 1))
+    return Panel(x, axis, series)
 
 
 def client_pairs(pairs: Float[np.ndarray, "n 2"], x: Axis, y: Axis) -> Panel:
     """Describes single clients' scores with two methods as points, and equal scores as a dashed line."""
-    ends = (
-        np.array([np.min(pairs, initial=np.inf), np.max(pairs, initial=-np.inf)])
-        if len(pairs)
-        else np.zeros(2)
+    ends = np.array([pairs.min(), pairs.max()]) if len(pairs) else np.zeros(2)
+    equal = Series(ends, ends, color=GRAY, dash="dash")
+    points = Series(
+        x=pairs[:, 0],
+        y=pairs[:, 1],
+        kind="points",
+        color=HELPED,
+        symbol="circle",
+        size=4,
     )
-    series = [
-        Series(ends, ends, color=GRAY, dash="dash"),
-        Series(pairs[:, 0], pairs[:, 1], "", "points", color=HELPED, symbol="circle", size=4),
-    ]
-    return Panel(x, y, series)
+    return Panel(x, y, [equal, points])
 
 
-def _listed(names: Iterable[str]) -> Axis:
-    """Returns the axis of methods from top to bottom."""
-    ticks = [
-        (float(place), name if len(name) <= 24 else f"…{name[-23:]}")
-        for place, name in enumerate(names)
-    ]
+def rows_axis(names: Iterable[str]) -> Axis:
+    """Returns the axis of methods from top to bottom, 1 apart. Long names lose their beginnings."""
+    ticks = []
+    for row, name in enumerate(names):
+        text = name if len(name) <= 24 else f"…{name[-23:]}"
+        ticks.append((float(row), text))
     return Axis(ticks=ticks, limits=(len(ticks) - 0.4, -0.6))
 
 
@@ -142,161 +174,89 @@ def method_curves(
         symbols: Whether each method has a symbol of its own.
     """
     series = []
-    for place, (method, shade) in enumerate(
-        zip(curves, colors(np.arange(len(curves))), strict=True)
-    ):
-        at = np.asarray(curves[method][0])
-        (mean, spread) = np.asarray(curves[method][1:], float)
+    shades = colors(np.arange(len(curves)))
+    for row, (method, (positions, means, deviations)) in enumerate(curves.items()):
+        spent = np.asarray(positions)
+        mean = np.asarray(means, float)
+        spread = np.asarray(deviations, float)
         if x.log and x.ticks:
-            at = np.maximum(at, x.ticks[0][0])
+            spent = np.maximum(spent, x.ticks[0][0])
         if np.nanmax(spread, initial=0) > 0:
-            series.append(Series(at, mean + spread, "", "band", mean - spread, shade))
-        symbol = SYMBOLS[place % len(SYMBOLS)] if symbols and len(at) <= 60 else ""
-        series.append(Series(at, mean, method, color=shade, width=2, symbol=symbol))
+            series.append(Series(spent, mean + spread, "", "band", mean - spread, shades[row]))
+        symbol = SYMBOLS[row % len(SYMBOLS)] if symbols and len(spent) <= 60 else ""
+        series.append(Series(spent, mean, method, color=shades[row], width=2, symbol=symbol))
     return Panel(x, y, series, legend="best" if len(curves) <= len(PALETTE) else "none")
 
 
 def spent_axis(label: str, spent: Iterable[Any]) -> Axis:
-    """Returns the axis of what methods have spent, such as megabytes up to each evaluation; shape (T,) for each.
+    """Returns the axis of the resources that methods have spent, such as megabytes up to each evaluation.
 
     It is logarithmic if a method spends more than ten times as much as another that spends anything. Its first tick is
     then zero, at a third of the smallest positive value; the others are powers of ten.
+
+    Args:
+        label: The axis' label.
+        spent: Resources of each method up to each evaluation. Shape (T,) each.
     """
-    spent = [np.asarray(each, float) for each in spent]
-    totals = np.array([each[-1] for each in spent])
-    every = np.concatenate(spent)
+    amounts = [np.asarray(amount, float) for amount in spent]
+    totals = np.array([amount[-1] for amount in amounts])
     if not totals.any() or totals.max() <= 10 * totals[totals > 0].min():
         return Axis(label)
-    low = every[every > 0].min()
-    high = every.max()
-    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-    return Axis(
-        label,
-        [(float(low / 3), "0"), *((10.0**power, f"{10.0**power:g}") for power in powers)],
-        log=True,
-    )
+
+    joined = np.concatenate(amounts)
+    low = joined[joined > 0].min()
+    high = joined.max()
+    first = math.ceil(math.log10(low))
+    last = math.floor(math.log10(high))
+    ticks = [(float(low / 3), "0")]
+    for power in range(first, last + 1):
+        ticks.append((10.0**power, f"{10.0**power:g}"))
+    return Axis(label, ticks, log=True)
 
 
-def comparison_figure(table: Sequence[Mapping]) -> Figure:
-    """Plots methods' final scores, one point per seed, and scores over rounds, with deviations over runs.
-
-    With a clock, also scores over simulated seconds; with a reference, also the differences to it.
-    """
-    shown = comparison_panels(table)
-    panels = [
-        shown[name]
-        for name in ("scores", "rounds", "simulated_seconds", "differences")
-        if name in shown
-    ]
-    return draw(panels, (6 * len(panels), max(4.2, 0.6 + 0.26 * len(table))))
+# Pictures of a table's rows
 
 
-def comparison_panels(table: Sequence[Mapping]) -> dict[str, Panel]:
+def panels_of_rows(rows: Sequence[Mapping]) -> dict[str, Panel]:
     """Returns the pictures of a table by name: "scores", and scores over "rounds", "megabytes", "simulated_seconds".
 
     With a reference, also "differences" to it and, for each other method, "clients-METHOD": single clients' gains.
+    Methods that failed are left out.
     """
-    table = [row for row in table if not row.get("failed")]
-    # Rows of earlier versions do not name it.
-    score = table[0].get("score") or ("accuracy" if "accuracy" in table[0]["seeds"][0] else "loss")
-    name = label_of(score)
+    rows = [row for row in rows if not row.get("failed")]
+    score = rows[0].get("score") or ("accuracy" if "accuracy" in rows[0]["seeds"][0] else "loss")
     percent = is_percent(score)
+    label = label_of(score)
+
+    # Final scores, and curves.
+    last = {row["method"]: [seed.get(score) for seed in row["seeds"]] for row in rows}
+    panels = {"scores": method_points(last, Axis(f"{label}, last round", percent=percent))}
+    for name, (entry, spent_label) in SPENT.items():
+        spent = [row.get(entry) for row in rows]
+        if not all(spent) or not any(np.any(amount) for amount in spent):
+            continue
+        curves = {row["method"]: (row[entry], row["curve_mean"], row["curve_std"]) for row in rows}
+        x = Axis(spent_label) if name == "rounds" else spent_axis(spent_label, spent)
+        panels[name] = method_curves(curves, x, Axis(label, percent=percent))
+
+    # Differences to the reference.
     scale = 100 if percent else 1
     unit = ", percentage points" if percent else ""
+    differences = {}
+    reference = ""
+    for row in rows:
+        if np.isfinite(np.array(row.get("difference_low", np.nan), float)):
+            names = ("difference", "difference_low", "difference_high")
+            differences[row["method"]] = tuple(scale * row[name] for name in names)
+            reference = row["reference"]
+    if differences:
+        axis = Axis(f"{label} minus {reference}'s{unit}, {terms.weighting(score)}")
+        panels["differences"] = difference_points(differences, axis)
 
-    def of(label):
-        return Axis(label, percent=percent)
-
-    last = {row["method"]: [seed.get(score) for seed in row["seeds"]] for row in table}
-    panels = {"scores": method_points(last, of(f"{name}, last round"))}
-    for over_name, (key, label) in OVER.items():
-        spent = [row.get(key) for row in table]
-        if all(spent) and any(map(np.any, spent)):
-            over = {row["method"]: (row[key], row["curve_mean"], row["curve_std"]) for row in table}
-            axis = Axis(label) if over_name == "rounds" else spent_axis(label, spent)
-            panels[over_name] = method_curves(over, axis, of(name))
-    differs = [
-        row for row in table if np.isfinite(np.array(row.get("difference_low", np.nan), float))
-    ]
-    if differs:
-        names = ("difference", "difference_low", "difference_high")
-        values = {row["method"]: tuple(scale * row[entry] for entry in names) for row in differs}
-        label = f"{name} minus {differs[0]['reference']}'s{unit}"
-        panels["differences"] = difference_points(values, Axis(label))
-    for row in [row for row in table if row.get("client_gains")]:
-        label = f"gain over {row['reference']}{unit or f', {name}'}"
-        panels[f"clients-{row['method']}"] = client_gains(
-            scale * np.array(row["client_gains"]), Axis(label)
-        )
+    # Gains of single clients.
+    for row in rows:
+        if row.get("client_gains"):
+            axis = Axis(f"gain over {row['reference']}, {label}{unit}")
+            gains = scale * np.array(row["client_gains"])
+            panels[f"clients-{row['method']}"] = client_gains(gains, axis)
     return panels
-
-
-def paper_figures(table: Sequence[Mapping], folder: Path, width: float = 3.3) -> list[Path]:
-    """Writes each of `comparison_panels` as NAME.pdf and NAME.png, at the width of a paper's column.
-
-    Args:
-        table: The table's rows.
-        folder: The folder, which is made if it is missing.
-        width: Width in inches, 3.3 for a column and 6.8 for a page of two columns.
-
-    Returns:
-        Paths of the files.
-    """
-    import matplotlib  # heavy
-
-    paths = []
-    for name, panel in comparison_panels(table).items():
-        listed = panel.y.ticks is not None  # a row for each method
-        height = 0.5 + 0.2 * len(panel.y.ticks or ()) if listed else 0.75 * width
-        with matplotlib.rc_context(PAPER):
-            figure = draw([panel], (width, max(height, 1.2)))
-            for kind in ("pdf", "png"):
-                paths.append(folder / f"{name}.{kind}")
-                save(figure, paths[-1])
-    return paths
-
-
-def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float | None:
-    """Returns the exponent a of the power law y = b x^a, fitted by least squares in log-log; None for a single x."""
-    if len(set(x)) < 2:
-        return None
-    return float(np.polyfit(np.log(np.asarray(x, float)), np.log(np.asarray(y, float)), 1)[0])
-
-
-def scaling_figure(lines: Mapping[str, Sequence[dict]], memory: str = "MiB on a device") -> Figure:
-    """Plots time and memory of a round against the number of clients, log-log, with the slopes in the legends.
-
-    Args:
-        lines: Cells by line; each cell has "num_clients", "seconds_per_round" and "memory_bytes".
-        memory: Label of the memory axis.
-    """
-    panels = []
-    for key, unit, label in (
-        ("seconds_per_round", 1, "seconds per round"),
-        ("memory_bytes", 2**20, memory),
-    ):
-        series = []
-        every = np.array([cell[key] / unit for cells in lines.values() for cell in cells])
-        styles = zip(colors(np.arange(len(lines))), itertools.cycle(SYMBOLS), strict=False)
-        for (name, cells), (shade, symbol) in zip(lines.items(), styles, strict=False):
-            cells = sorted(cells, key=lambda cell: cell["num_clients"])
-            clients, values = ([cell[what] for cell in cells] for what in ("num_clients", key))
-            fitted = slope(clients, values)
-            # not -0.00
-            text = name if fitted is None else f"{name}, slope {round(fitted, 2) + 0.0:.2f}"
-            series.append(
-                Series(clients, np.array(values) / unit, text, color=shade, symbol=symbol)
-            )
-        low = np.floor(np.log10(every.min()))
-        high = np.ceil(np.log10(every.max()))
-        # whole decades, so that slow growth looks slow
-        limits = 10.0**low, 10.0 ** max(high, low + 1)
-        panels.append(
-            Panel(
-                Axis("clients K", log=True),
-                Axis(label, log=True, limits=limits),
-                series,
-                legend="below",
-            )
-        )
-    return draw(panels, (11, 4.2 + 0.12 * max(len(lines) - 6, 0)))

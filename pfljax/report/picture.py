@@ -30,12 +30,13 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line, points, or a band."""
+    """A line, points, a band, or an interval."""
 
     x: Any  # horizontal positions. Shape (n,).
     y: Any  # vertical positions. Shape (n,). NaN is not drawn.
     name: str = ""  # entry in the legend, if any
-    kind: Literal["line", "points", "band"] = "line"  # a band is the area between `low` and `y`
+    # A band is the area between `low` and `y`; an interval is a line between two positions, with a cap at each end.
+    kind: Literal["line", "points", "band", "interval"] = "line"
     low: Any = None  # a band's lower edge. Shape (n,).
     color: str = PALETTE[0]  # a color in hexadecimal digits
     dash: Literal["solid", "dash", "dot"] = "solid"  # style of the line

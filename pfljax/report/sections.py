@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pfljax.contract.host import readable
-from pfljax.report.markup import Raw, paragraph, score, table, text
+from pfljax.evaluation.metrics import is_percent
+from pfljax.report.elements import ClientButton, Code, Element, Heading, Paragraph, Table
+from pfljax.report.run_data import Score
 from pfljax.settings.method import METHODS
 
 # Columns of a table of scores, in this order, if the run has them.
@@ -32,158 +34,206 @@ CLIENT_HEADS = {
     "n_train": "train examples",
     "n_test": "test examples",
 }
+EXAMPLES_COVERED = "The bound of examples covers the gradients of local training and treats mini-batches as Poisson samples."
+CLIENTS_COVERED = (
+    "The bound of whole clients covers the sums of updates, and thus the global model."
+)
 
 
-def result(summary: Mapping[str, Any]) -> str:
+def score_text(name: str, value: Any) -> str | None:
+    """Formats a score: accuracies in percent, others with four decimals. None: it is unknown."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    if not isinstance(value, int | float):
+        return str(value)
+    if name.startswith("accuracy") or is_percent(name):
+        return f"{100 * value:.1f} %"
+    return f"{value:.4f}"
+
+
+def words(name: str) -> str:
+    """Returns the name of a metric or file as text."""
+    return name.replace("_", " ")
+
+
+def result(summary: Mapping[str, Any], score: Score) -> list[Element]:
     """Returns the scores of the last and best round, and what was scored."""
     last = summary["last"]
     best = summary.get("best")
-    heads = SCORES | {name: name.replace("_", " ") for name in summary.get("metrics", ())}
+
+    # A row per round, a column per score.
+    heads = dict(SCORES)
+    for name in summary.get("metrics", ()):
+        heads[name] = words(name)
     names = [name for name in heads if name in last]
 
-    def line(label, row):
-        return [label, row.get("round"), *(score(name, row.get(name)) for name in names)]
+    def row(label: str, scores: Mapping[str, Any]) -> list[Any]:
+        cells = [score_text(name, scores.get(name)) for name in names]
+        return [label, scores.get("round"), *cells]
 
-    body = [line("last", last)]
+    rows = [row("last", last)]
     if best:
-        body.append(
-            line(f"best by {str(best.get('selected_by', 'train_loss')).replace('_', ' ')}", best)
-        )
-    said = f"Scored: {summary['scored']}. " if "scored" in summary else ""
+        criterion = words(str(best.get("selected_by", "train_loss")))
+        rows.append(row(f"best by {criterion}", best))
+    table = Table(["", "round", *(heads[name] for name in names)], rows)
+
+    # What was scored.
+    sentences = []
+    if "scored" in summary:
+        sentences.append(f"Scored: {summary['scored']}.")
     if summary.get("scored_clients"):
         share = f"{summary['scored_clients']:,} of the {summary['num_clients']:,} clients"
-        said += f"A uniform sample of {share} was scored. "
-    if "accuracy" in last:
-        said += "Accuracy and loss are computed on clients' test examples; means are weighted by number of examples."
-    else:
-        said += "Losses are means over clients' test examples, weighted by number of examples."
-    return table(["", "round", *(heads[name] for name in names)], body) + paragraph(said)
+        sentences.append(f"A uniform sample of {share} was scored.")
+    subject = "Accuracy and loss" if "accuracy" in last else "Losses"
+    sentences.append(
+        f"{subject} are computed on clients' test examples; means are weighted by number of examples."
+    )
+    direction = "high" if score.sign > 0 else "low"
+    sentences.append(
+        f"Clients and rounds are ranked by {score.label}; {direction} values are good."
+    )
+    return [table, Paragraph(" ".join(sentences))]
 
 
-def unseen(scores: Mapping[str, Any]) -> str:
-    """Returns the scores of the clients held out of training."""
-    named = [name for name in scores if name.removeprefix("train_") in SCORES]
-    body = [
-        (
-            ("train " if name.startswith("train_") else "test ")
-            + SCORES[name.removeprefix("train_")],
-            score(name.removeprefix("train_"), scores[name]),
+def never_trained(summary: Mapping[str, Any], score: Score) -> list[Element]:
+    """Returns how the clients that never took part in training score, and what serves them."""
+    entry = summary.get("never_trained") or {}
+    count = entry.get("count")
+    if not count:
+        return []
+    text = f"{count:,} client{' has' if count == 1 else 's have'} never trained"
+    served = entry.get("served")
+    if served:
+        text += (
+            f" and {'is' if count == 1 else 'are'} served the {str(served).removeprefix('the ')}"
         )
-        for name in named
-    ]
-    return (table([], body) if named else "") + clients(scores.get("per_client") or [])
+    theirs = score_text(score.name, entry.get("score"))
+    others = score_text(score.name, entry.get("others"))
+    if theirs is not None:
+        text += f". Their mean {score.label} is {theirs}"
+    if theirs is not None and others is not None:
+        text += f", that of the others {others}"
+    return [Paragraph(f"{text}.")]
+
+
+def unseen(scores: Mapping[str, Any], score: Score) -> list[Element]:
+    """Returns the scores of the clients held out of training."""
+    rows = []
+    for name, value in scores.items():
+        metric = name.removeprefix("train_")
+        if metric in SCORES or metric == score.name:
+            split = "train" if name.startswith("train_") else "test"
+            label = SCORES.get(metric, words(metric))
+            rows.append([f"{split} {label}", score_text(metric, value)])
+    table = [Table([], rows)] if rows else []
+    return [*table, *clients(scores.get("per_client") or [], score)]
 
 
 def clients(
     rows: Sequence[Mapping[str, Any]],
-    more: Mapping[str, Mapping[int, Any]] | None = None,
-    pickable: bool = False,
-) -> str:
+    score: Score,
+    columns: Mapping[str, Mapping[int, Any]] | None = None,
+    name: str = "",
+) -> list[Element]:
     """Returns the table of the per-client rows of summary.json, worst first.
 
-    `more` has further columns, by heading and client. If the clients are `pickable`, their numbers are buttons.
+    Args:
+        rows: The rows.
+        score: The score that clients are ranked by.
+        columns: Further columns, by heading and client.
+        name: The table's id. With one, the clients' numbers are buttons.
     """
     if not rows:
-        return ""
-    more = more or {}
-    own = {
-        name: name.replace("_", " ") for name in rows[0] if name not in ("client", *CLIENT_HEADS)
-    }
-    heads = {
-        name: head
-        for name, head in {**CLIENT_HEADS, **own}.items()
-        if any(row.get(name) is not None for row in rows)
-    }
+        return []
+    columns = columns or {}
 
-    def number(k):
-        return (
-            Raw(f'<button type="button" data-client="{int(k)}">{int(k)}</button>')
-            if pickable
-            else int(k)
-        )
+    # The columns for which a client has an entry.
+    metrics = [entry for entry in rows[0] if entry not in ("client", *CLIENT_HEADS)]
+    heads = {}
+    for entry in (*CLIENT_HEADS, *metrics):
+        if any(row.get(entry) is not None for row in rows):
+            heads[entry] = CLIENT_HEADS.get(entry, words(entry))
+    scores = {"accuracy", "loss", *metrics}
 
-    def cell(name, value):
-        return score(name, value) if name in ("accuracy", "loss", *own) else value
+    def worst_first(row: Mapping[str, Any]) -> tuple[float, float]:
+        value = row.get(score.name)
+        loss = row.get("loss")
+        rank = math.inf if value is None else score.sign * value
+        return rank, math.inf if loss is None else -loss
 
-    body = [
-        [
-            number(row["client"]),
-            *(cell(name, row.get(name)) for name in heads),
-            *(values.get(row["client"]) for values in more.values()),
-        ]
-        for row in sorted(rows, key=_badness)
-    ]
-    return table(
-        ["client", *heads.values(), *more],
-        body,
-        "sortable",
-        "Worst clients first. Click a heading to sort.",
-    )
+    body = []
+    for row in sorted(rows, key=worst_first):
+        number = int(row["client"])
+        cells: list[Any] = [ClientButton(number) if name else number]
+        for entry in heads:
+            value = row.get(entry)
+            cells.append(score_text(entry, value) if entry in scores else value)
+        cells += [values.get(number) for values in columns.values()]
+        body.append(cells)
+    caption = f"Worst clients first, by {score.label}. Click a heading to sort."
+    headings = ["client", *heads.values(), *columns]
+    return [Table(headings, body, caption, sortable=True, name=name)]
 
 
-def _badness(row: Mapping[str, Any]) -> tuple[float, float]:
-    accuracy = row.get("accuracy")
-    loss = row.get("loss")
-    return (np.inf if accuracy is None else accuracy, np.inf if loss is None else -loss)
-
-
-def traffic(rows: Sequence[Mapping[str, Any]]) -> str:
+def traffic(rows: Sequence[Mapping[str, Any]]) -> list[Element]:
     """Returns the bytes that a client has received and sent."""
     if not rows or "bytes_down" not in rows[-1]:
-        return ""
+        return []
     down = rows[-1]["bytes_down"]
     up = rows[-1]["bytes_up"]
-    rounds = max(rows[-1]["round"], 1)
     if not down + up:
-        return paragraph("No model was sent or received.")
-    each = (("down", down), ("up", up), ("both", down + up))
-    return table(
-        ["per client", "total", "per round"],
-        [(name, readable(n), readable(n / rounds)) for name, n in each],
-    )
+        return [Paragraph("No model was sent or received.")]
+    rounds = max(rows[-1]["round"], 1)
+    body = []
+    for name, total in (("down", down), ("up", up), ("both", down + up)):
+        body.append([name, readable(total), readable(total / rounds)])
+    return [Table(["per client", "total", "per round"], body)]
 
 
-def duration(rows: Sequence[Mapping[str, Any]]) -> str:
+def duration(rows: Sequence[Mapping[str, Any]]) -> list[Element]:
     """Returns the simulated seconds of a run."""
     total = rows[-1].get("simulated_seconds") if rows else None
     if total is None:
-        return ""
-    lines = [
-        ("simulated seconds", f"{total:,.4g}"),
-        ("per round", f"{total / max(rows[-1]['round'], 1):,.4g}"),
-    ]
-    return table([], lines)
+        return []
+    rounds = max(rows[-1]["round"], 1)
+    body = [["simulated seconds", f"{total:,.4g}"], ["per round", f"{total / rounds:,.4g}"]]
+    return [Table([], body)]
 
 
-def privacy(ledger: Mapping[str, Any] | None) -> str:
+def privacy(ledger: Mapping[str, Any] | None) -> list[Element]:
     """Returns the privacy bounds of the ledger, of examples and of whole clients."""
     ledger = ledger or {}
-    parts = {"of examples": ledger, "of whole clients": ledger.get("of_clients", {})}
-    parts = {name: part for name, part in parts.items() if "epsilon" in part}
-    if not parts:
-        return ""
-    lines = {
-        "noise multiplier": lambda part: f"{part['noise_multiplier']:g}",
-        "clipping norm": lambda part: f"{part['clip_norm']:g}",
-        "delta": lambda part: f"{part['delta']:g}",
-        "epsilon, maximum over clients": lambda part: bound(max(losses(part))),
-        "epsilon, median over clients": lambda part: bound(float(np.median(losses(part)))),
-    }
-    out = table(["", *parts], [[name, *map(told, parts.values())] for name, told in lines.items()])
-    covers = {
-        "of examples": "The bound of examples covers the gradients of local training and treats mini-batches as "
-        "Poisson samples. ",
-        "of whole clients": "The bound of whole clients covers the sums of updates, and thus the global model. ",
-    }
-    for name, part in parts.items():
-        omitted = part.get("unaccounted")
-        out += paragraph(covers[name] + (f"Not included: {omitted}." if omitted else ""))
-    return out
+    bounds = {}
+    if "epsilon" in ledger:
+        bounds["of examples"] = ledger
+    if "epsilon" in ledger.get("of_clients", {}):
+        bounds["of whole clients"] = ledger["of_clients"]
+    if not bounds:
+        return []
+
+    def row(name: str, text: Callable[[Mapping[str, Any]], str]) -> list[str]:
+        return [name, *(text(entry) for entry in bounds.values())]
+
+    body = [
+        row("noise multiplier", lambda entry: f"{entry['noise_multiplier']:g}"),
+        row("clipping norm", lambda entry: f"{entry['clip_norm']:g}"),
+        row("delta", lambda entry: f"{entry['delta']:g}"),
+        row("epsilon, maximum over clients", lambda entry: bound(max(losses(entry)))),
+        row("epsilon, median over clients", lambda entry: bound(float(np.median(losses(entry))))),
+    ]
+    elements: list[Element] = [Table(["", *bounds], body)]
+    for name, entry in bounds.items():
+        text = EXAMPLES_COVERED if name == "of examples" else CLIENTS_COVERED
+        omitted = entry.get("unaccounted")
+        if omitted:
+            text += f" Not included: {omitted}."
+        elements.append(Paragraph(text))
+    return elements
 
 
-def losses(part: Mapping[str, Any]) -> list[float]:
-    """Each client's epsilon; infinite if there is no bound."""
-    return [math.inf if value is None else value for value in part["epsilon_per_client"]]
+def losses(entry: Mapping[str, Any]) -> list[float]:
+    """Returns each client's epsilon; infinite if there is no bound."""
+    return [math.inf if value is None else value for value in entry["epsilon_per_client"]]
 
 
 def bound(epsilon: float | None) -> str:
@@ -191,35 +241,60 @@ def bound(epsilon: float | None) -> str:
     return "no bound" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
-def plan(summary: Mapping[str, Any]) -> str:
-    """Returns the table of memory and execution."""
-    lines = [
-        (name, readable(v) if isinstance(v, int) else v) for name, v in summary.get("plan") or []
-    ]
+def plan(summary: Mapping[str, Any]) -> list[Element]:
+    """Returns the table of memory, execution and time."""
+    rows = []
+    for name, value in summary.get("plan") or []:
+        rows.append([name, readable(value) if isinstance(value, int) else value])
     if summary.get("peak_memory_bytes") is not None:
-        lines.append(("peak memory, measured", readable(summary["peak_memory_bytes"])))
-    for name, key in (("compile time", "compile_seconds"), ("time per round", "seconds_per_round")):
-        if summary.get(key) is not None:
-            lines.append((name, f"{summary[key]:.3g} s"))
-    return table([], lines, "text") if lines else ""
+        rows.append(["peak memory, measured", readable(summary["peak_memory_bytes"])])
+    if summary.get("compile_seconds") is not None:
+        rows.append(["compile time", seconds_text(summary["compile_seconds"])])
+    if summary.get("seconds_per_round") is not None:
+        rows.append(["time per round", seconds_text(summary["seconds_per_round"])])
+
+    # Where the run's time went.
+    seconds = summary.get("seconds")
+    if isinstance(seconds, Mapping):
+        for name, value in seconds.items():
+            rows.append([f"time, {words(str(name))}", seconds_text(value)])
+    return [Table([], rows, style="text")] if rows else []
 
 
-def config(content: Mapping[str, Any], method: str) -> str:
+def seconds_text(value: float | None) -> str | None:
+    """Formats seconds with three digits."""
+    return None if value is None else f"{value:.3g} s"
+
+
+def config(content: Mapping[str, Any], method: str) -> list[Element]:
     """Returns the command that repeats the run, and the settings that it used."""
+    elements: list[Element] = []
     command = content.get("command")
-    out = f"<p>Command of this run:</p><pre>{text(command)}</pre>" if command else ""
-    rest = {
-        name: value
-        for name, value in content.items()
-        if name not in ("flags", "settings", "command") and value
-    }
-    if rest:
-        out += table([], rest.items(), "text")
-    given = content.get("flags") or content.get("settings") or {}
-    others = METHODS.keys() - {method} if content.get("flags") else set()
-    own = {
-        name: v
-        for name, v in given.items()
-        if v is not None and not ("." in name and name.split(".")[0] in others)
-    }
-    return out + (f"<h3>Settings</h3>{table([], sorted(own.items()), 'text')}" if own else "")
+    if command:
+        elements.append(Paragraph("Command of this run:"))
+        elements.append(Code(command))
+
+    # The environment. Nested entries, such as fingerprints, stay in config.json.
+    environment = []
+    for name, value in content.items():
+        is_nested = isinstance(value, Mapping) and any(
+            isinstance(entry, Mapping | list) for entry in value.values()
+        )
+        if value and not is_nested and name not in ("flags", "settings", "command"):
+            environment.append([name, value])
+    if environment:
+        elements.append(Table([], environment, style="text"))
+
+    # Settings, without knobs of other methods.
+    flags = content.get("flags")
+    settings = flags or content.get("settings") or {}
+    other_methods = METHODS.keys() - {method} if flags else set()
+    rows = []
+    for name, value in sorted(settings.items()):
+        owner, dot, _ = name.partition(".")
+        is_foreign = bool(dot) and owner in other_methods
+        if value is not None and not is_foreign:
+            rows.append([name, value])
+    if rows:
+        elements += [Heading("Settings"), Table([], rows, style="text")]
+    return elements

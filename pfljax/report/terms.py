@@ -1,4 +1,4 @@
-"""The terms on which methods are compared: what each was told, its budget, and how its rates and knobs were chosen."""
+"""The terms on which methods are compared: what each knows, its budget, and how its rates and knobs were chosen."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ ASIDE = (
     "best round by validation",
     "bottom decile",
     "simulated s",
+    "tuned",
+    *HEADS,
+    "s per round",
 )
-ASIDE += ("tuned", *HEADS, "s per round")
 EFFECTS = ("clients helped / hurt, %", "worst client")
 HELPED = (
     "Clients helped or hurt: shares of the clients of all runs whose score is better or worse than with {reference}; "
@@ -39,7 +41,7 @@ RISING = (
 EPSILONS = {"epsilon": "unaccounted", "client_epsilon": "client_unaccounted"}
 EDGE = " (edge)"
 RETURNED = "Tuned on validation examples, which training then had back."
-KEPT = "Tuned on validation examples, which training did not have."
+WITHHELD = "Tuned on validation examples, which training did not have."
 WEIGHTED = (
     "Scores and their differences are means over clients, weighted by numbers of test examples."
 )
@@ -86,54 +88,78 @@ def effects(row: Mapping[str, Any], number: Callable[[float], str]) -> list[str]
 
 def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     """Describes chosen values, by name, and marks those at the edge of the values tried."""
+    texts = []
+    for name, value in chosen.items():
+        short = "rate" if name == "learning_rate" else name
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        texts.append(f"{short} {number}{EDGE if name in at_edge else ''}")
+    return ", ".join(texts)
 
-    def number(value):
-        return f"{value:g}" if isinstance(value, float) else str(value)
 
-    def short(name):
-        return "rate" if name == "learning_rate" else name
+def is_weighted(score: str) -> bool:
+    """Whether the score of a run weights clients by their numbers of test examples; other metrics are plain means."""
+    return score in ("accuracy", "loss")
 
-    return ", ".join(
-        f"{short(name)} {number(value)}{EDGE * (name in at_edge)}" for name, value in chosen.items()
-    )
+
+def weighting(score: str) -> str:
+    """Returns how the score of a run weights its clients, for labels."""
+    return "weighted by examples" if is_weighted(score) else "mean over clients"
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines on the scores of a table: what they are means over, and what is unknown."""
-    score = next((row["score"] for row in rows if row.get("score")), "")
-    is_weighted = score in ("accuracy", "loss")
+    scores = [row["score"] for row in rows if row.get("score")]
+    score = scores[0] if scores else ""
+    label = score.replace("_", " ")
+    lines = []
+
+    # Tables of accuracies say so if they also have gains of single clients.
     is_compared = any(row.get("clients_compared") for row in rows)
-    found = []
-    if score and (is_compared or not is_weighted):
-        found.append(WEIGHTED if is_weighted else PLAIN)
+    if score and (is_compared or not is_weighted(score)):
+        lines.append(WEIGHTED if is_weighted(score) else PLAIN)
     if any(row.get("best_unknown") for row in rows):
-        found.append(BEST_UNKNOWN.format(score=score.replace("_", " ")))
+        lines.append(BEST_UNKNOWN.format(score=label))
     undefined = max((row.get("clients_undefined") or 0.0 for row in rows), default=0.0)
     if undefined:
         tested = max(row.get("clients_tested") or 0.0 for row in rows)
-        name = score.replace("_", " ")
-        found.append(UNDEFINED.format(score=name, undefined=undefined, tested=tested))
-    return found
+        lines.append(UNDEFINED.format(score=label, undefined=undefined, tested=tested))
+    return lines
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns lines that explain a table's scores, intervals, budgets and marks."""
-    found = [LOWER] * any(row.get("higher_is_better") is False for row in rows)
-    found += means(rows)
-    found.append(statistics.told(rows))
-    reference = next((row["reference"] for row in rows if row.get("clients_compared")), "")
-    found += [HELPED.format(reference=reference)] * bool(reference)
+    lines = []
+    if any(row.get("higher_is_better") is False for row in rows):
+        lines.append(LOWER)
+    lines += means(rows)
+
+    # Intervals, clients and trends.
+    intervals = statistics.told(rows)
+    if intervals:
+        lines.append(intervals)
+    references = [row["reference"] for row in rows if row.get("clients_compared")]
+    if references:
+        lines.append(HELPED.format(reference=references[0]))
     rising = [str(row["method"]) for row in rows if row.get("trend") == gains.IMPROVING]
-    found += [RISING.format(names=", ".join(rising))] * bool(rising)
-    found += [BUDGET] * any("gradients_per_round" in row for row in rows)
-    found += [RETURNED] * any(row.get("validation") == "returned" for row in rows)
-    found += [KEPT] * any(row.get("validation") == "kept" for row in rows)
-    found += [AT_EDGE] * any(row.get("at_edge") for row in rows)
+    if rising:
+        lines.append(RISING.format(names=", ".join(rising)))
+
+    # Budgets and tuning.
+    if any("gradients_per_round" in row for row in rows):
+        lines.append(BUDGET)
+    validation = {row.get("validation") for row in rows}
+    if "returned" in validation:
+        lines.append(RETURNED)
+    if "kept" in validation:
+        lines.append(WITHHELD)
+    if any(row.get("at_edge") for row in rows):
+        lines.append(AT_EDGE)
+
+    # Privacy, and methods that failed.
     for row in rows:
         for name, omitted in EPSILONS.items():
             if row.get(omitted):
-                found.append(
-                    f"* {row['method']}: {name.replace('_', ' ')} does not include {row[omitted]}."
-                )
-    found += [f"{row['method']} failed: {row['failed']}." for row in rows if row.get("failed")]
-    return [note for note in found if note]
+                epsilon = name.replace("_", " ")
+                lines.append(f"* {row['method']}: {epsilon} does not include {row[omitted]}.")
+    lines += [f"{row['method']} failed: {row['failed']}." for row in rows if row.get("failed")]
+    return lines

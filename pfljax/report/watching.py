@@ -16,12 +16,14 @@ import numpy as np
 from pfljax.evaluation import statistics
 from pfljax.evaluation.metrics import is_percent
 from pfljax.folder import files, locks, manifest, planned
-from pfljax.report import markup
-from pfljax.report.across import MAX_ROUNDS, folders_with, title_of
+from pfljax.report.comparison_runs import MAX_ROUNDS
 from pfljax.report.comparisons import method_curves
-from pfljax.report.markup import document, paragraph, plot, table
+from pfljax.report.elements import Element, Paragraph, Plot, Table
 from pfljax.report.picture import Axis, plain
+from pfljax.report.rendering import document
 from pfljax.report.run_data import evenly, label_of
+from pfljax.report.run_folders import folders_with, title_of
+from pfljax.report.sections import score_text
 
 STATES = ("running", "stopped", "damaged", "waiting", "finished")  # in the order of the page
 SCORES = ("accuracy", "loss")  # the first that a run has is shown, unless config.json names another
@@ -63,14 +65,18 @@ def watched(folders: Sequence[Path]) -> list[Watched]:
     """Returns the runs in some folders or up to three levels below them, by state: those that have begun or will."""
     folders = [folder.resolve() for folder in folders]
     root = Path(os.path.commonpath(folders))
-    found = {}
+
+    # The planned number of rounds by folder; None: unknown.
+    rounds_of: dict[Path, int | None] = {}
     for folder in folders:
-        lists = [folder, *folders_with(planned.NAME, folder)]
-        found |= {path: rounds for each in lists for path, rounds in planned.read(each).items()}
-        begun = [*folders_with("config.json", folder), *folders_with("summary.json", folder)]
-        begun += [folder] if (folder / "config.json").is_file() else []
-        found |= {path: found.get(path) for path in begun}
-    runs = [read(path, root, rounds) for path, rounds in sorted(found.items())]
+        for study in (folder, *folders_with(planned.NAME, folder)):
+            rounds_of |= planned.read(study)
+        begun = folders_with("config.json", folder) + folders_with("summary.json", folder)
+        if (folder / "config.json").is_file():
+            begun.append(folder)
+        for path in begun:
+            rounds_of.setdefault(path, None)
+    runs = [read(path, root, rounds) for path, rounds in sorted(rounds_of.items())]
     return sorted(runs, key=lambda run: STATES.index(run.state))
 
 
@@ -90,35 +96,47 @@ def read(folder: Path, root: Path, rounds: int | None = None) -> Watched:
 
 
 def _read(folder: Path, about: Watched) -> Watched:
+    """Reads a run's files. Raises `Damaged` if one cannot be read."""
+    # Settings.
     rounds = _parsed(folder / "config.json", lambda path: files.read_json(path).get("rounds"), None)
     total = about.rounds if rounds is None else _count(rounds)
-    last, stopped = _parsed(folder / "summary.json", _ending, (-1, ""))
     chosen = _parsed(
         folder / "config.json", lambda path: str(files.read_json(path).get("score") or ""), ""
     )
+
+    # Progress.
+    last, stopped = _parsed(folder / "summary.json", _ending, (-1, ""))
     read_curve = functools.partial(_curve, chosen=chosen)
     score, curve, pace = _parsed(folder / "metrics.jsonl", read_curve, ("", {}, math.nan))
     saved = _parsed(
         folder / manifest.NAME, lambda _: getattr(manifest.read(folder), "rounds", 0), 0
     )
-    total = last if total is None and last >= 0 else total
+    if total is None and last >= 0:
+        total = last
     done = max([*curve, last, saved, 0])
+
+    # A process may hold the lock of a finished run until its other runs are finished.
     holder = locks.holder(folder)
-    # its process may hold it until its others are finished
+    state = "waiting"
+    note = ""
     if stopped or (total is not None and last >= total):
         state = "finished"
-        note = stopped and f"stopped {stopped}"
+        note = f"stopped {stopped}" if stopped else ""
     elif holder and not holder.has_ended:
         state = "running"
         note = f"process {holder}"
     elif holder or (folder / "config.json").exists():
         state = "stopped"
         note = f"process {holder} has ended" if holder else "no process trains it"
-    else:
-        state = "waiting"
-        note = ""
-    total = total if total is None else max(total, done)
-    return Watched(about.title, about.name, state, note, done, total, pace, score, curve)
+    return about._replace(
+        state=state,
+        note=note,
+        done=done,
+        rounds=None if total is None else max(total, done),
+        pace=pace,
+        score=score,
+        curve=curve,
+    )
 
 
 def _parsed(path: Path, parse: Callable[[Path], T], missing: T) -> T:
@@ -159,23 +177,26 @@ def _curve(path: Path, chosen: str) -> tuple[str, dict[int, float], float]:
 
 def seconds_left(runs: Sequence[Watched]) -> float:
     """Returns the seconds until all runs are finished; NaN if nothing runs, or if they are not known yet."""
+    # Known paces, by method and of all.
     paces = defaultdict(list)
+    all_paces = []
     for run in runs:
-        paces[run.title] += [] if math.isnan(run.pace) else [run.pace]
-    every = [pace for own in paces.values() for pace in own]
+        if not math.isnan(run.pace):
+            paces[run.title].append(run.pace)
+            all_paces.append(run.pace)
     workers = {run.note for run in runs if run.state == "running"}
-    if not workers or not every:
+    if not workers or not all_paces:
         return math.nan
 
-    def pace_of(run):
-        return run.pace if run.pace == run.pace else float(np.mean(paces[run.title] or every))
-
-    left = [
-        run._replace(pace=pace_of(run)).seconds_left
-        for run in runs
-        if run.state not in ("finished", "damaged")
-    ]
-    return sum(left) / len(workers)
+    total = 0.0
+    for run in runs:
+        if run.state in ("finished", "damaged"):
+            continue
+        pace = run.pace
+        if math.isnan(pace):
+            pace = float(np.mean(paces[run.title] or all_paces))
+        total += run._replace(pace=pace).seconds_left
+    return total / len(workers)
 
 
 def duration(seconds: float) -> str:
@@ -185,9 +206,10 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    parts = {"d": days, "h": hours, "min": minutes, "s": rest}
-    shown = [(unit, count) for unit, count in parts.items() if count or unit == "s"]
-    return " ".join(f"{count} {unit}" for unit, count in shown[:2] if count or len(shown) == 1)
+    counts = {"d": days, "h": hours, "min": minutes, "s": rest}
+    units = [unit for unit, count in counts.items() if count or unit == "s"][:2]
+    shown = [unit for unit in units if counts[unit] or len(units) == 1]
+    return " ".join(f"{counts[unit]} {unit}" for unit in shown)
 
 
 def curves(
@@ -196,50 +218,66 @@ def curves(
     """Returns rounds (T,), and means and sample deviations (T,) of a score over the runs that have reached them."""
     scores: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        for number, value in run.curve.items() if run.score == score else ():
-            scores[run.title][number].append(value)
-    found = {}
+        if run.score == score:
+            for number, value in run.curve.items():
+                scores[run.title][number].append(value)
+
+    by_method = {}
     for title, by_round in sorted(scores.items()):
         rounds = np.array(sorted(by_round))
         rounds = rounds[evenly(len(rounds), MAX_ROUNDS)]
-        spread = [float(statistics.deviation(by_round[number])) for number in rounds]
-        found[title] = (
-            rounds,
-            np.array([np.mean(by_round[number]) for number in rounds]),
-            np.array(spread),
-        )
-    return found
+        means = [np.mean(by_round[number]) for number in rounds]
+        deviations = [float(statistics.deviation(by_round[number])) for number in rounds]
+        by_method[title] = (rounds, np.array(means), np.array(deviations))
+    return by_method
 
 
 def page(folders: Sequence[Path], refresh: int) -> str:
     """Returns the page of runs in or below folders, which states that it is loaded again every `refresh` seconds."""
     runs = watched(folders)
-    counts = Counter(run.state for run in runs)
-    left = seconds_left(runs)
-    body = []
-    for run in runs:
-        last = markup.score(run.score, run.curve[max(run.curve)]) if run.curve else None
-        of_all = f"{run.done} of {'?' if run.rounds is None else run.rounds}"
-        pace = None if math.isnan(run.pace) else f"{run.pace:.3g}"
-        wait = None if run.state == "finished" else duration(run.seconds_left)
-        name = "/".join(filter(None, (run.title, run.name)))
-        body.append([name, run.state, of_all, last and f"{run.score} {last}", pace, wait, run.note])
-    said = (
-        ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]) or "no runs yet"
-    )
-    said += "" if math.isnan(left) else f"; about {duration(left)} left"
-    now = datetime.datetime.now().strftime("%H:%M:%S")
+
+    # Curves of each score that a run has.
     panels = {}
-    plots = []
+    plots: list[Element] = []
     for score in dict.fromkeys([*SCORES, *(run.score for run in runs if run.score)]):
-        if found := curves(runs, score):
+        curves_of_score = curves(runs, score)
+        if curves_of_score:
             axis = Axis(label_of(score), percent=is_percent(score))
-            panels[score] = {"": plain(method_curves(found, Axis("round"), axis))}
-            plots.append(plot(score, f"{label_of(score).capitalize()} over rounds", BAND))
-    parts = {
-        "Curves": "".join(plots),
-        "Runs": table(HEADS, body, "sortable") + paragraph(TIMES) if body else "",
-    }
+            panels[score] = {"": plain(method_curves(curves_of_score, Axis("round"), axis))}
+            plots.append(Plot(score, f"{label_of(score).capitalize()} over rounds", BAND))
+
+    table: list[Element] = []
+    if runs:
+        rows = [run_cells(run) for run in runs]
+        table = [Table(HEADS, rows, sortable=True), Paragraph(TIMES)]
+    now = datetime.datetime.now().strftime("%H:%M:%S")
     title = f"Watching {', '.join(map(str, folders))}"
-    lead = f"{said}. Seen at {now}; loaded again every {refresh} s."
-    return document(title, lead, parts, {"panels": files.plain(panels), "texts": {}, "csv": {}})
+    lead = f"{progress(runs)}. Updated {now}; refreshes every {refresh} s."
+    data = {"panels": files.plain(panels), "texts": {}, "csv": {}}
+    return document(title, lead, {"Curves": plots, "Runs": table}, data)
+
+
+def progress(runs: Sequence[Watched]) -> str:
+    """Returns how many runs are in each state, and the time left."""
+    counts = Counter(run.state for run in runs)
+    states = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+    text = ", ".join(states) or "no runs yet"
+    left = seconds_left(runs)
+    return text if math.isnan(left) else f"{text}; about {duration(left)} left"
+
+
+def run_cells(run: Watched) -> list[str | None]:
+    """Returns the cells of a run under `HEADS`."""
+    score = None
+    if run.curve:
+        value = score_text(run.score, run.curve[max(run.curve)]) or "-"
+        score = f"{run.score} {value}"
+    return [
+        "/".join(filter(None, (run.title, run.name))),
+        run.state,
+        f"{run.done} of {'?' if run.rounds is None else run.rounds}",
+        score,
+        None if math.isnan(run.pace) else f"{run.pace:.3g}",
+        None if run.state == "finished" else duration(run.seconds_left),
+        run.note,
+    ]

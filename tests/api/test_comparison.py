@@ -94,7 +94,7 @@ def test_a_table_makes_figures_for_a_paper(finished_comparison, tmp_path, monkey
     )
     table = finished_comparison.table
     names = {"scores", "rounds", "megabytes", "simulated_seconds", "differences", "clients-fedavg"}
-    paths = table.figures(tmp_path / "paper", width=5.0)
+    paths = table.save_figures(tmp_path / "paper", width=5.0)
     assert {path.name for path in paths} == {
         f"{name}.{kind}" for name in names for kind in ("pdf", "png")
     }
@@ -102,7 +102,7 @@ def test_a_table_makes_figures_for_a_paper(finished_comparison, tmp_path, monkey
         tmp_path / "paper"
     }
     with pytest.raises(ArgumentError, match="width=0"):
-        table.figures(tmp_path, width=0)
+        table.save_figures(tmp_path, width=0)
 
 
 def test_a_table_in_latex_is_that_of_its_contents(finished_comparison):

@@ -21,9 +21,20 @@ from IPython.core.formatters import DisplayFormatter
 from run_folders import K, T, make_run
 
 from pfljax import report
+from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
-from pfljax.report import comparisons, content, draw, picture, pictures, sections
+from pfljax.report import (
+    comparisons,
+    content,
+    draw,
+    picture,
+    pictures,
+    plots,
+    rendering,
+    sections,
+)
+from pfljax.report.run_data import RunData, Score
 
 
 def readable(page):
@@ -37,8 +48,8 @@ def packed(page):
     return json.loads(gzip.decompress(base64.b64decode(letters)))
 
 
-def plots_of(index, weights, group, topology="peers"):
-    """The plots of a run in which clients used these models in all of its rounds, and scored 1."""
+def run_of(index, weights, group, topology="peers"):
+    """A run in which clients used these models in all of its rounds, and scored 1."""
     used = {
         "round": np.arange(len(index)),
         "index": index,
@@ -46,7 +57,7 @@ def plots_of(index, weights, group, topology="peers"):
         "topology": topology,
     }
     scores = {"rounds": np.arange(len(index)), "accuracy_test": np.ones(index.shape[:2])}
-    return report.Plots({}, [], scores, used | {"group": np.array(group)})
+    return RunData({}, [], scores, used | {"group": np.array(group)})
 
 
 @pytest.fixture
@@ -186,7 +197,7 @@ def test_sharing_is_the_cosine_of_rows_within_and_across_distributions():
         0,
     )
     index = np.array([[0, 1], [1, 0], [2, 0]])
-    heat = pictures.sharing_matrix(plots_of(index[None], weights[None], [1, 0, 1]), 0).heat
+    heat = pictures.sharing_matrix(run_of(index[None], weights[None], [1, 0, 1]), 0).heat
     np.testing.assert_allclose(
         heat.values, np.array(alike)[np.ix_([1, 0, 2], [1, 0, 2])], atol=1e-12
     )
@@ -228,7 +239,7 @@ def test_epsilons_of_clients_stand_beside_those_of_examples(tmp_path):
     assert {tuple(row[-2:]) for row in page.rows if "3.21" in row} == {
         ("3.21", "7.65")
     } and "Not included: logs." in page.sections["Privacy"]
-    only = sections.privacy({"of_clients": other})
+    only = rendering.render(sections.privacy({"of_clients": other}))
     assert "of whole clients" in only and "of examples" not in only
 
 
@@ -242,15 +253,15 @@ def test_weights_are_put_where_they_belong_and_add_up():
 def test_the_matrix_is_ordered_by_true_distribution():
     index = np.array([[0], [1], [2]])
     weights = np.array([[1.0], [0.6], [0.2]])
-    plots = plots_of(index[None], weights[None], [1, 0, 1])
-    heat = pictures.weight_matrix(plots, 0).heat
+    run = run_of(index[None], weights[None], [1, 0, 1])
+    heat = pictures.weight_matrix(run, 0).heat
     np.testing.assert_allclose(heat.values, np.diag([0.6, 1.0, 0.2]))  # client 1 first
     assert heat.rows == ["1", "0", "2"] and not heat.columns and heat.edges == [0.5]
     assert [(start, stop) for start, stop, _ in heat.strip] == [(0, 1), (1, 3)]
-    axes = plots.collaboration().axes[0]
+    axes = plots.plot_collaboration(run).axes[0]
     np.testing.assert_allclose(axes.images[0].get_array(), heat.values)
     assert [tick.get_text() for tick in axes.get_yticklabels()] == heat.rows
-    shared = pictures.weight_matrix(plots_of(index[None], weights[None], [1, 0, 1], "shared"), 0)
+    shared = pictures.weight_matrix(run_of(index[None], weights[None], [1, 0, 1], "shared"), 0)
     np.testing.assert_allclose(shared.heat.values, [[0, 0.6, 0], [1, 0, 0], [0, 0, 0.2]])
     assert shared.heat.columns == list("012") and shared.x.label == "model"
 
@@ -277,8 +288,9 @@ def test_comparison_and_scaling_are_drawn(tmp_path):
     texts = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in scaling.axes]
     assert texts == [["a, slope 2.00", "b"], ["a, slope 1.00", "b"]]
     row |= {"reference": "b", "difference": 0.1, "difference_low": -0.1, "difference_high": 0.3}
-    compared = report.comparison_figure([row, row | {"method": "b", "difference_low": None}])
+    compared = report.plot_comparison([row, row | {"method": "b", "difference_low": None}])
     zero, span, mean = compared.axes[2].lines
+    assert span.get_marker() == "|"  # caps
     drawn = np.concatenate([line.get_xdata() for line in (zero, span, mean)])
     np.testing.assert_allclose(drawn, [0, 0, -10, 30, 10])
     for number, figure in enumerate((compared, scaling)):
@@ -294,7 +306,7 @@ def test_measures_of_a_method_are_missing_for_the_initial_models(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     drawn = packed(report.write_page(tmp_path))["panels"]["measure-0"][""]
     assert drawn["y"]["label"] == "drift" and drawn["series"][0]["y"] == [None, 0.5, 0.5]
-    figures = report.Plots.read(tmp_path).figures()
+    figures = plots.all_figures(RunData.read(tmp_path))
     (line,) = figures["measures"].axes[0].lines
     np.testing.assert_array_equal(line.get_ydata(), [np.nan, 0.5, 0.5])
 
@@ -327,13 +339,13 @@ def test_every_score_of_clients_is_drawn(undrawn, tmp_path):
     with pytest.raises(
         ValueError, match="metric: the run has no f1; accepted: accuracy, loss, own_error"
     ):
-        report.Plots.read(tmp_path).accuracy("f1")
+        plots.plot_scores(RunData.read(tmp_path), "f1")
 
 
 def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
     row = {"method": "a", "seeds": [{"accuracy": 0.9}], "rounds": [1, 2]}
     row |= {"curve_mean": [0.5, 0.9], "curve_std": [0.0, 0.0]}
-    points, curves = report.comparison_figure([row]).axes
+    points, curves = report.plot_comparison([row]).axes
     assert [line.get_xdata().tolist() for line in points.lines] == [
         [0.9]
     ] and not curves.collections
@@ -342,10 +354,10 @@ def test_a_mean_and_a_band_are_drawn_only_over_several_seeds():
         "seeds": [{"accuracy": 0.8}, {"accuracy": 1.0}],
         "curve_std": [0.1, 0.1],
     }
-    points, curves = report.comparison_figure([row, row | several]).axes
+    points, curves = report.plot_comparison([row, row | several]).axes
     drawn = [line.get_xydata().tolist() for line in points.lines]
     np.testing.assert_allclose(drawn[1], [[0.8, 1], [1, 1]])
-    np.testing.assert_allclose(drawn[2], [[0.9, 0.68], [0.9, 1.32]])  # the mean
+    np.testing.assert_allclose(drawn[2], [[0.9, 0.55], [0.9, 1.45]])  # the mean
     band = curves.collections[0].get_paths()[0].vertices
     assert len(curves.collections) == 1 and (band[:, 1].min(), band[:, 1].max()) == pytest.approx(
         (0.4, 1.0)
@@ -357,17 +369,19 @@ def test_many_clients_share_the_rows_of_a_matrix(monkeypatch):
     monkeypatch.setattr(pictures, "MAX_ROWS", 3)
     index = np.array([[0, 1], [1, 4], [2, 0], [3, 2], [4, 0]])
     weights = np.array([[0.5, 0.5], [0.25, 0.75], [1.0, 0.0], [0.5, 0.5], [0.5, 0.5]])
-    panel = pictures.weight_matrix(plots_of(index[None], weights[None], [0] * 5), 0)
+    panel = pictures.weight_matrix(run_of(index[None], weights[None], [0] * 5), 0)
     np.testing.assert_allclose(panel.heat.values, [[0.625, 0, 0.375], [0, 1, 0], [0.5, 0, 0.5]])
     assert "rows of 2" in panel.y.label
 
 
 def test_figures_show_inline_in_a_notebook(tmp_path):
     make_run(tmp_path)
-    plots = report.Plots.read(tmp_path)
-    shown, metadata = DisplayFormatter().format(plots.collaboration(), include={"image/png"})
+    run = RunData.read(tmp_path)
+    figure = plots.plot_collaboration(run)
+    shown, metadata = DisplayFormatter().format(figure, include={"image/png"})
     assert shown["image/png"].startswith(b"\x89PNG") and not metadata
-    drawn = [plots.accuracy(), plots.per_client(), plots.weights(), plots.traffic()]
+    functions = (plots.plot_scores, plots.plot_clients, plots.plot_weights, plots.plot_traffic)
+    drawn = [plot(run) for plot in functions]
     assert [figure.axes[0].get_xlabel() for figure in drawn[:2]] == ["round", "client, worst first"]
     assert len(drawn[2].axes) == K
     bytes_sent = drawn[3].axes[0].lines[0].get_xdata()
@@ -376,11 +390,11 @@ def test_figures_show_inline_in_a_notebook(tmp_path):
 
 def test_what_a_run_has_not_kept_is_named(tmp_path):
     make_run(tmp_path, optional=False)
-    plots = report.Plots.read(tmp_path)
-    with pytest.raises(ValueError, match=r"collaboration\.npz has no index"):
-        plots.collaboration()
-    with pytest.raises(ValueError, match="has no metrics of its own"):
-        plots.measures()
+    run = RunData.read(tmp_path)
+    with pytest.raises(ArgumentError, match=r"^run: collaboration\.npz has no index$"):
+        plots.plot_collaboration(run)
+    with pytest.raises(ArgumentError, match="has no metrics of its own"):
+        plots.plot_metrics(run)
 
 
 @pytest.mark.slow
@@ -514,10 +528,10 @@ def test_percentages_side_by_side_do_not_overlap_in_a_column(low):
 
 def test_figures_do_not_name_a_single_group():
     for group in ([0, 0, 0], [0, 1, 1]):
-        plots = plots_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), group)
+        run = run_of(np.zeros((2, 3, 1), int), np.ones((2, 3, 1)), group)
         several = group[1] > 0
-        named = any(series.name for series in pictures.ranking(plots, np.arange(3)).series)
-        assert ("group" in pictures.weights(plots)[0].title) == several == named
+        named = any(series.name for series in pictures.ranking(run, np.arange(3)).series)
+        assert ("group" in pictures.weights(run)[0].title) == several == named
 
 
 def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monkeypatch):
@@ -534,7 +548,7 @@ def test_of_many_clients_the_page_shows_some_and_says_so(undrawn, tmp_path, monk
     ) and "2 of 3 evaluated rounds" in readable(page)
     assert found["rounds"] == [10, 30]
     assert found["panels"]["spread"]["accuracy"]["series"][0]["x"] == [10, 20, 30]
-    assert len(found["sharing"]["rows"][0]) == len(found["test"]) == len(found["told"]) == 3
+    assert len(found["sharing"]["rows"][0]) == len(found["test"]) == len(found["sentences"]) == 3
 
 
 def test_found_groups_are_blocks_of_clients_who_share_models():
@@ -646,11 +660,16 @@ def test_a_page_shows_paired_differences_with_intervals_within_each_group(tmp_pa
     assert [["one/fedavg", *told], ["two/fedavg", *told]] == sorted(
         row for row in parsed.rows if told[0] in row
     )
-    assert any("over local" in row for row in parsed.rows) and "over 2 splits" in parsed.text
+    assert (
+        any("over local, weighted by examples" in row for row in parsed.rows)
+        and "over 2 splits" in parsed.text
+    )
     assert list(panels)[:2] == ["two/local", "one/local"] and len(panels) == 4
     _, line, point = panels["one/local"]["series"]
     np.testing.assert_allclose([*line["x"], *point["x"]], [30 - 127.06, 30 + 127.06, 30], rtol=1e-3)
-    assert panels["one/local"]["x"]["label"] == "test accuracy minus one/local's, percentage points"
+    unit = "percentage points, weighted by examples"
+    assert panels["one/local"]["x"]["label"] == f"test accuracy minus one/local's, {unit}"
+    assert line["kind"] == "interval"
     np.testing.assert_allclose(panels["one/fedavg"]["series"][2]["x"], [-30])
 
 

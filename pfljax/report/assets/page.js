@@ -44,6 +44,16 @@ const page = (() => {
     };
   }
 
+  // A line between two positions, with a cap at each end.
+  const interval = ({ x, y, color, width }) => ({
+    x,
+    y,
+    mode: "lines+markers",
+    line: { color, width },
+    marker: { symbol: "line-ns", size: 13, line: { color, width } },
+    hovertemplate: "%{x:.4g}<extra></extra>",
+  });
+
   function markers({ kind, x, y, color, dash, width, symbol, size, keys }) {
     const chosen = (keys || []).map((key) => key === hooks.selected);
     const grown = chosen.some(Boolean) ? chosen.map((is) => (is ? 17 : 1.4 * size)) : 1.4 * size;
@@ -52,7 +62,13 @@ const page = (() => {
       y,
       mode: kind === "points" ? "markers" : symbol ? "lines+markers" : "lines",
       line: { color, dash, width },
-      marker: { color, symbol, size: grown, opacity: 1, line: { color: pick(), width: chosen.map((is) => (is ? 3 : 0)) } },
+      marker: {
+        color,
+        symbol,
+        size: grown,
+        opacity: 1,
+        line: { color: pick(), width: chosen.map((is) => (is ? 3 : 0)) },
+      },
       customdata: keys || undefined,
       hovertext: keys ? keys.map((key) => plain(hooks.texts[key])) : undefined,
       hoverinfo: keys ? "text" : undefined,
@@ -67,8 +83,20 @@ const page = (() => {
       name: plain(s.name || ""),
       showlegend: Boolean(s.name),
       legendgroup: linked.has(s.color) ? s.color : undefined,
-      ...(s.kind === "band" ? band(s) : markers(s)),
+      ...(s.kind === "band" ? band(s) : s.kind === "interval" ? interval(s) : markers(s)),
     }));
+  }
+
+  // Breaks a horizontal axis' title into lines that fit the plot; Plotly would cut it off.
+  function inLines(label) {
+    const most = Math.max(20, Math.floor((Math.min(printing ? PAPER : window.innerWidth, 1200) - 100) / 7.5));
+    const lines = [""];
+    for (const word of label.split(" ")) {
+      const longer = `${lines[lines.length - 1]} ${word}`.trim();
+      if (longer.length <= most) lines[lines.length - 1] = longer;
+      else lines.push(word);
+    }
+    return lines.map(plain).join("<br>");
   }
 
   const axis = ({ label, ticks, percent, log, limits }) => ({
@@ -82,9 +110,15 @@ const page = (() => {
     ...(ticks ? { tickmode: "array", tickvals: ticks.map(([at]) => at), ticktext: ticks.map(([, text]) => plain(text)) } : {}),
   });
 
+  const horizontal = (described) => ({ ...axis(described), title: { text: inLines(described.label), standoff: 8 } });
+
   const drawn = (panel) => ({
     data: traces(panel.series),
-    layout: { xaxis: axis(panel.x), yaxis: axis(panel.y), showlegend: panel.series.some((s) => s.name) },
+    layout: {
+      xaxis: horizontal(panel.x),
+      yaxis: axis(panel.y),
+      showlegend: panel.series.some((s) => s.name),
+    },
   });
 
   function heat({ x, y, heat: { rows, label, limits, edges, strip, ...given } }, z, chosen) {

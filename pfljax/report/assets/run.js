@@ -139,7 +139,7 @@ page.hooks.show = (d) => {
     byId("round").setAttribute("aria-valuetext", round);
     byId("cosines").textContent = state.kind === "sharing" ? sharing.cosines[at] : "";
     ["matrix", "graph"].forEach(draw);
-    tellClient();
+    describeClient();
   }
 
   function startRounds() {
@@ -224,9 +224,9 @@ page.hooks.show = (d) => {
     return made;
   }
 
-  function tellClient() {
+  function describeClient() {
     const i = state.client;
-    let told = d.told[i];
+    let text = d.sentences[i];
     if (sharing) {
       const row = rowOf(state.at, i),
         near = strongest(i, row, 3).map((j) => `${nameOf(j)} (${row[j].toFixed(2)})`);
@@ -234,9 +234,9 @@ page.hooks.show = (d) => {
         state.kind === "sharing"
           ? ["Shares models most with", "Shares models with no one"]
           : ["Uses most", "Uses nobody else's model"];
-      told += ` ${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
+      text += ` ${near.length ? `${lead} ${near.join(", ")}` : none} in round ${sharing.rounds[state.at]}.`;
     }
-    byId("client-told").textContent = told;
+    byId("client-text").textContent = text;
   }
 
   hooks.select = (i) => {
@@ -245,14 +245,14 @@ page.hooks.show = (d) => {
     document.querySelectorAll("tr.picked").forEach((row) => row.classList.remove("picked"));
     const button = document.querySelector(`#clients-table button[data-client="${clients[i]}"]`);
     if (button) button.closest("tr").classList.add("picked");
-    tellClient();
+    describeClient();
     ["curves", "labels", "neighbors", "matrix", "graph", "ranking"].forEach(draw);
   };
 
   function startClient() {
     const list = byId("client"),
       table = byId("clients-table");
-    d.named.forEach((name, i) => list.append(new Option(name, i)));
+    d.names.forEach((name, i) => list.append(new Option(name, i)));
     list.addEventListener("change", () => hooks.select(Number(list.value)));
     byId("previous").addEventListener("click", () => hooks.select((state.client + n - 1) % n));
     byId("next").addEventListener("click", () => hooks.select((state.client + 1) % n));
@@ -261,7 +261,7 @@ page.hooks.show = (d) => {
         const button = event.target.closest("button[data-client]");
         if (!button) return;
         hooks.select(place.get(Number(button.dataset.client)));
-        byId("client-told").scrollIntoView({ block: "center" });
+        byId("client-text").scrollIntoView({ block: "center" });
       });
     plot("curves", drawCurves);
     if (d.labels) plot("labels", drawLabels);
