@@ -32,7 +32,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.models.groups import Networks, grouped, modules_of
 from pfljax.models.standardizing import array_name, inside
 from pfljax.planner.profiling import profiler
-from pfljax.run.experiment import Execution, Experiment
+from pfljax.run.experiment import Execution, Experiment, NeverTrained
 from pfljax.run.replicates import check_alike
 from pfljax.settings.fields import Seed, checked, knob
 from pfljax.settings.method import tell
@@ -95,6 +95,7 @@ class Run:
         unseen: Federation | None = None,
         fine_tune_epochs: Annotated[int, knob(at_least=0)] = 0,
         eval_clients: Annotated[int, knob(at_least=0)] = 0,
+        never_trained: NeverTrained = "global",
         tell_groups: bool = False,
         metrics: Metrics | None = None,
         stop: Annotated[
@@ -123,6 +124,8 @@ class Run:
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
+            never_trained: Predictions of clients that have never trained, for methods with personal models beside a
+                global one: those of the "global" model, or of the client's "initial" model.
             tell_groups: Whether methods get the true number of groups, for knobs of this kind that have their default.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             stop: Rows of `Result.history` -> whether to stop, or why, after an evaluation; None: train all rounds.
@@ -150,6 +153,7 @@ class Run:
         if stages:
             told["own_stages"] = tuple(stages)
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        told |= {"never_trained": never_trained}
         clients = scaled_as(model, clients)
         local = with_class_weights(local, clients)
         self.clients = clients

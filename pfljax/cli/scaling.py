@@ -147,6 +147,7 @@ def run(settings: Settings) -> None:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
     settings.refuse("participation", "use --cohort to set the number of clients in a round")
     settings.refuse("eval_clients", "nothing is scored; rounds are only timed")
+    settings.refuse("never_trained", "nothing is scored; rounds are only timed")
     settings.refuse("class_weights", "it affects neither time nor memory")
     for flag in ("shape", "num_classes"):
         if settings.data_file:

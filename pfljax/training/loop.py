@@ -30,7 +30,7 @@ from pfljax.run.experiment import Experiment
 from pfljax.run.replicates import Replicates
 from pfljax.settings.fields import knob
 from pfljax.stores.registry import store_of
-from pfljax.training import conformance, mixing, scoring
+from pfljax.training import conformance, mixing, never_trained, scoring
 from pfljax.training.compiling import Dispatch, compile_to_fit, dispatcher
 from pfljax.training.describe import plan_lines
 from pfljax.training.outcome import Outcome, make_key
@@ -462,6 +462,7 @@ class Trainer:
             num_clients = experiment.federation.num_clients
             history.down += float(record.down.sum(dtype=np.float64)) / num_clients
             history.up += float(record.up.sum(dtype=np.float64)) / num_clients
+            history.count_trained(record.trained)
             if record.seconds is not None:
                 history.simulated += float(record.seconds.sum(dtype=np.float64))
 
@@ -518,7 +519,13 @@ class Trainer:
         None are those of the initial models: then "train_loss" is the loss of their predictions, and the method's own
         metrics are missing.
         """
-        scores_of_runs = self.evaluate(self._key(2), self.state, self.clients, self.splits)
+        trained = self.store.put(
+            self.compiled.plan,
+            self.replicates,
+            [history.has_trained for history in self.histories],
+            self.experiments[0].federation.num_clients,
+        )
+        scores_of_runs = self.evaluate(self._key(2), self.state, self.clients, self.splits, trained)
         scores_of_runs = self.replicates.split(jax.device_get(scores_of_runs))
         records: Sequence[Record | None] = newest or [None] * self.replicates.num
         for number, record in enumerate(records):
@@ -649,6 +656,7 @@ class Trainer:
         if dropped:
             clients_dropped = most_dropped(dropped)
             self._tell(f"  dropped, since their results were not finite: {clients_dropped}")
+        self._add_never_trained(summary, number)
         newcomers_key = of_run(self._key(3))
         summary["unseen"] = scoring.score_unseen(experiment, compiled, newcomers_key, state)
         self.folders.finish(number, summary, self.done)
@@ -658,6 +666,26 @@ class Trainer:
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
         self.outcomes.add(outcome)
         return outcome
+
+    def _add_never_trained(self, summary: dict, number: int) -> None:
+        """Adds to a run's summary which clients have trained, and tells of those that have not."""
+        history = self.histories[number]
+        if history.trained is None:  # an earlier version began the run
+            summary["never_trained"] = None
+            return
+        compiled = self.compiled
+        summary["per_client"] = with_rounds_trained(summary["per_client"], history.trained)
+        summary["never_trained"] = never_trained.summarized(
+            self.experiments[number], compiled.algorithm, compiled.state, history
+        )
+        line = never_trained.line(summary["never_trained"])
+        if line:
+            self._tell(f"  {line}")
+
+
+def with_rounds_trained(rows: list[dict], trained: np.ndarray) -> list[dict]:
+    """The summary's rows of clients, with the number of rounds in which each has trained."""
+    return [row | {"rounds_trained": int(trained[row["client"]])} for row in rows]
 
 
 def in_folders(experiments: Sequence[Experiment], outs: Sequence[Path]) -> list[Experiment]:
