@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -337,7 +338,10 @@ class Result:
             raise ArgumentError(
                 "out", "the run was trained without a folder; pass `out` to `train`"
             )
-        return report.write(self.out)
+        begin = time.perf_counter()
+        page = report.write(self.out)
+        self.summary["seconds"]["page"] = time.perf_counter() - begin
+        return page
 
 
 def largest_offset(scaling: Scaling) -> float:

@@ -19,6 +19,7 @@ from pfljax.contract import cores, processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import free_memory, readable
 from pfljax.contract.pooled import is_pooled
+from pfljax.contract.speech import with_former_say
 from pfljax.data import Federation
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
@@ -44,11 +45,11 @@ from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
-from pfljax.training.loop import EVERY, CheckpointEvery, EvalEvery, Rounds, Schedule, Trainer, check
+from pfljax.training.loop import EVERY, EvalEvery, Rounds, Schedule, Trainer, check
+from pfljax.training.saving import AUTO, CheckpointEvery
 from pfljax.training.stopping import Stop
 from pfljax.training.tracking import Tracker
 
-Say = Callable[[str], None]
 Folder = str | Path
 Clients = Annotated[
     Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")
@@ -183,6 +184,7 @@ class Run:
             with_features(fingerprint.identified(found), execution.cache_features)
         )
 
+    @with_former_say
     @checked()
     def train(
         self,
@@ -191,8 +193,7 @@ class Run:
         out: Folder | None = None,
         resume: Resume = False,
         eval_every: EvalEvery = 10,
-        checkpoint_every: CheckpointEvery = 50,
-        say: Say | None = None,
+        checkpoint_every: CheckpointEvery = AUTO,
         progress: bool = True,
         profile: Folder | None = None,
         tracker: Tracker | None = None,
@@ -210,12 +211,12 @@ class Run:
                 saved yet; it raises an error if the checkpoints were lost. "if_possible" starts over in that case,
                 and "from_scratch" always starts over. `rounds` then counts from round 0 of the run in `out`.
             eval_every: Number of rounds between evaluations. The initial models are evaluated too, as round 0.
-            checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
-            say: Called with lines about the plan and progress, such as `print`.
+            checkpoint_every: Number of rounds between checkpoints, or of seconds, such as "60s". "auto": a minute, or
+                longer if saving would take more than a tenth of the time. The last round is always saved.
             progress: Whether to show a progress bar in a terminal or notebook.
             profile: Folder for a profiler trace of a few rounds; prints a summary.
             tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
-                function that logs to another tracker. An exception that it or `say` raises ends the training, as one
+                function that logs to another tracker. An exception that it raises ends the training, as one
                 that prunes a search must, and reaches the caller as it is.
 
         Raises:
@@ -230,7 +231,7 @@ class Run:
         if self._trainer is None:
             self._out = out
             self._trainer = start(
-                [self], [out] if out else None, profile, resume=resume, say=say, bar=progress
+                [self], [out] if out else None, profile, resume=resume, bar=progress
             )
         elif out not in (None, self._out):
             raise ArgumentError(
@@ -518,6 +519,7 @@ def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
     return runs
 
 
+@with_former_say
 @checked()
 def train_replicates(
     runs: Annotated[Sequence[Run], knob(empty=False)],
@@ -526,7 +528,6 @@ def train_replicates(
     outs: Annotated[Sequence[Folder], knob(distinct=True)] | None = None,
     resume: Resume = False,
     schedule: Schedule = EVERY,
-    say: Say | None = None,
     profile: Folder | None = None,
     trackers: Sequence[Tracker | None] = (),
 ) -> list[Result]:
@@ -542,7 +543,6 @@ def train_replicates(
         outs: A folder for each run; see `Run.train`.
         resume: See `Run.train`. All folders need a checkpoint of the same round; otherwise all runs start over.
         schedule: When to evaluate and save the runs.
-        say: See `Run.train`.
         profile: See `Run.train`.
         trackers: A tracker for each run; see `Run.train`.
 
@@ -561,7 +561,7 @@ def train_replicates(
             raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
     check_alike([run.experiment for run in runs])
     folders = [Path(out) for out in outs] if outs else None
-    trainer = start(padded_alike(runs), folders, profile, resume=resume, say=say, trackers=trackers)
+    trainer = start(padded_alike(runs), folders, profile, resume=resume, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
     found = zip(runs, outcomes, folders or [None] * len(runs), strict=True)
     return [

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import io
 import itertools
+import logging
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ import jax
 from pfljax.cli import end_unread, help, supervision
 from pfljax.cli.names import FORMER
 from pfljax.cli.settings import Define, FlagError, Settings, parse
-from pfljax.contract import cores, processes
+from pfljax.contract import cores, processes, speech
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.host import cache_folder
 from pfljax.folder import endings, files
@@ -82,7 +83,10 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
                         supervision.watch()
                     supervision.end_with_the_watcher()
                 set_up_devices(settings, command.devices(settings), command.keep_compiled)
-            command.run(settings)
+            verbose = "verbose" in settings and settings.verbose
+            level = logging.DEBUG if verbose else logging.INFO
+            with speech.lines_to(print, level):
+                command.run(settings)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
     except BrokenPipeError:

@@ -31,6 +31,7 @@ class History:
         down: Bytes downloaded so far, per client.
         up: Bytes uploaded so far, per client.
         seconds: Seconds spent on rounds so far.
+        parts: Seconds spent on other parts of the run so far, such as "evaluation".
         simulated: Seconds on the simulated clock so far.
         dropped: How often clients were dropped so far, since their results were not finite, by client.
         trained: Number of rounds in which each client trained, int32 (K,); None: an earlier version did not record it.
@@ -67,6 +68,7 @@ class History:
         self.up = counts["up"]
         self.seconds = counts["seconds"]
         self.simulated = counts["simulated"]
+        self.parts: dict[str, float] = counts.get("parts", {})
         dropped = counts.get("dropped", {})
         self.dropped: dict[int, int] = {int(client): times for client, times in dropped.items()}
 
@@ -143,7 +145,7 @@ class History:
         for name, values in self.collaboration.items():
             arrays[f"collaboration/{name}"] = np.stack(values)
         # The counts include rounds after the last row.
-        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped")}
+        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped", "parts")}
         if self.trained is not None:
             arrays["trained"] = self.trained
         arrays["rows"] = np.asarray(json.dumps(files.plain(self.rows)))
