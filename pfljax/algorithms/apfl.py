@@ -21,7 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.global_model import averaging, received_model
 from pfljax.contract import tree
 from pfljax.contract.types import (
     Algorithm,
@@ -132,6 +132,7 @@ class APFL:
             first_row=first_row,
             predict=predict,
             adapt=adapt,
+            global_model=received_model,
             report=Report(scored="each client's mixture of its own and the global parameters"),
         )
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import jax
 
 from pfljax.algorithms.common.adoption import Adoption
-from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.global_model import averaging, received_model
 from pfljax.algorithms.common.layers import Phase, train_phases
 from pfljax.contract import tree
 from pfljax.contract.types import (
@@ -148,5 +148,6 @@ class FedAH:
             first_row=first_row,
             predict=predict,
             adapt=adapt,
+            global_model=received_model if self.predict == "own" else None,
             report=Report(scored=f"the global body with each client's {self.predict} head"),
         )

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common.adoption import Adoption
-from pfljax.algorithms.common.global_model import averaging
+from pfljax.algorithms.common.global_model import averaging, received_model
 from pfljax.contract import tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
@@ -165,6 +165,7 @@ class FedALA:
             first_row=first_row,
             predict=predict,
             adapt=adapt,
+            global_model=received_model if self.scored == "after" else None,
             report=Report(
                 scored=f"each client's model {self.scored} local training",
                 facts=(("mixed layers", self.layers),),

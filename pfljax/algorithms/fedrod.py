@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from pfljax.algorithms.common import classes
@@ -112,6 +113,11 @@ class FedRoD:
             generic_logits = model.apply(generic, x)
             return generic_logits + model.apply(with_head(head, generic), x)
 
+        def generic_model(models: Params) -> Prediction:
+            """The generic model alone: a personal head of zeros adds nothing to its logits."""
+            head = init_head(tree.first(models))
+            return Prediction(inputs=jax.tree.map(jnp.zeros_like, head))
+
         def adapt(context: ClientContext, models: Params, data: ClientData) -> Prediction:
             """Newcomers train a personal head with the global model fixed."""
             generic = tree.first(models)
@@ -132,5 +138,6 @@ class FedRoD:
             predict=predict,
             apply=apply,
             adapt=adapt,
+            global_model=generic_model,
             report=Report(scored="the global model with each client's personal head"),
         )

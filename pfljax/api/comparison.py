@@ -19,7 +19,6 @@ from pfljax.api.run import (
     ClientsOfSplit,
     Folder,
     Run,
-    Say,
     SplitData,
     check_method,
     check_splits,
@@ -31,6 +30,7 @@ from pfljax.api.table import FILES, Table, table_of
 from pfljax.api.tuning import Point, Tuning
 from pfljax.contract import processes
 from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation
 from pfljax.evaluation import measures
 from pfljax.evaluation.metrics import is_percent
@@ -217,11 +217,12 @@ class Comparison:
                 ):
                     found[title] = Trained([], failure=RunError(reason))
                 if found[title].failure is not None:
-                    self.study.say(f"{title} failed: {found[title].failure}")
+                    logger.info(f"  {title} failed: {found[title].failure}")
                 elif found[title].is_complete:
                     done = sum(each.is_complete and each.failure is None for each in found.values())
                     scores = score_text(found[title].summaries)
-                    self.study.say(f"{done} of {len(self.entries)} methods done: {title}, {scores}")
+                    counted = f"{done} of {len(self.entries)} methods done"
+                    logger.info(f"  {counted}: {title}, {scores}")
         return {title: found[title] for title in self.entries}
 
     def _tell_others(self, title: str, error: RunError | None) -> None:
@@ -265,7 +266,7 @@ class Comparison:
                 if folder is not None:
                     if not own and not all(path.exists() for path in entry.score_files(folder)):
                         return unknown
-                    if not taken(held, folder, self.study.say, wait=wait):
+                    if not taken(held, folder, wait=wait):
                         return unknown
                 search = self._search(entry, folder)
             point = search.best
@@ -308,7 +309,6 @@ class Comparison:
             self.study.rounds,
             folder=folder,
             rerun=self.study.rerun,
-            say=self.study.say,
             widen=self.widen,
         )
 
@@ -523,6 +523,7 @@ def check_folder(out: Path, folders: Sequence[Path], titles: Sequence[str], reru
         )
 
 
+@with_former_say
 @checked(options=[Run, Schedule], without=["method", "seed", "unseen", "config"])
 def compare(
     methods: Methods,
@@ -547,7 +548,6 @@ def compare(
     replicate: Replicate = "auto",
     rerun: Rerun = "never",
     cells: str = "",
-    say: Say | None = None,
     tracker: Tracker | None = None,
     profile: Folder | None = None,
     config: Config | None = None,
@@ -594,7 +594,6 @@ def compare(
         rerun: "changed" repeats finished runs of which anything has changed; "never" raises an error that names it.
         cells: "i/n": train only every n-th cell from the i-th on, beside n - 1 other processes that share `out`. The
             last to finish writes the table; the others raise an error that says how many cells are left.
-        say: Called with lines about the progress, such as `print`.
         tracker: See `Run.train`. Runs are named METHOD/seed-SEED. Runs that finished earlier are not tracked again.
         profile: See `Run.train`.
         config: (title, trial, chosen values) -> further content of config.json; see `Run`.
@@ -606,7 +605,6 @@ def compare(
         ArgumentError: if an argument is not accepted, or `out` has other runs; before anything is trained.
         RunError: if some cells are other processes' share and not finished.
     """
-    say = say or (lambda line: None)
     folder = None if out is None else Path(out)
     schedule = Schedule(**{name: options.pop(name) for name in Schedule._fields if name in options})
     comparison = arranged(
@@ -614,7 +612,7 @@ def compare(
         clients,
         model,
         local,
-        study=Study(rounds, schedule, replicate, rerun, say, profile),
+        study=Study(rounds, schedule, replicate, rerun, profile),
         seeds=seeds,
         splits=splits,
         learning_rates=learning_rates,
@@ -738,7 +736,7 @@ def arranged(
         def first_run(title: str) -> Run:
             return run_of(entries[title], entries[title].first_point, trials[0], False)
 
-        entries = {title: entries[title] for title in fitting(list(entries), first_run, study.say)}
+        entries = {title: entries[title] for title in fitting(list(entries), first_run)}
 
     check_tunings(
         entries, [each for trial in trials for each in data_of[trial] if each is not None], seeds
@@ -798,7 +796,7 @@ def check_tunings(
             )
 
 
-def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list[str]:
+def fitting(titles: Sequence[str], make: Callable[[str], Run]) -> list[str]:
     """The methods that the data and the other arguments are for; says which are left out, and why."""
     found = []
     for title in titles:
@@ -808,7 +806,7 @@ def fitting(titles: Sequence[str], make: Callable[[str], Run], say: Say) -> list
             if error.argument != "method" and not error.owner:  # the owner of a knob is a method
                 raise
             knob_of = "" if error.argument == "method" else f"{error.argument}: "
-            say(f"left out: {title}: {knob_of}{error.text.split(';')[0]}")
+            logger.info(f"  left out: {title}: {knob_of}{error.text.split(';')[0]}")
         else:
             found.append(title)
     return found

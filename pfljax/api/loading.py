@@ -25,7 +25,7 @@ from pfljax.settings.fields import checked, knob
 from pfljax.training.outcome import saved_outcome
 
 OF_COMMANDS = "pfljax.cli.again"  # imported only for runs of a command
-OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients")
+OPTIONS = ("seed", "participation", "fine_tune_epochs", "eval_clients", "never_trained")
 OPTIONS += ("server", "attack", "compression", "faults", "client_privacy", "clock")
 NOT_RECORDED = "cannot be made again from config.json"
 Unseen = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -496,7 +497,10 @@ class Result:
         if self.out is None:
             text = "the run was trained without a folder; pass `out` to `train`"
             raise ArgumentError("out", text)
-        return report.write(self.out)
+        begin = time.perf_counter()
+        page = report.write(self.out)
+        self.summary.setdefault("seconds", {})["page"] = time.perf_counter() - begin
+        return page
 
 
 def frame_of(results: Mapping[str, np.ndarray], federation: Federation) -> Any:

@@ -20,6 +20,7 @@ from pfljax.contract import cores, processes, tree
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.host import free_memory, readable
 from pfljax.contract.pooled import is_pooled
+from pfljax.contract.speech import with_former_say
 from pfljax.data import Federation
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import measures
@@ -34,7 +35,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.models.groups import Networks, grouped, modules_of
 from pfljax.models.standardizing import array_name, inside
 from pfljax.planner.profiling import profiler
-from pfljax.run.experiment import Execution, Experiment
+from pfljax.run.experiment import Execution, Experiment, NeverTrained
 from pfljax.run.replicates import check_alike
 from pfljax.settings.fields import Seed, checked, knob
 from pfljax.settings.method import tell
@@ -46,12 +47,12 @@ from pfljax.stages.faults import Faults
 from pfljax.stages.server import Server
 from pfljax.training import describe
 from pfljax.training.conformance import RESERVED
-from pfljax.training.loop import EVERY, CheckpointEvery, Rounds, Schedule, Trainer, check
+from pfljax.training.loop import EVERY, Rounds, Schedule, Trainer, check
 from pfljax.training.outcome import Outcome
+from pfljax.training.saving import AUTO, CheckpointEvery
 from pfljax.training.stopping import Patience, Stop
 from pfljax.training.tracking import Tracker
 
-Say = Callable[[str], None]
 Folder = str | Path
 Clients = Annotated[
     Federation, knob(accepted="a Federation, such as Federation.from_arrays(x, y, client=ids)")
@@ -105,6 +106,7 @@ class Run:
         unseen: Federation | None = None,
         fine_tune_epochs: Annotated[int, knob(at_least=0)] = 0,
         eval_clients: Annotated[int, knob(at_least=0)] = 0,
+        never_trained: NeverTrained = "global",
         tell_groups: bool = False,
         metrics: Metrics | None = None,
         score: Score = None,
@@ -134,6 +136,8 @@ class Run:
             unseen: Clients held out of training, to which trained models are adapted. Named classes match by name.
             fine_tune_epochs: Number of epochs that each client fine-tunes on its own data before evaluation.
             eval_clients: Number of clients to score, sampled uniformly; 0: all.
+            never_trained: Predictions of clients that have never trained, for methods with personal models beside a
+                global one: those of the "global" model, or of the client's "initial" model.
             tell_groups: Whether methods get the true number of groups, for knobs of this kind that have their default.
             metrics: Further metrics of each client's predictions, by name: see `evaluation.measures`.
             score: The score by which clients, rounds and methods are ordered: "accuracy", "loss", the name of one of
@@ -169,6 +173,7 @@ class Run:
         if stages:
             told["own_stages"] = tuple(stages)
         told |= {"seed": seed, "fine_tune_epochs": fine_tune_epochs, "eval_clients": eval_clients}
+        told |= {"never_trained": never_trained}
         clients = scaled_as(model, clients)
         local = with_class_weights(local, clients)
         self.clients = clients
@@ -197,6 +202,7 @@ class Run:
             with_features(fingerprint.identified(found), execution.cache_features)
         )
 
+    @with_former_say
     @checked()
     def train(
         self,
@@ -205,8 +211,7 @@ class Run:
         out: Folder | None = None,
         resume: Resume = False,
         eval_every: AskedEvalEvery = None,
-        checkpoint_every: CheckpointEvery = 50,
-        say: Say | None = None,
+        checkpoint_every: CheckpointEvery = AUTO,
         progress: bool = True,
         profile: Folder | None = None,
         tracker: Tracker | None = None,
@@ -225,12 +230,12 @@ class Run:
                 and "from_scratch" always starts over. `rounds` then counts from round 0 of the run in `out`.
             eval_every: Number of rounds between evaluations. The initial models are evaluated too, as round 0.
                 Default: 10; with plan="python", only the trained models are evaluated, so that debugging starts soon.
-            checkpoint_every: Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
-            say: Called with lines about the plan and progress, such as `print`.
+            checkpoint_every: Number of rounds between checkpoints, or of seconds, such as "60s". "auto": a minute, or
+                longer if saving would take more than a tenth of the time. The last round is always saved.
             progress: Whether to show a progress bar in a terminal or notebook.
             profile: Folder for a profiler trace of a few rounds; prints a summary.
             tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
-                function that logs to another tracker. An exception that it or `say` raises ends the training, as one
+                function that logs to another tracker. An exception that it raises ends the training, as one
                 that prunes a search must, and reaches the caller as it is.
 
         Raises:
@@ -245,7 +250,7 @@ class Run:
         if self._trainer is None:
             self._out = out
             self._trainer = start(
-                [self], [out] if out else None, profile, resume=resume, say=say, bar=progress
+                [self], [out] if out else None, profile, resume=resume, bar=progress
             )
         elif out not in (None, self._out):
             raise ArgumentError(
@@ -545,6 +550,7 @@ def padded_alike(runs: Sequence[Run]) -> Sequence[Run]:
     return runs
 
 
+@with_former_say
 @checked()
 def train_replicates(
     runs: Annotated[Sequence[Run], knob(empty=False)],
@@ -553,7 +559,6 @@ def train_replicates(
     outs: Annotated[Sequence[Folder], knob(distinct=True)] | None = None,
     resume: Resume = False,
     schedule: Schedule = EVERY,
-    say: Say | None = None,
     profile: Folder | None = None,
     trackers: Sequence[Tracker | None] = (),
 ) -> list[Result]:
@@ -569,7 +574,6 @@ def train_replicates(
         outs: A folder for each run; see `Run.train`.
         resume: See `Run.train`. All folders need a checkpoint of the same round; otherwise all runs start over.
         schedule: When to evaluate and save the runs.
-        say: See `Run.train`.
         profile: See `Run.train`.
         trackers: A tracker for each run; see `Run.train`.
 
@@ -588,7 +592,7 @@ def train_replicates(
             raise ArgumentError(name, f"accepted: one for each of the {len(runs)} runs", len(given))
     check_alike([run.experiment for run in runs])
     folders = [Path(out) for out in outs] if outs else None
-    trainer = start(padded_alike(runs), folders, profile, resume=resume, say=say, trackers=trackers)
+    trainer = start(padded_alike(runs), folders, profile, resume=resume, trackers=trackers)
     outcomes = trainer.train(rounds, schedule)
     found = zip(runs, outcomes, folders or [None] * len(runs), strict=True)
     return [

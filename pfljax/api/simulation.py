@@ -28,6 +28,7 @@ OF_RUNS = (
     "unseen",
     "fine_tune_epochs",
     "eval_clients",
+    "never_trained",
     "metrics",
     "score",
     "stop",
@@ -108,7 +109,15 @@ class Simulation:
         self._step = compiled(
             lambda key, state, clients: one_round(key, state.round, state, clients)
         )
-        self._serve = compiled(functools.partial(lifting.serve, algorithm, plan, use))
+
+        def serve(
+            key: Key, state: State, ids: Array, clients: ClientData, splits: Any, trained: Any
+        ) -> lifting.Served:
+            return lifting.serve(
+                algorithm, plan, use, key, state, ids, clients, splits, trained=trained
+            )
+
+        self._serve = compiled(serve)
 
     def init(self, key: Key) -> State:
         """Returns the initial state: what the server and what the clients hold, all arrays.
@@ -139,12 +148,16 @@ class Simulation:
         self._check_state(state)
         return self._step(key, state, self._clients)
 
-    def evaluate(self, state: State, key: Key | None = None) -> dict[str, dict[str, Array]]:
+    def evaluate(
+        self, state: State, key: Key | None = None, trained: Array | None = None
+    ) -> dict[str, dict[str, Array]]:
         """Returns every client's scores (K,), by split and name.
 
         Args:
             state: Any state.
             key: Key of predictions that train first.
+            trained: (K,) bool, which clients have trained so far; `step` tells who does, in `info.trained`.
+                The others predict with the global model, if the method has one. None: all have.
 
         Raises:
             ArgumentError: see `step`.
@@ -153,7 +166,7 @@ class Simulation:
         check_key(key)
         self._check_state(state)
         ids = jnp.arange(self.experiment.problem.num_clients, dtype=jnp.int32)
-        return self._serve(key, state, ids, self._clients, self._splits).found
+        return self._serve(key, state, ids, self._clients, self._splits, trained).found
 
     def _check_state(self, state: Any) -> None:
         """Raises `ArgumentError` for anything but a state with this simulation's arrays."""

@@ -13,10 +13,11 @@ import jax
 import numpy as np
 
 from pfljax.api.result import Result
-from pfljax.api.run import Run, Say, train_replicates
-from pfljax.contract import processes
+from pfljax.api.run import Run, train_replicates
+from pfljax.contract import processes, speech
 from pfljax.contract.alike import alike
 from pfljax.contract.errors import ArgumentError, OutOfMemory, RunError
+from pfljax.contract.speech import logger
 from pfljax.folder import files, folders, former, locks, manifest
 from pfljax.report.run_data import score_of
 from pfljax.run.experiment import differences, groups_alike
@@ -63,7 +64,6 @@ class Study:
         replicate: Whether runs that differ only in numbers share a kernel: "auto", if their data have the same shapes;
             "vmap", also if they must be padded; or "no".
         rerun: "changed" trains cells again that were trained with other settings, data or another program.
-        say: Called with lines for the user.
         profile: Folder for a profiler trace of a few rounds.
     """
 
@@ -71,7 +71,6 @@ class Study:
     schedule: Schedule = EVERY
     replicate: Replicate = "auto"
     rerun: Rerun = "never"
-    say: Say = lambda line: None
     profile: str | Path | None = None
 
     def check(self, run: Run, folder: Path) -> bool:
@@ -177,8 +176,8 @@ class Study:
             for number, out in [(n, outs[n]) for n in left] if outs else ():
                 cells[number], wrong = self.read(runs[number], out)
                 if cells[number]:
-                    self.say(f"{out}: already finished")
-                elif taken(held, out, self.say):
+                    logger.info(f"  {out}: already finished")
+                elif taken(held, out):
                     # another process may just have finished it
                     cells[number], wrong = self.read(runs[number], out)
                     cells[number] = cells[number] or self._with_score(runs[number], out)
@@ -206,7 +205,7 @@ class Study:
     def _prepare(self, run: Run, out: Path, wrong: str) -> None:
         """Empties the folder of a cell that has changed."""
         again = f", running again: {wrong}" if wrong else ""
-        self.say(f"{out}: {run.clients.num_clients} clients, {self.rounds} rounds{again}")
+        logger.info(f"  {out}: {run.clients.num_clients} clients, {self.rounds} rounds{again}")
         if not self.check(run, out):
             folders.clear(out)
             processes.wait()
@@ -233,17 +232,17 @@ class Study:
         outs = [out for _, out, _ in group]
         trackers = [tracker for _, _, tracker in group]
 
-        def told(line):
-            return self.say(line.strip()) if "profile: " in line or folders.LOST in line else None
+        def matters(line: str) -> bool:
+            return "profile: " in line or folders.LOST in line
 
         options = {
             "schedule": self.schedule,
-            "say": told,
             "profile": self.profile,
             "trackers": trackers,
         }
         options |= {"outs": outs, "resume": "if_possible"} if outs[0] else {}
-        return train_replicates(runs, self.rounds, **options)
+        with speech.only("pfljax.training", matters):
+            return train_replicates(runs, self.rounds, **options)
 
 
 def has_score_of(run: Run, folder: Path) -> bool:
@@ -280,12 +279,12 @@ def in_parts(train: Callable[[Sequence[T]], list[R]], runs: Sequence[T]) -> list
         return in_parts(train, runs[:half]) + in_parts(train, runs[half:])
 
 
-def taken(held: contextlib.ExitStack, folder: Path, say: Say, *, wait: bool = False) -> bool:
+def taken(held: contextlib.ExitStack, folder: Path, *, wait: bool = False) -> bool:
     """Locks a folder until `held` ends. Unless it may `wait`, returns False if another process has locked it."""
     while True:
         free = True
         try:
-            held.enter_context(locks.locked([folder], say))
+            held.enter_context(locks.locked([folder], logger.info))
         except locks.Locked:
             free = False
         free = bool(processes.from_first(np.int32(free)))

@@ -15,7 +15,6 @@ from pfljax.api.run import (
     ClientsOfSplit,
     Folder,
     Run,
-    Say,
     check_method,
     check_splits,
     data_of_trials,
@@ -25,6 +24,7 @@ from pfljax.api.run import (
 )
 from pfljax.api.study import Rerun, in_parts
 from pfljax.contract.errors import ArgumentError, RunError
+from pfljax.contract.speech import logger, with_former_say
 from pfljax.data import Federation, codes_of
 from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.evaluation.statistics import Trial
@@ -154,7 +154,6 @@ def search(
     widen: int = WIDEN,
     path: Path | None = None,
     rerun: Rerun = "never",
-    say: Say = lambda line: None,
 ) -> Tuning:
     """Scores every point on all trials. Runs that differ only in numbers share a kernel.
 
@@ -166,7 +165,6 @@ def search(
         widen: See `tune`.
         path: A JSON file that keeps the scores; None: none.
         rerun: "changed" scores the points again if the file has scores of something else.
-        say: Called with lines about the scores, or if the file's are reused or damaged.
 
     Raises:
         RunError: if a run diverges at every point.
@@ -181,13 +179,13 @@ def search(
     found = None
     about = {} if path is None else described(points, trials, runs[: len(trials)], rounds, widen)
     if path is not None and path.exists():
-        found = earlier_scores(path, about, runs_at, rerun, say)
+        found = earlier_scores(path, about, runs_at, rerun)
     if found is None:
-        say(f"{name}: tuning, {len(points)} points, {len(trials)} runs each")
+        logger.info(f"  {name}: tuning, {len(points)} points, {len(trials)} runs each")
         found = Tuning(list(points), *scores_of(runs, len(trials), rounds))
         if np.isnan(found.scores).all():
             raise RunError(f"tuning: {name} diverges at every point of the grid")
-        found = widened(found, runs_at, rounds, widen, say)
+        found = widened(found, runs_at, rounds, widen)
         if path is not None:
             scores = {name: getattr(found, name) for name in ("scores", "losses", "at_edge")}
             tried = {
@@ -196,11 +194,11 @@ def search(
             }
             programs = programs_at(found.points, runs_at, rounds)
             files.write_json(path, about | tried | scores | {"programs": programs})
-    say(
-        f"{name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}"
+    logger.info(
+        f"  {name}: {found.best} of {'; '.join(map('{} ({:.4f})'.format, found.points, found.scores))}"
     )
     for value in found.at_edge:
-        say(f"{name}: {value} is at the edge of the values tried; others may do better")
+        logger.info(f"  {name}: {value} is at the edge of the values tried; others may do better")
     return found
 
 
@@ -248,7 +246,7 @@ def programs_of(runs: Sequence[Run], rounds: int) -> list[dict[str, Any]]:
 
 
 def widened(
-    found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int, say: Say
+    found: Tuning, runs_at: Callable[[Point], list[Run]], rounds: int, widen: int
 ) -> Tuning:
     """Tries values beyond the edges at which the best point lies, up to `widen` times; `runs_at` makes a point's."""
     method = runs_at(found.best)[0].experiment.method
@@ -265,8 +263,8 @@ def widened(
         if not further or step == widen:
             break
         points, runs = zip(*further.values(), strict=True)
-        say(
-            f"{method.info.name}: the edge of the grid wins; also trying {'; '.join(map(str, points))}"
+        logger.info(
+            f"  {method.info.name}: the edge of the grid wins; also trying {'; '.join(map(str, points))}"
         )
         scores, losses = scores_of([*itertools.chain(*runs)], len(runs[0]), rounds)
         found = Tuning([*found.points, *points], [*found.scores, *scores], [*found.losses, *losses])
@@ -305,7 +303,7 @@ def search_in_turn(
         rounds: Number of rounds.
         together: Number of knobs that are tuned together with the rate.
         folder: Folder for the scores; see `score_files`. None: none.
-        options: `widen`, `rerun` and `say` of `search`.
+        options: `widen` and `rerun` of `search`.
 
     Returns:
         The search for the last knob; `before` has the others.
@@ -350,7 +348,6 @@ def earlier_scores(
     about: Mapping[str, Any],
     runs_at: Callable[[Point], list[Run]],
     rerun: Rerun,
-    say: Say,
 ) -> Tuning | None:
     """Reads the scores in a file; None if they must be computed again.
 
@@ -359,7 +356,6 @@ def earlier_scores(
         about: What the search is now; see `described`.
         runs_at: point -> its runs, whose programs must be those of the file.
         rerun: See `search`.
-        say: Called with a line if the scores are reused or damaged.
 
     Raises:
         ArgumentError: if the file has scores of something else, and `rerun` is "never".
@@ -380,13 +376,13 @@ def earlier_scores(
     except (ValueError, TypeError, KeyError) as error:
         if isinstance(error, ArgumentError):
             raise
-        say(f"{path} is damaged; tuning again")
+        logger.info(f"  {path} is damaged; tuning again")
         return None
     if different and rerun == "never":
         raise other_scores(path, different)
     if different:
         return None
-    say(f"{path}: already tuned")
+    logger.info(f"  {path}: already tuned")
     return found
 
 
@@ -493,6 +489,7 @@ def knobs_to_try(
     return knobs
 
 
+@with_former_say
 @checked(options=[Run], without=["seed"])
 def tune(
     method: Any,
@@ -509,7 +506,6 @@ def tune(
     splits: Seeds | None = None,
     out: Folder | None = None,
     rerun: Rerun = "never",
-    say: Say | None = None,
     **options: Any,
 ) -> Tuning:
     """Finds the learning rate and knobs with which a method scores best on the clients' validation examples.
@@ -536,7 +532,6 @@ def tune(
         out: Folder for tuning.json, which keeps the scores; they are not computed again. With `in_turn`, each further
             knob has a file tuning-KNOB.json.
         rerun: See `compare`.
-        say: Called with lines about the scores, such as `print`.
         options: Further arguments of `Run`.
 
     Returns:
@@ -562,14 +557,12 @@ def tune(
         return Run(own, data_of[trial].clients, model, how, seed=trial.seed, **options)
 
     folder = None if out is None else Path(out)
-    say = say or (lambda line: None)
     if folder:
         files.check_writable(folder)
     how = {
         "together": 1 if in_turn else len(knobs),
         "folder": folder,
         "rerun": rerun,
-        "say": say,
         "widen": widen,
     }
     with locks.locked([folder] if folder else [], lambda line: None):

@@ -331,9 +331,7 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
 def build_study(settings: Settings) -> Study:
     """Returns how the cells of a table are trained."""
     schedule = api.Schedule(settings.eval_every, settings.checkpoint_every)
-    return Study(
-        settings.rounds, schedule, settings.replicate, settings.rerun, say, settings.profile
-    )
+    return Study(settings.rounds, schedule, settings.replicate, settings.rerun, settings.profile)
 
 
 def train_cells(settings: Settings, name: str, out: Path) -> comparison.Trained:
@@ -377,11 +375,6 @@ def check_cells(settings: Settings, asked: Sequence[tuple[Settings, str, Path]])
         if cached_clients(each, trials_of(each)[0].of_data)[0].task == "regression":
             raise settings.error("dataset", "has no classes; accepted: classification data sets")
         arranged_cells(each, name, out).check()
-
-
-def say(line: str) -> None:
-    """Prints a line of progress."""
-    print(f"  {line}")
 
 
 def build_tracker(settings: Settings, out: Path) -> api.Tracker | None:

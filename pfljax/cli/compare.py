@@ -62,7 +62,6 @@ def arguments(settings: Settings) -> dict[str, Any]:
         "replicate": settings.replicate,
         "rerun": settings.rerun,
         "cells": settings.cells,
-        "say": build.say,
         "tracker": build.build_tracker_of_table(settings, out),
         "profile": settings.profile,
     }

@@ -58,13 +58,11 @@ def run(settings: Settings) -> None:
         return build.build_run(settings, name, clients, trial)
 
     if settings.methods == [build.ALL]:
-        names = comparison.fitting(names, make, print)
+        names = comparison.fitting(names, make)
     runs = [make(name) for name in names]  # finds mistakes before compiling anything
     estimates: list[Estimate] = []
     for made in runs:
-        found = estimate(
-            made, settings.target, rounds=settings.rounds, seconds=settings.seconds, say=print
-        )
+        found = estimate(made, settings.target, rounds=settings.rounds, seconds=settings.seconds)
         show(found)
         estimates.append(found)
     hours = (

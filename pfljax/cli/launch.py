@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import logging
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ import jax
 from pfljax.cli import end_unread, help, supervision
 from pfljax.cli.names import FORMER
 from pfljax.cli.settings import Define, FlagError, Settings, parse
-from pfljax.contract import cores, processes
+from pfljax.contract import cores, processes, speech
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.folder import endings, files
 from pfljax.settings.method import METHODS
@@ -80,7 +81,10 @@ def main(command: Command, words: Sequence[str] | None = None) -> NoReturn:
                         supervision.watch()
                     supervision.end_with_the_watcher()
                 set_up_devices(settings, command.devices(settings), command.keep_compiled)
-            command.run(settings)
+            verbose = "verbose" in settings and settings.verbose
+            level = logging.DEBUG if verbose else logging.INFO
+            with speech.lines_to(print, level):
+                command.run(settings)
     except KeyboardInterrupt as error:
         end_interrupted(error, settings)
     except BrokenPipeError:

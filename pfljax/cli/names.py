@@ -32,7 +32,14 @@ from pfljax.settings.fields import fields_of
 # of its field. Fields that are not listed have no flag.
 LIBRARY: Mapping[Any, Mapping[str, Sequence[str]]] = {
     Run: {
-        "": ("participation", "fine_tune_epochs", "eval_clients", "tell_groups", "planned_rounds")
+        "": (
+            "participation",
+            "fine_tune_epochs",
+            "eval_clients",
+            "never_trained",
+            "tell_groups",
+            "planned_rounds",
+        )
     },
     Run.train: {"": ("rounds", "eval_every", "checkpoint_every", "profile")},
     compare: {"": ("reference", "target")},

@@ -147,6 +147,7 @@ def run(settings: Settings) -> None:
         settings = settings.with_preset(WORKLOADS / f"{settings.preset}.flags")
     settings.refuse("participation", "use --cohort to set the number of clients in a round")
     settings.refuse("eval_clients", "nothing is scored; rounds are only timed")
+    settings.refuse("never_trained", "nothing is scored; rounds are only timed")
     settings.refuse("class_weights", "it affects neither time nor memory")
     for flag in ("shape", "num_classes"):
         if settings.data_file:
@@ -368,14 +369,14 @@ def fill(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]
         what = f"{number + 1}/{len(cells)} {cell}"
         folder = cell.folder(out)
         with contextlib.ExitStack() as held:
-            if not done[number] and not taken(held, folder, say):
+            if not done[number] and not taken(held, folder):
                 say(f"{what}: another process is measuring it")
                 continue
             # another process may just have finished it
             if done[number] or finished(settings, [cell], out)[0]:
                 say(f"{what}: already finished, read from {folder}")
                 continue
-            with announced(what, say):
+            with announced(what):
                 row, program = row_of(settings, cell)
             files.write_json(
                 folder / CELL, {"row": row, "settings": common(settings), "program": program}
@@ -412,7 +413,7 @@ def row_of(settings: Settings, cell: GridCell) -> tuple[dict, dict]:
 def write(settings: Settings, cells: Sequence[GridCell], out: Path) -> list[dict]:
     """Writes scaling.json and scaling.csv from the cells' files. Returns their rows: first `cells`, then others."""
     with contextlib.ExitStack() as held:
-        taken(held, out, say, wait=True)
+        taken(held, out, wait=True)
         kept = [read(path) for path in sorted(out.glob("cells/*"))]
         rows = [each["row"] for each in kept if each and each["settings"] == common(settings)]
         order = {cell: number for number, cell in enumerate(cells)}

@@ -32,6 +32,7 @@ from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import processes
 from pfljax.settings.method import METHODS
+from pfljax.training import progress
 
 
 def define(registry: flags.FlagValues) -> None:
@@ -47,6 +48,7 @@ def define(registry: flags.FlagValues) -> None:
     )
     add.add("split", int, None, "seed for the split of the data, instead of --seed", at_least=0)
     add.add("out", Path, None, "folder for the run; default: runs/METHOD-DATASET-TIME")
+    add.add("verbose", bool, False, "print the whole plan, not its main lines only")
     text = "continue from the newest intact checkpoint in --out; from_scratch: start over in that folder"
     add.add("resume", bool | Literal["from_scratch"], False, text)
 
@@ -75,11 +77,11 @@ def run(settings: Settings) -> None:
         resume=settings.resume,
         eval_every=None if only_trained else settings.eval_every,
         checkpoint_every=settings.checkpoint_every,
-        say=print,
         profile=settings.profile,
         tracker=build.build_tracker(settings, out),
     )
-    page = result.write_report()
+    with progress.announced("drawing the page"):
+        page = result.write_report()
     show(result.summary)
     print(f"report: {page}")
 

@@ -369,6 +369,7 @@ class Participation(NamedTuple):
         dropped: () bool: its results were left out, since they were not finite.
         broken: () bool: they were made so on purpose.
         seconds: () simulated time that it took; None without a clock.
+        idle: () bool: what it keeps stayed as it was, since it did not train or its results were dropped.
     """
 
     absent: Array | None = None
@@ -376,6 +377,7 @@ class Participation(NamedTuple):
     dropped: Array | None = None
     broken: Array | None = None
     seconds: Array | None = None
+    idle: Array | None = None
 
 
 class ClientOutput(NamedTuple):
@@ -560,6 +562,9 @@ class Algorithm:
             under "own"; an index refers to them. None, under "shared": `whom` and `predict`, with an
             empty row. Otherwise, unseen clients require it. Under "peers", clients that were never in a cohort use it,
             too, with a few clients' models; see `stages.latecomers`.
+        global_model: (models (J, ...)) -> Prediction: what a client that has never trained predicts with in place of
+            what it keeps: the server's model, whole. Its arrays have the shapes of what the client predicts with
+            otherwise. None: every client predicts as `predict` says.
         topology: "own": N = K, a model never leaves its client (J = 1); "shared": N models on a server, which all
             clients may receive; "peers": N = K, clients receive each other's models; "push": N = K, each client sends
             one upload to all clients in its index and receives only what others send.
@@ -598,6 +603,7 @@ class Algorithm:
     predict: Callable[[ClientContext, Params, PyTree, ClientData], Prediction] | None = None
     apply: Callable[[Params, PyTree, Array], Array] | None = None
     adapt: Callable[[ClientContext, Params, ClientData], Prediction] | None = None
+    global_model: Callable[[Params], Prediction] | None = None
     sample: Callable[[Key, State, ClientData], Array] | None = None
     fine_tuned: Callable[[int], Algorithm] | None = None
     exchanges: int = 1

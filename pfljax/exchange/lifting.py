@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract import tree
+from pfljax.contract.errors import ArgumentError
 from pfljax.contract.types import (
     Algorithm,
     Array,
@@ -182,6 +183,7 @@ def serve(
     clients: ClientData,
     inputs: PyTree = (),
     mixture: Mixture | None = None,
+    trained: Array | None = None,
 ) -> Served:
     """Every client uses its prediction; no client's models outlive its turn.
 
@@ -196,6 +198,7 @@ def serve(
         clients: Their data, stacked.
         inputs: Further inputs of `use`, stacked.
         mixture: What `whom` returned, if the models in its index were fetched.
+        trained: (n,) bool, whether they have ever trained; see `Algorithm.global_model`. None: all have.
     """
     topology = algorithm.topology
     # Models that were fetched are in their client's rows, as its own are; no client reads those of others.
@@ -205,7 +208,7 @@ def serve(
         mixture = whom(algorithm, plan, key, state, ids, clients.train.size)
 
     def client(models: Params, _: PyTree, data: tuple, server: PyTree) -> ClientOutput:
-        number, row, client_data, mixture, inputs = data
+        number, row, client_data, mixture, inputs, trained = data
         row, mixture = read((row, mixture))
         context = context_of(key, number, state, mixture.index, server)
         prediction = _predict(algorithm, context, models, row, client_data)
@@ -216,6 +219,9 @@ def serve(
             used = dict(algorithm.report.collaboration(context, row))
 
         prediction = resolved(prediction, models, mixture.weights)
+        if algorithm.global_model is not None and trained is not None:
+            instead = resolved(algorithm.global_model(models), models, mixture.weights)
+            prediction = _either(trained, prediction, instead)
         prediction = _tuned(algorithm, key, context, prediction, client_data)
         served: Any = Served(use(prediction, inputs), used)
         return ClientOutput(row=(), upload=Upload(), told=served)
@@ -225,7 +231,7 @@ def serve(
         models=state.models,
         index=mixture.index,
         rows=(),
-        data=(ids, state.rows, clients, mixture, inputs),
+        data=(ids, state.rows, clients, mixture, inputs, trained),
         topology=topology,
         common=state.server.state,
     )
@@ -242,15 +248,17 @@ def serve_some(
     ids: Array,
     clients: ClientData,
     inputs: PyTree = (),
+    trained: Array | None = None,
 ) -> Served:
-    """Like `serve`, but for clients `ids` (n,) of the K whose rows, data and inputs are given."""
-    rows, clients, inputs = plan.take_rows((state.clients, clients, inputs), ids)
+    """Like `serve`, but for clients `ids` (n,) of the K whose rows, data, inputs and `trained` are given."""
+    all_clients = (state.clients, clients, inputs, trained)
+    rows, clients, inputs, trained = plan.take_rows(all_clients, ids)
     some = state._replace(clients=rows)
     mixture = whom(algorithm, plan, key, some, ids, clients.train.size)
     if algorithm.topology.reads_others:
         models = plan.take_rows(state.models, mixture.index.reshape(-1))
         some = some.with_models(models)
-    return serve(algorithm, plan, use, key, some, ids, clients, inputs, mixture)
+    return serve(algorithm, plan, use, key, some, ids, clients, inputs, mixture, trained)
 
 
 @precisely
@@ -319,6 +327,18 @@ def resolved(prediction: Prediction, received: Params, weights: Array | None = N
         num_models = tree.num_rows(received)
         weights = jnp.full((num_models,), 1 / num_models)
     return Prediction(models=received, weights=weights, inputs=prediction.inputs)
+
+
+def _either(trained: Array, own: Prediction, global_model: Prediction) -> Prediction:
+    """A client's own prediction if it has trained, otherwise that of the global model.
+
+    Raises:
+        ArgumentError: if they have different shapes.
+    """
+    if jax.tree.map(jnp.shape, own) != jax.tree.map(jnp.shape, global_model):
+        text = "returns other shapes than a client's own prediction has"
+        raise ArgumentError("global_model", f"{text}; accepted: the same, or global_model=None")
+    return jax.tree.map(lambda a, b: jnp.where(trained, a, b), own, global_model)
 
 
 def _tuned(

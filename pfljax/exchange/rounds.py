@@ -43,6 +43,7 @@ class Record(NamedTuple):
         seconds: () simulated seconds that the round takes; None without a clock.
         dropped: (S,) int32, clients that were dropped, since their results were not finite, and -1; None if results are
             not checked.
+        trained: (S,) int32, clients that trained, and -1 for the others.
     """
 
     train_loss: Array
@@ -52,6 +53,7 @@ class Record(NamedTuple):
     metrics: Metrics
     seconds: Array | None = None
     dropped: Array | None = None
+    trained: Array | None = None
 
 
 COHORT, DOWNLOAD, WORK, UPDATE, SAMPLE = range(5)  # uses of a round's keys
@@ -227,6 +229,7 @@ def _add_later(record: Record, later: Record) -> Record:
         up=jnp.add(record.up, later.up),
         seconds=jax.tree.map(jnp.add, record.seconds, later.seconds),
         dropped=jax.tree.map(jnp.maximum, record.dropped, later.dropped),
+        trained=jax.tree.map(jnp.maximum, record.trained, later.trained),
     )
 
 
@@ -319,6 +322,11 @@ def _record(
     messages = traffic.messages(algorithm, ids, current.index, aggregate.sent, first)
     down, up = messages.num_bytes(moved)
 
+    # The clients that trained; without examples, there is nothing to train on.
+    has_trained = sizes > 0
+    if participation.idle is not None:
+        has_trained = has_trained & ~participation.idle
+
     # The loss of attackers and of clients that did not take part does not count.
     loss = aggregate.told.loss
     for left_out in (current.clients.attacker, participation.absent, away):
@@ -345,4 +353,5 @@ def _record(
         metrics={},
         seconds=traffic.seconds_of(participation),
         dropped=dropped,
+        trained=jnp.where(has_trained, ids, -1),
     )

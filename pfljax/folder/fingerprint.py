@@ -449,6 +449,7 @@ def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> li
     models = problem.models
     play_round = make_round(algorithm, problem.plan, problem.cohort_size)
     ids = jax.ShapeDtypeStruct((problem.num_clients,), jnp.int32)
+    trained = jax.ShapeDtypeStruct((problem.num_clients,), bool)
 
     def use_models(
         key: Key, params: Sequence[Params], x: PyTree, y: Array
@@ -468,7 +469,7 @@ def training(problem: Problem, algorithm: Algorithm, arguments: Arguments) -> li
         ("start", algorithm.start, key, clients),
         ("first_row", algorithm.first_row, key, np.int32(0), start),
         (ENGINE, play_round, key, np.int32(0), state, clients),
-        ("predict", predict, key, state, ids, clients),
+        ("predict", predict, key, state, ids, clients, (), None, trained),
         (MODEL, use_models, key, params, model.example_input, labels),
     ]
 

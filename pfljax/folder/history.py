@@ -31,8 +31,10 @@ class History:
         down: Bytes downloaded so far, per client.
         up: Bytes uploaded so far, per client.
         seconds: Seconds spent on rounds so far.
+        parts: Seconds spent on other parts of the run so far, such as "evaluation".
         simulated: Seconds on the simulated clock so far.
         dropped: How often clients were dropped so far, since their results were not finite, by client.
+        trained: Number of rounds in which each client trained, int32 (K,); None: an earlier version did not record it.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class History:
         self.rows: list[dict] = []
         self.results: dict[str, list[np.ndarray]] = {}
         self.collaboration: dict[str, list[np.ndarray]] = {}
+        self.trained: np.ndarray | None = np.zeros(experiment.federation.num_clients, np.int32)
         counts: dict[str, Any] = dict.fromkeys(COUNTS, 0.0)
         if num_rounds and directory is not None:
             arrays = files.read_npz(kept_with(directory / "checkpoints", num_rounds))
             self.rows = json.loads(str(arrays.pop("rows")))
             counts |= json.loads(str(arrays.pop("counts")))
+            self.trained = arrays.pop("trained", None)
             series = {"results": self.results, "collaboration": self.collaboration}
             for path, values in arrays.items():
                 part, _, name = path.partition("/")
@@ -64,8 +68,22 @@ class History:
         self.up = counts["up"]
         self.seconds = counts["seconds"]
         self.simulated = counts["simulated"]
+        self.parts: dict[str, float] = counts.get("parts", {})
         dropped = counts.get("dropped", {})
         self.dropped: dict[int, int] = {int(client): times for client, times in dropped.items()}
+
+    def count_trained(self, clients: np.ndarray) -> None:
+        """Counts the clients that trained in some rounds, (rounds, S); negative numbers are no clients."""
+        if self.trained is not None:
+            np.add.at(self.trained, clients[clients >= 0], 1)
+
+    @property
+    def has_trained(self) -> np.ndarray:
+        """Which clients have ever trained, (K,) bool; all before anyone has, and if it was not recorded."""
+        num_clients = self.experiment.federation.num_clients
+        if self.trained is None or not self.trained.any():
+            return np.ones(num_clients, bool)
+        return self.trained > 0
 
     @property
     def last(self) -> dict:
@@ -127,7 +145,9 @@ class History:
         for name, values in self.collaboration.items():
             arrays[f"collaboration/{name}"] = np.stack(values)
         # The counts include rounds after the last row.
-        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped")}
+        counts = {name: getattr(self, name) for name in (*COUNTS, "dropped", "parts")}
+        if self.trained is not None:
+            arrays["trained"] = self.trained
         arrays["rows"] = np.asarray(json.dumps(files.plain(self.rows)))
         arrays["counts"] = np.asarray(json.dumps(counts))
         path = kept_with(self.directory / "checkpoints", num_rounds)

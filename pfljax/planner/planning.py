@@ -19,6 +19,7 @@ import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.host import readable
+from pfljax.contract.speech import logger
 from pfljax.contract.types import ClientData
 from pfljax.exchange.plan import ExecutionPlan
 from pfljax.local.batches import block_counts
@@ -163,7 +164,6 @@ def estimate_for(
     experiment: Experiment,
     target: Target,
     seconds: float = math.inf,
-    say: Callable[[str], None] | None = None,
 ) -> Estimate:
     """Compiles a run's rounds for a target with every plan and exchange.
 
@@ -171,12 +171,11 @@ def estimate_for(
         experiment: The run; `problem.rounds` is the number of rounds that hours are for.
         target: The devices.
         seconds: Time after which no further program is begun, if its like took too long; the first is always compiled.
-        say: Called with a line about each program.
     """
     problem = experiment.problem
     plan = target.plan(0, "auto", problem.plan.model_devices)
     choices = choosing.choices(experiment, plan)
-    rows, left_out = compiled_rows(experiment, target, choices, seconds, say)
+    rows, left_out = compiled_rows(experiment, target, choices, seconds)
     fitting = [row for row in rows if row.fits]
     best = min(fitting, key=lambda row: row.milliseconds or 0.0, default=None)
 
@@ -219,7 +218,6 @@ def compiled_rows(
     target: Target,
     wanted: Iterable[tuple[int, str]],
     seconds: float,
-    say: Callable[[str], None] | None = None,
 ) -> tuple[list[Row], list[str]]:
     """Compiles two programs at a time. Returns the rows of the wanted chunks and exchanges, and what was left out."""
     begin = time.perf_counter()
@@ -244,8 +242,7 @@ def compiled_rows(
             if compiling is None:
                 rows.append(row)
             else:
-                if say:
-                    say(f"compiling {name}")
+                logger.info("compiling %s", name)
                 rows.append(pool.submit(compiling))
             if row.why == HELD:
                 notes.append("all other plans: left out, since they hold the same")

@@ -39,6 +39,8 @@ from pfljax.stages.pipeline import pipelined
 from pfljax.stages.server import Server
 from pfljax.stages.stage import StageMaker
 
+NeverTrained = Literal["global", "initial"]
+
 
 @settings
 class Execution:
@@ -135,6 +137,8 @@ class Experiment:
         client_store: "device", "host" or "disk"; see `Execution`.
         directory: Folder for the clients' rows under "disk"; None: a temporary folder.
         eval_clients: Number of clients to score, the same ones in every evaluation; 0: all.
+        never_trained: What clients predict with that have never trained, if the method has a global model: that
+            ("global"), or what they began with ("initial").
         server: How the server samples cohorts and aggregates models.
         attack: What the attacking clients do. The federation determines which clients attack.
         compression: How messages are compressed.
@@ -167,6 +171,7 @@ class Experiment:
     client_store: str = "device"
     directory: Path | None = dataclasses.field(default=None, metadata=PER_RUN)
     eval_clients: int = 0
+    never_trained: NeverTrained = "global"
     server: Server = dataclasses.field(default_factory=Server)
     attack: Attack = dataclasses.field(default_factory=Attack)
     compression: Compression = dataclasses.field(default_factory=Compression)
@@ -311,6 +316,8 @@ class Experiment:
 
         algorithm = self.built(problem, method, learning_rate)
         algorithm = pipelined(problem, algorithm, self.stages)
+        if self.never_trained == "initial":
+            algorithm = dataclasses.replace(algorithm, global_model=None)
         if self.local is None:
             return algorithm
         engine = algorithm.engine._replace(matmul_precision=self.local.matmul_precision)

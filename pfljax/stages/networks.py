@@ -148,6 +148,7 @@ class Mixed:
             predict=self.predicted,
             apply=self.apply,
             adapt=self.adapt,
+            global_model=None,
             fine_tuned=None,
             report=report,
             engine=base.engine._replace(tune=self.tune if tunes else None),

@@ -180,7 +180,8 @@ class Pipeline:
         undone = either(work.absent, output.participation.dropped)
         if undone is not None:
             next_row = choose(undone, row, next_row)
-        return output._replace(row=next_row, opt_state=())
+        participation = output.participation._replace(idle=undone)
+        return output._replace(row=next_row, opt_state=(), participation=participation)
 
     def _train(self, work: LocalWork) -> ClientOutput:
         """The method's client, whose contributions are sent where they have a weight."""

@@ -343,15 +343,18 @@ class DeviceStore(Store):
             state: State,
             clients: ClientData,
             splits: dict[str, Split],
+            trained: Array | None,
         ) -> Served:
             use = scores(problem, algorithm, outputs=on_host)
             if ids is not None:
-                return serve_some(algorithm, plan, use, key, state, ids, clients, splits)
+                return serve_some(algorithm, plan, use, key, state, ids, clients, splits, trained)
             everyone = jnp.arange(num_clients, dtype=jnp.int32)
-            return serve(algorithm, plan, use, key, state, everyone, clients, splits)
+            return serve(
+                algorithm, plan, use, key, state, everyone, clients, splits, trained=trained
+            )
 
         ids_axis = None if all_at_once else 0
-        of_all = replicates.lift(experiment, plan, score, (ids_axis, 0, 0, 0, 0))
+        of_all = replicates.lift(experiment, plan, score, (ids_axis, 0, 0, 0, 0, 0))
         if isinstance(plan, PythonPlan):
             evaluate = calling(of_all)
         else:
@@ -371,9 +374,9 @@ class DeviceStore(Store):
     ) -> PyTree:
         """Serves these clients at once."""
         algorithm = build(OWN)
-        ids, key, state, clients = args
+        ids, key, state, clients, trained = args
         some = functools.partial(serve_some, algorithm, plan, use(algorithm))
         network = experiment.problem.model.network
         jitted = Jitted(network, plan, some, out_shardings=plan.everywhere)
-        served = jitted(key, state, ids, clients)
+        served = jitted(key, state, ids, clients, (), trained)
         return jax.device_get(served.found)

@@ -557,17 +557,17 @@ class HostStore(Store):
         )
         ids = [scored_ids(experiment) for experiment in experiments]
 
-        def of_all(key: Key, state: Any, clients: Any, splits: Any) -> Any:
+        def of_all(key: Key, state: Any, clients: Any, splits: Any, trained: Any) -> Any:
             keys = replicates.split(key)
             states = replicates.split(state)
             data = replicates.split(clients)
             inputs = replicates.split(splits)
+            has_trained = replicates.split(trained)
             served: list[Served] = []
             for run in range(replicates.num):
                 numbers = replicates.numbers_of(run)
-                served.append(
-                    evaluate(numbers, ids[run], keys[run], states[run], data[run], inputs[run])
-                )
+                state_and_data = (states[run], data[run], inputs[run], has_trained[run])
+                served.append(evaluate(numbers, ids[run], keys[run], *state_and_data))
             return replicates.side_by_side(served)
 
         return of_all
@@ -578,7 +578,8 @@ class HostStore(Store):
         """Serves these clients in blocks of the size of a cohort."""
         problem = experiment.problem
         serve_clients = BlockServer(problem.model.network, build, plan, use, problem.cohort_size)
-        return serve_clients(OWN, *args).found
+        ids, key, state, clients, trained = args
+        return serve_clients(OWN, ids, key, state, clients, (), trained).found
 
 
 class DiskStore(HostStore):

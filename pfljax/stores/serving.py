@@ -135,10 +135,13 @@ class BlockServer:
             clients: ClientData,
             inputs: PyTree,
             mixture: Mixture | None,
+            trained: Array | None,
         ) -> Served:
             algorithm = build(numbers)
             use_of = use(algorithm)
-            return serve(algorithm, plan, use_of, key, state, ids, clients, inputs, mixture)
+            return serve(
+                algorithm, plan, use_of, key, state, ids, clients, inputs, mixture, trained
+            )
 
         self.plan = plan
         self.size = size
@@ -155,11 +158,13 @@ class BlockServer:
         state: State,
         clients: ClientData,
         inputs: PyTree = (),
+        trained: np.ndarray | None = None,
     ) -> Served:
         """Returns what clients `ids` (n,) found, as NumPy arrays (n, ...); see `lifting.serve`."""
         parts: list[Served] = []
         for positions in blocks(len(ids), self.size):
-            parts.append(self.block(numbers, ids[positions], key, state, clients, inputs))
+            block_ids = ids[positions]
+            parts.append(self.block(numbers, block_ids, key, state, clients, inputs, trained))
         return joined(parts, len(ids))
 
     def block(
@@ -170,17 +175,19 @@ class BlockServer:
         state: State,
         clients: ClientData,
         inputs: PyTree,
+        trained: np.ndarray | None = None,
     ) -> Served:
         """Serves one block of clients; when it returns, nothing of theirs is left on the devices."""
         clients = self.read(clients, ids)
         inputs = self.read(inputs, ids)
+        trained = self.read(trained, ids)
         if self.reads_others:
             rows, mixture = self.read_with_collaborators(numbers, ids, key, state, clients)
         else:
             rows = self.read(state.clients, ids)
             mixture = None
         state = state._replace(clients=rows)
-        served = self.jitted_serve(numbers, ids, key, state, clients, inputs, mixture)
+        served = self.jitted_serve(numbers, ids, key, state, clients, inputs, mixture, trained)
         served = jax.device_get(served)
         if self.finish is None:
             return served

@@ -84,7 +84,10 @@ class Store(Protocol):
     def make_evaluation(
         self, experiments: Sequence[Experiment], compiled: Compiled, replicates: Replicates
     ) -> Callable:
-        """Returns a function (key, state, clients, splits) -> (metrics by split and name, who uses whom)."""
+        """Returns a function (key, state, clients, splits, trained) -> (metrics by split and name, who uses whom).
+
+        `trained` (K,) bool says which clients have ever trained; None: all have.
+        """
         ...
 
     def serve(
@@ -97,8 +100,8 @@ class Store(Protocol):
             build: Builds the method.
             plan: How clients are mapped to devices.
             use: The built method -> what clients do with their predictions.
-            args: The clients' numbers `ids`, key of the predictions, and state and data of all clients, as the store
-                keeps them.
+            args: The clients' numbers `ids`, key of the predictions, state and data of all clients, as the store
+                keeps them, and which of them have ever trained, (K,) bool, or None: all have.
         """
 
     def read_saved(

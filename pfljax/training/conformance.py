@@ -531,6 +531,7 @@ class Contract:
             key,
             state,
             clients,
+            None,
         )
         self._check_range("predict", index, len(mixture.index))
 

@@ -7,10 +7,12 @@ import importlib.metadata
 import math
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from pfljax.contract import tree
 from pfljax.contract.pooled import is_pooled
@@ -24,7 +26,17 @@ from pfljax.run.compiled import Compiled
 from pfljax.run.experiment import Experiment
 from pfljax.settings import recorded
 from pfljax.stores.registry import store_of
+from pfljax.training import never_trained
 
+# Lines of the plan that are shown in any case.
+SURPRISES = (
+    "slow layer",
+    "batch statistics",
+    "not divided",
+    "features",
+    "test examples",
+    "replicates in one kernel",
+)
 STALE = 0.05  # share of the initial batch statistics from which a plan speaks of it
 
 
@@ -201,6 +213,50 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
         clients = f"{num_clients} clients over {plan.num_devices} devices"
         lines.append(("not divided", f"{clients}: each device holds all"))
     return lines
+
+
+def short_lines(
+    compiled: Compiled, experiment: Experiment, outs: Sequence[Path]
+) -> list[tuple[str, str]]:
+    """Returns the plan in short: method, clients, rounds, memory, and what is written.
+
+    Args:
+        compiled: The compiled run.
+        experiment: The run, or one of several.
+        outs: Folders of the runs; empty: nothing is written.
+    """
+    problem = experiment.problem
+    federation = experiment.federation
+    needed = compiled.memory
+    examples_of_all = int(np.asarray(federation.train.size).sum())
+    clients = f"{problem.num_clients:,} with {examples_of_all:,} training examples"
+    state_bytes = tree.num_bytes((compiled.state.server, compiled.state.clients))
+    of_device = needed.arguments + needed.outputs + needed.temporaries
+    limit = f" of {memory.readable(needed.limit)}" if needed.limit else ""
+    per_device = f"{memory.readable(of_device)}{limit} per device"
+    execution = dict(_lines_of_execution(compiled, experiment))
+
+    # Rounds, and who takes part in none of them.
+    chance = problem.chance
+    cohort = (
+        f"{problem.cohort_size:,}" if chance is None else f"about {problem.expected_clients:,.4g}"
+    )
+    rounds = f"{problem.rounds:,}, with {cohort} clients in each"
+    never = never_trained.forecast(experiment, compiled.algorithm, compiled.state)
+    rounds = f"{rounds}; {never}" if never else rounds
+
+    # What is written.
+    written = "nothing: the run has no folder"
+    if outs:
+        others = f" and {len(outs) - 1} more" if len(outs) > 1 else ""
+        written = f"{outs[0]}{others}, with checkpoints of {memory.readable(state_bytes)}"
+    return [
+        ("method", str(experiment.method)),
+        ("clients", clients),
+        ("rounds", rounds),
+        ("memory", f"{per_device}; {execution['plan']}"),
+        ("files", written),
+    ]
 
 
 def _num_bytes_of_data(data: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from pfljax.contract import processes
+from pfljax.contract import processes, tree
 from pfljax.contract.errors import ArgumentError, RunError, warn
 from pfljax.contract.types import Algorithm, ClientData, Key, State, Topology
 from pfljax.evaluation import metrics as evaluation
@@ -30,11 +31,13 @@ from pfljax.run.experiment import Experiment
 from pfljax.run.replicates import Replicates
 from pfljax.settings.fields import knob
 from pfljax.stores.registry import store_of
-from pfljax.training import conformance, mixing, scoring
+from pfljax.stores.serving import scored_ids
+from pfljax.training import conformance, mixing, never_trained, scoring
 from pfljax.training.compiling import Dispatch, compile_to_fit, dispatcher
-from pfljax.training.describe import plan_lines
+from pfljax.training.describe import SURPRISES, plan_lines, short_lines
 from pfljax.training.outcome import Outcome, make_key
-from pfljax.training.progress import announced, progress
+from pfljax.training.progress import Display, Seconds, described, logger
+from pfljax.training.saving import AUTO, CheckpointEvery, Interval, Saver, interval
 from pfljax.training.tracking import Tracker, make_evaluation
 
 FROM_THE_START = (
@@ -42,6 +45,8 @@ FROM_THE_START = (
     "and for inputs out of range, such as tokens beyond those of an Embed"
 )
 DISPATCH_SECONDS = 2.0  # target time per dispatch; progress is shown after each
+TOTAL = "total"
+PARTS = ("compiling", "rounds", "evaluation", "checkpoints", TOTAL)  # of a run's seconds
 NAMED = 10  # most clients that lines name
 
 
@@ -51,9 +56,6 @@ class Diverged(RunError):
 
 Rounds = Annotated[int, knob(at_least=1, help="number of communication rounds R")]
 EvalEvery = Annotated[int, knob(at_least=1, help="number of rounds between evaluations")]
-CheckpointEvery = Annotated[
-    int, knob(at_least=1, help="minimum number of rounds between checkpoints")
-]
 
 
 class Schedule(NamedTuple):
@@ -61,8 +63,9 @@ class Schedule(NamedTuple):
 
     # Number of rounds between evaluations. The first evaluation is at round 0.
     eval_every: EvalEvery = 10
-    # Minimum number of rounds between checkpoints. Checkpoints are saved after evaluations.
-    checkpoint_every: CheckpointEvery = 50
+    # Rounds between checkpoints, or seconds such as "60s". "auto": a minute, or longer where saving
+    # would take more than a tenth of the time. The last round is always saved.
+    checkpoint_every: CheckpointEvery = AUTO
     # Whether the initial models are evaluated, as round 0.
     initial: bool = True
 
@@ -83,7 +86,6 @@ class Trainer:
         *,
         outs: Sequence[Path] | None = None,
         resume: Resume = False,
-        say: Callable[[str], None] | None = None,
         bar: bool = False,
         profile: Callable[[Dispatch], str] | None = None,
         keep_going: bool = False,
@@ -91,11 +93,11 @@ class Trainer:
     ):
         """Checks the directories `outs`, if anything is written. Compiles and writes nothing yet.
 
-        Federations are padded to the same sizes. `resume` is as in `folders.Resume`, `say` gets lines
-        for the user, and `profile` plays a few rounds and says where their time goes. With
-        `keep_going`, the other runs continue if the loss of one is not finite. `trackers` has one for
-        each run, called with its evaluations, or none. Raises `ArgumentError` if a directory contains
-        another run.
+        Federations are padded to the same sizes. `resume` is as in `folders.Resume`. `bar` is as in
+        `Display`. `profile` plays a few rounds and says where their time goes. With `keep_going`,
+        the other runs continue if the loss of one is not finite. `trackers` has one for each run,
+        called with its evaluations, or none. Raises `ArgumentError` if a directory contains another
+        run.
         """
         outs = outs or ()
         experiments = in_folders(experiments, outs)
@@ -113,8 +115,9 @@ class Trainer:
         self.replicates = Replicates.of(experiments)
         self.folders = Folders(experiments, outs, resume)
         self.planned_rounds = experiments[0].planned_rounds
-        self.say = say
-        self.bar = bar
+        self.display = Display(bar)
+        self.parts = Seconds()
+        self.timed_until = time.perf_counter()  # the total has all seconds until then
         self.profile = profile
         self.keep_going = keep_going
         self.trackers = trackers or [None] * len(experiments)
@@ -132,7 +135,7 @@ class Trainer:
         # They share the state until further rounds.
         self.outcomes: weakref.WeakSet[Outcome] = weakref.WeakSet()
         self.done = 0
-        self.saved = 0
+        self.saver = Saver(Interval(), 0)
         self.stopped = ""  # why the run stopped before its last round
         self.seconds = 0.0
         self.state: State | None = None
@@ -149,9 +152,11 @@ class Trainer:
         with endings.full_disk_told(self.folders.outs), locked(self.folders.outs, self._tell):
             if self.state is None:
                 self.folders.check()  # again, since another process may have written there
+            self.timed_until = time.perf_counter()
             self.play(rounds, schedule)
             outcomes = [self._outcome(number) for number in range(self.replicates.num)]
             processes.wait()  # wait until the first process has written what the others may read
+        self._tell(f"  {described(outcomes[0].summary['seconds'])}")
         return outcomes
 
     def play(self, rounds: int, schedule: Schedule = EVERY) -> bool:
@@ -161,13 +166,10 @@ class Trainer:
             self.folders.check_rounds(rounds)
             for experiment in self.experiments:
                 mixing.check(experiment)
-        schedule = Schedule(
-            eval_every=min(schedule.eval_every, rounds),
-            checkpoint_every=min(schedule.checkpoint_every, rounds),
-            initial=schedule.initial,
-        )
+        schedule = schedule._replace(eval_every=min(schedule.eval_every, rounds))
+        checkpoint_interval = interval(schedule.checkpoint_every)
         if self.length != schedule.eval_every:
-            with announced("compiling", self.say):
+            with self.display.step("compiling"), self.parts.measured("compiling"):
                 self._compile(schedule.eval_every)
         if self.compiled.saving:
             self.compiled.saving.check(rounds)
@@ -176,7 +178,7 @@ class Trainer:
         else:
             self._describe()
         try:
-            self._play(rounds, schedule)
+            self._play(rounds, schedule.eval_every, checkpoint_interval)
         except Diverged:
             if not self._starts_over():
                 raise
@@ -226,13 +228,12 @@ class Trainer:
         self.diverged = {}
         self.length = 0
         self.done = 0
-        self.saved = 0
+        self.saver = Saver(Interval(), 0)
         self.resumed = 0
         return True
 
     def _tell(self, line: str) -> None:
-        if self.say is not None:
-            self.say(line)
+        logger.info("%s", line)
 
     def _key(self, purpose: int) -> Key:
         """The runs' keys for the initial state (0), rounds (1), predictors (2) or newcomers (3)."""
@@ -276,7 +277,8 @@ class Trainer:
         if self.profile:
             dispatch = dispatcher(self.compiled, self._key, self.clients)
             self._tell(f"  {self.profile(dispatch)}")
-        restored = self._restore()
+        with self.parts.measured("checkpoints"):
+            restored = self._restore()
         self._describe()
         self.folders.forget_later(self.done)
         if not restored:
@@ -291,21 +293,22 @@ class Trainer:
             for out, experiment in zip(outs, self.experiments, strict=True)
         ]
         self.seconds = self.histories[0].seconds
+        for part, seconds in self.histories[0].parts.items():
+            earlier = self.replicates.num * seconds
+            self.parts.total[part] = self.parts.total.get(part, 0.0) + earlier
         if not restored and not evaluates:
             return
         if not restored:
-            with announced("evaluating the initial models", self.say):
-                self._evaluate()
+            self._evaluate()
             return
         measures = set(self.experiments[0].measures)
         if not measures <= self.histories[0].last.keys():
-            with announced("evaluating the models", self.say):
-                self._evaluate()
+            self._evaluate()
         for history in self.histories:
             history.write()  # files may be missing, or contain later rounds
 
     def _print_plan(self) -> None:
-        """Prints the lines of the plan, and keeps them for the summary."""
+        """Logs the plan, in short as INFO and in full as DEBUG, and keeps its lines for the summary."""
         divided = not self.store.on_devices
         splits = self.replicates.split(self.splits)[0] if divided else self.splits
         facts = self.compiled.algorithm.report.facts
@@ -314,9 +317,16 @@ class Trainer:
             sizes = "; bytes are per run" if divided else ""
             text = f"{self.replicates.num}; seconds are divided evenly among them{sizes}"
             self.lines.append(("replicates in one kernel", text))
+        in_short = short_lines(self.compiled, self.experiments[0], self.folders.outs)
+        for name, text in in_short:
+            logger.info("  %-32s %s", name, text)
+        shown = {name for name, _ in in_short}
         for name, value in self.lines:
             text = memory.readable(value) if isinstance(value, int) else value
-            self._tell(f"  {name:32} {text}")
+            # What may surprise is shown in any case.
+            level = logging.INFO if name in SURPRISES else logging.DEBUG
+            if name not in shown:
+                logger.log(level, "  %-32s %s", name, text)
 
     def _restore(self) -> bool:
         """Restores the state from the newest checkpoint. Returns whether there is one."""
@@ -329,12 +339,11 @@ class Trainer:
         if restored is None:
             return False
         self.done, self.state = restored
-        self.saved = self.done
         return True
 
     def _initialize(self) -> None:
         """Initializes the state, and checks what users' methods make of it."""
-        with announced("initializing the models", self.say):
+        with self.display.step("initializing the models"):
             self.state = self.compiled.init(self._key(0), self.clients)
         states = self.replicates.split(self.state)
         data = self.replicates.split(self.clients)
@@ -378,35 +387,42 @@ class Trainer:
             ]
         return self.store.join_states(self.compiled, self.replicates, states)
 
-    def _play(self, rounds: int, schedule: Schedule) -> None:
+    def _play(self, rounds: int, eval_every: int, checkpoint_interval: Interval) -> None:
         """Dispatches all rounds; evaluates and saves in between."""
         pace = 1
         rounds_key = self._key(1)
         self.resumed = self.done
+        self.saver = Saver(checkpoint_interval, self.saver.round if self.saver.round else self.done)
         while self.outcomes:
             self.outcomes.pop().detach()
-        with (
-            progress(rounds, self.done, self.say, self.bar) as advance,
-            endings.noted() as signaled,
-        ):
+        with self.display.rounds(rounds, self.done), endings.noted() as signaled:
             while self.done < rounds and not self._stops():
                 next_evaluation = (self.done // self.length + 1) * self.length
-                stop = min(self.done + pace, next_evaluation, rounds)
+                next_save = max(self.saver.next_round() or rounds, self.done + 1)
+                stop = min(self.done + pace, next_evaluation, next_save, rounds)
                 records, count, pace = self._dispatch(rounds_key, stop)
-                advance(self.done)
+                self.display.advance(self.done, self._seconds_left(rounds, eval_every))
                 newest = self._note(records, count)
                 if len(self.diverged) == self.replicates.num:
                     return
                 is_last = self.done == rounds
-                if self.done % schedule.eval_every == 0 or is_last:
+                if self.done % eval_every == 0 or is_last:
                     self._evaluate(newest)
-                    if self.done - self.saved >= schedule.checkpoint_every or is_last:
-                        self._save()
+                if processes.from_first(np.int32(is_last or self.saver.is_due(self.done))):
+                    self._save()
                 number = signaled()  # also after the last round: more runs may follow
                 if number:
                     self._interrupt(number)
-            if self.saved != self.done:
+            if self.saver.round != self.done:
                 self._save()
+
+    def _seconds_left(self, rounds: int, eval_every: int) -> float:
+        """Estimates the time until round `rounds` is evaluated and saved, by what each part took last."""
+        last = self.parts.last
+        left = (rounds - self.done) * last.get("rounds", 0.0)
+        evaluations = -(-rounds // eval_every) - self.done // eval_every
+        left += evaluations * last.get("evaluation", 0.0)
+        return left + last.get("checkpoints", 0.0)
 
     def _dispatch(self, rounds_key: Key, stop: int) -> tuple[Record, int, int]:
         """Plays rounds up to `stop` at most: (records, number of rounds, rounds that take DISPATCH_SECONDS)."""
@@ -418,6 +434,7 @@ class Trainer:
         count = int(count)
         elapsed = time.perf_counter() - begin
         self.seconds += elapsed / self.replicates.num
+        self.parts.last["rounds"] = elapsed / max(count, 1)
         self.done += count
         pace = np.int32(max(1, DISPATCH_SECONDS * count / elapsed))
         return records, count, int(processes.from_first(pace))
@@ -446,7 +463,7 @@ class Trainer:
 
     def _interrupt(self, number: int) -> NoReturn:
         """Saves the run and raises `Interrupted`."""
-        if self.saved != self.done:
+        if self.saver.round != self.done:
             self._save()
         outs = self.folders.outs
         if outs:
@@ -470,6 +487,7 @@ class Trainer:
             num_clients = experiment.federation.num_clients
             history.down += float(record.down.sum(dtype=np.float64)) / num_clients
             history.up += float(record.up.sum(dtype=np.float64)) / num_clients
+            history.count_trained(record.trained)
             if record.seconds is not None:
                 history.simulated += float(record.seconds.sum(dtype=np.float64))
 
@@ -526,8 +544,21 @@ class Trainer:
         None are those of the initial models: then "train_loss" is the loss of their predictions, and the method's own
         metrics are missing.
         """
-        scores_of_runs = self.evaluate(self._key(2), self.state, self.clients, self.splits)
-        scores_of_runs = self.replicates.split(jax.device_get(scores_of_runs))
+        trained = self.store.put(
+            self.compiled.plan,
+            self.replicates,
+            [history.has_trained for history in self.histories],
+            self.experiments[0].federation.num_clients,
+        )
+        num_scored = len(scored_ids(self.experiments[0]))
+        text = (
+            f"evaluating {num_scored:,} clients" if self.done else "evaluating the initial models"
+        )
+        with self.display.step(text), self.parts.measured("evaluation"):
+            scores_of_runs = self.evaluate(
+                self._key(2), self.state, self.clients, self.splits, trained
+            )
+            scores_of_runs = self.replicates.split(jax.device_get(scores_of_runs))
         records: Sequence[Record | None] = newest or [None] * self.replicates.num
         for number, record in enumerate(records):
             scores, collaboration = scores_of_runs[number]
@@ -635,9 +666,24 @@ class Trainer:
         assert self.state is not None
         for history in self.histories:
             history.seconds = self.seconds
+            history.parts = self._seconds_by_part()
         states = self.replicates.split(self.state)
-        self.folders.save(self.done, self.compiled, self.histories, states)
-        self.saved = self.done
+        begin = time.perf_counter()
+        if self.folders.outs:
+            saving = self.compiled.saving
+            size = memory.readable(tree.num_bytes(saving.like if saving else self.state))
+            with self.display.step(f"saving a checkpoint of {size}"):
+                self.folders.save(self.done, self.compiled, self.histories, states)
+        duration = time.perf_counter() - begin
+        self.parts.add("checkpoints", duration)
+        self.saver.saved(self.done, duration)
+
+    def _seconds_by_part(self) -> dict[str, float]:
+        """Seconds that each run took so far, by part but for its rounds: an equal share of those of all runs."""
+        now = time.perf_counter()
+        self.parts.add(TOTAL, now - self.timed_until)
+        self.timed_until = now
+        return {part: value / self.replicates.num for part, value in self.parts.total.items()}
 
     def _outcome(self, number: int) -> Outcome:
         """Returns one run's outcome and writes its summary."""
@@ -652,11 +698,14 @@ class Trainer:
         rounds_key = of_run(self._key(1))
         summary = scoring.summarize(experiment, compiled, history, self.lines, rounds_key)
         summary["stopped"] = self.stopped or None
+        by_part = {"rounds": self.seconds} | self._seconds_by_part()
+        summary["seconds"] = {part: by_part.get(part, 0.0) for part in PARTS}
         dropped = history.dropped
         summary["dropped"] = {str(client): dropped[client] for client in sorted(dropped)}
         if dropped:
             clients_dropped = most_dropped(dropped)
             self._tell(f"  dropped, since their results were not finite: {clients_dropped}")
+        self._add_never_trained(summary, number)
         newcomers_key = of_run(self._key(3))
         summary["unseen"] = scoring.score_unseen(experiment, compiled, newcomers_key, state)
         self.folders.finish(number, summary, self.done)
@@ -666,6 +715,26 @@ class Trainer:
         outcome = Outcome(summary, history, experiment, compiled.plan, key, clients, state)
         self.outcomes.add(outcome)
         return outcome
+
+    def _add_never_trained(self, summary: dict, number: int) -> None:
+        """Adds to a run's summary which clients have trained, and tells of those that have not."""
+        history = self.histories[number]
+        if history.trained is None:  # an earlier version began the run
+            summary["never_trained"] = None
+            return
+        compiled = self.compiled
+        summary["per_client"] = with_rounds_trained(summary["per_client"], history.trained)
+        summary["never_trained"] = never_trained.summarized(
+            self.experiments[number], compiled.algorithm, compiled.state, history
+        )
+        line = never_trained.line(summary["never_trained"])
+        if line:
+            self._tell(f"  {line}")
+
+
+def with_rounds_trained(rows: list[dict], trained: np.ndarray) -> list[dict]:
+    """The summary's rows of clients, with the number of rounds in which each has trained."""
+    return [row | {"rounds_trained": int(trained[row["client"]])} for row in rows]
 
 
 def in_folders(experiments: Sequence[Experiment], outs: Sequence[Path]) -> list[Experiment]:

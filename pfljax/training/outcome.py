@@ -48,10 +48,14 @@ class Outcome:
         """Returns what `use` of the method makes of these clients' predictions that were scored last, stacked."""
         if isinstance(self.state, RunError):
             raise self.state
-        build = functools.partial(self.experiment.algorithm, self.plan)
+        experiment = self.experiment
+        store = store_of(experiment)
+        build = functools.partial(experiment.algorithm, self.plan)
         ids = np.asarray(clients, np.int32)
-        return store_of(self.experiment).serve(
-            self.experiment, build, self.plan, use, ids, self.key, self.state, self.clients
+        num_clients = experiment.federation.num_clients
+        trained = store.put(self.plan, ONE, [self.history.has_trained], num_clients)
+        return store.serve(
+            experiment, build, self.plan, use, ids, self.key, self.state, self.clients, trained
         )
 
     def detach(self) -> None:
