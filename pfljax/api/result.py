@@ -18,6 +18,7 @@ from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.types import State, Topology
 from pfljax.data import Federation
 from pfljax.evaluation import collaboration
+from pfljax.evaluation.metrics import is_percent
 from pfljax.folder import files, former, history
 from pfljax.models import weights
 from pfljax.report.run_data import score_of
@@ -160,6 +161,7 @@ class Result:
         self._recorded = recorded
 
     def __repr__(self) -> str:
+<<<<<<< HEAD
         last = self.history[-1]
         score = f"accuracy {self.accuracy:.3f}" if "accuracy" in last else f"loss {self.loss:.4f}"
         method = self.summary["method"]
@@ -196,6 +198,13 @@ class Result:
                 text = predictor.missing.text
             raise ArgumentError("clients", text) from predictor.missing
         return clients
+=======
+        last = self._rows[-1]
+        digits = 3 if is_percent(self.score) else 4
+        value = f"{last[self.score]:.{digits}f}"
+        score = f"{self.score} {value} of {self.summary['scored']}"
+        return f"Result({self.experiment.name}, round {last['round']}: {score})"
+>>>>>>> score
 
     @property
     def summary(self) -> dict:

@@ -135,7 +135,8 @@ def undefined(summaries: Sequence[Mapping[str, Any]], score: str) -> dict[str, f
     tested = []
     without = []
     for summary in summaries:
-        scores = [row.get(score) for row in summary["per_client"] if row["n_test"]]
+        clients = summary.get("per_client") or []
+        scores = [row.get(score) for row in clients if row["n_test"]]
         tested.append(len(scores))
         without.append(int(np.isnan(np.array(scores, float)).sum()))
     return {

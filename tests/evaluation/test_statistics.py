@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.evaluation import statistics
 from pfljax.evaluation.statistics import OfRuns
 
@@ -177,3 +178,15 @@ def test_deviations_over_runs_are_computed_in_one_place():
     files = [path for folder in folders for path in folder.rglob("*.py")]
     own = re.compile(r"(?<!`\.)\b((nan)?(std|var)|pstdev)\(")  # but in docstrings
     assert len(files) > 50 and [path for path in files if own.search(path.read_text())] == []
+
+
+def test_a_reference_is_a_title_or_the_name_of_a_method_in_any_case():
+    methods = {"Local": "local", "Mine": "fedavg", "mu 1": "fedprox", "mu 2": "fedprox"}
+    found = [
+        statistics.found_reference(name, methods) for name in ("local", "LOCAL", "FedAvg", None)
+    ]
+    assert found == ["Local", "Local", "Mine", None]
+    with pytest.raises(ArgumentError, match="one of mu 1, mu 2"):
+        statistics.found_reference("fedprox", methods)
+    with pytest.raises(ArgumentError, match="a method of the table: Local, Mine, mu 1, mu 2"):
+        statistics.found_reference("ditto", methods)
