@@ -174,23 +174,3 @@ def test_the_folder_of_compiled_programs_stays_small(tmp_path):
     compile_cache.trim(tmp_path, 39)  # down to 19 bytes: one file
     assert [file.name for file in tmp_path.iterdir()] == ["d"]
     compile_cache.trim(tmp_path / "absent", 1)
-
-
-@pytest.mark.slow
-def test_cores_are_used_from_the_first_run_or_earlier():
-    devices = "import jax, pfljax as pfl; pfl.use_cores({}); print(jax.device_count())"
-    assert run(devices.format(3)) == ["3"]
-    assert run(devices.format(0)) == [str(len(os.sched_getaffinity(0)))]
-    assert run(devices.format(0), JAX_NUM_CPU_DEVICES="5") == ["5"]
-    late = """
-import jax, pfljax as pfl
-jax.devices()
-pfl.use_cores(1)
-try:
-    pfl.use_cores(64)
-except pfl.ArgumentError as error:
-    print(error)
-"""
-    assert " ".join(run(late)).startswith("devices=64: accepted: 0 to 1")
-    with pytest.raises(pfl.ArgumentError, match=r"^devices=-1: accepted: a number from 0$"):
-        pfl.use_cores(-1)
