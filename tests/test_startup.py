@@ -28,11 +28,11 @@ MODULES = (
 # What version 0.2 had at the top, besides the methods.
 FORMER = """
 METHODS Aggregate Algorithm ArgumentError Attack ClientContext ClientData ClientOutput ClientPrivacy Clock Cohort
-Collaboration Compression Evaluation Execution Faults Federation First Ledger LocalTraining MLflow Mixture Model Networks
-Pair Personal Prediction Privacy Problem Report Result Run RunError Server Simulation Slope Solver Start State Table
+Collaboration Compression Evaluation Execution Faults Federation First Ledger LocalTraining MLflow Mixture Model
+Networks Pair Personal Prediction Privacy Problem Report Result Run RunError Server Simulation Slope Solver Start State Table
 TensorBoard Told Topology Traffic Trained Tuning Upload WandB adapters compare data estimate knob load method metric
 models partitions patience train_replicates tree tune weights
-""".split()
+"""
 
 TRAINED_TWICE = """
 import jax, jax.monitoring
@@ -121,7 +121,7 @@ def test_type_checkers_see_the_names_that_are_imported_late():
 
 
 def test_former_names_say_the_new_ones():
-    for name in [*FORMER, *pfl.methods.__all__]:
+    for name in [*FORMER.split(), *pfl.methods.__all__]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             value = getattr(pfl, name)
