@@ -272,7 +272,7 @@ class Result:
         """Saves the variables of `export`.
 
         Args:
-            path: A new file NAME.safetensors, which `pfl.weights.Saved` reads; or a new folder, which Orbax's
+            path: A new file NAME.safetensors, which `pfl.models.weights.Saved` reads; or a new folder, which Orbax's
                 `StandardCheckpointer().restore(path)` reads.
             client: The client's number, 0 to K - 1, or its name.
 

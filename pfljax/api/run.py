@@ -214,9 +214,9 @@ class Run:
             say: Called with lines about the plan and progress, such as `print`.
             progress: Whether to show a progress bar in a terminal or notebook.
             profile: Folder for a profiler trace of a few rounds; prints a summary.
-            tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
-                function that logs to another tracker. An exception that it or `say` raises ends the training, as one
-                that prunes a search must, and reaches the caller as it is.
+            tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.trackers.TensorBoard(folder)`, or
+                your own function that logs to another tracker. An exception that it or `say` raises ends the training, as
+                one that prunes a search must, and reaches the caller as it is.
 
         Raises:
             ArgumentError: if `out` contains another run, or this run with other settings; or if the method depends on
@@ -257,7 +257,9 @@ def check_method(method: Any, argument: str = "method") -> Any:
     if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
         own = dataclasses.is_dataclass(method) and hasattr(method, "build")
         text = (
-            "; decorate its class with @pfl.method" if own and not isinstance(method, type) else ""
+            "; decorate its class with @pfl.author.method"
+            if own and not isinstance(method, type)
+            else ""
         )
         raise ArgumentError(
             argument, f"accepted: a method with its knobs, such as FedAvg(){text}", method
