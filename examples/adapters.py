@@ -2,7 +2,8 @@
 
     python examples/adapters.py
 
-The backbone is trained here, on digits that no client has; use `pfl.models.weights.Saved("weights.safetensors")` for yours.
+The backbone is trained here, on digits that no client has; use
+`pfl.models.weights.Saved("weights.safetensors")` for yours.
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ class Run:
             progress: Whether to show a progress bar in a terminal or notebook.
             profile: Folder for a profiler trace of a few rounds; prints a summary.
             tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.trackers.TensorBoard(folder)`, or
-                your own function that logs to another tracker. An exception that it or `say` raises ends the training, as
-                one that prunes a search must, and reaches the caller as it is.
+                your own function that logs to another tracker. An exception that it or `say` raises ends the training,
+                as one that prunes a search must, and reaches the caller as it is.
 
         Raises:
             ArgumentError: if `out` contains another run, or this run with other settings; or if the method depends on
