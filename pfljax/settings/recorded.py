@@ -137,7 +137,7 @@ def file_of(module: str) -> str | None:
 
 
 def _attribute(module: str, name: str) -> Any:
-    """Returns what a loaded module has by this name, or None. Files have former names, too, of which nothing is said."""
+    """Returns what a loaded module has by this name, or None; a former name in a file gives no warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return getattr(sys.modules.get(module), name, None)
