@@ -3,7 +3,7 @@
     python examples/different_networks.py
     pfljax train --model=examples/different_networks.py:NETWORKS --method=fedproto
 
-Clients take the networks in turns. `pfl.Networks(NETWORKS, clients=[...])` gives each client's network by name.
+Clients take the networks in turns. `pfl.models.Networks(NETWORKS, clients=[...])` gives each client's network by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ NETWORKS = {
     "deep": pfl.models.MLP((64, 64, 32)),
     "deeper": pfl.models.MLP((64, 64, 64, 32)),
 }
-METHODS = [pfl.Local(), pfl.FedProto(), pfl.FedGH(), pfl.FML(), pfl.LGFedAvg(shared_layers=1)]
+METHODS = [
+    pfl.Local(),
+    pfl.methods.FedProto(),
+    pfl.methods.FedGH(),
+    pfl.methods.FML(),
+    pfl.methods.LGFedAvg(shared_layers=1),
+]
 
 
 def main(rounds: int = 60, seeds: Sequence[int] = (0, 1, 2)) -> pfl.Table:
@@ -35,7 +41,7 @@ def main(rounds: int = 60, seeds: Sequence[int] = (0, 1, 2)) -> pfl.Table:
         METHODS, clients, NETWORKS, local, rounds=rounds, seeds=seeds, reference="local"
     )
     print(table)
-    result = pfl.Run(pfl.FML(), clients(0), NETWORKS, local).train(rounds=5, progress=False)
+    result = pfl.Run(pfl.methods.FML(), clients(0), NETWORKS, local).train(rounds=5, progress=False)
     network, variables = result.export(client=2)
     print(
         network,

@@ -20,66 +20,70 @@ import optax
 import pfljax as pfl
 
 
-@pfl.method(keeps="its model", travels="one other client's model")
+@pfl.author.method(keeps="its model", travels="one other client's model")
 @dataclasses.dataclass(frozen=True)
 class Gossip:
     """Gossip (Boyd et al., 2006): clients average their models with random other clients' models."""
 
-    share: float = pfl.knob(0.5, at_least=0, at_most=1, help="weight of the other model; 0: Local")
+    share: float = pfl.author.hyperparameter(
+        0.5, at_least=0, at_most=1, help="weight of the other model; 0: Local"
+    )
 
-    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+    def build(self, problem: pfl.author.Problem) -> pfl.author.Algorithm:
         # ---- The client.
 
-        def first_row(key, client, start) -> pfl.First:
+        def first_row(key, client, start) -> pfl.author.First:
             """A client owns a model, which others may download. Its row is its optimizer's state."""
             own = problem.init_personal(key, client)
-            return pfl.First(row=own.opt_state, model=own.params)
+            return pfl.author.First(row=own.opt_state, model=own.params)
 
         def download(context, row, cohort):
             """(2,): its own model and that of a random client of the round's cohort."""
             other = cohort.ids[jax.random.randint(context.key, (), 0, len(cohort.ids))]
             return jnp.stack([context.client, other])
 
-        def client_update(context, models, opt_state, data) -> pfl.ClientOutput:
+        def client_update(context, models, opt_state, data) -> pfl.author.ClientOutput:
             # phi_k <- (phi_k + phi_j) / 2
             weights = jnp.array([1 - self.share, self.share])
-            mixed = pfl.tree.mix(weights, models)
+            mixed = pfl.author.tree.mix(weights, models)
 
             # trained on D_k
             trained, loss = problem.fit_personal(
-                context, pfl.Personal(mixed, opt_state), data.train
+                context, pfl.author.Personal(mixed, opt_state), data.train
             )
 
             # The first of the two models is its own. It sends the change of that one, to itself.
-            own = pfl.tree.first(models)
-            change = pfl.tree.subtract(trained.params, own)
-            upload = pfl.Upload(update=pfl.tree.stack_one(change))
-            return pfl.ClientOutput(row=trained.opt_state, upload=upload, told=pfl.Told(loss))
+            own = pfl.author.tree.first(models)
+            change = pfl.author.tree.subtract(trained.params, own)
+            upload = pfl.author.Upload(update=pfl.author.tree.stack_one(change))
+            return pfl.author.ClientOutput(
+                row=trained.opt_state, upload=upload, told=pfl.author.Told(loss)
+            )
 
         # ---- The owners of the models: here, the clients.
 
         def server_update(key, state, aggregate):
-            models = pfl.tree.add(state.models, aggregate.upload.update)
+            models = pfl.author.tree.add(state.models, aggregate.upload.update)
             return state.with_models(models), {}
 
         # ---- What a client predicts with: its own model. A newcomer trains one alone.
 
-        def whom(context, row, size) -> pfl.Mixture:
-            return pfl.Mixture(context.client[None], jnp.ones((1,)))
+        def whom(context, row, size) -> pfl.author.Mixture:
+            return pfl.author.Mixture(context.client[None], jnp.ones((1,)))
 
-        def adapt(context, models, data) -> pfl.Prediction:
-            return pfl.Prediction.one(problem.train_newcomer(context, data))
+        def adapt(context, models, data) -> pfl.author.Prediction:
+            return pfl.author.Prediction.one(problem.train_newcomer(context, data))
 
-        return pfl.Algorithm(
-            topology=pfl.Topology.PEERS,
+        return pfl.author.Algorithm(
+            topology=pfl.author.Topology.PEERS,
             first_row=first_row,
             download=download,
             client_update=client_update,
             server_update=server_update,
             whom=whom,
             adapt=adapt,
-            ledger=pfl.Ledger(gradients=1),
-            report=pfl.Report(scored="each client's own model"),
+            ledger=pfl.author.Ledger(gradients=1),
+            report=pfl.author.Report(scored="each client's own model"),
         )
 
 

@@ -33,7 +33,9 @@ def main() -> pfl.Result:
     """Trains FedAvg+ on digits with the network and prints the result."""
     clients = pfl.data.digits(num_clients=8, train_examples=60)
     local = pfl.LocalTraining(optax.sgd(0.1), batch_size=20)
-    result = pfl.Run(pfl.FedAvgPlus(), clients, Network(num_classes=10), local).train(rounds=20)
+    result = pfl.Run(pfl.methods.FedAvgPlus(), clients, Network(num_classes=10), local).train(
+        rounds=20
+    )
     print(result)
     return result
 

@@ -20,24 +20,26 @@ import pfljax as pfl
 from pfljax.algorithms.common import Received, ServerStep, averaging
 
 
-@pfl.method(keeps="nothing", travels="the global model, both ways")
+@pfl.author.method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class FedClip:
     """FedAvg with clipped updates (Sun et al., 2019): no client moves the global model farther than `norm`."""
 
     # This is also the flag --fedclip.norm.
-    norm: float = pfl.knob(0.5, above=0, help="norm to which client updates are clipped")
+    norm: float = pfl.author.hyperparameter(
+        0.5, above=0, help="norm to which client updates are clipped"
+    )
 
-    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
-        def train(context, models, row, data) -> pfl.Trained:
+    def build(self, problem: pfl.author.Problem) -> pfl.author.Algorithm:
+        def train(context, models, row, data) -> pfl.author.Trained:
             """One client's work, with the stack (1, ...) of the one model that it received."""
             trained = problem.fit(context, models, data.train)
 
             # d_k <- (theta_k - theta) min(1, norm / |theta_k - theta|)
-            update = pfl.tree.subtract(trained.models, models)
-            length = jnp.sqrt(pfl.tree.inner(update, update))
+            update = pfl.author.tree.subtract(trained.models, models)
+            length = jnp.sqrt(pfl.author.tree.inner(update, update))
             share = jnp.minimum(1, self.norm / jnp.maximum(length, 1e-12))
-            clipped = pfl.tree.scale(update, share)
+            clipped = pfl.author.tree.scale(update, share)
             return trained._replace(models=clipped, told={"cut": length > self.norm})
 
         def server_step(received: Received, server) -> ServerStep:
@@ -49,7 +51,9 @@ class FedClip:
             train=train,
             server_step=server_step,
             uploads="updates",  # `train` returns theta_k - theta, not theta_k
-            ledger=pfl.Ledger(gradients=1),  # per mini-batch, to account for differential privacy
+            ledger=pfl.author.Ledger(
+                gradients=1
+            ),  # per mini-batch, to account for differential privacy
         )
 
 

@@ -4,7 +4,7 @@
     pfljax compare --methods=local,fedavg --metrics=f1,examples/own_metric.py:worst_recall --patience=20
 
 A metric is computed for each client, from its own examples; tables have the mean over the clients. If low values are
-good, pass `pfl.metric(function, higher_is_better=False)`.
+good, pass `pfl.metrics.metric(function, higher_is_better=False)`.
 """
 
 from __future__ import annotations

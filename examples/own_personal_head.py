@@ -19,22 +19,24 @@ import pfljax as pfl
 from pfljax.algorithms.common import Phase, sharing_layers
 
 
-@pfl.method(keeps="its head", travels="the body, both ways")
+@pfl.author.method(keeps="its head", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class PersonalHead:
     """Personal head: a body averaged with server momentum, and proximal personal heads."""
 
-    strength: float = pfl.knob(
+    strength: float = pfl.author.hyperparameter(
         0.1, at_least=0, help="pull of a head toward its start in each round; 0: none"
     )
-    momentum: float = pfl.knob(0.5, at_least=0, below=1, help="momentum of the server")
+    momentum: float = pfl.author.hyperparameter(
+        0.5, at_least=0, below=1, help="momentum of the server"
+    )
 
-    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+    def build(self, problem: pfl.author.Problem) -> pfl.author.Algorithm:
         def head(params):
             return problem.model.mask(params, 1)  # the last layer
 
         def body(params):
-            return pfl.tree.complement(head(params))
+            return pfl.author.tree.complement(head(params))
 
         def near_start(solver, params, start, batch):
             """l_k(theta, phi_k) + strength / 2 |phi_k - start|^2; the body is the same in both."""
@@ -46,7 +48,7 @@ class PersonalHead:
             shared=body,
             phases=[Phase(head, objective=near_start), Phase(body)],
             server_optimizer=optax.sgd(1.0, self.momentum),
-            report=pfl.Report(scored="each client's own head on the shared body"),
+            report=pfl.author.Report(scored="each client's own head on the shared body"),
         )
 
 

@@ -19,27 +19,27 @@ import pfljax as pfl
 from pfljax.algorithms.common import Phase, sharing_layers
 
 
-@pfl.method(keeps="its head", travels="the body, both ways")
+@pfl.author.method(keeps="its head", travels="the body, both ways")
 @dataclasses.dataclass(frozen=True)
 class BodyFirst:
     """Body first: a shared body and personal heads, trained in turn."""
 
-    body_epochs: int = pfl.knob(
+    body_epochs: int = pfl.author.hyperparameter(
         1, at_least=1, help="number of epochs for the body, with the head fixed"
     )
-    head_epochs: int = pfl.knob(
+    head_epochs: int = pfl.author.hyperparameter(
         5, at_least=1, help="number of epochs for the head, with the body fixed"
     )
 
-    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+    def build(self, problem: pfl.author.Problem) -> pfl.author.Algorithm:
         def head(params):
             return problem.model.mask(params, 1)  # the last layer
 
         def body(params):
-            return pfl.tree.complement(head(params))
+            return pfl.author.tree.complement(head(params))
 
         phases = [Phase(body, self.body_epochs), Phase(head, self.head_epochs)]
-        report = pfl.Report(scored="each client's own head on the shared body")
+        report = pfl.author.Report(scored="each client's own head on the shared body")
         return sharing_layers(problem, body, phases=phases, report=report)
 
 

@@ -32,22 +32,24 @@ class WithoutLargest(Stage):
         """The length that is too long: in the first round, none is."""
         return jnp.float32(jnp.inf)
 
-    def after_client(self, work: LocalWork, output: pfl.ClientOutput, note: StageState):
+    def after_client(self, work: LocalWork, output: pfl.author.ClientOutput, note: StageState):
         # A client tells the server the length of its update.
         update = output.upload.update
-        length = jnp.sqrt(pfl.tree.inner(update, update))
+        length = jnp.sqrt(pfl.author.tree.inner(update, update))
         output = with_note(output, self.name, length)
         # Nothing arrives of one that is too long.
         return lost(output, length > note.server), note.client
 
-    def before_server(self, key, state: pfl.State, aggregate: pfl.Aggregate, note: StageState):
+    def before_server(
+        self, key, state: pfl.author.State, aggregate: pfl.author.Aggregate, note: StageState
+    ):
         lengths = aggregate.notes[self.name]
         metrics = {"left_out": (lengths > note.server).sum()}
         too_long = jnp.quantile(lengths, 1 - self.share)
         return aggregate, note._replace(server=too_long), metrics
 
 
-def without_largest(problem: pfl.Problem, pipeline: Pipeline) -> WithoutLargest:
+def without_largest(problem: pfl.author.Problem, pipeline: Pipeline) -> WithoutLargest:
     """The stage, for methods whose server averages updates."""
     if not pipeline.method.averages:
         raise pfl.ArgumentError("method", "accepted: methods whose server averages updates")

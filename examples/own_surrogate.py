@@ -18,24 +18,24 @@ import pfljax as pfl
 from pfljax.algorithms.common import surrogates
 
 
-@pfl.method(keeps="its model", travels="the global model, both ways")
+@pfl.author.method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Moreau:
     """pFedMe as a surrogate: a personal model for each client, near the global model."""
 
-    strength: float = pfl.knob(
+    strength: float = pfl.author.hyperparameter(
         2.0, above=0, help="lambda, pull of the personal model toward the global one"
     )
 
-    def build(self, problem: pfl.Problem) -> pfl.Algorithm:
+    def build(self, problem: pfl.author.Problem) -> pfl.author.Algorithm:
         return surrogates.client_server(problem, self.surrogate(problem))
 
-    def surrogate(self, problem: pfl.Problem) -> surrogates.Surrogate:
+    def surrogate(self, problem: pfl.author.Problem) -> surrogates.Surrogate:
         solver = problem.solver
 
         def minimize(context, u, v, split):
             """theta, the minimum over v: local training near w with a new optimizer."""
-            w = pfl.tree.first(u)
+            w = pfl.author.tree.first(u)
 
             def near(params, batch):
                 distance = solver.squared_distance(params, w)
@@ -44,17 +44,17 @@ class Moreau:
             start = solver.begin(w)
             state, _ = solver.fit(context.key, start, split, near, round_number=context.round)
             theta = state.whole
-            return theta, pfl.tree.stack_one(theta), {}
+            return theta, pfl.author.tree.stack_one(theta), {}
 
         def loss(w, batch, theta):
             return self.strength / 2 * solver.squared_distance(w, theta)
 
         return surrogates.Surrogate(
             num_models=1,
-            init=pfl.tree.first,
+            init=pfl.author.tree.first,
             minimize=minimize,
             loss=loss,
-            predict=pfl.Prediction.one,
+            predict=pfl.author.Prediction.one,
             scored="each client's theta",
         )
 

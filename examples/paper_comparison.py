@@ -19,7 +19,13 @@ def clients(seed: int) -> pfl.Federation:
 
 def main(out: str = "runs/paper", rounds: int = 100, seeds: int = 6) -> pfl.Table:
     """Compares five methods with Local and writes the table and the figures."""
-    methods = [pfl.Local(), pfl.FedAvg(), pfl.Ditto(), pfl.FedEM(components=2), pfl.FedeRiCo()]
+    methods = [
+        pfl.Local(),
+        pfl.FedAvg(),
+        pfl.Ditto(),
+        pfl.methods.FedEM(components=2),
+        pfl.FedeRiCo(),
+    ]
     model = pfl.models.MLP(hidden=(64,))
     local = pfl.LocalTraining(optax.adam(1e-2))
     options = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pfljax.algorithms  # noqa: F401  (registers the methods)
-from pfljax.settings.method import METHODS
+from pfljax.algorithms import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 OPENING = f"""# Methods

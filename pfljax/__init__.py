@@ -122,7 +122,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
-# Names that were at the top in version 0.2, and where they are now. Version 0.4 forgets them.
+# Names that were at the top in version 0.2, and where they are now. They work until the next release.
 _FORMER = {
     "Aggregate": "author.Aggregate",
     "Algorithm": "author.Algorithm",

@@ -359,7 +359,7 @@ def calls() -> dict[str, Called]:
         "load": Called(pfl.load, {"path": "runs"}),
         "train_replicates": Called(pfl.train_replicates, {"runs": [run, again], "rounds": 1}),
         "Federation.examples": Called(clients.examples, {"client": 0}),
-        "metric": Called(pfl.metric),
+        "metric": Called(pfl.metrics.metric),
         **{
             f"adapters.{name}": Called(getattr(adapters, name))
             for name in ("bias", "head", "ia3", "lora", "prompt")
@@ -373,9 +373,9 @@ def calls() -> dict[str, Called]:
         "Table.figures": Called(MethodType(pfl.Table.figures, "a table"), folder),
         "Table.to_latex": Called(MethodType(pfl.Table.to_latex, "a table")),
         "Table.to_pandas": Called(MethodType(pfl.Table.to_pandas, "a table")),
-        "TensorBoard": Called(pfl.TensorBoard, folder),
-        "WandB": Called(pfl.WandB, folder),
-        "MLflow": Called(pfl.MLflow, folder),
+        "TensorBoard": Called(pfl.trackers.TensorBoard, folder),
+        "WandB": Called(pfl.trackers.WandB, folder),
+        "MLflow": Called(pfl.trackers.MLflow, folder),
     }
 
 

@@ -31,7 +31,9 @@ def digits_clients():
 def finished_run(digits_clients, tmp_path_factory):
     """The result of FedEM, whose clients mix two linear models, in a folder."""
     local = pfl.LocalTraining(optax.sgd, 0.1)
-    run = pfl.Run(pfl.FedEM(components=2), digits_clients, MODEL, local, execution=ONE_DEVICE)
+    run = pfl.Run(
+        pfl.methods.FedEM(components=2), digits_clients, MODEL, local, execution=ONE_DEVICE
+    )
     return run.train(ROUNDS, eval_every=EVAL_EVERY, out=tmp_path_factory.mktemp("finished") / "run")
 
 

@@ -318,7 +318,7 @@ def of_libraries(outputs, y):
     return figures + ENTRIES(outputs).sum() + VIEW[0]
 
 
-@pfl.metric(higher_is_better=False)
+@pfl.metrics.metric(higher_is_better=False)
 def error(outputs, y):
     def miss(label, output):
         return label != output.argmax()
@@ -427,12 +427,12 @@ from parts import hosts, pacing
 from parts.rules import absolute, clipped, scaled, softened
 
 
-@pfl.method(keeps="nothing", travels="the model")
+@pfl.author.method(keeps="nothing", travels="the model")
 @dataclasses.dataclass(frozen=True)
 class Shaped(pfl.FedAvg):
     """Shaped (Me, 2026): FedAvg with factors from several places."""
 
-    strength: float = pfl.knob(0.5, at_least=0, help="of the pull to zero")
+    strength: float = pfl.author.hyperparameter(0.5, at_least=0, help="of the pull to zero")
 
     def build(self, problem):
         plain = super().build(problem)
@@ -469,15 +469,15 @@ class Shaped(pfl.FedAvg):
             return state.with_models(models), metrics
 
         def first_row(key, client, start):
-            return pfl.First({"seen": jnp.zeros(()), "times": jnp.zeros(())})
+            return pfl.author.First({"seen": jnp.zeros(()), "times": jnp.zeros(())})
 
         def predict(context, models, row, data):
             factor = pacing.curve(problem.rounds)
-            return pfl.Prediction(jax.tree.map(lambda leaf: factor * hosts.logged(leaf), models))
+            return pfl.author.Prediction(jax.tree.map(lambda leaf: factor * hosts.logged(leaf), models))
 
         def adapt(context, models, data):
             factor = pacing.newcomer(problem.rounds)
-            return pfl.Prediction(jax.tree.map(lambda leaf: factor * leaf, models))
+            return pfl.author.Prediction(jax.tree.map(lambda leaf: factor * leaf, models))
 
         return dataclasses.replace(
             plain,
@@ -1060,14 +1060,14 @@ import pfljax as pfl
 import variants
 
 
-@pfl.method(keeps="nothing", travels="the model")
+@pfl.author.method(keeps="nothing", travels="the model")
 @dataclasses.dataclass(frozen=True)
 class Branched(pfl.FedAvg):
     """Branched (Me, 2026): FedAvg with kinds of steps."""
 
-    kind: str = pfl.knob("plain", choices=("plain", "scaled", "hosted"))
-    depth: int = pfl.knob(1, at_least=1)
-    late: bool = pfl.knob(False)
+    kind: str = pfl.author.hyperparameter("plain", choices=("plain", "scaled", "hosted"))
+    depth: int = pfl.author.hyperparameter(1, at_least=1)
+    late: bool = pfl.author.hyperparameter(False)
 
     def build(self, problem):
         plain = super().build(problem)

@@ -32,9 +32,9 @@ from pfljax.data import partitions
 METHODS = {
     "local": pfl.Local(),
     "fedavg": pfl.FedAvg(),
-    "fedsa_lora": pfl.FedSALoRA(),
-    "feddpa": pfl.FedDPA(),
-    "fedem": pfl.FedEM(),
+    "fedsa_lora": pfl.methods.FedSALoRA(),
+    "feddpa": pfl.methods.FedDPA(),
+    "fedem": pfl.methods.FedEM(),
     "federico": pfl.FedeRiCo(),
 }
 NEED_LORA = ("fedsa_lora", "feddpa")
@@ -85,7 +85,7 @@ def model_of(column: str, task: Task, backbone: Path) -> Any:
     kind, _, rank = column.partition("-")
     lora = functools.partial(pfl.adapters.lora, where=task.blocks)
     trainable = {"head": "head", "full": ".", "lora": [lora(rank=int(rank or 1)), "head"]}[kind]
-    return pfl.Model(network, frozen=pfl.weights.Saved(backbone), trainable=trainable)
+    return pfl.Model(network, frozen=pfl.models.weights.Saved(backbone), trainable=trainable)
 
 
 def main() -> None:

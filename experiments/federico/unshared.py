@@ -45,7 +45,7 @@ CELLS = (
 METHODS = {
     "local": pfl.Local(),
     "fedavg": pfl.FedAvg(),
-    "fedem": pfl.FedEM(),
+    "fedem": pfl.methods.FedEM(),
     "ifca": pfl.IFCA(),
     "faithful": pfl.FedeRiCo(faithful=True),
     "posterior of 2": pfl.FedeRiCo(rule="posterior", effective_examples=2.0),

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.ledger.entries import Column, Entry, Row, made, text
+from pfljax.algorithms import METHODS
 from pfljax.cli.names import current
 from pfljax.folder import files, former
-from pfljax.settings.method import METHODS
 
 TRIAL = re.compile(r"(?:split-(\d+)-)?seed-(\d+)")
 FIGURES = ("accuracy", "accuracy_mean", "accuracy_bottom_decile", "accuracy_min", "loss")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from experiments.ledger.entries import ROOT, Entry
-from pfljax.settings.method import METHODS
+from pfljax.algorithms import METHODS
 
 ENGINE = tuple(
     f"pfljax/{room}"

@@ -175,9 +175,11 @@ def fedntd(folder: Path) -> Cells:
         return playing(folder, run_fedntd, name, models, absent=("wandb",), **knobs)
 
     return {
-        "FedNTD": Cell(pfl.FedNTD(beta=1.0, tau=3.0), ours, play("fedntd", beta=1.0, tau=3.0)),
+        "FedNTD": Cell(
+            pfl.methods.FedNTD(beta=1.0, tau=3.0), ours, play("fedntd", beta=1.0, tau=3.0)
+        ),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg")),
-        "FedAvgM": Cell(pfl.FedAvgM(momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)),
+        "FedAvgM": Cell(pfl.methods.FedAvgM(momentum=0.7), ours, play("fedavgm", avgm_beta=0.7)),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, play("fedprox", mu=0.1)),
         "FedNova": Cell(pfl.FedNova(), ours, play("fednova", nova_ccvr=False)),
         "MOON": Cell(pfl.MOON(mu=1.0, tau=0.5), ours, play("moon", mu=1.0, tau=0.5)),
@@ -275,7 +277,7 @@ def feddbe(folder: Path) -> Cells:
     def mine(state):
         return ours(state) | {"own": state.rows.params}
 
-    return {"FedDBE": Cell(pfl.FedDBE(kappa=10.0, mu=0.5), mine, play, note=note)}
+    return {"FedDBE": Cell(pfl.methods.FedDBE(kappa=10.0, mu=0.5), mine, play, note=note)}
 
 
 def valve_of(client: Any) -> dict:
@@ -354,7 +356,9 @@ def gpfl(folder: Path) -> Cells:
     note = "mini-batches of one example, for which the two norms are the same; their means of embeddings taken from "
     note += "those received"
     local = {"batch_size": 1, "epochs": 1, "learning_rate": 0.01}
-    return {"GPFL": Cell(pfl.GPFL(strength=0.01, mu=0.1), mine, play, local=local, note=note)}
+    return {
+        "GPFL": Cell(pfl.methods.GPFL(strength=0.01, mu=0.1), mine, play, local=local, note=note)
+    }
 
 
 # Scripts, which draw each round's clients by `np.random.choice`.
@@ -470,7 +474,10 @@ def fedrep(folder: Path) -> Cells:
         "FedPer": Cell(pfl.FedPer(), ours_with_heads, play("fedper", with_heads), **usual),
         "FedAvg": Cell(pfl.FedAvg(), ours, play("fedavg", whole), **usual),
         "LG-FedAvg": Cell(
-            pfl.LGFedAvg(shared_layers=1), ours_with_bodies, play("lg", with_bodies), **usual
+            pfl.methods.LGFedAvg(shared_layers=1),
+            ours_with_bodies,
+            play("lg", with_bodies),
+            **usual,
         ),
     }
 
@@ -610,8 +617,8 @@ def fedpac(folder: Path) -> Cells:
         "note": f"their variance divided by n - 1, as in ours, instead of n; {usual['note']}"
     }
     return {
-        "FedPAC": Cell(pfl.FedPAC(), mine, play("FedPAC", 1), differs=dropped, **both),
-        "FedPAC, own heads": Cell(pfl.FedPAC(heads="own"), mine, play("FedPAC"), **own),
+        "FedPAC": Cell(pfl.methods.FedPAC(), mine, play("FedPAC", 1), differs=dropped, **both),
+        "FedPAC, own heads": Cell(pfl.methods.FedPAC(heads="own"), mine, play("FedPAC"), **own),
         "FedPer": Cell(pfl.FedPer(), ours_with_heads, play("FedPer"), **usual),
     }
 
@@ -685,7 +692,7 @@ def fedproto(folder: Path) -> Cells:
     absent = ("torchvision", "torchvision.models", "tensorboardX")
     return {
         "FedProto": Cell(
-            pfl.FedProto(strength=1.0, predict="head"),
+            pfl.methods.FedProto(strength=1.0, predict="head"),
             lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             playing(folder / "exps", run_fedproto, absent=absent),
             sizes=EQUAL,
@@ -878,7 +885,7 @@ def pfedgraph(folder: Path) -> Cells:
     """MediaBrain-SJTU/pFedGraph."""
     return {
         "pFedGraph": Cell(
-            pfl.PFedGraph(alpha=0.8, strength=0.0),
+            pfl.methods.PFedGraph(alpha=0.8, strength=0.0),
             lambda state: {"models": state.models, "graph": state.server.state.graph},
             playing(
                 folder / "pytorch",

@@ -163,14 +163,14 @@ def cells(folder: Path) -> dict[str, Cell | Apart]:
     return {
         "FedAvg": Cell(pfl.FedAvg(), ours, Player(folder, average)),
         "FedAvgM": Cell(
-            pfl.FedAvgM(momentum=0.9),
+            pfl.methods.FedAvgM(momentum=0.9),
             ours,
             Player(folder, with_momentum),
             local={"learning_rate": RATE},
         ),
         "FedProx": Cell(pfl.FedProx(mu=0.1), ours, Player(folder, proximal)),
         "HypCluster": Cell(
-            pfl.HypCluster(clusters=CLUSTERS),
+            pfl.methods.HypCluster(clusters=CLUSTERS),
             lambda state: {"clusters": state.models},
             Player(folder, clustered, first_clusters, stacked, of_cluster),
             local={"common_init": None},

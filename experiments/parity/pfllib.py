@@ -242,7 +242,7 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
         "FedAvg": Cell(pfl.FedAvg(), ours, average()),
         "FedAvg, their DNN": Cell(pfl.FedAvg(), ours, average(network=own_dnn)),
         "FedAvg+": Cell(
-            pfl.FedAvgPlus(tune_epochs=1),
+            pfl.methods.FedAvgPlus(tune_epochs=1),
             ours,
             average(tuned),
             note="their tuning of new clients, for all clients",
@@ -258,7 +258,7 @@ def with_one_model(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             pfl.MOON(mu=1.0, tau=0.5), ours, play("servermoon.MOON", whole, mu=1.0, tau=0.5)
         ),
         "FedNTD": Cell(
-            pfl.FedNTD(beta=1.0, tau=1.0),
+            pfl.methods.FedNTD(beta=1.0, tau=1.0),
             ours,
             play("serverntd.FedNTD", whole, beta=1.0, tau=1.0),
             sizes=EQUAL,
@@ -295,7 +295,7 @@ def with_parts(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="scored without tuning",
         ),
         "LG-FedAvg": Cell(
-            pfl.LGFedAvg(shared_layers=1),
+            pfl.methods.LGFedAvg(shared_layers=1),
             lambda state: ours(state) | {"bases": state.rows},
             play("serverlg.LG_FedAvg", with_bases),
         ),
@@ -337,7 +337,7 @@ def with_own_models(play: Callable[..., Player]) -> dict[str, Cell | Apart]:
             note="share=1; their weights' first learning fixed to 10 passes; scored after local training",
         ),
         "FedProto": Cell(
-            pfl.FedProto(strength=1.0, mean="uniform"),
+            pfl.methods.FedProto(strength=1.0, mean="uniform"),
             lambda state: {"personal": state.rows.params, "prototypes": state.models.mean},
             play(
                 "serverproto.FedProto",

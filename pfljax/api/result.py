@@ -161,9 +161,10 @@ class Result:
         self._recorded = recorded
 
     def __repr__(self) -> str:
-<<<<<<< HEAD
         last = self.history[-1]
-        score = f"accuracy {self.accuracy:.3f}" if "accuracy" in last else f"loss {self.loss:.4f}"
+        digits = 3 if is_percent(self.score) else 4
+        value = last.get(self.score, float("nan"))
+        score = f"{self.score} {value:.{digits}f}"
         method = self.summary["method"]
         return f"Result({method}, round {last['round']}: {score} of {self.summary['scored']})"
 
@@ -198,13 +199,6 @@ class Result:
                 text = predictor.missing.text
             raise ArgumentError("clients", text) from predictor.missing
         return clients
-=======
-        last = self._rows[-1]
-        digits = 3 if is_percent(self.score) else 4
-        value = f"{last[self.score]:.{digits}f}"
-        score = f"{self.score} {value} of {self.summary['scored']}"
-        return f"Result({self.experiment.name}, round {last['round']}: {score})"
->>>>>>> score
 
     @property
     def summary(self) -> dict:
@@ -392,7 +386,7 @@ class Result:
         """Saves the variables of `export`.
 
         Args:
-            path: A new file NAME.safetensors, which `pfl.weights.Saved` reads; or a new folder, which Orbax's
+            path: A new file NAME.safetensors, which `pfl.models.weights.Saved` reads; or a new folder, which Orbax's
                 `StandardCheckpointer().restore(path)` reads.
             client: The client's number, 0 to K - 1, or its name.
 

@@ -234,8 +234,8 @@ class Run:
                 longer if saving would take more than a tenth of the time. The last round is always saved.
             progress: Whether to show a progress bar in a terminal or notebook.
             profile: Folder for a profiler trace of a few rounds; prints a summary.
-            tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.TensorBoard(folder)`, or your own
-                function that logs to another tracker. An exception that it raises ends the training, as one
+            tracker: Called with an `Evaluation` after each evaluation. Pass `pfl.trackers.TensorBoard(folder)`, or
+                your own function that logs to another tracker. An exception that it raises ends the training, as one
                 that prunes a search must, and reaches the caller as it is.
 
         Raises:
@@ -282,7 +282,9 @@ def check_method(method: Any, argument: str = "method") -> Any:
     if isinstance(method, type) or not hasattr(method, "build") or not hasattr(method, "info"):
         own = dataclasses.is_dataclass(method) and hasattr(method, "build")
         text = (
-            "; decorate its class with @pfl.method" if own and not isinstance(method, type) else ""
+            "; decorate its class with @pfl.author.method"
+            if own and not isinstance(method, type)
+            else ""
         )
         raise ArgumentError(
             argument, f"accepted: a method with its knobs, such as FedAvg(){text}", method

@@ -7,14 +7,14 @@ import re
 
 REPLACED = {
     r"\bkept_optimizer(s)?\b|\bround_optimizer\b": "rows have no optimizers, which the engine keeps",
-    r"\bOwnModel\b|\bown_model\(": "OwnModel is pfl.Personal, made by problem.init_personal",
-    r"\bproblem\.fit\(context, models, [\w.]+, data\.train": "problem.fit returns a pfl.Trained",
-    r"\{\"loss\":": "the server is told pfl.Told(loss, entries={...})",
+    r"\bOwnModel\b|\bown_model\(": "OwnModel is pfl.author.Personal, made by problem.init_personal",
+    r"\bproblem\.fit\(context, models, [\w.]+, data\.train": "problem.fit returns a pfl.author.Trained",
+    r"\{\"loss\":": "the server is told pfl.author.Told(loss, entries={...})",
     r"\baveraging\([^)]*\b(row|own|beside|server)=": "averaging has first_row=, own_model=, server_optimizer=",
     r"\bsharing_layers\([^)]*\bserver=": "sharing_layers has server_optimizer=",
     r"\.alone\(|\bproblem\.newcomer\b": "alone is problem.train_newcomer",
     r"\baggregate\.report\b": "aggregate.report is aggregate.told.entries",
-    r"\baggregate\.upload\[|\bweighted\(": "uploads are pfl.Upload(update, weight), not dicts",
+    r"\baggregate\.upload\[|\bweighted\(": "uploads are pfl.author.Upload(update, weight), not dicts",
     r"\bstate\._replace\((models|server|clients)=": "state._replace is state.with_models, with_server or with_rows",
 }
 GUIDE = "see docs/howto/method.md, From the former contract"

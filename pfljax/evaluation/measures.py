@@ -64,10 +64,10 @@ class Metric:
 
 @checked()
 def metric(function: Callable | None = None, *, higher_is_better: bool = True) -> Any:
-    """Says whether high or low values of your own metric are good: `metrics={"mae": pfl.metric(mae, ...)}`.
+    """Says whether high or low values of your own metric are good: `metrics={"mae": pfl.metrics.metric(mae, ...)}`.
 
     Bottom deciles, orders from the worst to the best and marks of the best depend on it, and ranks, best rounds and
-    tuning if it is the `score` of a run. As a decorator: `@pfl.metric(higher_is_better=False)`.
+    tuning if it is the `score` of a run. As a decorator: `@pfl.metrics.metric(higher_is_better=False)`.
 
     Args:
         function: (outputs, y) -> a number, of one client's examples; see `evaluation.measures`.

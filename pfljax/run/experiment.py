@@ -49,8 +49,8 @@ class Execution:
     Attributes:
         plan: How a device processes its clients: one after the other ("map"), all at once ("vmap"), or `chunk` at a
             time ("chunk"). "auto" means map on CPUs; on TPUs and GPUs of a known kind, what compiles to the least
-            estimated time within memory; vmap elsewhere. "python" compiles nothing and works in plain loops, so that a
-            method can be debugged with `print` and `breakpoint`.
+            estimated time within memory; vmap elsewhere. "python" compiles only networks and works in plain loops, so
+            that a method can be debugged with `print` and `breakpoint`.
         chunk: Number of clients at a time under "chunk".
         devices: Number of devices to use; 0: all (on a CPU, one per core).
         model_devices: Number of devices that one client's model is spread over, a divisor of the number of devices.
@@ -85,7 +85,7 @@ class Execution:
         )
 
     def _python_plan(self) -> PythonPlan:
-        """Returns the plan that compiles nothing; raises if other choices need compiled code."""
+        """Returns the plan in Python; raises if other choices need compiled code."""
         if self.client_store != "device":
             text = "accepted with plan=python: device"
             raise ArgumentError("client_store", text, self.client_store)

@@ -111,13 +111,11 @@ def _check_class(cls: type, registered: str) -> None:
     other = METHODS.get(registered)
     if other is not None and _origin(other) != _origin(cls):
         taken = f"is the name of {other.__module__}.{other.__qualname__}"
-        text = (
-            f'{taken}; accepted: another name, by renaming the class or by @pfl.method(name="...")'
-        )
+        text = f'{taken}; accepted: another name, by renaming the class or by @pfl.author.method(name="...")'
         raise ArgumentError("name", text, registered)
     is_dataclass = hasattr(cls, "__dataclass_fields__")
     if not is_dataclass or not callable(getattr(cls, "build", None)) or not inspect.getdoc(cls):
-        text = "a method is a dataclass with a docstring and build(problem); @pfl.method stands above @dataclass"
+        text = "a method is a dataclass with a docstring and build(problem); @pfl.author.method stands above @dataclass"
         raise TypeError(f"{cls.__name__}: {text}")
 
 

@@ -81,6 +81,6 @@ def load_method(text: str) -> str:
     info = getattr(found, "info", None)
     if info is None or METHODS.get(info.name) is not found:
         raise ArgumentError(
-            "method", "not a method; accepted: a class decorated with @pfl.method(...)", text
+            "method", "not a method; accepted: a class decorated with @pfl.author.method(...)", text
         )
     return info.name

@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ def recorded(value: Any) -> Any:
     parts = str(getattr(value, "__module__", "")).split(".")
     # the most public name
     for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
-        if getattr(sys.modules.get(module), name, None) is value:
+        if _attribute(module, name) is value:
             return {
                 "module": module,
                 "name": name,
@@ -135,6 +136,13 @@ def file_of(module: str) -> str | None:
     return os.path.abspath(file) if file else None
 
 
+def _attribute(module: str, name: str) -> Any:
+    """Returns what a loaded module has by this name, or None; a former name in a file gives no warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return getattr(sys.modules.get(module), name, None)
+
+
 def _named(module: str, name: str, file: str | None, argument: str) -> Any:
     """Returns a module's class or function: from the recorded file, or from the module if the file is gone."""
     exists = file is not None and os.path.isfile(file)
@@ -144,8 +152,9 @@ def _named(module: str, name: str, file: str | None, argument: str) -> Any:
     is_recorded = module in sys.modules and (
         file_of(module) == file or (module != "__main__" and not exists)
     )
-    if is_recorded and hasattr(sys.modules[module], name):
-        return getattr(sys.modules[module], name)
+    value = _attribute(module, name) if is_recorded else None
+    if value is not None:
+        return value
     if not exists or module == "__main__":  # a script is not run again
         where = "a script or notebook" if module == "__main__" else file or module
         text = f"{name} is defined in {where}, which cannot be imported"

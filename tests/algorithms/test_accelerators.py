@@ -95,7 +95,7 @@ def make_run(name, clients):
     network = (toys.required(name, 64, 64) or toys.network(name)).get("model")
     local = pfl.LocalTraining(optax.adam(0.01), batch_size=5)
     return pfl.Run(
-        pfl.METHODS[name](**SETTINGS.get(name, {})),
+        pfl.methods.METHODS[name](**SETTINGS.get(name, {})),
         clients,
         network or pfl.models.MLP((64,)),
         local,
@@ -120,14 +120,14 @@ def write(name, found):
     lines = [
         f"    {json.dumps(each)}: {json.dumps(known[each])}"
         for each in sorted(known)
-        if each in pfl.METHODS
+        if each in pfl.methods.METHODS
     ]
     FILE.write_text(
         f'{{\n  "libtpu": "{libtpu()}",\n  "bytes": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
     )
 
 
-@toys.each_method(sorted(pfl.METHODS), fast=(), slow=IN_CI)
+@toys.each_method(sorted(pfl.methods.METHODS), fast=(), slow=IN_CI)
 def test_a_method_moves_what_its_topology_says_within_its_bytes(name, target, clients):
     run = make_run(name, clients).experiment
     found = {}
@@ -157,4 +157,4 @@ def test_a_method_moves_what_its_topology_says_within_its_bytes(name, target, cl
 
 
 def test_every_method_has_budgets():
-    assert json.loads(FILE.read_text())["bytes"].keys() == pfl.METHODS.keys()
+    assert json.loads(FILE.read_text())["bytes"].keys() == pfl.methods.METHODS.keys()

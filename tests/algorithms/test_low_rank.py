@@ -55,7 +55,7 @@ def factors(params):
 
 def start():
     """A and B before the first round, the same for all clients and methods."""
-    a = np.float64(trained(pfl.FFALoRA(), 1).state.server.state.state["kernel_lora_a"][0])
+    a = np.float64(trained(pfl.methods.FFALoRA(), 1).state.server.state.state["kernel_lora_a"][0])
     return a, np.zeros((RANK, T))
 
 
@@ -234,7 +234,7 @@ def test_hilora_trains_the_root_then_clusters_then_leaves():
         begin = (a, b) if number == 0 else cut(product, RANK)
         steps = [step(k, *begin) for k in range(4)]
         product = mean([np.matmul(*each) for each in steps])
-    method = pfl.HiLoRA(root_rounds=2, cluster_rounds=1, orthogonality=0.3)
+    method = pfl.methods.HiLoRA(root_rounds=2, cluster_rounds=1, orthogonality=0.3)
     root = trained(method, 2)
     models = factors(root.state.models)
     close(np.matmul(*models)[0], product)
@@ -297,7 +297,10 @@ def test_hilora_finds_groups_that_adapt_in_other_directions():
     y = x @ W0
     y[np.arange(80), client // 4] += 2 * x @ moved
     result = trained(
-        pfl.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3), 2, arrays=(x, y, client), rank=1
+        pfl.methods.HiLoRA(root_rounds=1, cluster_rounds=1, clusters=3),
+        2,
+        arrays=(x, y, client),
+        rank=1,
     )
     of = result.collaboration.index[-1][:, 1]
     assert len(set(of[:4])) == len(set(of[4:])) == 1 and of[0] != of[4]

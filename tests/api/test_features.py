@@ -80,7 +80,7 @@ def test_a_run_goes_on_without_them(tmp_path):
 def test_tokens_and_heads_that_methods_read_features_of():
     """kNN-Per reads the head's inputs, which are then the features themselves."""
     clients = images()
-    for method in (pfl.KNNPer(), pfl.FedPer()):
+    for method in (pfl.methods.KNNPer(), pfl.FedPer()):
         same(
             *(
                 trained(clients, vit("head"), method, cache_features=cache)

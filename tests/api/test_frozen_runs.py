@@ -81,7 +81,7 @@ def test_the_program_takes_the_frozen_arrays_and_contains_none(clients, kept):
     assert sum(leaf.size for leaf in given) == frozen
 
 
-KINDS = (pfl.Ditto(), pfl.FedeRiCo(neighbors=1), pfl.FedEM(components=2))
+KINDS = (pfl.Ditto(), pfl.FedeRiCo(neighbors=1), pfl.methods.FedEM(components=2))
 OPTIONS = ({"client_store": "disk"}, {"plan": "vmap"}, {"client_store": "host"}, {"plan": "python"})
 
 
@@ -140,7 +140,7 @@ def test_weights_from_a_file(clients, tmp_path):
     }
     flat |= {"head.kernel": np.zeros((WIDTH, 7), np.float32), "head.bias": np.zeros(7, np.float32)}
     save_file(flat, tmp_path / "vit.safetensors")
-    saved = pfl.weights.Saved(tmp_path / "vit.safetensors")
+    saved = pfl.models.weights.Saved(tmp_path / "vit.safetensors")
 
     def of(frozen):
         return pfl.Run(
@@ -164,15 +164,15 @@ def test_weights_from_a_file(clients, tmp_path):
     }
     for name, text in cases.items():
         with pytest.raises(pfl.ArgumentError, match=text):
-            of(pfl.weights.Saved(tmp_path / f"{name}.safetensors"))
+            of(pfl.models.weights.Saved(tmp_path / f"{name}.safetensors"))
     with pytest.raises(
         pfl.ArgumentError, match=r"no file .*absent\.safetensors; weights are not downloaded"
     ):
-        pfl.weights.Saved(tmp_path / "absent.safetensors")
+        pfl.models.weights.Saved(tmp_path / "absent.safetensors")
     with pytest.raises(
         pfl.ArgumentError, match="layout=resnet: accepted: vit, dinov2, dinov3, bert"
     ):
-        pfl.weights.Saved(tmp_path / "vit.safetensors", "resnet")
+        pfl.models.weights.Saved(tmp_path / "vit.safetensors", "resnet")
 
 
 @pytest.mark.slow
@@ -183,7 +183,7 @@ def test_one_set_of_weights_for_networks_with_other_heads(tmp_path):
         for path, leaf in traverse_util.flatten_dict(weights()).items()
     }
     save_file(flat, tmp_path / "vit.safetensors")
-    for frozen in (weights(), pfl.weights.Saved(tmp_path / "vit.safetensors")):
+    for frozen in (weights(), pfl.models.weights.Saved(tmp_path / "vit.safetensors")):
         given = pfl.Model(VIT, frozen=frozen, trainable="head")
         for classes in (10, 4):
             built = pfl.models.build(given, (8, 8, 1), "classification", classes)

@@ -123,7 +123,8 @@ def test_pixels_train_as_the_same_floats():
 # The slow ones send or keep examples.
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", [None, pfl.FedAvgData(0.2), pytest.param(pfl.KNNPer(), marks=pytest.mark.long)]
+    "method",
+    [None, pfl.methods.FedAvgData(0.2), pytest.param(pfl.methods.KNNPer(), marks=pytest.mark.long)],
 )
 def test_a_tree_trains_as_its_arrays_concatenated(method):
     tree = trained("tree", method)

@@ -76,10 +76,10 @@ OTHER = {
     ("method", "store", "options"),
     [
         pytest.param(pfl.FedeRiCo(neighbors=2), "device", {}, marks=pytest.mark.long),
-        pytest.param(pfl.FedAvgPlus(), "host", {}, marks=pytest.mark.long),
+        pytest.param(pfl.methods.FedAvgPlus(), "host", {}, marks=pytest.mark.long),
         (pfl.Ditto(), "disk", {}),
         # It predicts in a way of its own, and so do its newcomers.
-        pytest.param(pfl.FedProto(), "device", {}, marks=pytest.mark.long),
+        pytest.param(pfl.methods.FedProto(), "device", {}, marks=pytest.mark.long),
         (pfl.FedAvg(), "device", {"fine_tune_epochs": 1, "seed": 3, **OTHER}),
     ],
 )
@@ -102,7 +102,7 @@ def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     model = nn.Sequential([lambda x: x, nn.Dense(3)])
     local = pfl.LocalTraining(optax.adam(0.01))
     out = tmp_path / "run"
-    result = trained(pfl.FedAvgPlus(), arrays, model, local, out)
+    result = trained(pfl.methods.FedAvgPlus(), arrays, model, local, out)
     inputs = np.asarray(arrays.test.x)[0, :2]
     with pytest.raises(
         pfl.ArgumentError, match=r"^model: cannot .*pfljax\.load\(path, model=\.\.\.\)$"
@@ -169,12 +169,12 @@ class Net(nn.Module):
     def __call__(self, x):
         return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
 
-@pfl.method(keeps="nothing", travels="the global model, both ways")
+@pfl.author.method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Loaded:
     """FedAvg with momentum at the server."""
 
-    rate: float = pfl.knob(0.7, above=0, help="the server's learning rate")
+    rate: float = pfl.author.hyperparameter(0.7, above=0, help="the server's learning rate")
 
     def build(self, problem):
         return averaging(problem, server_optimizer=optax.sgd(self.rate, momentum=0.9))
@@ -203,7 +203,7 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
         "--split=2",
         "--eval_every=2",
     )
-    del pfl.METHODS["loaded"]
+    del pfl.methods.METHODS["loaded"]
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     code = "import numpy as np, pfljax as pfl; found = pfl.load('../run'); clients = found.experiment.federation; "
@@ -289,7 +289,7 @@ def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path
 
 @pytest.mark.long
 def test_a_mixture_is_no_single_model(clients):
-    result = trained(pfl.FedEM(components=2), clients)
+    result = trained(pfl.methods.FedEM(components=2), clients)
     with pytest.raises(
         pfl.ArgumentError, match=r"^client=1: predicts with a mixture .*; use result.predict$"
     ):
@@ -297,6 +297,6 @@ def test_a_mixture_is_no_single_model(clients):
     with pytest.raises(
         pfl.ArgumentError, match=r"^client=1: predicts with more than .*; use result.predict$"
     ):
-        trained(pfl.KNNPer(), clients).export(client=1)
+        trained(pfl.methods.KNNPer(), clients).export(client=1)
     with pytest.raises(pfl.ArgumentError, match=r"^client=4: accepted: 0 to 3"):
         result.export(client=4)

@@ -29,10 +29,10 @@ def uneven(**options):
             pytest.param(method, marks=pytest.mark.long)
             for method in (
                 pfl.Ditto(),
-                pfl.FedEM(components=2),
+                pfl.methods.FedEM(components=2),
                 pfl.PFedMe(),
-                pfl.FedRoD(),
-                pfl.FedFomo(),
+                pfl.methods.FedRoD(),
+                pfl.methods.FedFomo(),
             )
         ],
     ],

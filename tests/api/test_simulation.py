@@ -56,7 +56,7 @@ def test_steps_can_be_scanned(clients):
 def test_the_debugging_plan_shows_values_and_gives_the_same_figures(capsys):
     clients = toys.make_federation([2, 3])  # steps in Python take long
 
-    @pfl.method(keeps="nothing", travels="the global model, both ways")
+    @pfl.author.method(keeps="nothing", travels="the global model, both ways")
     @dataclasses.dataclass(frozen=True)
     class Shown:
         """FedAvg that prints each client's loss."""
@@ -69,7 +69,7 @@ def test_the_debugging_plan_shows_values_and_gives_the_same_figures(capsys):
                 )
                 return trained
 
-            return averaging(problem, train=train, ledger=pfl.Ledger(gradients=1))
+            return averaging(problem, train=train, ledger=pfl.author.Ledger(gradients=1))
 
     plans = {name: pfl.Execution(plan=name) for name in ("python", "map")}
     shown = pfl.Run(Shown(), clients, MODEL, LOCAL, execution=plans["python"])

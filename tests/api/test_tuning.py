@@ -91,7 +91,8 @@ def test_what_is_no_number_gets_a_kernel_of_its_own(monkeypatch):
 def test_numbers_that_decide_shapes_are_not_traced():
     """The share of FedAvg with data sharing decides how many examples there are: each has a kernel of its own."""
     few, many = (
-        run_of(Point(0.1, {"share": share}), 0, pfl.FedAvgData).experiment for share in (0.1, 0.2)
+        run_of(Point(0.1, {"share": share}), 0, pfl.methods.FedAvgData).experiment
+        for share in (0.1, 0.2)
     )
     assert few.numbers.knobs == many.numbers.knobs == {}
     assert differences(few, many) == ["method.share"]

@@ -214,15 +214,19 @@ CASES = [
         lambda: pfl.adapters.bias(where=3),
         r"^where=3: accepted: a regular expression",
     ),
-    Case("-1 gradients", lambda: pfl.Ledger(gradients=-1), r"^gradients=-1: accepted: 0 or more"),
+    Case(
+        "-1 gradients",
+        lambda: pfl.author.Ledger(gradients=-1),
+        r"^gradients=-1: accepted: 0 or more",
+    ),
     Case(
         "half a gradient",
-        lambda: pfl.Ledger(gradients=0.5),
+        lambda: pfl.author.Ledger(gradients=0.5),
         r"^gradients=0\.5: accepted: whole numbers",
     ),
     Case(
         "NaN passes",
-        lambda: pfl.Ledger(1, passes=float("nan")),
+        lambda: pfl.author.Ledger(1, passes=float("nan")),
         r"^passes=nan: accepted: 0 or more",
     ),
     Case(

@@ -106,7 +106,7 @@ def run(kind: str = "linear") -> tuple[pfl.Federation, pfl.Result]:
     }
     options = {"standardize": kind != "raw", "validation_fraction": 0.2}
     clients = pfl.Federation.from_arrays(x, Y, client=NAMES, **options)
-    method = pfl.FedEM(components=2) if kind == "mixture" else pfl.Local()
+    method = pfl.methods.FedEM(components=2) if kind == "mixture" else pfl.Local()
     training = pfl.Run(method, clients, model.get(kind, models.MLP(())), LOCAL)
     return clients, training.train(rounds=2, progress=False)
 
@@ -515,11 +515,11 @@ METRICS = [
         lambda: measured("f3"),
         "^metrics=f3: is no function, and unknown; accepted: f1",
     ),
-    Case("metric", "no function", lambda: pfl.metric(3), "^function=3: "),
+    Case("metric", "no function", lambda: pfl.metrics.metric(3), "^function=3: "),
     Case(
         "metric",
         "a direction",
-        lambda: pfl.metric(len, higher_is_better="low"),
+        lambda: pfl.metrics.metric(len, higher_is_better="low"),
         "^higher_is_better=low: ",
     ),
     Case(
@@ -748,7 +748,9 @@ def test_a_saved_model_brings_its_scaling(kind, tmp_path):
     path = tmp_path / "model.safetensors"
     result.save_model(path, 1)
     model = pfl.Model(
-        {"mlp": models.MLP((5,)), "nnx": InNNX}[kind], frozen=pfl.weights.Saved(path), trainable="."
+        {"mlp": models.MLP((5,)), "nnx": InNNX}[kind],
+        frozen=pfl.models.weights.Saved(path),
+        trainable=".",
     )
     newcomers = pfl.Federation.from_arrays(3 * X, Y, client=NAMES)
     continued = pfl.Run(pfl.Local(), newcomers, model, LOCAL)

@@ -190,7 +190,7 @@ def test_what_ended_in_raw_errors_is_one_line():
     nested["a"] = nested
     calls = {
         "floco needs a last layer with a matrix": lambda: run(
-            WithoutMatrix(), method=pfl.Floco()
+            WithoutMatrix(), method=pfl.methods.Floco()
         ).experiment.program(),
         "metrics=own: accepted: functions": lambda: run(metrics={"own": ["f1"]}),
         "seed=PRNGKeyArray: accepted: whole numbers": lambda: run(seed=jax.random.key(0)),
@@ -201,8 +201,8 @@ def test_what_ended_in_raw_errors_is_one_line():
         "config: is no JSON .*set": lambda: run(config={"a": {1, 2}}),
         "config: is no JSON .*tuple": lambda: run(config={(1, 2): 1}),
         "config: is no JSON .*recursion": lambda: run(config=nested),
-        "frozen: is int; accepted: the path": lambda: pfl.weights.Saved(3),
-        "method: stands above int; accepted: a class": lambda: pfl.method(3),
+        "frozen: is int; accepted: the path": lambda: pfl.models.weights.Saved(3),
+        "method: stands above int; accepted: a class": lambda: pfl.author.method(3),
         "optimizer: its update refuses the keywords": lambda: run(
             local=pfl.LocalTraining(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05)))
         ),

@@ -217,7 +217,7 @@ def test_personal_layers_follow_the_network_and_not_names(method, model, persona
 def test_a_regular_expression_that_matches_no_layer_is_refused():
     clients, _ = clients_of([12, 12])
     with pytest.raises(pfl.ArgumentError, match="matches no parameter"):
-        pfl.Run(pfl.FedSim(personal="hed"), clients, Named(2))
+        pfl.Run(pfl.methods.FedSim(personal="hed"), clients, Named(2))
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import pfljax as pfl
-from pfljax import Algorithm, ClientOutput, First, Ledger, Prediction, Start, Told, Upload
+from pfljax.author import Algorithm, ClientOutput, First, Ledger, Prediction, Start, Told, Upload
 
 TEMPERATURE = 2.0
 BLEND = jnp.array([0.25, 0.75])
@@ -58,13 +58,15 @@ class Backbone(nn.Module):
         return nn.Dense(self.classes, use_bias=True)(x)
 
 
-@pfl.method(keeps="its model", travels="the global model, both ways")
+@pfl.author.method(keeps="its model", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Mine:
     """Mine (Me, 2026): a global model and a personal one near it."""
 
-    pull: float = pfl.knob(0.5, at_least=0, help="to the global model")
-    share: float = pfl.knob(0.25, at_least=0, at_most=1, help="of the global model in predictions")
+    pull: float = pfl.author.hyperparameter(0.5, at_least=0, help="to the global model")
+    share: float = pfl.author.hyperparameter(
+        0.25, at_least=0, at_most=1, help="of the global model in predictions"
+    )
 
     def build(self, problem):
         solver = problem.solver

@@ -262,7 +262,10 @@ OF_METHOD = {
         "rounds and evaluation",
     ),
     "a knob's default": Edit(
-        SHAPED, "pfl.knob(0.5, at_least", "pfl.knob(0.6, at_least", "strength"
+        SHAPED,
+        "pfl.author.hyperparameter(0.5, at_least",
+        "pfl.author.hyperparameter(0.6, at_least",
+        "strength",
     ),
     "an array in a dict of a callback": Edit(
         HOSTS, "np.array(0.01,", "np.array(0.02,", "client_update of Shaped"

@@ -73,7 +73,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     "the server's step": ("leaf / weight[0]", "leaf / (1 + weight[0])", "server_update of Mine"),
     "whose models are mixed": (
         'topology="shared",\n',
-        'topology="shared", whom=lambda context, row, size: pfl.Mixture(0 * size[None], jnp.ones(1)),\n',
+        'topology="shared", whom=lambda context, row, size: pfl.author.Mixture(0 * size[None], jnp.ones(1)),\n',
         "whom of Mine",
     ),
     "the mixture": (
@@ -82,7 +82,11 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
         "predict of Mine",
     ),
     "who predicts": ("return Prediction(mixed)", "return Prediction(own)", "predict of Mine"),
-    "a knob's default": ("pfl.knob(0.25,", "pfl.knob(0.3,", "share"),
+    "a knob's default": (
+        "pfl.author.hyperparameter(0.25,",
+        "pfl.author.hyperparameter(0.3,",
+        "share",
+    ),
     "newcomers": (
         "Prediction(jax.tree.map(moved, start)",
         "Prediction(jax.tree.map(lambda x: 0.5 * x, start)",
@@ -154,7 +158,7 @@ NOTICED = {  # what is edited -> (old text, new text, what the message names)
     ),
     "what clients have used": (
         'topology="shared",\n',
-        'topology="shared", report=pfl.Report(collaboration=lambda context, row: used(row)),\n',
+        'topology="shared", report=pfl.author.Report(collaboration=lambda context, row: used(row)),\n',
         "collaboration of Mine",
     ),
     "sgd to adam": ("optax.sgd(rate, momentum=0.9)", "optax.adam(rate)", "optimizer"),

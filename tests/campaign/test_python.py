@@ -79,7 +79,7 @@ BY_HAND = [
     (pfl.data.npz, {"file": ""}, "file"),
     (pfl.data.text, {"file": "nowhere.txt"}, "file"),
     (pfl.data.digits, {"num_clients": 4, "partition": pfl.partitions.LabelGroups(5)}, "groups"),
-    (pfl.TensorBoard, {"folder": "/dev/null/x"}, "folder"),
+    (pfl.trackers.TensorBoard, {"folder": "/dev/null/x"}, "folder"),
     (run, {"execution": pfl.Execution(devices=99)}, "devices=99"),
     (run, {"method": pfl.FedAvg}, "method"),
     (run, {"method": "fedavg"}, "method"),
@@ -172,7 +172,7 @@ LEDGER = (
 @pytest.mark.parametrize("field", LEDGER, ids=lambda field: field.name)
 def test_a_ledger_refuses_what_its_declaration_would(field):
     for wrong in wrong_values(field):
-        error = refusal(pfl.Ledger, {"gradients": 1, field.name: wrong.value})
+        error = refusal(pfl.author.Ledger, {"gradients": 1, field.name: wrong.value})
         assert error is not None, f"accepted: {wrong}"
         assert error.argument == field.name and str(error).startswith(field.name), wrong
         assert wrong.words in str(error), f"{wrong}: {error}"

@@ -141,7 +141,7 @@ METHOD = """
 import dataclasses
 import pfljax as pfl
 
-@pfl.method(keeps="its model", travels="nothing")
+@pfl.author.method(keeps="its model", travels="nothing")
 @dataclasses.dataclass(frozen=True)
 class Alone:
     \"\"\"Alone: clients train by themselves.\"\"\"

@@ -6,9 +6,19 @@ import sys
 
 import pytest
 
+import pfljax as pfl
 from pfljax.contract.host import num_cores
 
-COUNT = "import jax, pfljax; print(len(jax.local_devices()))"
+COUNT = "import jax, pfljax as pfl; pfl.use_cores({}); print(jax.local_device_count())"
+TOO_LATE = """
+import jax, pfljax as pfl
+jax.devices()
+pfl.use_cores(1)
+try:
+    pfl.use_cores(64)
+except pfl.ArgumentError as error:
+    print(error)
+"""
 LATE = """
 import warnings, jax
 jax.local_devices()
@@ -35,7 +45,19 @@ def run(code, **variables):
 
 @pytest.mark.slow
 def test_python_has_a_device_for_each_core():
-    assert run(COUNT) == str(num_cores())
+    assert run(COUNT.format("")) == str(num_cores())
+
+
+@pytest.mark.slow
+def test_a_number_of_devices_is_set_before_jax_starts_or_refused():
+    assert run(COUNT.format(3)) == "3"
+    line = run(TOO_LATE, JAX_NUM_CPU_DEVICES="1")
+    assert line == "devices=64: accepted: 0 to 1, the number of devices found"
+
+
+def test_numbers_of_devices_are_checked():
+    with pytest.raises(pfl.ArgumentError, match=r"^devices=-1: accepted: a number from 0$"):
+        pfl.use_cores(-1)
 
 
 @pytest.mark.slow
@@ -44,7 +66,7 @@ def test_python_has_a_device_for_each_core():
     [{"JAX_NUM_CPU_DEVICES": "3"}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}],
 )
 def test_the_user_s_number_of_devices_is_kept(variables):
-    assert run(COUNT, **variables) == "3"
+    assert run(COUNT.format(""), **variables) == "3"
 
 
 @pytest.mark.slow
@@ -53,8 +75,6 @@ def test_one_line_says_what_is_lost_if_jax_started_before():
     devices, warnings, text = run(LATE).split(maxsplit=2)
     assert (devices, warnings) == ("1", "1")
     assert (
-        f"1 of {num_cores()} CPU cores" in text
-        and "JAX_NUM_CPU_DEVICES" in text
-        and "\n" not in text
+        f"1 of {num_cores()} CPU cores" in text and "pfl.use_cores()" in text and "\n" not in text
     )
     assert run(LATE, JAX_NUM_CPU_DEVICES="1") == "1 0"

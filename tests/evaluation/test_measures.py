@@ -197,7 +197,7 @@ def fails_in_two_lines(outputs, y):
 def test_a_metric_that_fails_is_one_line(metric, message):
     found = {"outputs": LOGITS[None], "y": Y[None], "size": np.array([4])}
     with pytest.raises(pfl.ArgumentError, match=f"^metrics=own: {message}") as caught:
-        measures.measured({"own": pfl.metric(metric)}, found, "classification")
+        measures.measured({"own": pfl.metrics.metric(metric)}, found, "classification")
     assert "\n" not in str(caught.value)
 
 
@@ -271,7 +271,7 @@ def test_a_cell_without_a_metric_is_scored_again(tmp_path):
 def test_one_s_own_metric_gets_probabilities_and_says_which_values_are_good():
     seen = []
 
-    @pfl.metric(higher_is_better=False)
+    @pfl.metrics.metric(higher_is_better=False)
     def worst(outputs, y):
         seen.append(outputs)
         return outputs.max()

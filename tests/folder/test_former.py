@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_the_same_method_alone(former_run, digits_clients):
         fedem_run(pfl.FedAvg(), digits_clients).train(
             ROUNDS, eval_every=EVAL_EVERY, out=former_run, resume=True
         )
-    result = fedem_run(pfl.FedEM(components=2), digits_clients).train(
+    result = fedem_run(pfl.methods.FedEM(components=2), digits_clients).train(
         ROUNDS + 1, eval_every=EVAL_EVERY, out=former_run, resume=True, progress=False
     )
     assert [row["round"] for row in result.history] == [0, 2, 4, 5]

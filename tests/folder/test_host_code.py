@@ -221,7 +221,7 @@ PANDAS = """
 """
 METRIC = """
     import pfljax as pfl
-    @pfl.metric(higher_is_better=False)
+    @pfl.metrics.metric(higher_is_better=False)
     def score(outputs, y):
         return outputs.mean()
 """

@@ -196,10 +196,10 @@ def test_code_that_another_point_of_a_grid_runs_is_noticed(tmp_path):
     """Both points are scored by the programs that they have."""
     factor = [1.0]
 
-    @pfl.method(keeps="nothing", travels="the model")
+    @pfl.author.method(keeps="nothing", travels="the model")
     @dataclasses.dataclass(frozen=True)
     class Branched(pfl.FedAvg):
-        kind: str = pfl.knob("plain", choices=("plain", "other"))
+        kind: str = pfl.author.hyperparameter("plain", choices=("plain", "other"))
 
         def build(self, problem):
             if self.kind == "plain":
@@ -225,10 +225,10 @@ def test_code_that_only_a_value_beyond_the_grid_runs_is_noticed(tmp_path, monkey
     """The grid's edge wins, and 3 layers are tried as well, where the loss has another factor."""
     factor = [1.0]
 
-    @pfl.method(keeps="nothing", travels="the model")
+    @pfl.author.method(keeps="nothing", travels="the model")
     @dataclasses.dataclass(frozen=True)
     class Deep(pfl.FedAvg):
-        layers: int = pfl.knob(1, at_least=1, at_most=3, static=True)
+        layers: int = pfl.author.hyperparameter(1, at_least=1, at_most=3, static=True)
 
         def build(self, problem):
             if self.layers < 3:

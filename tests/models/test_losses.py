@@ -60,8 +60,10 @@ LONG = pytest.mark.long
             pfl.FedAvg(), LINEAR, {"privacy": pfl.Privacy(0, 0.5)}, id="private", marks=SLOW
         ),
         pytest.param(pfl.FedAvg(), toys.Normalized, {}, id="batch statistics", marks=LONG),
-        pytest.param(pfl.FedEM(components=2), LINEAR, {}, id="fedem", marks=SLOW),
-        pytest.param(pfl.FedRoD(), pfl.models.MLP(hidden=(4,)), {}, id="fedrod", marks=LONG),
+        pytest.param(pfl.methods.FedEM(components=2), LINEAR, {}, id="fedem", marks=SLOW),
+        pytest.param(
+            pfl.methods.FedRoD(), pfl.models.MLP(hidden=(4,)), {}, id="fedrod", marks=LONG
+        ),
     ],
 )
 def test_the_cross_entropy_as_one_s_own_loss_gives_the_same_figures(

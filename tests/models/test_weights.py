@@ -20,7 +20,7 @@ SIZES = {"width": 16, "depth": 2, "heads": 2}
 
 def loaded(module, x, path, layout, trainable="head"):
     """The model with weights of a file, all of them frozen but for `trainable`."""
-    frozen = pfl.weights.Saved(path, layout)
+    frozen = pfl.models.weights.Saved(path, layout)
     return pfl.Model(
         module, jnp.asarray(x), frozen=frozen, trainable=trainable, frozen_dtype="float32"
     )
@@ -61,7 +61,7 @@ def test_axes_and_parts_of_arrays(tmp_path):
         np.testing.assert_array_equal(found[f"block_0/attention/{name}/kernel"], expected)
     np.testing.assert_array_equal(found["block_0/mlp/up/kernel"], gpt2[f"{block}mlp.c_fc.weight"])
     kernel = draw(4, 3, 2, 2)  # outputs, inputs, rows, columns
-    path, placed = pfl.weights.placed("patches/kernel ^T", kernel)
+    path, placed = pfl.models.weights.placed("patches/kernel ^T", kernel)
     assert path == ("patches", "kernel") and placed.shape == (2, 2, 3, 4)
     assert placed[1, 0, 2, 3] == kernel[3, 2, 1, 0]
 

@@ -73,7 +73,7 @@ def declare(class_name, module=__name__, **options):
 )
 def test_a_name_that_another_class_has_is_refused(Toy, name, options, taken):
     before = dict(METHODS)
-    hint = r'accepted: another name, .* @pfl\.method\(name="\.\.\."\)$'
+    hint = r'accepted: another name, .* @pfl\.author\.method\(name="\.\.\."\)$'
     with pytest.raises(ArgumentError, match=f"^name={taken}; {hint}"):
         declare(name, **options)
     assert before == METHODS

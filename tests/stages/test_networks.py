@@ -18,11 +18,11 @@ from pfljax.stages.networks import Packing
 LOCAL = pfl.LocalTraining(optax.adam, 0.02, batch_size=3)
 METHODS = {
     "local": pfl.Local(),
-    "fedproto": pfl.FedProto(),
-    "fml": pfl.FML(),
-    "fedkd": pfl.FedKD(),
-    "fedgh": pfl.FedGH(),
-    "lg_fedavg": pfl.LGFedAvg(shared_layers=1),
+    "fedproto": pfl.methods.FedProto(),
+    "fml": pfl.methods.FML(),
+    "fedkd": pfl.methods.FedKD(),
+    "fedgh": pfl.methods.FedGH(),
+    "lg_fedavg": pfl.methods.LGFedAvg(shared_layers=1),
 }
 WIDTHS = {"a": (5,), "b": (4, 5), "c": (7, 6, 5), "d": (9, 5)}
 FOUR = {name: networks.MLP(hidden) for name, hidden in WIDTHS.items()}
@@ -91,7 +91,7 @@ def test_the_same_network_twice_is_one_network(name):
 def test_a_client_alone_trains_as_in_a_federation_of_its_network():
     given = ["d", "a", "a", "d", "a", "d"]
     pair = {name: FOUR[name] for name in "ad"}
-    mixed = trained(pfl.Local(), pfl.Networks(pair, clients=given), 6)
+    mixed = trained(pfl.Local(), pfl.models.Networks(pair, clients=given), 6)
     alone = {name: trained(pfl.Local(), module, 6) for name, module in pair.items()}
     x = np.asarray(clients_of(6).test.x[0])
     for client, name in enumerate(given):
@@ -202,7 +202,7 @@ def test_one_of_the_networks_may_have_batch_statistics_and_dropout(name, first):
     [
         (pfl.FedAvg(), FOUR, "other shapes in some of a, b, c, d"),
         (
-            pfl.FedProto(),
+            pfl.methods.FedProto(),
             {"a": networks.MLP((4,)), "b": networks.MLP((5,))},
             "other shapes in some of a, b",
         ),
@@ -217,6 +217,6 @@ def test_what_cannot_be_shared_is_refused(method, model, text):
 
 def test_clients_of_unknown_networks_are_refused():
     with pytest.raises(pfl.ArgumentError, match="accepted as clients' networks: a, b, c, d"):
-        pfl.Networks(FOUR, clients=["a", "e"])
+        pfl.models.Networks(FOUR, clients=["a", "e"])
     with pytest.raises(pfl.ArgumentError, match="the network of each of 4 clients"):
-        trained(pfl.Local(), pfl.Networks(FOUR, clients=["a"] * 3), 4)
+        trained(pfl.Local(), pfl.models.Networks(FOUR, clients=["a"] * 3), 4)

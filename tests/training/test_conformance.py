@@ -27,10 +27,10 @@ def peers(problem):
     """A method of which every part can be broken: clients mix their models with their neighbors'."""
 
     def start(key, clients):
-        return pfl.Start({"total": jnp.zeros(())})
+        return pfl.author.Start({"total": jnp.zeros(())})
 
     def first_row(key, client, start):
-        return pfl.First(
+        return pfl.author.First(
             {"seen": jnp.zeros((), jnp.int32)}, problem.init_model(key, client, common=True)
         )
 
@@ -39,9 +39,9 @@ def peers(problem):
 
     def client_update(context, models, row, data):
         mean = jax.tree.map(lambda leaf: (leaf / 2)[:2], models)
-        told = pfl.Told(jnp.zeros(()))
-        return pfl.ClientOutput(
-            {"seen": row["seen"] + 1}, pfl.Upload(mean), told, sent=jnp.ones(2, bool)
+        told = pfl.author.Told(jnp.zeros(()))
+        return pfl.author.ClientOutput(
+            {"seen": row["seen"] + 1}, pfl.author.Upload(mean), told, sent=jnp.ones(2, bool)
         )
 
     def server_update(key, state, aggregate):
@@ -50,12 +50,12 @@ def peers(problem):
 
     def whom(context, row, size):
         index = jnp.stack([context.client, (context.client + 1) % problem.num_clients])
-        return pfl.Mixture(index, jnp.full((2,), 0.5))
+        return pfl.author.Mixture(index, jnp.full((2,), 0.5))
 
     functions = {
         f.__name__: f for f in (start, first_row, download, client_update, server_update, whom)
     }
-    return pfl.Algorithm(**functions, topology="peers", ledger=pfl.Ledger(1))
+    return pfl.author.Algorithm(**functions, topology="peers", ledger=pfl.author.Ledger(1))
 
 
 def changed(field, **parts):
@@ -99,7 +99,7 @@ def predicts(**parts):
     """A break of what a client makes of the models that it received."""
 
     def make(models):
-        return pfl.Prediction(**{name: make(models) for name, make in parts.items()})
+        return pfl.author.Prediction(**{name: make(models) for name, make in parts.items()})
 
     return given(predict=lambda context, models, row, data: make(models))
 
@@ -112,7 +112,9 @@ def weights_of(client, weights):
 
         def whom(context, row, size):
             index, even = algorithm.whom(context, row, size)
-            return pfl.Mixture(index, jnp.where(context.client == client, jnp.array(weights), even))
+            return pfl.author.Mixture(
+                index, jnp.where(context.client == client, jnp.array(weights), even)
+            )
 
         return dataclasses.replace(algorithm, whom=whom)
 
@@ -124,23 +126,25 @@ def shared(**fields):
 
     def build(problem):
         required = {
-            "start": lambda key, clients: pfl.Start((), problem.init_models(key, 1)),
-            "client_update": lambda context, models, row, data: pfl.ClientOutput(
-                row, pfl.Upload(), LOSS
+            "start": lambda key, clients: pfl.author.Start((), problem.init_models(key, 1)),
+            "client_update": lambda context, models, row, data: pfl.author.ClientOutput(
+                row, pfl.author.Upload(), LOSS
             ),
             "server_update": lambda key, state, aggregate: (state, {}),
         }
-        return pfl.Algorithm(**required | fields, topology="shared", ledger=pfl.Ledger(1))
+        return pfl.author.Algorithm(
+            **required | fields, topology="shared", ledger=pfl.author.Ledger(1)
+        )
 
     return build
 
 
-LOSS = pfl.Told(np.float32(0))
+LOSS = pfl.author.Told(np.float32(0))
 
 
 def without_ledger(problem):
     functions = ("client_update", "server_update", "topology", "download")
-    return pfl.Algorithm(**{name: getattr(peers(problem), name) for name in functions})
+    return pfl.author.Algorithm(**{name: getattr(peers(problem), name) for name in functions})
 
 
 def doubled(leaf):
@@ -174,7 +178,7 @@ BROKEN = {
         r"start: Start.models is given; accepted with topology='peers': \(\)",
     ),
     "start, no models under shared": (
-        shared(start=lambda key, clients: pfl.Start()),
+        shared(start=lambda key, clients: pfl.author.Start()),
         "start: Start.models is empty; accepted with topology='shared': the models that clients can download",
     ),
     "first_row, no First": (
@@ -186,7 +190,7 @@ BROKEN = {
         "first_row: First.model is empty; accepted with topology='peers': the client's own model",
     ),
     "first_row, a model under shared": (
-        shared(first_row=lambda key, client, start: pfl.First((), start.models)),
+        shared(first_row=lambda key, client, start: pfl.author.First((), start.models)),
         r"first_row: First.model is given; accepted with topology='shared': \(\)",
     ),
     # the cohort and its models
@@ -376,12 +380,12 @@ BROKEN = {
 AFTER_A_ROUND = ("predict, weights of sum 2",)
 
 
-@pfl.method(name="odd", keeps="a count", travels="models")
+@pfl.author.method(name="odd", keeps="a count", travels="models")
 @dataclasses.dataclass(frozen=True)
 class Odd:
     """Odd (Me, 2026): a method that breaks the contract."""
 
-    how: str = pfl.knob("", help="which break; empty: none")
+    how: str = pfl.author.hyperparameter("", help="which break; empty: none")
 
     def build(self, problem):
         return BROKEN[self.how][0](problem) if self.how else peers(problem)
@@ -532,7 +536,7 @@ def test_weights_are_checked_in_every_evaluation(eval_clients, clients, monkeypa
 
 UNSEEN = {
     "weights of none of the models": (
-        given(adapt=lambda context, models, data: pfl.Prediction(weights=jnp.ones(1))),
+        given(adapt=lambda context, models, data: pfl.author.Prediction(weights=jnp.ones(1))),
         r"adapt: weights is float32\[1\]; accepted: float\[5\]",
     ),
     "no Prediction": (
@@ -545,8 +549,10 @@ UNSEEN = {
     ),
     "a row that newcomers lack": (
         shared(
-            first_row=lambda key, client, start: pfl.First({"own": NOTHING}),
-            predict=lambda context, models, row, data: pfl.Prediction(weights=row["own"][None]),
+            first_row=lambda key, client, start: pfl.author.First({"own": NOTHING}),
+            predict=lambda context, models, row, data: pfl.author.Prediction(
+                weights=row["own"][None]
+            ),
         ),
         r"adapt: line \d+ of test_conformance.py raised TypeError: tuple indices must be integers",
     ),

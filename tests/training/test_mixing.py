@@ -162,7 +162,7 @@ def test_gray_images_without_a_channel_axis_into_a_convolution_are_refused():
     ],
 )
 def test_a_network_that_mixes_examples_is_refused(model, x):
-    method = pfl.FedProto() if isinstance(model, dict) else pfl.FedAvg()
+    method = pfl.methods.FedProto() if isinstance(model, dict) else pfl.FedAvg()
     with pytest.raises(
         pfl.ArgumentError, match=r"^model=.*: a prediction depends on the other examples"
     ):

@@ -78,7 +78,7 @@ def paced(part, problem, models):
     return tree.scale(models, PACE[part](problem.rounds)) if part in PACE else models
 
 
-@pfl.method(keeps="nothing", travels="the global model, both ways")
+@pfl.author.method(keeps="nothing", travels="the global model, both ways")
 @dataclasses.dataclass(frozen=True)
 class Paced:
     """Paced (Me, 2026): FedAvg, whose models shrink by factors of the planned number of rounds."""
@@ -91,10 +91,10 @@ class Paced:
             return state.with_models(paced("server_update", problem, state.models)), metrics
 
         def predict(context, models, row, data):
-            return pfl.Prediction(paced("predict", problem, models))
+            return pfl.author.Prediction(paced("predict", problem, models))
 
         def adapt(context, models, data):
-            return pfl.Prediction(paced("adapt", problem, models))
+            return pfl.author.Prediction(paced("adapt", problem, models))
 
         return dataclasses.replace(plain, server_update=server_update, predict=predict, adapt=adapt)
 
@@ -136,27 +136,29 @@ def contents(folder):
 
 @pytest.mark.slow
 def test_a_run_in_a_folder_goes_on_if_it_was_planned_for_all_rounds(clients, tmp_path):
-    at_once = run_of(clients, pfl.Floco()).train(4, eval_every=1)
-    run_of(clients, pfl.Floco(), planned_rounds=4).train(2, out=tmp_path, eval_every=1)
-    extended = run_of(clients, pfl.Floco()).train(4, out=tmp_path, eval_every=1, resume=True)
+    at_once = run_of(clients, pfl.methods.Floco()).train(4, eval_every=1)
+    run_of(clients, pfl.methods.Floco(), planned_rounds=4).train(2, out=tmp_path, eval_every=1)
+    extended = run_of(clients, pfl.methods.Floco()).train(
+        4, out=tmp_path, eval_every=1, resume=True
+    )
     assert toys.same_trees(at_once.state, extended.state)
     assert figures(at_once.summary) == figures(extended.summary)
 
 
 def test_a_run_in_a_folder_is_not_extended_beyond_what_was_planned(clients, tmp_path):
-    run_of(clients, pfl.Floco()).train(2, out=tmp_path)
+    run_of(clients, pfl.methods.Floco()).train(2, out=tmp_path)
     before = contents(tmp_path)
     text = "was planned for 2 rounds, on which floco depends; now 4; resume from scratch to start over, or choose"
     with pytest.raises(pfl.ArgumentError, match=rf"^planned_rounds: .* {text} another folder$"):
-        run_of(clients, pfl.Floco()).train(4, out=tmp_path, resume=True)
+        run_of(clients, pfl.methods.Floco()).train(4, out=tmp_path, resume=True)
     with pytest.raises(
         pfl.ArgumentError,
         match=r"for 2 rounds, .*; now 9; planned_rounds=2 goes on with it; resume",
     ):
-        run_of(clients, pfl.Floco(), planned_rounds=9).train(2, out=tmp_path, resume=True)
+        run_of(clients, pfl.methods.Floco(), planned_rounds=9).train(2, out=tmp_path, resume=True)
     assert contents(tmp_path) == before
-    again = run_of(clients, pfl.Floco()).train(4, out=tmp_path, resume="from_scratch")
-    assert toys.same_trees(again.state, run_of(clients, pfl.Floco()).train(4).state)
+    again = run_of(clients, pfl.methods.Floco()).train(4, out=tmp_path, resume="from_scratch")
+    assert toys.same_trees(again.state, run_of(clients, pfl.methods.Floco()).train(4).state)
 
 
 def test_a_plan_has_at_least_the_rounds_that_are_trained(clients):
@@ -167,7 +169,7 @@ def test_a_plan_has_at_least_the_rounds_that_are_trained(clients):
 
 
 def test_a_run_that_was_interrupted_keeps_its_plan(clients):
-    run = run_of(clients, pfl.Floco())
+    run = run_of(clients, pfl.methods.Floco())
 
     def interrupt(evaluation):
         if evaluation.round == 1:
@@ -178,7 +180,7 @@ def test_a_run_that_was_interrupted_keeps_its_plan(clients):
     run.train(1, eval_every=1)
     extended = run.train(2, eval_every=1)
     assert toys.same_trees(
-        extended.state, run_of(clients, pfl.Floco()).train(4, eval_every=1).state
+        extended.state, run_of(clients, pfl.methods.Floco()).train(4, eval_every=1).state
     )
 
 
@@ -257,17 +259,17 @@ def test_an_edit_that_changes_only_longer_runs_is_none(clients, pace, tmp_path):
 
 
 def test_cells_that_were_planned_for_fewer_rounds_are_not_in_a_table_of_more(clients, tmp_path):
-    compared(clients, [pfl.FedAvg(), pfl.Floco()], 2, tmp_path)
+    compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 2, tmp_path)
     before = contents(tmp_path)
     text = (
         r"^rerun: .*floco/seed-0 was planned for 2 rounds, on which floco depends; now 4; "
         r"accepted: changed, to train"
     )
     with pytest.raises(pfl.ArgumentError, match=text):
-        compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path)
+        compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 4, tmp_path)
     assert contents(tmp_path) == before
-    table = compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path, rerun="changed")
-    fresh = compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path / "fresh")
+    table = compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 4, tmp_path, rerun="changed")
+    fresh = compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 4, tmp_path / "fresh")
     assert [row["score_mean"] for row in table.rows] == [row["score_mean"] for row in fresh.rows]
     assert [row["curve_mean"][-1] for row in table.rows] == [
         row["curve_mean"][-1] for row in fresh.rows
@@ -276,9 +278,9 @@ def test_cells_that_were_planned_for_fewer_rounds_are_not_in_a_table_of_more(cli
 
 @pytest.mark.slow
 def test_cells_that_were_planned_for_all_rounds_go_on_in_a_table(clients, tmp_path):
-    compared(clients, [pfl.FedAvg(), pfl.Floco()], 2, tmp_path, planned_rounds=4)
-    extended = compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path)
-    fresh = compared(clients, [pfl.FedAvg(), pfl.Floco()], 4, tmp_path / "fresh")
+    compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 2, tmp_path, planned_rounds=4)
+    extended = compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 4, tmp_path)
+    fresh = compared(clients, [pfl.FedAvg(), pfl.methods.Floco()], 4, tmp_path / "fresh")
     assert [row["score_mean"] for row in extended.rows] == [row["score_mean"] for row in fresh.rows]
 
 

@@ -188,7 +188,7 @@ def test_only_the_cohort_s_examples_are_read(toy):
     [
         pytest.param(pfl.FedAvg(), "disk", marks=pytest.mark.slow),
         pytest.param(pfl.FedAvg(), "device", marks=pytest.mark.long),
-        pytest.param(pfl.FedAvgData(), "disk", marks=pytest.mark.long),
+        pytest.param(pfl.methods.FedAvgData(), "disk", marks=pytest.mark.long),
     ],
 )
 def test_a_run_from_the_file_is_a_run_from_memory(toy, method, store):
