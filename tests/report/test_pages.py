@@ -380,7 +380,7 @@ def test_figures_show_inline_in_a_notebook(tmp_path):
     figure = plots.plot_collaboration(run)
     shown, metadata = DisplayFormatter().format(figure, include={"image/png"})
     assert shown["image/png"].startswith(b"\x89PNG") and not metadata
-    functions = (plots.plot_scores, plots.plot_clients, plots.plot_weights, plots.plot_traffic)
+    functions = (plots.plot_scores, plots.plot_per_client, plots.plot_weights, plots.plot_traffic)
     drawn = [plot(run) for plot in functions]
     assert [figure.axes[0].get_xlabel() for figure in drawn[:2]] == ["round", "client, worst first"]
     assert len(drawn[2].axes) == K
@@ -394,7 +394,7 @@ def test_what_a_run_has_not_kept_is_named(tmp_path):
     with pytest.raises(ArgumentError, match=r"^run: collaboration\.npz has no index$"):
         plots.plot_collaboration(run)
     with pytest.raises(ArgumentError, match="has no metrics of its own"):
-        plots.plot_metrics(run)
+        plots.plot_measures(run)
 
 
 @pytest.mark.slow
