@@ -70,7 +70,7 @@ def test_a_picture_that_a_table_lacks_is_named(plot, text):
     table = Table("title", [row("local")], "classification")
     with pytest.raises(ArgumentError, match=f"^{text}"):
         getattr(table, plot)()
-    with pytest.raises(ArgumentError, match="^method=local: gains of clients need reference=$"):
+    with pytest.raises(ArgumentError, match=r"^method=local: gains of clients need reference=$"):
         table.plot_clients("local")
 
 
