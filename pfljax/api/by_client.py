@@ -101,10 +101,13 @@ class ClientTable:
         return cells
 
     def __str__(self) -> str:
-        heads, body = self.columns()
-        if len(body) > 2 * SHOWN:
-            gap = [f"... {len(body) - 2 * SHOWN:,} clients", *[""] * (len(heads) - 1)]
-            body = [*body[:SHOWN], gap, *body[-SHOWN:]]
+        hidden = len(self.rows) - 2 * SHOWN
+        if hidden <= 0:
+            return "\n".join([self.title, *aligned(*self.columns()), *self.notes])
+        ends = dataclasses.replace(self, rows=[*self.rows[:SHOWN], *self.rows[-SHOWN:]])
+        heads, body = ends.columns()
+        gap = [f"... {hidden:,} clients", *[""] * (len(heads) - 1)]
+        body = [*body[:SHOWN], gap, *body[-SHOWN:]]
         return "\n".join([self.title, *aligned(heads, body), *self.notes])
 
     __repr__ = __str__
@@ -173,37 +176,68 @@ def client_rows(
         trials: Seeds and splits of the cells.
         reference: The method of the differences; None: there are none.
     """
-    # Scores by client, method and trial, and test examples by client and trial.
-    scores: dict[Any, dict[str, dict[Trial, float]]] = {}
-    examples: dict[Any, dict[Trial, Mapping[str, Any]]] = {}
+    per_client = {
+        (method, trial): cell.summary["per_client"]
+        for method, of_method in cells.items()
+        for trial, cell in zip(trials, of_method, strict=True)
+    }
+    names = {_name(row): None for rows in per_client.values() for row in rows}
+    clients = sorted(names, key=_in_order)
+    positions = {client: position for position, client in enumerate(clients)}
+
+    # Scores by method, run and client; NaN where there are none.
+    scores = {}
     for method, of_method in cells.items():
-        for trial, cell in zip(trials, of_method, strict=True):
+        scores[method] = np.full((len(trials), len(clients)), np.nan)
+        for run, cell in enumerate(of_method):
             score = score_of(cell.summary)
             for row in cell.summary["per_client"]:
-                client = row.get("name", row["client"])
                 value = row.get(score)
-                known = np.nan if value is None else value
-                scores.setdefault(client, {}).setdefault(method, {})[trial] = known
-                examples.setdefault(client, {})[trial] = row
+                if value is not None:
+                    scores[method][run, positions[_name(row)]] = value
 
+    # Test examples, which are the same with all methods.
+    examples: dict[Any, list[Mapping[str, Any]]] = {client: [] for client in clients}
+    for rows in {trial: rows for (_, trial), rows in per_client.items()}.values():
+        for row in rows:
+            examples[_name(row)].append(row)
     classes = _class_names(examples)
-    rows = []
-    for client in sorted(scores, key=_in_order):
-        of_client = scores[client]
-        of_runs = list(examples[client].values())
-        rows.append(
-            {
-                "client": client,
-                "num_examples": _mean_count([row["n_test"] for row in of_runs]),
-                "classes": _mean_classes(of_runs, classes),
-                "scores": {
-                    method: list(OfRuns.of([*of_client.get(method, {}).values()]))
-                    for method in cells
-                },
-                "differences": _differences(of_client, list(cells), reference),
-            }
-        )
-    return rows
+
+    of_runs = {method: _over_runs(values) for method, values in scores.items()}
+    differences = {}
+    if reference in scores:
+        for method in scores:
+            if method != reference:
+                differences[method] = _over_runs(scores[method] - scores[reference])[0]
+    return [
+        {
+            "client": client,
+            "num_examples": _mean_count([row["n_test"] for row in examples[client]]),
+            "classes": _mean_classes(examples[client], classes),
+            "scores": {
+                method: [float(mean[position]), float(std[position]), int(runs[position])]
+                for method, (mean, std, runs) in of_runs.items()
+            },
+            "differences": {method: float(mean[position]) for method, mean in differences.items()},
+        }
+        for position, client in enumerate(clients)
+    ]
+
+
+def _name(row: Mapping[str, Any]) -> Any:
+    """The name of a client; its number if it has none."""
+    return row.get("name", row["client"])
+
+
+def _over_runs(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns means, sample deviations and numbers of runs (K,) of values (runs, K), without those that are NaN."""
+    known = ~np.isnan(values)
+    runs = known.sum(axis=0)
+    total = np.where(known, values, 0).sum(axis=0)
+    mean = np.where(runs > 0, total / np.maximum(runs, 1), np.nan)
+    squares = np.where(known, (values - mean) ** 2, 0).sum(axis=0)
+    std = np.where(runs > 1, np.sqrt(squares / np.maximum(runs - 1, 1)), np.nan)
+    return mean, std, runs
 
 
 def _in_order(client: Any) -> list[tuple[int, int, str]]:
@@ -212,11 +246,11 @@ def _in_order(client: Any) -> list[tuple[int, int, str]]:
     return [(0, int(text), "") if text.isdecimal() else (1, 0, text) for text in pieces if text]
 
 
-def _class_names(examples: Mapping[Any, Mapping[Trial, Mapping[str, Any]]]) -> list[str]:
+def _class_names(examples: Mapping[Any, Sequence[Mapping[str, Any]]]) -> list[str]:
     """The names of all classes in the clients' test examples; empty if a run does not tell them."""
     names: dict[str, None] = {}
     for of_runs in examples.values():
-        for row in of_runs.values():
+        for row in of_runs:
             if "classes" not in row:
                 return []
             names |= dict.fromkeys(row["classes"])
@@ -225,26 +259,9 @@ def _class_names(examples: Mapping[Any, Mapping[Trial, Mapping[str, Any]]]) -> l
 
 def _mean_count(counts: Sequence[int]) -> int:
     """The mean number of examples over runs, rounded."""
-    return round(float(np.mean(counts)))
+    return round(sum(counts) / len(counts))
 
 
 def _mean_classes(of_runs: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> dict[str, int]:
     """The mean number of test examples of each class over the runs of a client, rounded."""
     return {name: _mean_count([row["classes"].get(name, 0) for row in of_runs]) for name in classes}
-
-
-def _differences(
-    of_client: Mapping[str, Mapping[Trial, float]], methods: Sequence[str], reference: str | None
-) -> dict[str, float]:
-    """Each method's score minus the reference's, the mean over the runs of a client that both have."""
-    if reference not in methods:
-        return {}
-    others = of_client.get(str(reference), {})
-    found = {}
-    for method in methods:
-        if method == reference:
-            continue
-        own = of_client.get(method, {})
-        gains = [own[trial] - others[trial] for trial in own if trial in others]
-        found[method] = OfRuns.of(gains).mean
-    return found

@@ -18,6 +18,7 @@ from pfljax.data import Federation
 from pfljax.data.sources.arrays import as_arrays
 from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import collaboration
+from pfljax.evaluation.metrics import is_percent
 from pfljax.folder import files
 from pfljax.models import weights
 from pfljax.models.standardizing import standardizing, statistics_of
@@ -97,10 +98,11 @@ class Result:
         self._collaboration = history.collaboration_arrays()
 
     def __repr__(self) -> str:
-        classifies = self.experiment.federation.task == "classification"
-        score = f"accuracy {self.accuracy:.3f}" if classifies else f"loss {self.loss:.4f}"
-        last = self._rows[-1]["round"]
-        return f"Result({self.experiment.name}, round {last}: {score} of {self.summary['scored']})"
+        last = self._rows[-1]
+        digits = 3 if is_percent(self.score) else 4
+        value = f"{last[self.score]:.{digits}f}"
+        score = f"{self.score} {value} of {self.summary['scored']}"
+        return f"Result({self.experiment.name}, round {last['round']}: {score})"
 
     @property
     def summary(self) -> dict:

@@ -216,7 +216,7 @@ class Sweep:
             also if they must be padded.
         rerun: changed: train finished runs again if their settings, data, method, model or optimizer have changed.
         out: Folder of the table; finished runs in it are kept.
-        tune: Learning rates to choose from by validation accuracy, for each method; without a value,
+        tune: Learning rates to choose from by the validation score, for each method; without a value,
             0.01,0.03,0.1,0.3,1,3.
         tune_knobs: Also tune the knobs that each method's paper tunes.
         tune_seeds: Seeds that rates and knobs are chosen on, none of --seeds; by default as many as --seeds, at most

@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 
 from pfljax import report
-from pfljax.api.table import epsilon_text
+from pfljax.api.table import epsilon_text, undefined
 from pfljax.cli import build, tables
 from pfljax.cli.flags import (
     RUNS,
@@ -31,6 +31,8 @@ from pfljax.cli.launch import Command
 from pfljax.cli.parsing import Group
 from pfljax.cli.settings import FlagError, Settings
 from pfljax.contract import processes
+from pfljax.report import terms
+from pfljax.report.run_data import score_of
 from pfljax.settings.method import METHODS
 
 
@@ -129,7 +131,10 @@ def show(summary: dict) -> None:
                 [*body[0], epsilon_text([ledger["epsilon"]])],
                 *([*row, ""] for row in body[1:]),
             ]
-    tables.show(f"{summary['method']} on {summary['dataset']}: {summary['scored']}", heads, body)
+    score = score_of(summary)
+    notes = terms.means([{"score": score, **undefined([summary], score)}])
+    title = f"{summary['method']} on {summary['dataset']}: {summary['scored']}"
+    tables.show(title, heads, body, notes=notes)
 
 
 COMMAND = Command(__doc__ or "", define, run)

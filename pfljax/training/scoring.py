@@ -40,7 +40,7 @@ def per_client(
     test = metrics["test"]
     if scored is None:
         scored = np.arange(federation.num_clients)
-    classes = counts_by_class(federation)
+    classes = counts_by_class(federation, scored)
     rows = []
     for number, client in enumerate(scored.tolist()):
         row: dict[str, Any] = {"client": client}
@@ -51,7 +51,7 @@ def per_client(
         row["n_train"] = int(federation.train.size[client])
         row["n_test"] = int(federation.test.size[client])
         if classes is not None:
-            row["classes"] = classes[client]
+            row["classes"] = classes[number]
         if federation.group is not None:
             row["group"] = int(federation.group[client])
         if federation.target is not None:
@@ -189,13 +189,15 @@ def entries_of_score(experiment: Experiment, rows: Sequence[dict]) -> dict[str, 
     }
 
 
-def counts_by_class(federation: Federation) -> list[dict[str, int]] | None:
-    """Returns the number of test examples of each class, by its name, for each client; None without classes."""
+def counts_by_class(federation: Federation, clients: np.ndarray) -> list[dict[str, int]] | None:
+    """Returns the number of test examples of each class, by its name, for some clients; None without classes."""
     counts = federation.class_counts("test")
     if counts is None:
         return None
     names = federation.class_names or tuple(map(str, range(federation.num_classes)))
-    return [{names[label]: int(row[label]) for label in np.flatnonzero(row)} for row in counts]
+    return [
+        {names[label]: int(row[label]) for label in np.flatnonzero(row)} for row in counts[clients]
+    ]
 
 
 def summarize(
