@@ -554,7 +554,7 @@ def compare(
     ready: Callable[[], None] | None = None,
     **options: Any,
 ) -> Table:
-    """Trains several methods on the same clients, splits and seeds. Returns the table; `table.plot_comparison()` draws it.
+    """Trains several methods on the same clients, splits and seeds. Returns the table.
 
     A method that fails, such as by a loss that is not finite, has a row that says why. The other rows are complete.
 

@@ -26,7 +26,7 @@ SPENT = {
 # between their levels, and the levels, where rows are 1 apart.
 CLOSE = 0.03
 LEVEL = 0.19
-LEVELS = (0, 1, -1, 2, -2)
+LEVELS: tuple[int, ...] = (0, 1, -1, 2, -2)
 
 
 def stacked(values: Float[np.ndarray, " n"], close: float) -> Float[np.ndarray, " n"]:
@@ -40,13 +40,14 @@ def stacked(values: Float[np.ndarray, " n"], close: float) -> Float[np.ndarray, 
         close: Distance within which two points of a level would overlap.
     """
     offsets = np.zeros(len(values))
-    last = dict.fromkeys(LEVELS, -math.inf)  # position of each level's last point
+    last: dict[int, float] = dict.fromkeys(LEVELS, -math.inf)  # position of each level's last point
     for point in np.argsort(values, kind="stable"):
-        if np.isnan(values[point]):
+        value = float(values[point])
+        if math.isnan(value):
             continue
-        free = [level for level in LEVELS if values[point] - last[level] >= close]
+        free = [level for level in LEVELS if value - last[level] >= close]
         level = free[0] if free else min(LEVELS, key=lambda level: last[level])
-        last[level] = values[point]
+        last[level] = value
         offsets[point] = level * LEVEL
     return offsets
 

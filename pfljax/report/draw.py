@@ -116,8 +116,8 @@ def draw_panel(axes: Axes, panel: Panel, width: float) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         for series in panel.series:
             _draw_series(axes, series)
-        kinds = {np.asarray(series.x).dtype.kind for series in panel.series}
-        if kinds == {"i"}:
+        types = {np.asarray(series.x).dtype.kind for series in panel.series}
+        if types == {"i"}:
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
     # Its axes, title and legend.

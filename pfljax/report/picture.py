@@ -80,14 +80,12 @@ class Panel:
 
 def colors(groups: Int[np.ndarray, " n"]) -> list[str]:
     """Returns a color for each entry of `groups`: from the palette for few groups, from a color map for many."""
-    values, place = np.unique(groups, return_inverse=True)
-    shades = PALETTE
+    values, positions = np.unique(groups, return_inverse=True)
+    shades = list(PALETTE)
     if len(values) > len(PALETTE):
-        shades = [
-            to_hex(shade)
-            for shade in matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(values)))
-        ]
-    return [shades[k] for k in place]
+        color_map = matplotlib.colormaps["viridis"]
+        shades = [to_hex(shade) for shade in color_map(np.linspace(0, 0.95, len(values)))]
+    return [shades[position] for position in positions]
 
 
 def plain(description: Any) -> Any:

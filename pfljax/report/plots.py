@@ -30,7 +30,7 @@ def plot_scores(run: RunData, metric: str = "") -> Figure:
     return draw([pictures.scores(run, score)])
 
 
-def plot_clients(run: RunData) -> Figure:
+def plot_per_client(run: RunData) -> Figure:
     """Plots each client's score in the last round."""
     everyone = np.arange(len(run.ids))
     return draw([pictures.ranking(run, everyone)], (7.2, 4.0))
@@ -81,7 +81,7 @@ def plot_duration(run: RunData) -> Figure:
     return draw([panel])
 
 
-def plot_metrics(run: RunData) -> Figure:
+def plot_measures(run: RunData) -> Figure:
     """Plots the method's own metrics over rounds, one panel per metric."""
     panels = pictures.measures(run)
     if not panels:
@@ -125,7 +125,7 @@ def all_figures(run: RunData) -> dict[str, Figure]:
             names.append(name)
     figures = {f"{name}_over_rounds": plot_scores(run, name) for name in names}
     figures |= extra_figures(run)
-    figures[f"per_client_{main}"] = plot_clients(run)
+    figures[f"per_client_{main}"] = plot_per_client(run)
 
     # Collaboration.
     if run.chooses and run.all_scored:
@@ -135,7 +135,7 @@ def all_figures(run: RunData) -> dict[str, Figure]:
 
     # Metrics of the method, and costs.
     if run.measured:
-        figures["measures"] = plot_metrics(run)
+        figures["measures"] = plot_measures(run)
     if run.megabytes is not None:
         figures[f"traffic_against_{main}"] = plot_traffic(run)
     if run.simulated is not None:
@@ -151,8 +151,8 @@ class Plots(RunData):
         return plot_scores(self, metric)
 
     def per_client(self) -> Figure:
-        """Is now `plot_clients`."""
-        return plot_clients(self)
+        """Is now `plot_per_client`."""
+        return plot_per_client(self)
 
     def collaboration(self, evaluation: int = -1) -> Figure:
         """Is now `plot_collaboration`."""
@@ -179,8 +179,8 @@ class Plots(RunData):
         return plot_duration(self)
 
     def measures(self) -> Figure:
-        """Is now `plot_metrics`."""
-        return plot_metrics(self)
+        """Is now `plot_measures`."""
+        return plot_measures(self)
 
     def figures(self) -> dict[str, Figure]:
         """Is now `all_figures`."""

@@ -34,7 +34,10 @@ CLIENT_HEADS = {
     "n_train": "train examples",
     "n_test": "test examples",
 }
-EXAMPLES_COVERED = "The bound of examples covers the gradients of local training and treats mini-batches as Poisson samples."
+EXAMPLES_COVERED = (
+    "The bound of examples covers the gradients of local training and treats mini-batches as Poisson "
+    "samples."
+)
 CLIENTS_COVERED = (
     "The bound of whole clients covers the sums of updates, and thus the global model."
 )

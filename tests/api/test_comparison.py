@@ -9,7 +9,7 @@ from pfljax.api.study import Cell
 from pfljax.api.table import latex, method_row, times_text, times_to
 from pfljax.contract.errors import ArgumentError
 from pfljax.folder import files
-from pfljax.report import comparisons
+from pfljax.report import table_plots
 from pfljax.training.scoring import best_row
 
 pytestmark = pytest.mark.xdist_group("runs")
@@ -90,7 +90,7 @@ def test_a_reference_says_which_clients_are_helped(finished_comparison):
 def test_a_table_makes_figures_for_a_paper(finished_comparison, tmp_path, monkeypatch):
     sizes = {}
     monkeypatch.setattr(
-        comparisons, "save", lambda figure, path: sizes.update({path: figure.get_figwidth()})
+        table_plots, "save", lambda figure, path: sizes.update({path: figure.get_figwidth()})
     )
     table = finished_comparison.table
     names = {"scores", "rounds", "megabytes", "simulated_seconds", "differences", "clients-fedavg"}

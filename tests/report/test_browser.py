@@ -280,13 +280,17 @@ def test_a_page_has_its_plots_when_it_is_loaded_and_on_paper(driver, tmp_path):
     drawn = page.ask("window.atLoad")
     assert drawn[0] and not drawn[-1]
     wide = "[...document.querySelectorAll('.wide')].map((at) => at.scrollWidth - at.clientWidth)"
-    assert max(page.ask(wide)) <= 0
+    high = "[...document.querySelectorAll('.wide')].map((at) => at.scrollHeight - at.clientHeight)"
+    assert max(page.ask(wide)) <= 0 and max(page.ask(high)) <= 0
     page.ask("document.getElementById('theme').click()")
     page.ask("window.dispatchEvent(new Event('beforeprint'))")
 
     def of_each(key):
         return page.ask(f"[...document.querySelectorAll('.plot')].map((at) => at.layout.{key})")
 
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert max(page.ask(high)) <= 0
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     (width,) = set(of_each("width"))
     (ink,) = set(of_each("font.color"))
     assert width < 800 and ink == "#1f2a30"  # of a sheet, and dark on white

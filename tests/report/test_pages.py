@@ -380,7 +380,7 @@ def test_figures_show_inline_in_a_notebook(tmp_path):
     figure = plots.plot_collaboration(run)
     shown, metadata = DisplayFormatter().format(figure, include={"image/png"})
     assert shown["image/png"].startswith(b"\x89PNG") and not metadata
-    functions = (plots.plot_scores, plots.plot_clients, plots.plot_weights, plots.plot_traffic)
+    functions = (plots.plot_scores, plots.plot_per_client, plots.plot_weights, plots.plot_traffic)
     drawn = [plot(run) for plot in functions]
     assert [figure.axes[0].get_xlabel() for figure in drawn[:2]] == ["round", "client, worst first"]
     assert len(drawn[2].axes) == K
@@ -394,7 +394,7 @@ def test_what_a_run_has_not_kept_is_named(tmp_path):
     with pytest.raises(ArgumentError, match=r"^run: collaboration\.npz has no index$"):
         plots.plot_collaboration(run)
     with pytest.raises(ArgumentError, match="has no metrics of its own"):
-        plots.plot_metrics(run)
+        plots.plot_measures(run)
 
 
 @pytest.mark.slow
@@ -742,3 +742,126 @@ def test_runs_are_looked_for_three_levels_deep(tmp_path):
         make_run(tmp_path / name, optional=False)
     found = [path.relative_to(tmp_path).as_posix() for path in report.runs_below(tmp_path)]
     assert found == ["1", "1/2/3"] and report.runs_below(tmp_path / "1") == [tmp_path / "1"]
+
+
+def with_summary(folder, **entries):
+    """Adds entries to a run's summary."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def test_a_page_says_who_never_trained_and_where_the_time_went(undrawn, tmp_path):
+    make_run(tmp_path)
+    entry = {"count": 1234, "score": 0.25, "others": 0.75, "served": "global model"}
+    with_summary(tmp_path, never_trained=entry, seconds={"first_batch": 12.345, "rounds": 0.5})
+    page = html_pages.read(report.write_page(tmp_path))
+    assert (
+        "1,234 clients have never trained and are served the global model. Their mean test accuracy is 25.0 %, that of "
+        "the others 75.0 %."
+    ) in page.sections["Result"]
+    assert ["time, first batch", "12.3 s"] in page.rows and ["time, rounds", "0.5 s"] in page.rows
+    score = Score("accuracy", "test accuracy", True, 1)
+    nobody = {"count": 0, "score": None, "others": 0.75, "served": "global model"}
+    assert sections.never_trained({"never_trained": nobody}, score) == []
+    assert sections.never_trained({}, score) == []
+
+
+def use_auroc(folder, values):
+    """Makes AUROC the score of a run; the values are the clients' in the last round."""
+    results = files.read_npz(folder / "results.npz")
+    results["auroc_test"] = np.tile(values, (T, 1))
+    files.write_npz(folder / "results.npz", results)
+    summary = json.loads((folder / "summary.json").read_text())
+    mean = float(np.mean(values))
+    rows = [
+        row | {"auroc": value}
+        for row, value in zip(summary["per_client"], values.tolist(), strict=True)
+    ]
+    with_summary(
+        folder,
+        score="auroc",
+        metrics=["auroc"],
+        per_client=rows,
+        last=summary["last"] | {"auroc": mean},
+    )
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines = [json.dumps(json.loads(line) | {"auroc": mean}) + "\n" for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+
+
+def test_pages_follow_the_score(undrawn, tmp_path):
+    """By AUROC, the worst client is 2, and fedavg gains 0.1 over local."""
+    values = np.array([0.8, 0.7, 0.4, 0.9, 0.6, 0.5])
+    for name, gain in (("local", 0.0), ("fedavg", 0.1)):
+        for seed in (0, 1):
+            folder = make_run(tmp_path / name / f"seed-{seed}", optional=False)
+            use_auroc(folder, values + gain)
+    page = report.write_comparison(tmp_path / "report.html", [tmp_path], reference="local")
+    parsed = html_pages.read(page)
+    for heading in ("Differences", "Clients", "Runs", "Curves"):
+        assert "accuracy" not in parsed.sections[heading], heading
+    panels = packed(page)["panels"]
+    assert panels["dots"]["score"]["x"]["label"] == "test auroc"
+    unit = "mean over clients"
+    assert panels["differences"]["local"]["x"]["label"] == f"test auroc minus local's, {unit}"
+    assert f"over local, {unit}" in {cell for row in parsed.rows for cell in row}
+
+    run = html_pages.read(tmp_path / "local" / "seed-0" / "report.html")
+    assert "Clients and rounds are ranked by test auroc; high values are good." in run.text
+    clients = run.rows[next(n for n, row in enumerate(run.rows) if row[:1] == ["client"]) + 1 :]
+    assert [row[0] for row in clients[:K]] == list("254103")
+    ranking = packed(tmp_path / "local" / "seed-0" / "report.html")["panels"]["ranking"][""]
+    assert ranking["y"]["label"] == "test auroc" and not ranking["y"]["percent"]
+
+
+def client_row(name, score, **classes):
+    """A row of by_client.json."""
+    return {
+        "client": name,
+        "num_examples": sum(classes.values()),
+        "classes": classes,
+        "scores": {"local": [score, 0.02, 5], "fedavg": [None, None, 0]},
+        "differences": {"fedavg": 0.05},
+    }
+
+
+def test_a_page_lists_clients_by_name_and_marks_scores_that_rest_on_few_examples(tmp_path):
+    make_run(tmp_path / "local" / "seed-0", optional=False)
+    rows = [client_row("Lugo <b>", 0.5, no=90, yes=3), client_row("Vigo", 0.75, no=40, yes=10)]
+    files.write_json(tmp_path / "by_client.json", rows)
+    page = html_pages.read(report.write_comparison(tmp_path / "report.html", [tmp_path]))
+    assert ["Lugo <b>*", "93", "no: 90, yes: 3", "50.0 ± 2.0 (5)", "-", "+5.0"] in page.rows
+    assert ["Vigo", "50", "no: 40, yes: 10", "75.0 ± 2.0 (5)", "-", "+5.0"] in page.rows
+    text = page.sections["By client"]
+    assert "The scores of 1 of 2 clients rest on fewer than 10 test examples of a class." in text
+    assert "All clients:" not in text
+
+
+def test_of_many_clients_a_page_lists_the_worst(tmp_path):
+    make_run(tmp_path / "local" / "seed-0", optional=False)
+    rows = [client_row(f"site {k}", 1 - k / 1000, no=20, yes=20) for k in range(201)]
+    files.write_json(tmp_path / "by_client.json", rows)
+    (tmp_path / "by_client.csv").write_text("client\n")
+    page = html_pages.read(report.write_comparison(tmp_path / "report.html", [tmp_path]))
+    names = [row[0] for row in page.rows if row and row[0].startswith("site ")]
+    assert names == [f"site {k}" for k in range(200, 150, -1)]
+    assert "by_client.csv" in page.links
+    text = page.sections["By client"]
+    assert "Of 201 clients, these are the 50 with the lowest mean over methods." in text
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "7", '[{"client": "a"}]', '{"rows": {"a": 1}}'])
+def test_a_damaged_file_of_clients_leaves_its_section_out(tmp_path, content):
+    make_run(tmp_path / "local" / "seed-0", optional=False)
+    (tmp_path / "by_client.json").write_text(content)
+    page = html_pages.read(report.write_comparison(tmp_path / "report.html", [tmp_path]))
+    assert "By client" not in page.sections and "Methods" in page.sections
+
+
+def test_the_library_of_plots_comes_with_its_license_and_version(tmp_path):
+    make_run(tmp_path, optional=False)
+    text = report.write_page(tmp_path).read_text()
+    letters = re.search(r'id="library">([^<]*)<', text)[1]
+    library = gzip.decompress(base64.b64decode(letters)).decode()
+    assert re.search(r"plotly\.js \(cartesian - minified\) v\d+\.\d+\.\d+", library[:200])
+    assert "MIT License" in (rendering.ASSETS / "plotly-LICENSE.txt").read_text()
