@@ -1,4 +1,4 @@
-"""Figures of a run, drawn on request, such as `result.plot.collaboration()`."""
+"""Figures of a run, drawn on request, such as `result.plot_collaboration()`."""
 
 from __future__ import annotations
 
