@@ -54,7 +54,9 @@ def test_other_data_are_refused_and_what_differs_is_named(tmp_path):
     run(federation()).train(2, out=tmp_path, progress=False)
     x = X.copy()
     x[6] = 0
-    with pytest.raises(pfl.ArgumentError, match="^clients: are not those of the run: x of .*south"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^clients: are not those of the run: x of .*south"
+    ):
         pfl.load(tmp_path, clients=federation(x))
     with pytest.raises(pfl.ArgumentError, match="was run on other data: x of client south differs"):
         run(federation(x)).train(3, out=tmp_path, resume=True, progress=False)
@@ -82,5 +84,7 @@ def test_a_share_held_out_of_training_is_held_out_again(tmp_path):
     loaded = pfl.load(tmp_path, clients=clients, unseen=0.25)
     assert loaded.clients.num_clients == 3
     assert pfl.load(tmp_path, clients=training, unseen=unseen).clients.num_clients == 3
-    with pytest.raises(pfl.ArgumentError, match="^clients: .*the run had 3 clients, and these are"):
+    with pytest.raises(
+        pfl.ArgumentError, match=r"^clients: .*the run had 3 clients, and these are"
+    ):
         pfl.load(tmp_path, clients=clients)

@@ -23,7 +23,7 @@ def recorded(folder, clients):
 
 
 @pytest.mark.parametrize(
-    "x", [X, X[:, :1], {"a": X, "b": np.arange(40)}, (X.astype(np.uint8), X[:, 0])]
+    "x", [X, X[:, :1], {"a": X, "b": np.arange(40)[:, None]}, (X.astype(np.uint8), X[:, :1])]
 )
 def test_everything_but_the_examples_is_read_back(x, tmp_path):
     clients = federation(x, validation_fraction=0.2)
@@ -39,7 +39,7 @@ def test_everything_but_the_examples_is_read_back(x, tmp_path):
         np.testing.assert_array_equal(split.size, original.size)
         assert split.y.shape == original.y.shape
     jax.tree.map(np.testing.assert_array_equal, found.scaling, clients.scaling)
-    with pytest.raises(ValueError, match="^clients: were loaded without their examples"):
+    with pytest.raises(ValueError, match=r"^clients: were loaded without their examples"):
         found.examples(0)
 
 
@@ -51,14 +51,14 @@ def changed(array, position, value):
 
 DIFFERENT = [
     ({"client": np.arange(40) % 5}, "the run had 4 clients, and these are 5"),
-    ({"x": X[:, :1]}, "an example of the run was x 2 float64"),
+    ({"x": X[:, :1]}, "an example's x was float64 (2,) and is float64 (1,)"),
     ({"y": np.where(Y == "cat", "cab", Y)}, "the run's classes were named cat, cow, dog"),
     ({"client": np.char.upper(NAMES)}, "the run's clients were named east, north, south, west"),
     ({"x": X[4:], "y": Y[4:], "client": NAMES[4:]}, "client east had 8 train examples, and has 7"),
     ({"x": changed(X, 6, 0.0)}, "x of client south differs"),
     ({"y": changed(Y, 3, "cow")}, "y of client west differs"),
     ({"x": -X}, "x of client east and 3 more differs"),
-    ({"standardize": False}, "x is standardized in another way"),
+    ({"standardize": False}, "an example's x was float64 (2,) and is float32 (2,)"),
 ]
 
 
@@ -67,6 +67,14 @@ def test_what_differs_is_named(options, text, tmp_path):
     known = recorded(tmp_path, federation())
     assert recorded_clients.difference(known, federation()) == ""
     assert recorded_clients.difference(known, federation(**options)).startswith(text)
+
+
+def test_another_scaling_of_the_same_pixels_is_a_difference(tmp_path):
+    pixels = X.astype(np.uint8)
+    known = recorded(tmp_path, federation(pixels))
+    other = federation(pixels, standardize=False)
+    assert recorded_clients.difference(known, other) == "x is standardized in another way"
+    assert recorded_clients.difference(known, other, scaled=False) == ""
 
 
 def test_a_damaged_record_counts_as_none(tmp_path):
