@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
+from pfljax.contract.errors import ArgumentError
 from pfljax.report import pictures
 from pfljax.report.draw import draw
 from pfljax.report.run_data import RunData
@@ -22,7 +23,8 @@ class Plots(RunData):
             metric: Name of the score; by default accuracy, or the loss for regression.
         """
         if metric and metric not in self.scores:
-            raise ValueError(f"metric: the run has no {metric}; accepted: {', '.join(self.scores)}")
+            text = f"the run has no {metric}; accepted: {', '.join(self.scores)}"
+            raise ArgumentError("metric", text)
         return draw([pictures.scores(self, self.scores[metric or self.score.name])])
 
     def per_client(self) -> Figure:
@@ -57,30 +59,29 @@ class Plots(RunData):
         """Plots the score against the megabytes received and sent per client."""
         panel = pictures.traffic(self)
         if panel is None:
-            raise ValueError("no model was sent or received")
+            raise ArgumentError("traffic", "no model was sent or received")
         return draw([panel])
 
     def duration(self) -> Figure:
         """Plots the score against simulated seconds."""
         panel = pictures.duration(self)
         if panel is None:
-            raise ValueError("the run has no clock")
+            raise ArgumentError("clock", "the run has none")
         return draw([panel])
 
     def measures(self) -> Figure:
         """Plots the method's own metrics over rounds, one panel per metric."""
         panels = pictures.measures(self)
         if not panels:
-            raise ValueError("the method has no metrics of its own")
+            raise ArgumentError("method", "has no metrics of its own")
         return draw(panels, (4.6 * len(panels), 3.4))
 
     def _check(self, name: str) -> None:
         if name not in self.used:
-            raise ValueError(f"collaboration.npz has no {name}")
+            raise ArgumentError(name, "the run does not record it")
         if not self.all_scored:
-            raise ValueError(
-                "this figure needs all clients, but only a sample was scored (eval_clients)"
-            )
+            text = "only a sample of the clients was scored, and this figure needs all"
+            raise ArgumentError("eval_clients", text)
 
     def extras(self) -> dict[str, Figure]:
         """Draws the figures that only some runs have, by file name. The page shows them as images."""
