@@ -151,9 +151,7 @@ def test_runs_of_several_seeds_share_a_kernel():
 def test_pools_of_every_array_are_spread_over_devices(monkeypatch):
     monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
     found = train(TREE, devices=2)
-    np.testing.assert_allclose(
-        found.predict(TREE), trained("tree").predict(TREE), rtol=1e-5
-    )
+    np.testing.assert_allclose(found.predict(TREE), trained("tree").predict(TREE), rtol=1e-5)
 
 
 def test_predictions_are_those_of_numpy():
