@@ -27,7 +27,7 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
     grid = np.linspace(-1, 1, GRID, dtype=np.float32)
     num_intervals = int(own_interval.max()) + 1
     interval = np.minimum((grid + 1) / 2 * num_intervals, num_intervals - 1).astype(int)
-    predicted = result.predictions(grid[:, None])
+    predicted = result.predict(grid[:, None])
     arrays = {
         "x": np.pi * (train.x[real][:, 0] + 1),  # the angle in [0, 2 pi] was mapped to [-1, 1]
         "y": train.y[real],
@@ -38,7 +38,7 @@ def write(settings: Settings, clients: build.Clients, result: api.Result, out: P
     }
     if name != "fedavg":
         reference = best_fedavg(settings, clients, out)
-        arrays |= {"reference": reference.predictions(grid[:, None])[0], "reference_name": "FedAvg"}
+        arrays |= {"reference": reference.predict(grid[:, None])[0], "reference_name": "FedAvg"}
         mine = result.loss
         theirs = reference.loss
         print(

@@ -60,6 +60,20 @@ class Folder(NamedTuple):
         return "flags" in self.config
 
 
+class Parts(NamedTuple):
+    """Parts of a run that are passed to `load`; None: those in config.json."""
+
+    method: Any = None
+    model: Any = None
+    clients: Federation | None = None
+    local: LocalTraining | None = None
+
+    @property
+    def passed(self) -> dict[str, Any]:
+        """Those that are passed, by name."""
+        return {name: part for name, part in self._asdict().items() if part is not None}
+
+
 class Training(NamedTuple):
     """The clients that a run is loaded with.
 
@@ -126,8 +140,7 @@ def load(
         4
     """
     folder = read_folder(Path(path))
-    given = {"method": method, "model": model, "clients": clients, "local": local}
-    given = {name: part for name, part in given.items() if part is not None}
+    parts = Parts(method, model, clients, local)
     if unseen is not None and clients is None:
         raise ArgumentError("unseen", "accepted with the clients that it belongs to, clients=...")
     try:
@@ -135,10 +148,10 @@ def load(
     except (OSError, KeyError, ValueError) as error:
         raise ArgumentError("path", f"its files are damaged ({error})", path) from error
     try:
-        predictor = load_predictor(folder, given, unseen)
+        predictor = load_predictor(folder, parts, unseen)
     except ArgumentError as error:
         # What is missing is told when it is needed.
-        if error.argument == "path" or error.argument.partition(".")[0] in (*given, "unseen"):
+        if error.argument.partition(".")[0] in ("path", "unseen", *parts.passed):
             raise
         predictor = error
     known = None if folder.clients is None else folder.clients.federation
@@ -164,14 +177,12 @@ def read_folder(out: Path) -> Folder:
     return Folder(out, config, summary, recorded_clients.read(out))
 
 
-def load_predictor(
-    folder: Folder, given: Mapping[str, Any], unseen: Federation | float | None
-) -> Predictor:
+def load_predictor(folder: Folder, parts: Parts, unseen: Federation | float | None) -> Predictor:
     """Makes a run again, with its trained models.
 
     Args:
         folder: The run's folder.
-        given: Parts of the run by name, instead of those in config.json.
+        parts: Parts of the run, instead of those in config.json.
         unseen: See `load`.
 
     Raises:
@@ -183,13 +194,13 @@ def load_predictor(
     rounds = folder.summary["rounds"]
     done = folder.summary["last"]["round"]
     try:
-        training = training_clients(folder, given, unseen)
+        training = training_clients(folder, parts.clients, unseen)
         if folder.is_of_command:
             again = importlib.import_module(OF_COMMANDS)
             clients = (training.clients, training.unseen)
-            run = again.run(folder.config, folder.client_store, clients, given)
+            run = again.run(folder.config, folder.client_store, clients, parts.passed)
         else:
-            run = run_again(folder, training, given)
+            run = run_again(folder, training, parts)
         planned = folder.config.get("program", {}).get("planned_rounds")
         experiment = dataclasses.replace(run.experiment, planned_rounds=planned)
         run.experiment = experiment.with_rounds(rounds)
@@ -203,15 +214,15 @@ def load_predictor(
 
 
 def training_clients(
-    folder: Folder, given: Mapping[str, Any], unseen: Federation | float | None
+    folder: Folder, passed: Federation | None, unseen: Federation | float | None
 ) -> Training:
     """The clients that are handed over, or those that config.json describes, or those that the folder records.
 
     Raises:
         ArgumentError: if clients that are handed over are not those of the run, or there are none.
     """
-    if "clients" in given:
-        training = with_held_out(given["clients"], unseen)
+    if passed is not None:
+        training = with_held_out(passed, unseen)
         clients = as_trained(folder.config, training.clients)
         difference = difference_from(folder, clients)
         if difference:
@@ -268,28 +279,27 @@ def not_of_the_run(part: str, difference: str) -> ArgumentError:
     return ArgumentError(part, f"{text}; {recorded.hand_over(part)}")
 
 
-def run_again(folder: Folder, training: Training, given: Mapping[str, Any]) -> Run:
-    """Makes a run of the Python API again, from its config.json and the parts that are given."""
-    parts = folder.config.get("parts", {})
-    local = given.get("local")
+def run_again(folder: Folder, training: Training, parts: Parts) -> Run:
+    """Makes a run of the Python API again, from its config.json and the parts that are passed."""
+    records = folder.config.get("parts", {})
 
     def part(name: str) -> Any:
-        if name in given:
-            return given[name]
-        if name not in parts:
+        if name in parts.passed:
+            return parts.passed[name]
+        if name not in records:
             raise ArgumentError(name, f"{NOT_RECORDED}; {recorded.hand_over(name)}")
-        return recorded.found(parts[name], name)
+        return recorded.found(records[name], name)
 
     has_own_loss = "local.loss" in folder.config.get("settings", {})
-    if local is None and has_own_loss and "local.loss" not in parts:
+    if parts.local is None and has_own_loss and "local.loss" not in records:
         text = f"{NOT_RECORDED}; {recorded.hand_over('local.loss')}"
         raise ArgumentError("local.loss", text)
-    options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
+    options = {name: recorded.found(records[name], name) for name in OPTIONS if name in records}
     return Run(
         part("method"),
         training.clients,
         part("model"),
-        local or local_again(parts, folder.client_store),
+        parts.local or local_again(records, folder.client_store),
         **options,
         unseen=training.unseen,
         execution=Execution(client_store=folder.client_store),

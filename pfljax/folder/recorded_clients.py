@@ -130,10 +130,13 @@ def difference(before: RecordedClients, clients: Federation, scaled: bool = True
     federation = before.federation
     if federation.num_clients != clients.num_clients:
         return f"the run had {federation.num_clients} clients, and these are {clients.num_clients}"
-    shape_before = _shapes(federation)
-    shape = _shapes(clients)
-    if shape_before != shape:
-        return f"an example of the run was {shape_before}, and is {shape}"
+    described_before = _described(federation)
+    described = _described(clients)
+    for name in {**described_before, **described}:
+        was = described_before.get(name, "missing")
+        now = described.get(name, "missing")
+        if was != now:
+            return f"{name} was {was} and is {now}"
     text = _difference_of_names(federation, clients)
     if text:
         return text
@@ -254,18 +257,16 @@ def _tree(record: Any) -> PyTree:
     return cls(*map(_tree, record["values"]))
 
 
-def _shapes(clients: Federation) -> str:
-    """The shapes and types of an example's x and y, as text."""
-
-    def described(leaf: Any) -> str:
-        shape = "x".join(map(str, leaf.shape[2:])) or "number"
-        return f"{shape} {leaf.dtype}"
-
+def _described(clients: Federation) -> dict[str, str]:
+    """The task, the number of classes, and shapes and types of an example's x and y, as text by name."""
+    texts = {"the task": clients.task, "the number of classes": str(clients.num_classes)}
     leaves, _ = jax.tree.flatten_with_path(clients.train.x, is_leaf=is_pooled)
-    texts = [f"x{jax.tree_util.keystr(path)} {described(leaf)}" for path, leaf in leaves]
-    texts.append(f"y {described(clients.train.y)}")
-    texts.append(f"{clients.task} with {clients.num_classes} classes")
-    return ", ".join(texts)
+    for path, leaf in leaves:
+        name = f"an example's x{jax.tree_util.keystr(path)}"
+        texts[name] = f"{leaf.dtype} {leaf.shape[2:]}"
+    y = clients.train.y
+    texts["an example's y"] = f"{y.dtype} {y.shape[2:]}"
+    return texts
 
 
 def _difference_of_names(before: Federation, clients: Federation) -> str:

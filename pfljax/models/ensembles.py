@@ -56,19 +56,19 @@ class Ensemble(nn.Module):
     or the weighted mean of their values.
 
     Attributes:
-        network: The members' module.
+        ensemble_member: The members' module. No module inside may have this name.
         num_members: J.
         task: What the outputs mean.
         drops_last: Whether the last axis of the outputs, of a single value, is dropped.
     """
 
-    network: nn.Module
+    ensemble_member: nn.Module
     num_members: int
     task: Task = "classification"
     drops_last: bool = False
 
     def setup(self) -> None:
-        nn.share_scope(self, self.network)
+        nn.share_scope(self, self.ensemble_member)
         self.weights = self.variable(ENSEMBLE, WEIGHTS, self._equal_weights)
 
     def __call__(self, x: PyTree) -> Array:
@@ -79,7 +79,7 @@ class Ensemble(nn.Module):
             split_rngs={"params": True},
             axis_size=self.num_members,
         )
-        outputs = run_members(self.network, x)
+        outputs = run_members(self.ensemble_member, x)
         if self.drops_last:
             outputs = outputs[..., 0]
         return mixed(self.task, self.weights.value, outputs)

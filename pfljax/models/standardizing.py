@@ -26,17 +26,17 @@ class Standardizing(nn.Module):
     """A Linen module whose inputs are standardized first, by statistics in the collection `SCALING`.
 
     Attributes:
-        network: The module inside, whose variables it has.
+        standardized_module: The module inside, whose variables it has. No module inside may have this name.
     """
 
-    network: nn.Module
+    standardized_module: nn.Module
 
     def setup(self):
-        nn.share_scope(self, self.network)
+        nn.share_scope(self, self.standardized_module)
 
     def __call__(self, x: PyTree, *args: Any, **options: Any) -> Any:
         statistics = {name: self.get_variable(SCALING, name) for name in ("mean", "std")}
-        return self.network(standardize(x, statistics), *args, **options)
+        return self.standardized_module(standardize(x, statistics), *args, **options)
 
 
 def standardize(x: PyTree, statistics: Statistics) -> PyTree:
@@ -78,7 +78,7 @@ def standardizing(module: Any, variables: Any, statistics: Statistics) -> tuple[
 def inside(module: Any) -> tuple[Any, Statistics | None]:
     """The module inside a `standardizing` one, and its statistics if the module holds them; any other as it is."""
     if isinstance(module, Standardizing):
-        return module.network, None
+        return module.standardized_module, None
     if not is_flax(type(module), {"Module"}) or not hasattr(module, SCALING):
         return module, None
     from pfljax.models import nnx  # imported lazily, since it is slow

@@ -60,7 +60,7 @@ def test_figures_are_those_of_computing_them_in_every_step(store):
     assert cached.experiment.federation.train.x.shape[2:] == (5, 4)
     same(cached, whole)
     x = np.float32(RNG.normal(size=(4, 4, 4, 1)))
-    np.testing.assert_allclose(cached.predictions(x), whole.predictions(x), atol=1e-5)
+    np.testing.assert_allclose(cached.predict(x), whole.predict(x), atol=1e-5)
     exported = [result.export(1)[1] for result in (cached, whole)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *exported)
 

@@ -131,7 +131,7 @@ def test_a_tree_trains_as_its_arrays_concatenated(method):
     flat = trained("flat", method)
     np.testing.assert_allclose(tree.per_client_accuracy, flat.per_client_accuracy)
     assert tree.loss == pytest.approx(flat.loss, rel=1e-5)
-    np.testing.assert_allclose(tree.predictions(TREE), flat.predictions(FLAT), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(tree.predict(TREE), flat.predict(FLAT), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.long
@@ -145,16 +145,14 @@ def test_runs_of_several_seeds_share_a_kernel():
     together = pfl.train_replicates(runs(), rounds=2)
     apart = [run.train(rounds=2) for run in runs()]
     for one, other in zip(together, apart, strict=True):
-        np.testing.assert_allclose(one.predictions(TREE), other.predictions(TREE), rtol=1e-4)
+        np.testing.assert_allclose(one.predict(TREE), other.predict(TREE), rtol=1e-4)
 
 
 @pytest.mark.slow
 def test_pools_of_every_array_are_spread_over_devices(monkeypatch):
     monkeypatch.setattr("pfljax.exchange.pools.GAIN", 0.0)  # examples stay pooled
     found = train(TREE, devices=2)
-    np.testing.assert_allclose(
-        found.predictions(TREE), trained("tree").predictions(TREE), rtol=1e-5
-    )
+    np.testing.assert_allclose(found.predict(TREE), trained("tree").predict(TREE), rtol=1e-5)
 
 
 def test_predictions_are_those_of_numpy():
@@ -169,7 +167,7 @@ def test_all_stores_give_the_same_figures(tmp_path):
     on_device = trained("tree")
     elsewhere = train(TREE, store="disk", out=tmp_path / "run")
     assert elsewhere.loss == pytest.approx(on_device.loss, rel=1e-6)
-    np.testing.assert_allclose(elsewhere.predictions(TREE), on_device.predictions(TREE), rtol=1e-5)
+    np.testing.assert_allclose(elsewhere.predict(TREE), on_device.predict(TREE), rtol=1e-5)
     made = {
         "method": pfl.FedAvg(),
         "model": Linear(CLASSES),
@@ -177,7 +175,7 @@ def test_all_stores_give_the_same_figures(tmp_path):
         "local": LOCAL,
     }
     again = pfl.load(tmp_path / "run", **made)
-    np.testing.assert_allclose(again.predictions(TREE), elsewhere.predictions(TREE), rtol=1e-6)
+    np.testing.assert_allclose(again.predict(TREE), elsewhere.predict(TREE), rtol=1e-6)
 
 
 @pytest.mark.long

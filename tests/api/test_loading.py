@@ -55,11 +55,11 @@ def trained(method, clients, model=MODEL, local=None, out=None, **options):
 
 
 def assert_same_results(loaded, result, x):
-    np.testing.assert_allclose(loaded.predictions(x), result.predictions(x), atol=1e-6)
+    np.testing.assert_allclose(loaded.predict(x), result.predict(x), atol=1e-6)
     assert loaded.history == result.history and repr(loaded) == repr(result)
     for name, values in result.collaboration.arrays.items():
         np.testing.assert_array_equal(loaded.collaboration.arrays[name], values)
-    assert loaded.plot.accuracy().axes and loaded.summary == files.read_json(
+    assert loaded.plot_scores().axes and loaded.summary == files.read_json(
         result.out / "summary.json"
     )
 
@@ -104,16 +104,17 @@ def test_parts_without_a_name_are_handed_over(clients, x, tmp_path):
     out = tmp_path / "run"
     result = trained(pfl.methods.FedAvgPlus(), arrays, model, local, out)
     inputs = np.asarray(arrays.test.x)[0, :2]
-    with pytest.raises(
-        pfl.ArgumentError, match=r"^model: cannot .*pfljax\.load\(path, model=\.\.\.\)$"
-    ):
-        pfl.load(out, clients=arrays)
-    with pytest.raises(
-        pfl.ArgumentError, match=r"^clients: cannot .*pfljax\.load\(path, clients=\.\.\.\)$"
-    ):
-        pfl.load(out, model=model)
+    without_model = pfl.load(out, clients=arrays)
+    assert without_model.history == result.history
+    missing = r"^model: cannot .*pfljax\.load\(path, model=\.\.\.\)$"
+    with pytest.raises(pfl.ArgumentError, match=missing):
+        without_model.predict(inputs, 0)
+    without_data = pfl.load(out, model=model, local=local)
+    reads = r"^clients: fedavg_plus reads their examples .*pfljax\.load\(path, clients=\.\.\.\)$"
+    with pytest.raises(pfl.ArgumentError, match=reads):
+        without_data.predict(inputs, 0)
     other = pfl.Federation.from_arrays(-inputs_of(clients), np.arange(32) % 3, num_clients=4)
-    with pytest.raises(pfl.ArgumentError, match=r"^clients: are not those of the run"):
+    with pytest.raises(pfl.ArgumentError, match=r"^clients: are not those of the run: x of client"):
         pfl.load(out, model=model, clients=other)
     found = pfl.load(out, model=model, clients=arrays)
     assert found.history == result.history
@@ -224,9 +225,9 @@ def test_a_run_of_the_command_line_is_loaded_from_its_flags(tmp_path, monkeypatc
 def test_a_result_outlives_further_rounds_of_its_run(store, clients, x):
     run = pfl.Run(pfl.Ditto(), clients, MODEL, execution=pfl.Execution(client_store=store))
     first = run.train(2)
-    expected = np.array(first.predictions(x), copy=True)
-    later = run.train(2).predictions(x)
-    np.testing.assert_array_equal(first.predictions(x), expected)
+    expected = np.array(first.predict(x), copy=True)
+    later = run.train(2).predict(x)
+    np.testing.assert_array_equal(first.predict(x), expected)
     assert np.abs(later - expected).max() > 1e-4
     assert int(first.state.round) == 2
 
@@ -288,15 +289,44 @@ def test_an_exported_nnx_module_has_the_client_s_parameters(clients, x, tmp_path
 
 
 @pytest.mark.long
-def test_a_mixture_is_no_single_model(clients):
-    result = trained(pfl.methods.FedEM(components=2), clients)
-    with pytest.raises(
-        pfl.ArgumentError, match=r"^client=1: predicts with a mixture .*; use result.predict$"
-    ):
-        result.export(client=1)
+def test_a_client_that_needs_more_than_models_is_not_exported(clients):
+    result = trained(pfl.KNNPer(), clients)
     with pytest.raises(
         pfl.ArgumentError, match=r"^client=1: predicts with more than .*; use result.predict$"
     ):
-        trained(pfl.methods.KNNPer(), clients).export(client=1)
+        result.export(client=1)
     with pytest.raises(pfl.ArgumentError, match=r"^client=4: accepted: 0 to 3"):
         result.export(client=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        (pfl.FedEM(components=2), MODEL),
+        pytest.param(pfl.FedeRiCo(neighbors=2), toys.Normalized, marks=pytest.mark.long),
+        pytest.param(pfl.FedFomo(), MODEL, marks=pytest.mark.long),
+    ],
+)
+def test_a_mixture_is_exported_as_an_ensemble(method, model, clients, x, tmp_path):
+    """Saved, read by plain Orbax and applied by plain Flax."""
+    result = trained(method, clients, model)
+    module, variables = result.export(client=3)
+    weights = variables["ensemble"]["weights"]
+    np.testing.assert_allclose(weights.sum(), 1, atol=1e-6)
+    leaves = jax.tree.leaves(variables["params"])
+    assert len(weights) > 1 and {len(leaf) for leaf in leaves} == {len(weights)}
+    result.save_model(tmp_path / "model", client=3)
+    restored = ocp.StandardCheckpointer().restore(tmp_path / "model")
+    for tree in (variables, restored):
+        found = jax.nn.softmax(module.apply(tree, x))
+        np.testing.assert_allclose(found, result.predict(x, client=3), atol=1e-6)
+
+
+@pytest.mark.long
+def test_an_ensemble_of_nnx_modules_predicts_as_its_client(clients, x):
+    result = trained(pfl.FedEM(components=2), clients, OfNNX)
+    module, state = result.export(client=1)
+    np.testing.assert_allclose(jax.nn.softmax(module(x)), result.predict(x, client=1), atol=1e-6)
+    assert module.weights.get_value().shape == (2,)
+    assert not [path for path, _ in nnx.to_flat_state(state) if "rngs" in path]

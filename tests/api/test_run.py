@@ -1,9 +1,7 @@
 """The Python API: what a user types, what comes back, and what is refused."""
 
-import copy
 import dataclasses
 import sys
-import types
 
 import jax
 import numpy as np
@@ -48,7 +46,7 @@ def test_predictions_are_those_that_were_scored(finished_run, clients):
     assert found.shape == (size, 10)
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-5)
     assert (found.argmax(axis=1) == y).mean() == pytest.approx(finished_run.per_client_accuracy[k])
-    of_all = finished_run.predictions(x)
+    of_all = finished_run.predict(x)
     np.testing.assert_allclose(of_all[k], found, atol=1e-6)
     assert np.abs(of_all[0] - found).max() > 1e-3
 
@@ -193,10 +191,23 @@ def test_without_pandas_one_line_says_how_to_get_it(finished_run, monkeypatch):
         finished_run.to_pandas()
 
 
-@pytest.mark.parametrize("name", ["accuracy", "per_client", "collaboration", "weights", "traffic"])
+@pytest.mark.parametrize("name", ["scores", "per_client", "collaboration", "weights", "traffic"])
 def test_figures_can_be_shown(finished_run, name):
-    figure = getattr(finished_run.plot, name)()
+    figure = getattr(finished_run, f"plot_{name}")()
     assert figure.axes and figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_former_names_say_the_present_ones(finished_run, clients):
+    x = clients.test.x[0, :2]
+    with pytest.warns(UserWarning, match=r"^predictions: is now predict\(x\)"):
+        np.testing.assert_array_equal(finished_run.predictions(x), finished_run.predict(x))
+    with pytest.warns(UserWarning, match=r"^plot: .*plot_scores"):
+        assert finished_run.plot.accuracy().axes
+
+
+def test_clients_are_those_of_the_run(finished_run, clients):
+    x, _ = finished_run.clients.examples(2)
+    np.testing.assert_array_equal(x, clients.examples(2)[0])
 
 
 @pytest.mark.slow
@@ -311,20 +322,29 @@ def test_pixels_up_to_255_are_refused_where_the_examples_are_fractions(clients, 
 
 @pytest.mark.parametrize(
     ("client", "hint"),
-    [("clinic-9", "; did you mean clinic-5?"), (6, " such as clinic-0, clinic-1, clinic-2")],
+    [
+        ("clinic-9", "; did you mean clinic-5?"),
+        (6, " such as clinic-0, clinic-1, clinic-2"),
+    ],
 )
-def test_names_of_clients_are_told(client, hint, clients, finished_run):
+def test_names_of_clients_are_told(client, hint, clients):
     named = dataclasses.replace(
         clients, client_names=np.array([f"clinic-{k}" for k in (0, 1, 2, 3, 4, 59)])
     )
-    result = copy.copy(finished_run)
-    result.experiment = types.SimpleNamespace(federation=named)
     with pytest.raises(pfl.ArgumentError) as error:
-        result.export(client)
+        named.client_number(client)
     assert (
         str(error.value)
         == f"client={client}: accepted: 0 to 5, or a name{hint.replace('clinic-5', 'clinic-59')}"
     )
+
+
+def test_a_number_that_is_a_name_is_told_as_a_name(clients):
+    named = dataclasses.replace(clients, client_names=np.array(["1", "3", "5", "7", "9", "11"]))
+    message = r"^client=7: accepted: 0 to 5, or a name, which is text: '7'$"
+    with pytest.raises(pfl.ArgumentError, match=message):
+        named.client_number(7)
+    assert named.client_number("7") == 3
 
 
 def sampled(sampler, store):

@@ -174,13 +174,13 @@ PREDICT = [
     Case(
         "predict",
         "none for all",
-        lambda: run()[1].predictions(np.zeros((0, 4))).shape,
+        lambda: run()[1].predict(np.zeros((0, 4))).shape,
         lambda: (4, 0, 3),
     ),
     Case(
         "predict",
         "for all clients",
-        lambda: run()[1].predictions(X[:2]),
+        lambda: run()[1].predict(X[:2]),
         lambda: np.stack([by_hand(X[:2], k) for k in range(4)]),
     ),
     Case(
@@ -355,7 +355,7 @@ EXPORT = [
         functools.partial(applied, kind),
         lambda kind=kind: run(kind)[1].predict(inputs_of(kind), 2),
     )
-    for kind in ("linear", "mlp", "pixels", "tokens", "dict", "norm", "nnx", "raw")
+    for kind in ("linear", "mlp", "pixels", "tokens", "dict", "norm", "nnx", "raw", "mixture")
 ]
 EXPORT += [
     Case(
@@ -367,12 +367,6 @@ EXPORT += [
     for kind in ("mlp", "nnx", "norm")
 ]
 EXPORT += [
-    Case(
-        "export",
-        "a mixture",
-        lambda: run("mixture")[1].export(0),
-        "^client=0: predicts with a mixture .*result.predict$",
-    ),
     Case("export", "no such client", lambda: run()[1].export(9), "^client=9: accepted: 0 to 3"),
     Case(
         "continue",

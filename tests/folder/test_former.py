@@ -79,7 +79,7 @@ def test_a_run_is_loaded_by_its_present_names(former_run, finished_run, digits_c
     assert [row["group"] for row in loaded.summary["per_client"]] == digits_clients.group.tolist()
     np.testing.assert_array_equal(loaded.collaboration.group, digits_clients.group)
     x = digits_clients.test.x[0, :3]
-    np.testing.assert_allclose(loaded.predictions(x), finished_run.predictions(x), atol=1e-6)
+    np.testing.assert_allclose(loaded.predict(x), finished_run.predict(x), atol=1e-6)
     assert contents(former_run) == before
 
 

@@ -82,7 +82,7 @@ def test_the_same_network_twice_is_one_network(name):
     twice = trained(
         METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2, say=lines.append
     )
-    np.testing.assert_allclose(twice.predictions(x), one.predictions(x), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(twice.predict(x), one.predict(x), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(twice.results["loss_test"], one.results["loss_test"], rtol=1e-4)
     assert any("a: 2 clients, " in line and "; b: 2 clients, " in line for line in lines)
 
@@ -155,7 +155,7 @@ def test_four_networks_on_twenty_clients_are_the_same_everywhere(name, tmp_path)
     assert "parameters" in resumed.write_report().read_text()
     loaded = pfl.load(tmp_path / "run", clients=clients)
     x = np.asarray(clients.test.x[0])
-    np.testing.assert_array_equal(loaded.predictions(x), resumed.predictions(x))
+    np.testing.assert_array_equal(loaded.predict(x), resumed.predict(x))
 
 
 @pytest.mark.parametrize("name", suites(slow=["fedproto"]))

@@ -300,9 +300,9 @@ def test_a_loaded_run_predicts_by_its_plan(clients, pace, tmp_path):
     result = run_of(clients, planned_rounds=9).train(2, out=tmp_path)
     loaded = pfl.load(tmp_path, method=Paced(), clients=clients, model=MODEL, local=LOCAL)
     x = np.ones((2, 3), np.float32)
-    np.testing.assert_array_equal(loaded.predictions(x), result.predictions(x))
+    np.testing.assert_array_equal(loaded.predict(x), result.predict(x))
     shorter = run_of(clients).train(2)
-    assert np.abs(shorter.predictions(x) - result.predictions(x)).max() > 1e-3
+    assert np.abs(shorter.predict(x) - result.predict(x)).max() > 1e-3
 
 
 def test_runs_with_other_plans_share_no_kernel(clients):
