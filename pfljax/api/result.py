@@ -340,7 +340,9 @@ class Result:
             )
         begin = time.perf_counter()
         page = report.write(self.out)
-        self.summary["seconds"]["page"] = time.perf_counter() - begin
+        # A run of an earlier version has no seconds by part.
+        seconds = self.summary.setdefault("seconds", {})
+        seconds["page"] = time.perf_counter() - begin
         return page
 
 

@@ -144,6 +144,7 @@ def grid(
     ]
 
 
+@with_former_say
 def search(
     points: Sequence[Point],
     trials: Sequence[T],
