@@ -8,6 +8,7 @@ The time of a round depends on the cohort, not on the number of clients.
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import optax
@@ -29,10 +30,11 @@ def main(
         eval_clients=500,
         execution=pfl.Execution(client_store="disk"),
     )
-    result = run.train(rounds=rounds, eval_every=rounds, out=out, resume="from_scratch", say=print)
+    result = run.train(rounds=rounds, eval_every=rounds, out=out, resume="from_scratch")
     print(result)
     return result
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level="INFO", format="%(message)s")
     main(*map(int, sys.argv[1:2]))

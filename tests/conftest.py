@@ -1,6 +1,7 @@
 """Four CPU devices, so that every test can lay clients out over one, two or four; must run before JAX starts."""
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -100,6 +101,7 @@ from shared_runs import (  # noqa: E402
     run_of_arrays,  # noqa: F401
 )
 
+from pfljax.contract import speech  # noqa: E402
 from pfljax.settings.method import METHODS  # noqa: E402
 
 
@@ -138,3 +140,11 @@ def registry():
     yield
     METHODS.clear()
     METHODS.update(before)
+
+
+@pytest.fixture
+def said():
+    """All lines that the library logs during a test."""
+    lines: list[str] = []
+    with speech.lines_to(lines.append, logging.DEBUG):
+        yield lines

@@ -1031,7 +1031,7 @@ import data
 from branched import Branched
 
 
-def tune(out, say):
+def tune(out):
     local = pfl.LocalTraining(optax.sgd, 0.1)
     model = pfl.models.MLP(hidden=())
     knobs = {"kind": ["plain", "scaled", "hosted"], "depth": [1, 2], "late": [False, True]}
@@ -1045,7 +1045,6 @@ def tune(out, say):
         seeds=[5],
         widen=0,
         out=out,
-        say=say,
         execution=pfl.Execution("map", devices=1),
     )
 """,

@@ -10,6 +10,7 @@ test accuracy in NAME.json. A backbone whose file is there is not trained again.
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def backbone(name: str, data_file: Path) -> Path:
         optimizer, batch_size=recipe.batch_size, augment=recipe.augment, keep_optimizer=True
     )
     run = pfl.Run(pfl.Local(), clients, recipe.model, local)
-    result = run.train(rounds=recipe.epochs, eval_every=5, say=print)
+    result = run.train(rounds=recipe.epochs, eval_every=5)
     told = {
         "data": clients.name,
         "examples": int(clients.train.size[0]),
@@ -126,6 +127,7 @@ def backbone(name: str, data_file: Path) -> Path:
 
 def main() -> None:
     """The command."""
+    logging.basicConfig(level="INFO", format="%(message)s")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +91,7 @@ def model_of(column: str, task: Task, backbone: Path) -> Any:
 
 def main() -> None:
     """The command."""
+    logging.basicConfig(level="INFO", format="%(message)s")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -125,7 +127,6 @@ def main() -> None:
             tune_seeds=[OTHERS + number for number in range(len(seeds))],
             eval_every=args.rounds,
             out=args.out / column,
-            say=print,
         )
         print(column, table)
 

@@ -502,7 +502,9 @@ class Result:
             raise ArgumentError("out", text)
         begin = time.perf_counter()
         page = report.write(self.out)
-        self.summary.setdefault("seconds", {})["page"] = time.perf_counter() - begin
+        # A run of an earlier version has no seconds by part.
+        seconds = self.summary.setdefault("seconds", {})
+        seconds["page"] = time.perf_counter() - begin
         return page
 
 

@@ -145,6 +145,7 @@ def grid(
     ]
 
 
+@with_former_say
 def search(
     points: Sequence[Point],
     trials: Sequence[T],

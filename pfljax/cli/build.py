@@ -88,7 +88,7 @@ def build_partition(settings: Settings, source: sources.Source, seed: int) -> An
 def build_clients(settings: Settings, seed: int) -> Clients:
     """Returns the training clients, and the clients held out of training (or None)."""
     share = settings.unseen
-    with api.announced(f"reading {settings.dataset}", print):
+    with api.announced(f"reading {settings.dataset}"):
         source = build_source(settings, seed)
     splits = settings.make(data.Splits)
     partition = build_partition(settings, source, seed)
@@ -98,7 +98,7 @@ def build_clients(settings: Settings, seed: int) -> Clients:
     load = functools.partial(
         data.load, source, partition, splits, num_clients=settings.num_clients or None, seed=seed
     )
-    with api.announced("dividing the examples among clients", print):
+    with api.announced("dividing the examples among clients"):
         if share:
             federation, unseen = data.split_unseen(load(), share, seed)
             if own:

@@ -68,7 +68,7 @@ def test_processes_that_share_a_table_tell_each_other_of_failures(tmp_path):
     assert ["failed" in row for row in rows_of(tmp_path)] == [True, False]
 
 
-def test_a_tuned_study_with_other_seeds_is_refused_before_anything_is_written(tmp_path):
+def test_a_tuned_study_with_other_seeds_is_refused_before_anything_is_written(tmp_path, said):
     options = {"rounds": 1, "tune": [0.1, 0.3], "tune_widen": 0, "out": tmp_path}
     pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0], **options)
     before = planned.read(tmp_path)
@@ -77,8 +77,7 @@ def test_a_tuned_study_with_other_seeds_is_refused_before_anything_is_written(tm
     ):
         pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0, 1], **options)
     assert planned.read(tmp_path) == before
-    said = []
-    pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0], say=said.append, **options)
+    pfl.compare([pfl.Local()], digits, MODEL, SGD, seeds=[0], **options)
     assert any("already tuned" in line for line in said) and any(
         "already finished" in line for line in said
     )
@@ -129,9 +128,8 @@ def test_mistakes_name_the_argument_of_compare():
         pfl.compare([pfl.Local()], digits, MODEL, SGD, rounds=1, cells="3/2")
 
 
-def test_a_method_that_does_not_fit_by_its_knobs_is_left_out_of_all():
+def test_a_method_that_does_not_fit_by_its_knobs_is_left_out_of_all(said):
     """Two clients have at most one neighbor."""
-    said = []
     clients = pfl.data.digits(num_clients=2, train_examples=5)
     table = pfl.compare(
         [pfl.Local(), pfl.FedeRiCo(neighbors=5)],
@@ -141,10 +139,9 @@ def test_a_method_that_does_not_fit_by_its_knobs_is_left_out_of_all():
         rounds=1,
         seeds=[0],
         leave_out=True,
-        say=said.append,
     )
     assert [row["method"] for row in table.rows] == ["local"]
-    assert said[0].startswith("left out: federico: neighbors: ")
+    assert said[0].startswith("  left out: federico: neighbors: ")
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):

@@ -149,12 +149,9 @@ class Dropped(nn.Module):
         ),
     ],
 )
-def test_the_plan_says_why_they_are_not_cached(model, local, why):
+def test_the_plan_says_why_they_are_not_cached(model, local, why, said):
     attack = local.pop("attack", None)
     local = pfl.LocalTraining(optax.sgd(0.1), **local)
-    lines = []
-    pfl.Run(pfl.Local(), images(), model(), local, attack=attack).train(
-        1, say=lines.append, progress=False
-    )
-    line = next(line for line in lines if line.split()[0] == "features")
+    pfl.Run(pfl.Local(), images(), model(), local, attack=attack).train(1, progress=False)
+    line = next(line for line in said if line.split()[0] == "features")
     assert "computed in every step: " in line and why in line

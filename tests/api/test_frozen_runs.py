@@ -48,11 +48,10 @@ def run(clients, method=None, **options):
 
 
 @pytest.mark.slow
-def test_only_adapters_are_kept_and_sent(clients):
+def test_only_adapters_are_kept_and_sent(clients, said):
     """4 bytes for each trained number, counted by hand; the state's rows have nothing else."""
     num = OF_ATTENTION + OF_MLP + OF_HEAD
-    said = []
-    found = run(clients).train(rounds=2, eval_every=2, say=said.append)
+    found = run(clients).train(rounds=2, eval_every=2)
     assert any("frozen parameters, held once" in line for line in said)
     assert sum(leaf.size for leaf in jax.tree.leaves(found.state.models)) == num
     # SGD has none

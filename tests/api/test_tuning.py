@@ -99,7 +99,7 @@ def test_numbers_that_decide_shapes_are_not_traced():
 
 
 @pytest.mark.slow
-def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
+def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path, said):
     """A search over all combinations has the same scores at the points that both try."""
     common = {
         "rounds": 2,
@@ -114,7 +114,6 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
 
     tuning = tuned(out=tmp_path)
     whole = tuned(in_turn=False)
-    lines = []
     (first,) = tuning.before
     assert first.points == grid([0.01, 0.3], {"rate": [0.01, 0.1]})
     assert tuning.points == [
@@ -123,8 +122,8 @@ def test_each_further_knob_is_tried_at_the_best_values_so_far(tmp_path):
     score = dict(zip(map(str, whole.points), whole.scores, strict=True))
     assert tuning.scores == pytest.approx([score[str(point)] for point in tuning.points])
     assert {path.name for path in tmp_path.glob("*.json")} == {"tuning.json", "tuning-tau.json"}
-    assert tuned(out=tmp_path, say=lines.append) == tuning
-    assert sum("already tuned" in line for line in lines) == 2
+    assert tuned(out=tmp_path) == tuning
+    assert sum("already tuned" in line for line in said) == 2
 
 
 @pytest.mark.slow
@@ -202,11 +201,10 @@ def rated(monkeypatch, score):
 
 
 @pytest.mark.slow
-def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_path):
+def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_path, said):
     """The best rate is 100; of mu the best is 0, beyond which there is none."""
     rated(monkeypatch, lambda rate, method: -abs(np.log10(rate) - 2) - method.mu)
     points = grid([0.01, 0.1, 1.0], {"mu": [0.0, 1.0]})
-    lines = []
 
     def tried(tuning):
         return [point.learning_rate for point in tuning.points[len(points) :]]
@@ -215,10 +213,7 @@ def test_a_grid_whose_edge_wins_is_widened_until_it_does_not(monkeypatch, tmp_pa
     tuning = search(points, [0], run_of, 1, **common)
     assert tried(tuning) == [10, 100, 1000] and tuning.points[: len(points)] == points
     assert tuning.best == Point(100, {"mu": 0.0}) and tuning.at_edge == []
-    assert (
-        search(points, [0], run_of, 1, **common, say=lines.append) == tuning
-        and "already tuned" in lines[0]
-    )
+    assert search(points, [0], run_of, 1, **common) == tuning and "already tuned" in said[0]
     fewer = search(points, [0], run_of, 1, widen=2)
     assert tried(fewer) == [10, 100] and fewer.at_edge == ["learning_rate"]
     with pytest.raises(pfl.ArgumentError, match=r"something else \(widen changed\)"):

@@ -155,17 +155,9 @@ CASES = [
         r"^loss: cannot be called with 2 arguments",
     ),
     Case(
-        "say takes nothing",
-        lambda: make().train(1, say=lambda: None),
-        r"^say: cannot be called with 1 argument",
-    ),
-    Case(
         "tracker takes two",
         lambda: make().train(1, tracker=lambda a, b: 0),
         r"^tracker: cannot be called with 1",
-    ),
-    Case(
-        "say is print", lambda: make().train(1, say=lambda *lines: None).summary["last"]["round"], 1
     ),
     Case(
         "no parameters",

@@ -23,7 +23,7 @@ import optax
 import runs
 import toys
 
-from pfljax.contract import processes
+from pfljax.contract import processes, speech
 from pfljax.exchange.plan import make_plan
 from pfljax.folder import files, manifest
 from pfljax.training.loop import Schedule, Trainer
@@ -83,9 +83,9 @@ def train(mode, out, number, address, started, log):
         return print(line, flush=True)
 
     trackers = [tell, *(None for _ in seeds[1:])]
-    Trainer(experiments(mode), outs=outs, resume=out.exists(), say=say, trackers=trackers).train(
-        ROUNDS, EVERY
-    )
+    trainer = Trainer(experiments(mode), outs=outs, resume=out.exists(), trackers=trackers)
+    with speech.lines_to(say):
+        trainer.train(ROUNDS, EVERY)
     if num_processes > 1:
         jax.distributed.shutdown()  # which JAX does at a Python's exit, and not at that of a fork
 

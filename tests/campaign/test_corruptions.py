@@ -26,7 +26,7 @@ MODES = {
 }
 
 
-def train(mode, out, rounds, resume=False, say=None):
+def train(mode, out, rounds, resume=False):
     name, store, seeds, _ = MODES[mode]
     knobs = {"neighbors": 2} if name == "federico" else {}
     federation = toys.make_federation((4, 3, 5, 2, 4, 3))
@@ -43,7 +43,7 @@ def train(mode, out, rounds, resume=False, say=None):
     )
     experiments = [dataclasses.replace(first, seed=seed) for seed in seeds]
     outs = [out / f"seed-{seed}" for seed in seeds]
-    Trainer(experiments, outs=outs, resume=resume, say=say).train(rounds, EVERY)
+    Trainer(experiments, outs=outs, resume=resume).train(rounds, EVERY)
 
 
 @pytest.fixture(scope="module")
@@ -124,14 +124,13 @@ def test_the_sample_has_every_mode_and_every_kind():
 
 
 @pytest.mark.parametrize(("mode", "number"), params(CASES, [], SOME))
-def test_a_damaged_run_is_mended_or_told(mode, number, runs_of, tmp_path):
+def test_a_damaged_run_is_mended_or_told(mode, number, runs_of, tmp_path, said):
     played, whole = runs_of(mode)
     out = tmp_path / "run"
-    said = []
     shutil.copytree(played, out)
     what = damage(random.Random(f"{mode} {number}"), out, kind_of((mode, number)))
     try:
-        train(mode, out, ROUNDS, resume=True, say=said.append)
+        train(mode, out, ROUNDS, resume=True)
     except (ArgumentError, RunError) as error:
         assert len(str(error).splitlines()) == 1, what
         assert "from scratch" in str(error) or "choose a new folder" in str(error), what

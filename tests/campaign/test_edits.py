@@ -14,6 +14,7 @@ from samples import check, params, sample
 from studies import STUDIES, loaded
 
 import pfljax as pfl
+from pfljax.contract import speech
 from pfljax.folder import folders
 
 pytestmark = pytest.mark.xdist_group("edits")
@@ -910,7 +911,8 @@ def resume(study: str, files: dict[str, str], folder: Path, out: Path) -> list[s
     said: list[str] = []
     with loaded(files, folder / "study") as module:
         if study == "tuning":
-            module.tune(out, said.append)
+            with speech.lines_to(said.append):
+                module.tune(out)
         else:
             folders.check(out, module.run().experiment, True)
     return said

@@ -17,14 +17,13 @@ from pfljax.report import terms, watching
 from pfljax.settings.method import METHODS
 
 
-def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(tmp_path):
+def test_of_all_methods_those_that_need_classes_are_left_out_of_a_regression(tmp_path, said):
     settings = parse(compare.define, ["--dataset=sine"]).with_defaults([])
-    said = []
     options = build.table_options(settings, {name: name for name in ("local", "fedrod", "fedavg")})
-    one_round = study.Study(1, say=said.append)
+    one_round = study.Study(1)
     arranged = comparison.arranged(**options, study=one_round, leave_out=True)
     assert list(arranged.entries) == ["local", "fedavg"]
-    assert said == ["left out: fedrod: needs classes"]
+    assert said == ["  left out: fedrod: needs classes"]
     with pytest.raises(ArgumentError, match="method=fedrod: needs classes"):
         comparison.arranged(**options, study=one_round).check()
 

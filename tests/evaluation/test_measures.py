@@ -232,17 +232,14 @@ def test_a_run_goes_on_with_other_metrics(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cell_without_a_metric_is_scored_again(tmp_path):
+def test_a_cell_without_a_metric_is_scored_again(tmp_path, said):
     """A finished cell of a comparison gets a new metric without training; tables have the mean over seeds."""
     clients = uneven()
-    said = []
     model = pfl.models.MLP(hidden=())
     local = pfl.LocalTraining(optax.sgd(0.1))
     options = {"seeds": (0, 1), "rounds": 2, "out": tmp_path}
     before = pfl.compare([pfl.FedAvg()], clients, model, local, **options)
-    table = pfl.compare(
-        [pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options
-    )
+    table = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, **options)
     assert any("it lacks the metrics own" in line for line in said)
     cells = [
         files.read_json(tmp_path / "fedavg" / f"seed-{seed}" / "summary.json")["last"]
@@ -262,9 +259,7 @@ def test_a_cell_without_a_metric_is_scored_again(tmp_path):
         np.mean(scores)
     )
     assert "own" in (tmp_path / "report.html").read_text()
-    again = pfl.compare(
-        [pfl.FedAvg()], clients, model, local, metrics={"own": right}, say=said.append, **options
-    )
+    again = pfl.compare([pfl.FedAvg()], clients, model, local, metrics={"own": right}, **options)
     assert str(again) == str(table) and "already finished" in said[-2] + said[-3]
 
 

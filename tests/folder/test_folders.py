@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs import ROUNDS, assert_same_runs, make_experiment, train
 
-from pfljax.contract import processes
+from pfljax.contract import processes, speech
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.folder import checkpoints, endings, files, folders, manifest
 from pfljax.training import loop
@@ -32,9 +32,10 @@ def copied(whole, tmp_path):
 
 def resumed(out, resume=True, rounds=ROUNDS):
     """What a resumed run says."""
-    said = []
-    train(make_experiment("local"), out, rounds, resume=resume, say=said.append)
-    return "\n".join(said)
+    lines = []
+    with speech.lines_to(lines.append):
+        train(make_experiment("local"), out, rounds, resume=resume)
+    return "\n".join(lines)
 
 
 def flip(path):
@@ -278,7 +279,7 @@ def test_what_is_not_a_lock_is_neither_written_to_nor_deleted(kind, copied, tmp_
     assert kind != "text" or lock.read_text() == "mine"
 
 
-def test_an_interrupted_run_saves_its_rounds(tmp_path, monkeypatch):
+def test_an_interrupted_run_saves_its_rounds(tmp_path, monkeypatch, said):
     """Between evaluations and checkpoints too."""
     rare = Schedule(eval_every=2, checkpoint_every=2)
     monkeypatch.setattr(loop, "DISPATCH_SECONDS", 0)  # one round a dispatch
@@ -298,10 +299,7 @@ def test_an_interrupted_run_saves_its_rounds(tmp_path, monkeypatch):
             with pytest.raises(endings.Interrupted, match=message) as stop:
                 trainer.train(ROUNDS, rare)
         assert stop.value.number == signal.SIGTERM
-        said = []
-        Trainer([make_experiment("local")], outs=[out], resume=True, say=said.append).train(
-            ROUNDS, rare
-        )
+        Trainer([make_experiment("local")], outs=[out], resume=True).train(ROUNDS, rare)
         assert f"  resumed after round {round_number}" in said
         assert_same_runs(tmp_path / "whole", out)
 
@@ -392,10 +390,9 @@ def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatc
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("pages", [0, 6])
 def test_a_disk_that_fills_up_while_it_is_written_to_loses_nothing(
-    pages, tmp_path, monkeypatch, whole
+    pages, tmp_path, monkeypatch, whole, said
 ):
     place = tmp_path / "disk"
-    said = []
     place.mkdir()
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], check=False
@@ -411,7 +408,7 @@ def test_a_disk_that_fills_up_while_it_is_written_to_loses_nothing(
             unseen.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 40))
             resumed(place / "run")
         filler.unlink()
-        train(make_experiment("local"), place / "run", resume=True, say=said.append)
+        train(make_experiment("local"), place / "run", resume=True)
         assert any("resumed after round" in line for line in said)
         assert_same_runs(whole("local")[0], place / "run")
     finally:
@@ -438,21 +435,19 @@ def test_a_damaged_config_is_told_in_a_line(tmp_path, content):
         train(make_experiment("local"), tmp_path, resume=True)
 
 
-def test_folders_of_other_names_are_no_checkpoints(whole, tmp_path):
+def test_folders_of_other_names_are_no_checkpoints(whole, tmp_path, said):
     out, _ = whole("local")
     other = tmp_path / "run"
     shutil.copytree(out, other)
     for name in ("²", "99999999999", "007"):
         (other / "checkpoints" / name).mkdir()
-    said = []
-    train(make_experiment("local"), other, resume=True, say=said.append)
+    train(make_experiment("local"), other, resume=True)
     assert f"  resumed after round {ROUNDS}" in said
 
 
-def test_nothing_to_resume_is_said(tmp_path):
-    said = []
+def test_nothing_to_resume_is_said(tmp_path, said):
     (tmp_path / "config.json").write_text('{"settings": {}}')
-    train(make_experiment("local"), tmp_path, resume=True, say=said.append)
+    train(make_experiment("local"), tmp_path, resume=True)
     assert any("nothing to resume" in line and "starting at round 0" in line for line in said)
 
 

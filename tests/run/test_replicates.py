@@ -125,7 +125,7 @@ def test_seeds_and_knobs_share_what_is_compiled_under_every_store(
 @pytest.mark.parametrize("store", ["device", "disk"])
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_once")
-def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, tmp_path):
+def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, tmp_path, said):
     outs, whole = (
         [tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole")
     )
@@ -153,10 +153,7 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, 
         patch.setattr(checkpoints, "save", killed)
         Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True).play(3, every)
     assert not (outs[0] / "checkpoints" / "3").exists()
-    said = []
-    Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True, say=said.append).train(
-        ROUNDS, every
-    )
+    Trainer(experiments_of("scaffold", store=store), outs=outs, resume=True).train(ROUNDS, every)
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
@@ -164,14 +161,13 @@ def test_runs_killed_while_they_save_go_on_from_the_newest_that_all_have(store, 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compile_once")
-def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path, said):
     outs, whole = (
         [tmp_path / kind / f"{number}" for number in range(3)] for kind in ("parts", "whole")
     )
     train(experiments_of("federico"), whole)
     train(experiments_of("federico"), outs, rounds=2)
-    said = []
-    train(experiments_of("federico"), outs, resume=True, say=said.append)
+    train(experiments_of("federico"), outs, resume=True)
     assert any("resumed after round 2" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)
@@ -181,7 +177,7 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path):
         ArgumentError, match=r"parts/1 has no intact checkpoint left; resume from scratch"
     ):
         train(experiments_of("federico"), outs, resume=True)
-    train(experiments_of("federico"), outs, resume="if_possible", say=said.append)
+    train(experiments_of("federico"), outs, resume="if_possible")
     assert any("starting over at round 0" in line for line in said)
     for one, other in zip(outs, whole, strict=True):
         check_same(one, other)

@@ -73,18 +73,15 @@ def suites(slow):
 
 
 @pytest.mark.parametrize("name", suites(slow=["lg_fedavg", "fml"]))
-def test_the_same_network_twice_is_one_network(name):
+def test_the_same_network_twice_is_one_network(name, said):
     """LG-FedAvg's clients have a body of their own and share a head."""
-    lines = []
     module = networks.MLP((5,))
     x = np.asarray(clients_of(1).test.x[0])
     one = trained(METHODS[name], module, 4, rounds=2)
-    twice = trained(
-        METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2, say=lines.append
-    )
+    twice = trained(METHODS[name], {"a": module, "b": networks.MLP((5,))}, 4, rounds=2)
     np.testing.assert_allclose(twice.predict(x), one.predict(x), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(twice.results["loss_test"], one.results["loss_test"], rtol=1e-4)
-    assert any("a: 2 clients, " in line and "; b: 2 clients, " in line for line in lines)
+    assert any("a: 2 clients, " in line and "; b: 2 clients, " in line for line in said)
 
 
 @pytest.mark.slow
@@ -109,11 +106,8 @@ def test_a_client_alone_trains_as_in_a_federation_of_its_network():
 
 
 @pytest.mark.slow
-def test_rows_have_the_size_of_the_largest_network():
-    lines = []
-    pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(
-        1, progress=False, say=lines.append
-    )
+def test_rows_have_the_size_of_the_largest_network(said):
+    pfl.Run(pfl.Local(), clients_of(4), FOUR, pfl.LocalTraining(optax.sgd)).train(1, progress=False)
 
     def count(widths):
         return sum(a * b + b for a, b in itertools.pairwise(widths))
@@ -122,9 +116,9 @@ def test_rows_have_the_size_of_the_largest_network():
     told = "; ".join(
         f"{name}: 1 clients, {number} parameters" for name, number in parameters.items()
     )
-    assert any(told in line for line in lines)
+    assert any(told in line for line in said)
     largest = max(parameters.values())
-    assert any(line.split() == ["models", f"{4 * 4 * largest / 1024:.1f}", "KiB"] for line in lines)
+    assert any(line.split() == ["models", f"{4 * 4 * largest / 1024:.1f}", "KiB"] for line in said)
 
 
 @pytest.mark.long

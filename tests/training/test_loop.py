@@ -39,7 +39,7 @@ class Killed(Exception):
 
 @pytest.mark.slow
 @toys.each_method(fast=("federico",), slow=("scaffold", "dfedem", "pfedhn", "fedbuff"))
-def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch):
+def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypatch, said):
     save = checkpoints.save
 
     def dies(directory, round_number, state, **options):
@@ -53,9 +53,8 @@ def test_stopped_and_resumed_is_as_never_stopped(name, whole, tmp_path, monkeypa
     assert not (tmp_path / "summary.json").exists()
     assert [row["round"] for row in files.read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     monkeypatch.setattr(checkpoints, "save", save)
-    lines = []
-    result = train(make_experiment(name), tmp_path, resume=True, say=lines.append)
-    assert any("resumed after round 2" in line for line in lines)
+    result = train(make_experiment(name), tmp_path, resume=True)
+    assert any("resumed after round 2" in line for line in said)
     out, expected = whole(name)
     assert_same_runs(out, tmp_path)
     assert_same_predictions(result, expected)

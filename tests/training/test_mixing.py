@@ -216,7 +216,7 @@ def test_statistics_that_see_padding_are_told_where_it_matters(model, sizes, tol
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["all", "test", "train"])
-def test_tokens_out_of_range_are_told_as_losses_that_are_not_finite_from_the_start(part):
+def test_tokens_out_of_range_are_told_as_losses_that_are_not_finite_from_the_start(part, said):
     """Not as training that diverged: no learning rate helps."""
 
     class Tokens(nn.Module):
@@ -230,14 +230,13 @@ def test_tokens_out_of_range_are_told_as_losses_that_are_not_finite_from_the_sta
     in_test = np.arange(24) % 6 < 2
     x[{"all": in_test | True, "test": in_test, "train": ~in_test}[part], 0] = 12
     run = pfl.Run(pfl.FedAvg(), clients_of(x), Tokens(2), pfl.LocalTraining(optax.sgd(0.1)))
-    lines = []
     with pytest.raises(pfl.RunError) as error:
-        run.train(rounds=1, say=lines.append)
-    lines.append(str(error.value))
-    (line,) = [each for each in lines if "the initial models: " in each]
+        run.train(rounds=1)
+    said.append(str(error.value))
+    (line,) = [each for each in said if "the initial models: " in each]
     where = "train" if part == "train" else "test"
     assert f"on its {where} examples" in line and "no learning rate helps" in line
-    assert not any("smaller learning rate" in each for each in lines)
+    assert not any("smaller learning rate" in each for each in said)
 
 
 def test_clients_with_unevenly_filled_mini_batches_are_counted():

@@ -52,7 +52,7 @@ def after_three(history):
 
 
 @pytest.mark.slow
-def test_a_stopped_run_is_finished(clients, tmp_path):
+def test_a_stopped_run_is_finished(clients, tmp_path, said):
     def run(stop=after_three):
         return pfl.Run(pfl.FedAvg(), clients, MODEL, LOCAL, stop=stop)
 
@@ -66,8 +66,7 @@ def test_a_stopped_run_is_finished(clients, tmp_path):
     assert (
         files.read_json(tmp_path / "run" / "summary.json")["stopped"] == result.summary["stopped"]
     )
-    said = []
-    again = run().train(20, resume=True, say=said.append, **options)
+    again = run().train(20, resume=True, **options)
     assert again.history == result.history and again.summary["stopped"]
     assert any("stopped after round 4: its stop rule holds" in line for line in said)
     assert pfl.load(tmp_path / "run", clients=clients).history == result.history
@@ -84,12 +83,11 @@ def test_a_stopped_run_is_finished(clients, tmp_path):
 
 
 @pytest.mark.long
-def test_cells_stop_by_themselves_and_are_finished(clients, tmp_path):
+def test_cells_stop_by_themselves_and_are_finished(clients, tmp_path, said):
     options = {"seeds": (0, 1), "rounds": 9, "eval_every": 2, "out": tmp_path, "stop": after_three}
     table = pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, **options)
     assert [cell["round"] for cell in table.rows[0]["seeds"]] == [4, 4]
-    said = []
-    pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, say=said.append, **options)
+    pfl.compare([pfl.FedAvg()], clients, MODEL, LOCAL, **options)
     assert sum("already finished" in line for line in said) == 2
 
 
