@@ -8,6 +8,7 @@ import os
 import platform
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -22,7 +23,8 @@ def use() -> None:
     Does nothing if the user has set `jax_compilation_cache_dir`, or if the folder cannot be written.
     """
     cache = cache_folder()
-    if jax.config.jax_compilation_cache_dir is not None or cache is None:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is not None or cache is None:
         return
     folder = cache / "compiled" / processor()
     try:
@@ -34,9 +36,9 @@ def use() -> None:
     trim(folder, MAX_BYTES)
 
     # Small programs, too: a run has hundreds, and each takes longer to compile than to read.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    config.update("jax_compilation_cache_dir", str(folder))
 
     # A full disk or a damaged file costs a compilation. JAX would warn of it for every program.
     warnings.filterwarnings(
