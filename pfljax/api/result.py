@@ -20,7 +20,7 @@ from pfljax.data.sources.source import Scaling
 from pfljax.evaluation import collaboration
 from pfljax.folder import files
 from pfljax.models import weights
-from pfljax.models.standardizing import standardizing, statistics_of
+from pfljax.models.standardizing import standardizing, named_statistics
 from pfljax.run.experiment import Experiment
 from pfljax.settings.fields import checked
 from pfljax.stores import serving
@@ -265,7 +265,7 @@ class Result:
         if ratio > MOST_OFFSET:
             text = f"has a mean of {ratio:.0e} deviations, so the exported module, in float32, is inexact"
             warn("x", f"{text}; train on x less its mean, or use result.predict")
-        return standardizing(module, variables, statistics_of(scaling.mean, scaling.std))
+        return standardizing(module, variables, named_statistics(scaling.mean, scaling.std))
 
     @checked()
     def save_model(self, path: str | Path, client: int | str) -> None:

@@ -46,3 +46,7 @@ __all__ = [
     "make",
     "weights",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
