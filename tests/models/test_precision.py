@@ -30,7 +30,6 @@ RNG = np.random.default_rng(0)
 X = (256 + 2 * RNG.integers(2, size=(6, 4)) + RNG.uniform(0, 0.9, size=(6, 4))).astype(np.float32)
 Y = RNG.integers(3, size=6).astype(np.int32)
 KEY = jax.random.key(0)
-LAYOUT = ("NHWC", "HWIO", "NHWC")
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
