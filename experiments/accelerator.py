@@ -18,16 +18,14 @@ orbax, scikit-learn, matplotlib and rich, and no network. The parts, in this ord
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +47,7 @@ from pfljax.exchange.pools import place
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models import Model
-from pfljax.models.rewriting import rewriting
+from pfljax.models.rewriting import use_forms
 from pfljax.planner import planning as estimating
 from pfljax.planner import profiling, targets
 from pfljax.planner.targets import Target
@@ -316,26 +314,17 @@ def rounds(settings: Settings, book: Book) -> None:
 def forms(settings: Settings, book: Book) -> None:
     """The part forms."""
     num_clients = min(settings.numbers("num_clients", int))
+    platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
     for name in [name for name in settings.models if name != "mlp"]:  # which has none
         for plan in ("vmap", "map"):
-            for form, table in (("native", {}), ("patches", rewriting.FORMS["cuda"])):
+            for form, source in (("native", None), ("patches", "cuda")):
 
-                def cell(name=name, plan=plan, table=table):
-                    with operations(table):
+                def cell(name=name, plan=plan, source=source):
+                    with use_forms(platform, source):
                         built = experiment("local", WORK[name], num_clients, plan, settings)
                         return time_round(built, settings.repeats)
 
                 book.measure("forms", f"{name}, K={num_clients}, {plan}, {form}", cell)
-
-
-@contextlib.contextmanager
-def operations(table: dict) -> Iterator[None]:
-    """Makes the platform that runs use a table of forms; see `rewriting.FORMS`."""
-    platform = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-    rewriting.by_platform.cache_clear()
-    with mock.patch.dict(rewriting.FORMS, {platform: table}):
-        yield
-    rewriting.by_platform.cache_clear()
 
 
 def methods(settings: Settings, book: Book) -> None:

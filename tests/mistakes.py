@@ -364,7 +364,7 @@ def calls() -> dict[str, Called]:
             f"adapters.{name}": Called(getattr(adapters, name))
             for name in ("bias", "head", "ia3", "lora", "prompt")
         },
-        "adapters.Themselves": Called(adapters.Themselves, {"where": "kernel"}),
+        "adapters.Selected": Called(adapters.Selected, {"where": "kernel"}),
         "from_arrays": Called(pfl.Federation.from_arrays, arrays, [data.Splits]),
         "with_attackers": Called(clients.with_attackers, {"share": 0.5}),
         "Result.save_model": Called(

@@ -58,7 +58,7 @@ def ours(
         module, work.shape, federation.task, federation.num_classes, dtype=federation.train.x.dtype
     )
     if native:
-        vars(model)["_compute"] = lambda frozen, *args: model.network.forward(*args)
+        vars(model)["_forward"] = lambda frozen, *args: model.network.forward(*args)
     solver = LocalTraining(optax.sgd(benchmark.RATE), batch_size=work.batch_size).bind(model)
     plan = settings.make(Execution).make_plan()
     experiment = timing.build(method.get("local")(), federation, model, solver, plan)

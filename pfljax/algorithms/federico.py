@@ -428,10 +428,12 @@ class Friends(NamedTuple):
         def of_block(x: Array, y: Array, mask: Array) -> tuple[Array, Array]:
             inputs, _ = masked(x, y, mask)
             outputs = model.apply(params, inputs)
-            losses = jnp.stack([model.losses_of(outputs / heat, y) for heat in TEMPERATURES])
+            losses = jnp.stack(
+                [model.loss_from_outputs(outputs / heat, y) for heat in TEMPERATURES]
+            )
             is_right = 0
             if model.task == "classification":
-                is_right = model.over_places(outputs.argmax(axis=-1) == y, y)
+                is_right = model.mean_over_positions(outputs.argmax(axis=-1) == y, y)
             return jnp.where(mask, losses, 0).sum(axis=1), jnp.where(mask, is_right, 0).sum()
 
         totals, num_right = sum_over_examples(of_block, split)

@@ -270,7 +270,7 @@ def losses(
         mentee_entropy=problem.of_server.solver.loss(mentee, x, y, mode),
         mentor_logits=mentor_model.apply(mentor.model, x, mode),
         mentee_logits=mentee_model.apply(mentee, x, mode),
-        distance=mentor_model.over_places(distances, y),
+        distance=mentor_model.mean_over_positions(distances, y),
     )
 
 

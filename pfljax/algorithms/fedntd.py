@@ -77,7 +77,7 @@ class FedNTD:
                 ours = not_true(model.apply(params, x, mode), y)
                 theirs = not_true(model.apply(global_model, x), y)
                 divergence = optax.losses.kl_divergence_with_log_targets(ours, theirs)
-                distillation = self.tau**2 * model.over_places(divergence, y)
+                distillation = self.tau**2 * model.mean_over_positions(divergence, y)
                 return solver.loss(params, x, y, mode) + self.beta * distillation
 
             return problem.with_loss(loss).fit(context, models, data.train)

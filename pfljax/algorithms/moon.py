@@ -89,7 +89,7 @@ class MOON:
                 z_glob = model.features(global_model, x)
                 z_prev = model.features(previous, x)
                 closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
-                contrast = model.over_places(jax.nn.softplus(-closer), y)
+                contrast = model.mean_over_positions(jax.nn.softplus(-closer), y)
                 return solver.loss(params, x, y, mode) + self.mu * contrast
 
             trained = problem.with_loss(loss).fit(context, models, data.train)

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pfljax.contract.held import given
+from pfljax.contract.held import use_frozen
 from pfljax.contract.host import cache_folder, free_memory
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import PyTree, Split
 from pfljax.data import Federation
-from pfljax.models.behind import Behind, behind, features_of
 from pfljax.models.model import FLOAT32, Model
 from pfljax.models.rewriting import rewritten
+from pfljax.models.tail import Tail, cut_network, features_before_cut
 from pfljax.run.experiment import Experiment
 
 SPLITS = ("train", "validation", "test")
@@ -53,7 +53,7 @@ def with_features(experiment: Experiment, wanted: bool) -> Experiment:
         return dataclasses.replace(experiment, not_cached=network_and_features)
     network, features = network_and_features
     assert local is not None
-    built = dataclasses.replace(model, behind=network, example_input=network.example)
+    built = dataclasses.replace(model, tail=network, example_input=network.example)
     problem = experiment.problem._replace(model=built, solver=local.bind(built))
     stacks: dict[int, Any] = {}
 
@@ -75,7 +75,7 @@ def with_features(experiment: Experiment, wanted: bool) -> Experiment:
     )
 
 
-def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
+def cut(experiment: Experiment) -> tuple[Tail, Features] | str:
     """The network behind its frozen layers and the features of its inputs; or why it is not cut."""
     model = experiment.problem.model
     local = experiment.local
@@ -85,7 +85,7 @@ def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
         return "attackers stamp a trigger on inputs"
     if model.dtype != FLOAT32:
         return f"computes in {model.dtype}"
-    network = behind(model.network)
+    network = cut_network(model.network)
     if isinstance(network, str):
         return network
     if network.saved < WORTH:
@@ -96,12 +96,12 @@ def cut(experiment: Experiment) -> tuple[Behind, Features] | str:
     return network, Features(experiment.federation.inputs, computing(model, network), text)
 
 
-def computing(model: Model, network: Behind) -> Callable[[PyTree], np.ndarray]:
+def computing(model: Model, network: Tail) -> Callable[[PyTree], np.ndarray]:
     """Inputs (n, *features) -> features (n, ...), a few examples at a time."""
 
     def run(frozen: PyTree, x: PyTree) -> Any:
-        with given(network.whole, frozen):
-            return features_of(network, x).astype(FLOAT32)
+        with use_frozen(network.full, frozen):
+            return features_before_cut(network, x).astype(FLOAT32)
 
     program = rewritten(run)
 
@@ -111,7 +111,7 @@ def computing(model: Model, network: Behind) -> Callable[[PyTree], np.ndarray]:
         for first in range(0, num, AT_ONCE):
             block = slice(first, first + AT_ONCE)
             inputs = jax.tree.map(lambda leaf, block=block: np.asarray(leaf[block]), x)
-            features[block] = program(network.own, model.converted(inputs))
+            features[block] = program(network.frozen_on_host, model.converted(inputs))
         return features
 
     return compute

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from pfljax.contract.types import PyTree
 
-# The network's own arrays, and those that stand for them in the program that is traced.
-GIVEN: contextvars.ContextVar[tuple[Any, Any]] = contextvars.ContextVar(
+# A network's arrays on the host, and those that stand for them in the program that is traced.
+FROZEN: contextvars.ContextVar[tuple[Any, Any]] = contextvars.ContextVar(
     "frozen", default=(None, None)
 )
 
@@ -19,10 +19,10 @@ class Holder(Protocol):
     """A network with arrays that are not trained.
 
     Attributes:
-        own: The arrays, on the host; () if there are none.
+        frozen_on_host: The arrays, on the host; () if there are none.
     """
 
-    own: PyTree
+    frozen_on_host: PyTree
 
     def on(self, plan: Any) -> PyTree:
         """The arrays on a plan's devices, once on each or spread over those that share a model."""
@@ -30,26 +30,28 @@ class Holder(Protocol):
 
 
 @contextlib.contextmanager
-def given(network: Holder, frozen: PyTree) -> Iterator[None]:
+def use_frozen(network: Holder, frozen: PyTree) -> Iterator[None]:
     """Within this context, the network computes with these frozen arrays."""
-    token = GIVEN.set((network.own, frozen))
+    token = FROZEN.set((network.frozen_on_host, frozen))
     try:
         yield
     finally:
-        GIVEN.reset(token)
+        FROZEN.reset(token)
 
 
-def held_by(network: Holder) -> PyTree:
-    """The network's frozen arrays: those of the program that is being traced, or else its own."""
-    own, traced = GIVEN.get()
-    return traced if own is network.own else network.own
+def current_frozen(network: Holder) -> PyTree:
+    """The network's frozen arrays: those of the program that is being traced, or else those on the host."""
+    on_host, traced = FROZEN.get()
+    if on_host is network.frozen_on_host:
+        return traced
+    return network.frozen_on_host
 
 
 def taking(network: Holder, fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same function with a further argument, `frozen`: the network's frozen arrays."""
 
     def run(*args: Any, frozen: PyTree) -> Any:
-        with given(network, frozen):
+        with use_frozen(network, frozen):
             return fn(*args)
 
     return run

@@ -96,6 +96,6 @@ def solver_of(problem: Problem, algorithm: Algorithm, prediction: Prediction) ->
 
     def loss(params: Params, x: PyTree, y: Array, mode: Mode = None) -> Array:
         logits = outputs(problem, algorithm, prediction._replace(models=params), x)
-        return problem.model.losses_of(logits, y)
+        return problem.model.loss_from_outputs(logits, y)
 
     return problem.solver.with_loss(loss)

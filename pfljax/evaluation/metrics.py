@@ -32,7 +32,7 @@ def outputs(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: A
 def predict(problem: Problem, algorithm: Algorithm, prediction: Prediction, x: Array) -> Array:
     """One client's predictions for x: the probabilities, or regression values, of its `outputs`."""
     logits = outputs(problem, algorithm, prediction, x)
-    return problem.model.predictions_of(logits)
+    return problem.model.predict_from_outputs(logits)
 
 
 def evaluate(
@@ -40,17 +40,17 @@ def evaluate(
 ) -> Metrics:
     """Scores a client's predictions on its own examples; NaN for a client without examples.
 
-    Returns "loss" (): the mean loss (see `Model.losses_of`); for classification, "accuracy" () in [0, 1]; and the
+    Returns "loss" (): the mean loss (see `Model.loss_from_outputs`); for classification, "accuracy" () in [0, 1]; and the
     algorithm's own measures. A sequence counts with the mean over its positions.
     """
     model = problem.model
 
     def sums(x: PyTree, y: Array, mask: Array) -> dict[str, Array]:
         logits = outputs(problem, algorithm, prediction, x)
-        losses = model.losses_of(logits, y)
+        losses = model.loss_from_outputs(logits, y)
         total: dict[str, Array] = {"loss": jnp.where(mask, losses, 0).sum()}
         if model.task == "classification":
-            is_right = model.over_places(logits.argmax(axis=-1) == y, y)
+            is_right = model.mean_over_positions(logits.argmax(axis=-1) == y, y)
             total["accuracy"] = jnp.where(mask, is_right, 0).sum()
         return total
 

@@ -323,7 +323,7 @@ def traced(experiment: Experiment, planned: int, within: Sequence[str] = ()) -> 
     def add(part: str, function: Callable, *args: Any) -> None:
         """Adds the digests of a traced function to their parts."""
         make_jaxpr = needed if part == "predict" else jax.make_jaxpr
-        jaxpr = make_jaxpr(taking(network, function))(*args, frozen=network.own)
+        jaxpr = make_jaxpr(taking(network, function))(*args, frozen=network.frozen_on_host)
         for (name, suffix), digest in digests(jaxpr, part).items():
             # "predict" has those of `adapt`, too, and `pfljax.load` traces it alone.
             if part != ADAPT or name not in PREDICTS:
@@ -363,7 +363,7 @@ def digest_of_newcomers(experiment: Experiment, rounds: int, arguments: Argument
     problem, algorithm = in_parts(experiment, rounds, lambda: None)
     function, *args = newcomers(problem, algorithm, arguments)
     network = problem.model.network
-    jaxpr = jax.make_jaxpr(taking(network, function))(*args, frozen=network.own)
+    jaxpr = jax.make_jaxpr(taking(network, function))(*args, frozen=network.frozen_on_host)
     by_part = digests(jaxpr, ADAPT)
     stream = hashlib.sha256()
     for name in sorted(by_part):

@@ -1,8 +1,8 @@
 """What is trained of a network whose other parameters are frozen.
 
-Each adapter is given the network and names the arrays that are trained, beside or in place of frozen ones. Several may
-be combined: `trainable=(pfl.adapters.lora(rank=8, where="attention"), "head")`. A string is a regular expression: the
-parameters whose paths, such as "block_0/attention/query/kernel", contain a match are trained themselves.
+An adapter names the arrays that are trained, in place of frozen ones or in addition to them. Several may be combined:
+`trainable=(pfl.adapters.lora(rank=8, where="attention"), "head")`. A string is a regular expression: the parameters
+whose paths, such as "block_0/attention/query/kernel", contain a match are trained themselves.
 """
 
 from __future__ import annotations
@@ -22,54 +22,74 @@ from pfljax.models.low_rank import Adapted, Use
 from pfljax.models.structure import Path
 from pfljax.settings.fields import knob, settings
 
-__all__ = [
-    "Adapter",
-    "bias",
-    "head",
-    "ia3",
-    "lora",
-    "prompt",
-]
+__all__ = ["Adaptation", "Adapter", "Parameters", "bias", "head", "ia3", "lora", "prompt"]
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-Leaves = dict[str, Array]  # by what is added to a parameter's name
+Leaves = dict[str, Array]  # suffix of a parameter's name -> a trained array
 A = "_lora_a"
 B = "_lora_b"
+FACTORS = "_ia3"
 PATTERN = "a regular expression"
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """What an adapter trains for one frozen parameter."""
+class Adaptation:
+    """The arrays that an adapter trains for one frozen parameter.
 
-    # Shapes of the trained arrays, by what is added to the parameter's name; "" is the parameter itself
+    Attributes:
+        shapes: Shapes of the trained arrays, by a suffix of the parameter's name; "" is the parameter itself.
+        init: Key -> their initial values; None: the parameter's frozen value, or the module's if it has none.
+        adapt: (frozen parameter, trained arrays) -> the parameter that the network uses.
+        layers: Number of leading axes of stacked layers, if it adds a product of two matrices.
+
+    Examples:
+        >>> from pfljax.models.adapters import Adaptation
+        >>> shift = Adaptation({"_shift": (3,)}, None, lambda frozen, arrays: frozen + arrays["_shift"])
+        >>> shift.adapt(1.0, {"_shift": 2.0})
+        3.0
+    """
+
     shapes: dict[str, tuple[int, ...]]
-    # Key -> their initial values; None: the parameter's own, or the module's if nothing is frozen there
     init: Callable[[Key], Leaves] | None
-    # (frozen parameter, trained arrays) -> the parameter that the network uses
     adapt: Callable[[Any, Leaves], Any]
-    # number of leading axes of stacked layers, if it adds a product of two matrices
     layers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """A network's parameters, as adapters see them."""
+class Parameters:
+    """A network's parameters, as adapters see them.
 
-    shapes: Mapping[Path, tuple[int, ...]]  # shape of each parameter by path
-    uses: Mapping[Path, Use]  # how the network multiplies by a parameter, for those that it does
-    # paths of the parameters in each layer, in the order of computation
+    Attributes:
+        shapes: Shape of each parameter by path.
+        uses: How the network multiplies by a parameter, by path, for those that it multiplies by.
+        layers: Paths of the parameters in each layer, in the order of computation.
+        inputs: Shapes of modules' first arguments, by the module's path.
+
+    Examples:
+        >>> from pfljax.models.adapters import Parameters, bias
+        >>> parameters = Parameters({("Dense_0", "bias"): (3,)}, {}, [], {})
+        >>> list(bias().adaptations(parameters))
+        [('Dense_0', 'bias')]
+    """
+
+    shapes: Mapping[Path, tuple[int, ...]]
+    uses: Mapping[Path, Use]
     layers: Sequence[Sequence[Path]]
-    # shapes of the first arguments of modules, by path; for prompts
     inputs: Mapping[Path, tuple[int, ...]]
 
 
 class Adapter:
-    """What is trained of a network. Subclasses implement `parts`, or `prompts`."""
+    """What is trained of a network. Subclasses implement `adaptations`, or `prompts`.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> isinstance(pfl.adapters.lora(rank=2), pfl.adapters.Adapter)
+        True
+    """
 
     def __post_init__(self):
         where = getattr(self, "where", "")
@@ -78,25 +98,29 @@ class Adapter:
         except re.error as error:
             raise ArgumentError("where", f"is no regular expression: {error}", where) from error
 
-    def parts(self, given: Given) -> dict[Path, Part]:
+    def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         """What is trained, by the path of the frozen parameter that it belongs to."""
-        del given
+        del parameters
         return {}
 
-    def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
+    def prompts(self, parameters: Parameters) -> dict[Path, tuple[int, int]]:
         """Trained tokens (L, width) that modules get before those of their input, by the module's path."""
-        del given
+        del parameters
         return {}
 
 
 @settings
-class Themselves(Adapter):
-    """Parameters that are trained themselves."""
+class Selected(Adapter):
+    """Parameters that are trained themselves.
 
-    where: str = knob(accepted=PATTERN)  # regular expression that their paths contain
+    Attributes:
+        where: Regular expression that their paths contain.
+    """
 
-    def parts(self, given: Given) -> dict[Path, Part]:
-        return {path: itself(given.shapes[path]) for path in matching(self.where, given.shapes)}
+    where: str = knob(accepted=PATTERN)
+
+    def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
+        return retrained(parameters, matching(self.where, parameters.shapes))
 
 
 @settings
@@ -105,20 +129,25 @@ class head(Adapter):
 
     Attributes:
         layers: Number of layers, as `Model.layers` counts them.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, pfljax as pfl
+        >>> network = pfl.models.MLP((8,), outputs=3)
+        >>> pretrained = network.init(jax.random.key(0), jnp.zeros((1, 5)))
+        >>> model = pfl.Model(network, jnp.zeros((1, 5)), frozen=pretrained, trainable=pfl.adapters.head())
+        >>> model.layers
+        (('Dense_1',),)
     """
 
     layers: int = knob(1, at_least=1)
 
-    def parts(self, given: Given) -> dict[Path, Part]:
-        if self.layers > len(given.layers):
-            raise ArgumentError(
-                "trainable", f"head: accepted: 1 to {len(given.layers)} layers", self.layers
-            )
-        return {
-            path: itself(given.shapes[path])
-            for layer in given.layers[-self.layers :]
-            for path in layer
-        }
+    def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
+        num_layers = len(parameters.layers)
+        if self.layers > num_layers:
+            text = f"head: accepted: 1 to {num_layers} layers"
+            raise ArgumentError("trainable", text, self.layers)
+        last = parameters.layers[-self.layers :]
+        return retrained(parameters, [path for layer in last for path in layer])
 
 
 @settings
@@ -127,16 +156,21 @@ class bias(Adapter):
 
     Attributes:
         where: Regular expression that their paths contain.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, pfljax as pfl
+        >>> network = pfl.models.MLP((8,), outputs=3)
+        >>> pretrained = network.init(jax.random.key(0), jnp.zeros((1, 5)))
+        >>> model = pfl.Model(network, jnp.zeros((1, 5)), frozen=pretrained, trainable=pfl.adapters.bias())
+        >>> model.num_parameters  # 8 + 3
+        11
     """
 
     where: str = knob("", accepted=PATTERN)
 
-    def parts(self, given: Given) -> dict[Path, Part]:
-        return {
-            path: itself(given.shapes[path])
-            for path in matching(self.where, given.shapes)
-            if path[-1] == "bias"
-        }
+    def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
+        paths = matching(self.where, parameters.shapes)
+        return retrained(parameters, [path for path in paths if path[-1] == "bias"])
 
 
 @settings
@@ -150,48 +184,56 @@ class lora(Adapter):
         rank: Number of columns of A and rows of B.
         where: Regular expression that the paths of the weights contain; others are not adapted.
         alpha: Scale of the product; None: `rank`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, pfljax as pfl
+        >>> network = pfl.models.MLP((8,), outputs=3)
+        >>> pretrained = network.init(jax.random.key(0), jnp.zeros((1, 5)))
+        >>> lora = pfl.adapters.lora(rank=2, where="Dense_0")
+        >>> model = pfl.Model(network, jnp.zeros((1, 5)), frozen=pretrained, trainable=lora)
+        >>> model.num_parameters  # (5 + 8) x 2
+        26
     """
 
     rank: int = knob(8, at_least=1)
     where: str = knob("", accepted=PATTERN)
     alpha: float | None = knob(None, above=0)
 
-    def parts(self, given: Given) -> dict[Path, Part]:
+    def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         """A and B of each weight."""
+        paths = matching(self.where, parameters.shapes)
         return {
-            path: self._part(path, given)
-            for path in matching(self.where, given.shapes)
-            if path in given.uses
+            path: self._adaptation(path, parameters) for path in paths if path in parameters.uses
         }
 
-    def _part(self, path: Path, given: Given) -> Part:
-        shape = given.shapes[path]
-        (axes, stacked) = given.uses[path]
+    def _adaptation(self, path: Path, parameters: Parameters) -> Adaptation:
+        axes, stacked = parameters.uses[path]
+        shape = parameters.shapes[path]
         layers = shape[:stacked]
         shape = shape[stacked:]
         inputs = tuple(shape[axis] for axis in axes)
-        outputs = tuple(n for axis, n in enumerate(shape) if axis not in axes)
+        outputs = tuple(size for axis, size in enumerate(shape) if axis not in axes)
         fan_in = math.prod(inputs)
-        most = min(math.prod(inputs), math.prod(outputs))
-        if self.rank > most:
+        largest = min(fan_in, math.prod(outputs))
+        if self.rank > largest:
             name = "/".join(path)
             size = " x ".join(map(str, shape))
-            raise ArgumentError(
-                "trainable", f"lora: {name} is {size}; accepted: ranks up to {most}", self.rank
-            )
+            text = f"lora: {name} is {size}; accepted: ranks up to {largest}"
+            raise ArgumentError("trainable", text, self.rank)
         shapes = {A: (*layers, *inputs, self.rank), B: (*layers, self.rank, *outputs)}
-        scale = (self.rank if self.alpha is None else self.alpha) / self.rank
+        alpha = self.rank if self.alpha is None else self.alpha
+        scale = alpha / self.rank
 
         def init(key: Key) -> Leaves:
             bound = 1 / math.sqrt(fan_in)
             a = jax.random.uniform(key, shapes[A], minval=-bound, maxval=bound)
             return {A: a, B: jnp.zeros(shapes[B])}
 
-        def adapt(weight: Any, leaves: Leaves) -> Adapted:
-            found = as_adapted(weight, axes, stacked)
-            return dataclasses.replace(found, a=leaves[A], b=leaves[B] * scale)
+        def adapt(weight: Any, arrays: Leaves) -> Adapted:
+            adapted = as_adapted(weight, axes, stacked)
+            return dataclasses.replace(adapted, a=arrays[A], b=arrays[B] * scale)
 
-        return Part(shapes, init, adapt, stacked)
+        return Adaptation(shapes, init, adapt, stacked)
 
 
 @settings
@@ -202,28 +244,41 @@ class ia3(Adapter):
 
     Attributes:
         where: Regular expression that the paths of the weights contain; others are not adapted.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, pfljax as pfl
+        >>> network = pfl.models.MLP((8,), outputs=3)
+        >>> pretrained = network.init(jax.random.key(0), jnp.zeros((1, 5)))
+        >>> model = pfl.Model(network, jnp.zeros((1, 5)), frozen=pretrained, trainable=pfl.adapters.ia3())
+        >>> model.num_parameters  # 8 + 3
+        11
     """
 
     where: str = knob("", accepted=PATTERN)
 
-    def parts(self, given: Given) -> dict[Path, Part]:
+    def adaptations(self, parameters: Parameters) -> dict[Path, Adaptation]:
         """The factors of each weight, which begin at 1."""
+        paths = matching(self.where, parameters.shapes)
         return {
-            path: self._part(path, given)
-            for path in matching(self.where, given.shapes)
-            if path in given.uses
+            path: self._adaptation(path, parameters) for path in paths if path in parameters.uses
         }
 
-    def _part(self, path: Path, given: Given) -> Part:
-        shape = given.shapes[path]
-        (axes, stacked) = given.uses[path]
-        outputs = tuple(n for axis, n in enumerate(shape[stacked:]) if axis not in axes)
-        shapes = {"_ia3": (*shape[:stacked], *outputs)}
+    def _adaptation(self, path: Path, parameters: Parameters) -> Adaptation:
+        axes, stacked = parameters.uses[path]
+        shape = parameters.shapes[path]
+        layers = shape[:stacked]
+        outputs = tuple(size for axis, size in enumerate(shape[stacked:]) if axis not in axes)
+        factors = (*layers, *outputs)
 
-        def adapt(weight, leaves):
-            return dataclasses.replace(as_adapted(weight, axes, stacked), scale=leaves["_ia3"])
+        def init(key: Key) -> Leaves:
+            del key
+            return {FACTORS: jnp.ones(factors)}
 
-        return Part(shapes, lambda key: {"_ia3": jnp.ones(shapes["_ia3"])}, adapt)
+        def adapt(weight: Any, arrays: Leaves) -> Adapted:
+            adapted = as_adapted(weight, axes, stacked)
+            return dataclasses.replace(adapted, scale=arrays[FACTORS])
+
+        return Adaptation({FACTORS: factors}, init, adapt)
 
 
 @settings
@@ -235,38 +290,59 @@ class prompt(Adapter):
     Attributes:
         length: Number of tokens L.
         where: Regular expression that a module's whole path matches. The module's first argument is (B, T, width), and
-            so is what it returns.
+            so is its result.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, pfljax as pfl
+        >>> network = pfl.models.ViT(outputs=3, patch=4, width=8, depth=2, heads=2)
+        >>> x = jnp.zeros((1, 8, 8, 1))
+        >>> pretrained = jax.jit(network.init)(jax.random.key(0), x)
+        >>> model = pfl.Model(network, x, frozen=pretrained, trainable=pfl.adapters.prompt(length=4))
+        >>> model.num_parameters  # 4 tokens of width 8 in each of 2 blocks
+        64
     """
 
     length: int = knob(8, at_least=1)
     where: str = knob(r"block_?\d+", accepted=PATTERN)
 
-    def prompts(self, given: Given) -> dict[Path, tuple[int, int]]:
-        found = [path for path in given.inputs if path and re.fullmatch(self.where, "/".join(path))]
-        if not found:
-            paths = ", ".join("/".join(path) for path in given.inputs if path)
-            raise ArgumentError(
-                "trainable", f"prompt: no module's path matches; modules: {paths}", self.where
-            )
-        for path in found:
-            if len(given.inputs[path]) != 3:
-                text = f"prompt: {'/'.join(path)} gets {given.inputs[path]}; accepted: modules that get (B, T, width)"
+    def prompts(self, parameters: Parameters) -> dict[Path, tuple[int, int]]:
+        names = {path: "/".join(path) for path in parameters.inputs if path}
+        matches = [path for path, name in names.items() if re.fullmatch(self.where, name)]
+        if not matches:
+            text = f"prompt: no module's path matches; modules: {', '.join(names.values())}"
+            raise ArgumentError("trainable", text, self.where)
+        prompts = {}
+        for path in matches:
+            shape = parameters.inputs[path]
+            if len(shape) != 3:
+                text = (
+                    f"prompt: {names[path]} gets {shape}; accepted: modules that get (B, T, width)"
+                )
                 raise ArgumentError("trainable", text, self.where)
-        return {path: (self.length, given.inputs[path][-1]) for path in found}
+            prompts[path] = (self.length, shape[-1])
+        return prompts
 
 
-def itself(shape: tuple[int, ...]) -> Part:
-    """A parameter that is trained itself."""
-    return Part({"": shape}, None, lambda frozen, leaves: leaves[""])
+def retrained(parameters: Parameters, paths: Iterable[Path]) -> dict[Path, Adaptation]:
+    """Adaptations of parameters that are trained themselves."""
+    return {path: itself(parameters.shapes[path]) for path in paths}
+
+
+def itself(shape: tuple[int, ...]) -> Adaptation:
+    """The adaptation of a parameter that is trained itself."""
+
+    def adapt(frozen: Any, arrays: Leaves) -> Array:
+        del frozen
+        return arrays[""]
+
+    return Adaptation({"": shape}, None, adapt)
 
 
 def as_adapted(weight: Any, inputs: tuple[int, ...], stacked: int) -> Adapted:
     """A frozen weight to which nothing is added yet; an adapted one as it is."""
-    return (
-        weight
-        if isinstance(weight, Adapted)
-        else Adapted(weight, None, None, None, inputs, stacked)
-    )
+    if isinstance(weight, Adapted):
+        return weight
+    return Adapted(weight, None, None, None, inputs, stacked)
 
 
 def matching(where: str, paths: Iterable[Path]) -> list[Path]:
@@ -276,43 +352,44 @@ def matching(where: str, paths: Iterable[Path]) -> list[Path]:
 
 
 def as_adapters(trainable: Any) -> tuple[Adapter, ...]:
-    """One or several adapters or regular expressions as adapters. Raises `ArgumentError` for anything else."""
-    each = (
-        trainable
-        if isinstance(trainable, Sequence) and not isinstance(trainable, str)
-        else [trainable]
-    )
-    found = [Themselves(one) if isinstance(one, str) else one for one in each]
-    for one in found:
-        if not isinstance(one, Adapter):
+    """Adapters or regular expressions as a tuple of adapters. Raises `ArgumentError` for anything else."""
+    if isinstance(trainable, str) or not isinstance(trainable, Sequence):
+        trainable = [trainable]
+    adapters = []
+    for adapter in trainable:
+        if isinstance(adapter, str):
+            adapter = Selected(adapter)
+        if not isinstance(adapter, Adapter):
             text = "accepted: regular expressions, adapters such as pfl.adapters.lora(rank=8), or a list of them"
-            raise ArgumentError("trainable", text, one)
-    return tuple(found)
+            raise ArgumentError("trainable", text, adapter)
+        adapters.append(adapter)
+    return tuple(adapters)
 
 
-def parts_of(trainable: Any, given: Given) -> dict[Path, list[Part]]:
-    """All parts that are trained, by the path of the frozen parameter that they belong to.
+def all_adaptations(trainable: Any, parameters: Parameters) -> dict[Path, list[Adaptation]]:
+    """The adaptations of all adapters, by the path of the frozen parameter that they belong to.
 
     Raises `ArgumentError` if an adapter matches nothing, or two of them train the same array.
     """
-    found: dict[Path, list[Part]] = {}
-    for one in as_adapters(trainable):
-        parts = one.parts(given)
-        if not parts and not one.prompts(given):
-            kind = [
-                "/".join(path)
-                for path in given.shapes
-                if not isinstance(one, lora | ia3) or path in given.uses
-            ]
-            shown = one.where if isinstance(one, Themselves) else one
-            raise ArgumentError(
-                "trainable", f"matches no parameter; accepted: {', '.join(kind)}", shown
-            )
-        for path, part in parts.items():
-            names = {name for each in found.get(path, []) for name in each.shapes}
-            if names & part.shapes.keys():
-                raise ArgumentError(
-                    "trainable", f"{'/'.join(path)} is adapted twice in the same way", one
-                )
-            found.setdefault(path, []).append(part)
-    return found
+    collected: dict[Path, list[Adaptation]] = {}
+    for adapter in as_adapters(trainable):
+        adaptations = adapter.adaptations(parameters)
+        if not adaptations and not adapter.prompts(parameters):
+            raise _no_match(adapter, parameters)
+        for path, adaptation in adaptations.items():
+            others = collected.setdefault(path, [])
+            if any(adaptation.shapes.keys() & other.shapes.keys() for other in others):
+                text = f"{'/'.join(path)} is adapted twice in the same way"
+                raise ArgumentError("trainable", text, adapter)
+            others.append(adaptation)
+    return collected
+
+
+def _no_match(adapter: Adapter, parameters: Parameters) -> ArgumentError:
+    """The error that an adapter matches no parameter; it names those that it may match."""
+    accepted: Iterable[Path] = parameters.shapes
+    if isinstance(adapter, lora | ia3):
+        accepted = [path for path in parameters.shapes if path in parameters.uses]
+    names = ", ".join("/".join(path) for path in accepted)
+    value = adapter.where if isinstance(adapter, Selected) else adapter
+    return ArgumentError("trainable", f"matches no parameter; accepted: {names}", value)

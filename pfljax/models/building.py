@@ -48,25 +48,39 @@ class Sizes:
     heads: int = 4
     style: str = ""
 
+    def mlp(self) -> nn.Module:
+        """Dense layers."""
+        return networks.MLP(hidden=tuple(self.hidden))
+
+    def cnn(self) -> nn.Module:
+        """Convolutions."""
+        return networks.CNN(channels=tuple(self.channels))
+
     def vit(self) -> nn.Module:
         """A vision Transformer."""
-        style = self.style or "vit"
         return transformers.ViT(
-            patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, style=style
+            patch=self.patch,
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            style=self.style or "vit",
         )
 
     def transformer(self) -> nn.Module:
         """A decoder."""
         return transformers.Transformer(
-            width=self.width, depth=self.depth, heads=self.heads, style=self.style or "gpt2"
+            width=self.width,
+            depth=self.depth,
+            heads=self.heads,
+            style=self.style or "gpt2",
         )
 
 
 NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
     "linear": lambda sizes: networks.MLP(hidden=()),
     "logistic": lambda sizes: networks.Logistic(),
-    "mlp": lambda sizes: networks.MLP(hidden=tuple(sizes.hidden)),
-    "cnn": lambda sizes: networks.CNN(channels=tuple(sizes.channels)),
+    "mlp": Sizes.mlp,
+    "cnn": Sizes.cnn,
     "lenet": lambda sizes: networks.LeNet(),
     "mcmahan_cnn": lambda sizes: networks.McMahanCNN(),
     "femnist_cnn": lambda sizes: networks.FemnistCNN(),
@@ -80,32 +94,39 @@ NAMES: dict[str, Callable[[Sizes], nn.Module]] = {
 }
 
 FEATURES = 512  # of all networks in a family
-_cnn = networks.FemnistCNN(hidden=FEATURES)
-_resnet = functools.partial(networks.ResNet, features=FEATURES)
-_resnet18 = _resnet()
-_resnet34 = _resnet(blocks=(3, 4, 6, 3))
-_four: dict[str, nn.Module] = {
-    "cnn": _cnn,
+
+
+def family_resnet(*blocks: int, bottleneck: bool = False) -> nn.Module:
+    """A residual network of a family."""
+    return networks.ResNet(blocks=blocks, bottleneck=bottleneck, features=FEATURES)
+
+
+FAMILY_NETWORKS: dict[str, nn.Module] = {
+    "cnn": networks.FemnistCNN(hidden=FEATURES),
     "googlenet": networks.GoogLeNet(features=FEATURES),
     "mobilenet_v2": networks.MobileNetV2(features=FEATURES),
-    "resnet18": _resnet18,
+    "resnet10": family_resnet(1, 1, 1, 1),
+    "resnet18": family_resnet(2, 2, 2, 2),
+    "resnet34": family_resnet(3, 4, 6, 3),
+    "resnet50": family_resnet(3, 4, 6, 3, bottleneck=True),
+    "resnet101": family_resnet(3, 4, 23, 3, bottleneck=True),
+    "resnet152": family_resnet(3, 8, 36, 3, bottleneck=True),
 }
+
+
+def family(*names: str) -> dict[str, nn.Module]:
+    """A family of networks, in this order."""
+    return {name: FAMILY_NETWORKS[name] for name in names}
+
+
+FOUR = ("cnn", "googlenet", "mobilenet_v2", "resnet18")
 # Families of networks for small images that differ between clients, as HtFLlib's HtFE-img-2, -3, -4 and -8 (Zhang et
 # al., KDD 2025), with group norm in place of batch norm.
 FAMILIES: dict[str, dict[str, nn.Module]] = {
-    "htfe2": {"cnn": _cnn, "resnet18": _resnet18},
-    "htfe3": {
-        "resnet10": _resnet(blocks=(1, 1, 1, 1)),
-        "resnet18": _resnet18,
-        "resnet34": _resnet34,
-    },
-    "htfe4": _four,
-    "htfe8": _four
-    | {"resnet34": _resnet34, "resnet50": _resnet(blocks=(3, 4, 6, 3), bottleneck=True)}
-    | {
-        f"resnet{n}": _resnet(blocks=(3, m, r, 3), bottleneck=True)
-        for n, m, r in ((101, 4, 23), (152, 8, 36))
-    },
+    "htfe2": family("cnn", "resnet18"),
+    "htfe3": family("resnet10", "resnet18", "resnet34"),
+    "htfe4": family(*FOUR),
+    "htfe8": family(*FOUR, "resnet34", "resnet50", "resnet101", "resnet152"),
 }
 TOKENS = (recurrent.CharacterLSTM, transformers.Transformer)  # networks that read integers
 SEQUENCES = ("lstm", "transformer")  # networks with outputs at every position
@@ -128,10 +149,19 @@ def make(
         input_shape: Shape of an example, without the batch axis.
         task, num_classes, target_shape: As in `build`.
         options: Further fields of the `Model`, such as `frozen` and `trainable`.
-        sizes: Fields of `Sizes`.
+        sizes: Fields of `Sizes`, such as `hidden` or `channels`.
+
+    Returns:
+        The model, whose outputs fit the task.
 
     Raises:
         ArgumentError: for an unknown name, or inputs that the network does not accept.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> model = pfl.models.make("mlp", (8, 8, 1), "classification", 10, hidden=(16,))
+        >>> model.output_shape
+        (1, 10)
     """
     if name not in NAMES:
         raise ArgumentError("model", f"unknown model; accepted: {', '.join(NAMES)}", name)
@@ -165,159 +195,201 @@ def build(
         loss: Name of a loss, or a function; see `pfljax.models.losses`.
         computes_in: The model's `dtype`.
 
+    Returns:
+        The model, with the module, task, loss and shapes of the data.
+
     Raises:
         ArgumentError: if `model` is none of these, does not accept the data or has outputs of another shape, or the
             loss does not fit.
+
+    Examples:
+        >>> import flax.linen as nn
+        >>> import pfljax as pfl
+        >>> model = pfl.models.build(nn.Dense(3), (5,), "classification", 3)
+        >>> model.num_parameters  # (5 + 1) x 3
+        18
     """
     outputs = num_classes
     if task == "regression":
         outputs = target_shape[0] if target_shape is not None and len(target_shape) == 1 else 1
-    given, _ = inside(module_of(model))
-    name = str(name or getattr(given, "__name__", type(given).__name__))
-    module = called(given, outputs, name)
+    factory, _ = inside(module_of(model))
+    name = str(name or getattr(factory, "__name__", type(factory).__name__))
+    module = called(factory, outputs, name)
     if isinstance(module, nn.Module) and getattr(module, "outputs", outputs) is None:
         module = module.clone(outputs=outputs)
+
+    # Inputs of several examples, whose number is no other size, so that mistaking one axis for another shows.
+    features = example_features(module, input_shape, dtype, name)
+    sizes = (outputs, *(target_shape or ()))
+    several = next(num for num in itertools.count(2) if num not in sizes)
+    inputs = batch(features, several)
+    if not isinstance(model, Model):
+        model = Model(module, batch(features, 1))
+    elif model.example_input is None:
+        model = dataclasses.replace(model, example_input=batch(features, 1))
+
+    criterion = losses.named(loss, task)
+    model = dataclasses.replace(
+        model,
+        module=module,
+        task=task,
+        criterion=criterion,
+        target_shape=target_shape,
+        dtype=computes_in,
+    )
+    check_outputs(model, inputs, outputs, name)
+    if criterion is not None:
+        shape = (several, *model.output_shape[1:])
+        target = (several, *model.targets.shape[1:])
+        losses.check(
+            criterion,
+            jax.ShapeDtypeStruct(shape, jnp.float32),
+            jax.ShapeDtypeStruct(target, model.targets.dtype),
+        )
+    return model
+
+
+def example_features(
+    module: Any, input_shape: Sequence[int] | PyTree, dtype: Any, name: str
+) -> PyTree:
+    """Shapes and types of an example's arrays: tokens and integers are int32.
+
+    Raises `ArgumentError` for other inputs than integers of a network that reads tokens.
+    """
+    takes_tokens = isinstance(module, TOKENS)
     is_shape = all(isinstance(leaf, int | np.integer) for leaf in jax.tree.leaves(input_shape))
-    if isinstance(module, TOKENS) and not is_shape:
+    if is_shape:
+        input_shape = jax.ShapeDtypeStruct(tuple(input_shape), dtype)
+    elif takes_tokens:
         dtypes = [leaf.dtype for leaf in jax.tree.leaves(input_shape)]
         wrong = {str(dtype) for dtype in dtypes if not jnp.issubdtype(dtype, jnp.integer)}
         if wrong:
-            raise ArgumentError(
-                "model",
-                f"takes tokens, but x is {', '.join(sorted(wrong))}; accepted: integers",
-                name,
-            )
-    if is_shape:
-        input_shape = jax.ShapeDtypeStruct(tuple(input_shape), dtype)
+            text = f"takes tokens, but x is {', '.join(sorted(wrong))}; accepted: integers"
+            raise ArgumentError("model", text, name)
 
-    def integer(leaf):
-        return jnp.issubdtype(leaf.dtype, jnp.integer) or isinstance(module, TOKENS)
+    def convert(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        is_integer = takes_tokens or jnp.issubdtype(leaf.dtype, jnp.integer)
+        return leaf.update(dtype=jnp.int32) if is_integer else leaf
 
-    def batch_of(num, leaf):
-        return leaf.update(
-            shape=(num, *leaf.shape), dtype=jnp.int32 if integer(leaf) else leaf.dtype
-        )
-
-    # Of several examples, whose number is no other size, so that mistaking one axis for another shows.
-    several = next(num for num in itertools.count(2) if num not in (outputs, *(target_shape or ())))
-    inputs = jax.tree.map(functools.partial(batch_of, several), input_shape)
-    example = jax.tree.map(functools.partial(batch_of, 1), input_shape)
-    if not isinstance(model, Model):
-        model = Model(module, example)
-    elif model.example_input is None:
-        model = dataclasses.replace(model, example_input=example)
-    criterion = losses.named(loss, task)
-    options = {
-        "task": task,
-        "criterion": criterion,
-        "target_shape": target_shape,
-        "dtype": computes_in,
-    }
-    built = dataclasses.replace(model, module=module, **options)
-    check_outputs(built, inputs, outputs, name)
-    if criterion is not None:
-        found = jax.ShapeDtypeStruct((several, *built.output_shape[1:]), jnp.float32)
-        targets = jax.ShapeDtypeStruct((several, *built.targets.shape[1:]), built.targets.dtype)
-        losses.check(criterion, found, targets)
-    return built
+    return jax.tree.map(convert, input_shape)
 
 
-def arguments_of(model: Callable) -> Mapping[str, inspect.Parameter]:
+def batch(features: PyTree, num: int) -> PyTree:
+    """Shapes and types of a batch of examples."""
+    return jax.tree.map(lambda leaf: leaf.update(shape=(num, *leaf.shape)), features)
+
+
+def arguments(factory: Callable) -> Mapping[str, inspect.Parameter]:
     """The arguments of a function, class or `partial`; a class's are those of `__init__`, since NNX's own hide them."""
-    given = model if isinstance(model, functools.partial) else functools.partial(model)
-    fn = functools.partial(given.func.__init__, None) if inspect.isclass(given.func) else given.func
-    return inspect.signature(functools.partial(fn, *given.args, **given.keywords)).parameters
+    if not isinstance(factory, functools.partial):
+        factory = functools.partial(factory)
+    function = factory.func
+    if inspect.isclass(function):
+        function = functools.partial(function.__init__, None)
+    remaining = functools.partial(function, *factory.args, **factory.keywords)
+    return inspect.signature(remaining).parameters
 
 
-def called(model: Any, outputs: int, name: str) -> Any:
+def called(factory: Any, outputs: int, name: str) -> Any:
     """Calls a function of the number of classes; returns its module or function of `rngs`."""
-    if not callable(model) or is_flax(type(model), {"Module"}):
-        return model
+    if not callable(factory) or is_flax(type(factory), {"Module"}):
+        return factory
     try:
-        arguments = arguments_of(model)
+        names = arguments(factory)
     except (TypeError, ValueError) as error:
         raise ArgumentError("model", f"accepted: {ACCEPTED}", name) from error
-    if "num_classes" in arguments:
-        model = functools.partial(model, num_classes=outputs)
-    elif any(
-        a.kind <= a.POSITIONAL_OR_KEYWORD and a.default is a.empty and n != "rngs"
-        for n, a in arguments.items()
-    ):
-        model = functools.partial(model, outputs)
+    if "num_classes" in names:
+        factory = functools.partial(factory, num_classes=outputs)
+    elif any(is_required(argument) for argument in names.values()):
+        factory = functools.partial(factory, outputs)
     try:
-        return model if "rngs" in arguments else model()
+        return factory if "rngs" in names else factory()
     except ArgumentError:
         raise
     except Exception as error:  # a user's function
         line = (str(error).splitlines() or [""])[0]
-        raise ArgumentError(
-            "model", f"raised {type(error).__name__}: {line}; accepted: {ACCEPTED}", name
-        ) from error
+        text = f"raised {type(error).__name__}: {line}; accepted: {ACCEPTED}"
+        raise ArgumentError("model", text, name) from error
+
+
+def is_required(argument: inspect.Parameter) -> bool:
+    """Whether an argument may be passed by position and has no default, but for `rngs`."""
+    is_positional = argument.kind <= argument.POSITIONAL_OR_KEYWORD
+    return is_positional and argument.default is argument.empty and argument.name != "rngs"
 
 
 def check_outputs(model: Model, inputs: PyTree, outputs: int, name: str) -> None:
     """Raises `ArgumentError` if the model fails on inputs (B, *features), or returns anything but logits or values."""
-    told = f"{jax.tree.map(lambda leaf: leaf.shape, inputs)}{'' if model.dtype == FLOAT32 else f' in {model.dtype}'}"
     try:
         params = model.network.shapes
-        traced, found = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
+        traced, result = jax.make_jaxpr(model.apply, return_shape=True)(params, inputs)
     except ArgumentError as error:
         raise ArgumentError(error.argument, error.text, error.value or name) from None
     except Exception as error:
-        line = (str(error).splitlines() or [""])[0]
-        flat = len(getattr(inputs, "shape", ())) == 3
-        hint = (
-            "; if x has images, add an axis for their channels, as x[..., None] does"
-            if flat
-            else ""
-        )
-        raise ArgumentError(
-            "model", f"fails on inputs of shape {told}: {line}{hint}", name
-        ) from error
+        raise ArgumentError("model", failure(model, inputs, error), name) from error
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(params)):
         raise ArgumentError("model", "has parameters or statistics that are not real numbers", name)
-    if not isinstance(found, jax.ShapeDtypeStruct):
-        text = f"returns {type(found).__name__}; accepted: one array of logits or values"
+    if not isinstance(result, jax.ShapeDtypeStruct):
+        text = f"returns {type(result).__name__}; accepted: one array of logits or values"
         raise ArgumentError("model", text, name)
-    batch, *features = getattr(inputs, "shape", jax.tree.leaves(inputs)[0].shape[:1])
-    # Sequences may have logits everywhere, unless each has one target.
-    places = features if len(features) == 1 and model.target_shape is None else []
-    if model.target_shape is not None and (model.target_shape or model.task == "multilabel"):
-        wanted = (*model.target_shape, *[outputs] * (model.task == "classification"))
-        each, accepted = (
-            ", ".join(map(str, ("batch", *shape))) for shape in (model.target_shape, wanted)
-        )
-        accepted = (
-            f"({accepted}) for targets of shape ({each}); one class per example needs integers (n,)"
-        )
-        shapes = [(batch, *wanted)]
-    elif model.task == "regression":
-        shapes = [(batch,)]
-        accepted = "(batch,) or (batch, 1) values for regression; classes need integers, not floats"
-    else:
-        shapes = [(batch, outputs), (batch, *places, outputs)]
-        accepted = f"(batch, {outputs}) logits"
-    if found.shape not in shapes:
-        given = ", ".join(["batch", *map(str, found.shape[1:])])
+    shapes, accepted = accepted_shapes(model, inputs, outputs)
+    if result.shape not in shapes:
+        shape = shown(result.shape[1:])
         raise ArgumentError(
-            "model", f"returns outputs of shape ({given}); accepted: {accepted}", name
+            "model", f"returns outputs of shape {shape}; accepted: {accepted}", name
         )
-    if not jnp.issubdtype(found.dtype, jnp.floating):
-        raise ArgumentError("model", f"returns outputs of {found.dtype}; accepted: floats", name)
-    if model.task != "regression":
-        if ends_in(traced.jaxpr, "logistic"):
-            raise ArgumentError("model", OF_SIGMOID, name)
-        # A softmax ends in a division; only a network that has one is worth evaluating.
-        divides = any(
-            e.primitive.name == "div" and e.outvars[0].aval.size == found.size
-            for e in equations(traced)
-        )
-        if divides and sum_to_1(model.apply(model.init(jax.random.key(0)), random_like(inputs))):
-            raise ArgumentError("model", OF_SOFTMAX, name)
+    if not jnp.issubdtype(result.dtype, jnp.floating):
+        raise ArgumentError("model", f"returns outputs of {result.dtype}; accepted: floats", name)
+
+    # Probabilities in place of logits.
+    if model.task == "regression":
+        return
+    if ends_in(traced.jaxpr, "logistic"):
+        raise ArgumentError("model", SIGMOID_OUTPUTS, name)
+    # A softmax ends in a division; only a network that has one is worth evaluating.
+    divisions = [eqn for eqn in equations(traced) if eqn.primitive.name == "div"]
+    if any(eqn.outvars[0].aval.size == result.size for eqn in divisions):
+        values = model.apply(model.init(jax.random.key(0)), random_like(inputs))
+        if sum_to_1(values):
+            raise ArgumentError("model", SOFTMAX_OUTPUTS, name)
 
 
-OF_SIGMOID = "returns probabilities, those of a sigmoid; accepted: logits, so leave out the sigmoid at its end"
-OF_SOFTMAX = (
+def failure(model: Model, inputs: PyTree, error: Exception) -> str:
+    """Says on what inputs a model fails, and how."""
+    shapes = jax.tree.map(lambda leaf: leaf.shape, inputs)
+    dtype = "" if model.dtype == FLOAT32 else f" in {model.dtype}"
+    line = (str(error).splitlines() or [""])[0]
+    hint = ""
+    if len(getattr(inputs, "shape", ())) == 3:
+        hint = "; if x has images, add an axis for their channels, as x[..., None] does"
+    return f"fails on inputs of shape {shapes}{dtype}: {line}{hint}"
+
+
+def accepted_shapes(
+    model: Model, inputs: PyTree, outputs: int
+) -> tuple[list[tuple[int, ...]], str]:
+    """The shapes that outputs may have, and these in words."""
+    num, *features = getattr(inputs, "shape", jax.tree.leaves(inputs)[0].shape[:1])
+    target = model.target_shape
+    if target is not None and (target or model.task == "multilabel"):
+        wanted = (*target, outputs) if model.task == "classification" else target
+        text = f"{shown(wanted)} for targets of shape {shown(target)}"
+        return [(num, *wanted)], f"{text}; one class per example needs integers (n,)"
+    if model.task == "regression":
+        text = "(batch,) or (batch, 1) values for regression; classes need integers, not floats"
+        return [(num,)], text
+    # Sequences may have logits everywhere, unless each has one target.
+    positions = features if len(features) == 1 and target is None else []
+    return [(num, outputs), (num, *positions, outputs)], f"(batch, {outputs}) logits"
+
+
+def shown(shape: Sequence[int]) -> str:
+    """The shape of a batch, in words."""
+    return f"({', '.join(map(str, ('batch', *shape)))})"
+
+
+SIGMOID_OUTPUTS = "returns probabilities, those of a sigmoid; accepted: logits, so leave out the sigmoid at its end"
+SOFTMAX_OUTPUTS = (
     "returns probabilities, which sum to 1; accepted: logits, so leave out the softmax at its end"
 )
 
@@ -326,17 +398,19 @@ def random_like(shapes: PyTree) -> PyTree:
     """Normal numbers in place of arrays, given their shapes, and random keys in place of keys."""
     key = jax.random.key(0)
 
-    def one(leaf: Any) -> Array:
+    def draw(leaf: jax.ShapeDtypeStruct) -> Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.split(key, leaf.shape)
         return jax.random.normal(key, leaf.shape).astype(leaf.dtype)
 
-    return jax.tree.map(one, shapes)
+    return jax.tree.map(draw, shapes)
 
 
 def sum_to_1(outputs: Array) -> bool:
     """Whether outputs (..., C) are probabilities."""
-    return bool((outputs >= 0).all()) and bool(jnp.allclose(outputs.sum(axis=-1), 1, atol=1e-3))
+    if not bool((outputs >= 0).all()):
+        return False
+    return bool(jnp.allclose(outputs.sum(axis=-1), 1, atol=1e-3))
 
 
 # Operations that only move numbers or change their type, and those that call an inner function.
@@ -348,28 +422,29 @@ MOVES = {
     "transpose",
     "convert_element_type",
     "copy",
+    "stop_gradient",
+    "concatenate",
 }
-MOVES |= {"stop_gradient", "concatenate"}
 CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "checkpoint", "closed_call"}
 
 
-def ends_in(jaxpr: Any, operation: str, place: int = 0) -> bool:
+def ends_in(jaxpr: Any, operation: str, output: int = 0) -> bool:
     """Whether an output of a traced function comes straight from an operation, such as "logistic"."""
-    made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    sources = {variable: eqn for eqn in jaxpr.eqns for variable in eqn.outvars}
 
     def is_from(value: Any) -> bool:
-        eqn = None if isinstance(value, core.Literal) else made_by.get(value)
+        eqn = None if isinstance(value, core.Literal) else sources.get(value)
         if eqn is None:
             return False
-        if eqn.primitive.name == operation:
+        name = eqn.primitive.name
+        if name == operation:
             return True
-        if eqn.primitive.name in MOVES:
+        if name in MOVES:
             return all(map(is_from, eqn.invars))
-        if eqn.primitive.name not in CALLS:
+        if name not in CALLS:
             return False
-        return any(
-            ends_in(inner, operation, eqn.outvars.index(value))
-            for inner in core.jaxprs_in_params(eqn.params)
-        )
+        position = eqn.outvars.index(value)
+        inner_functions = core.jaxprs_in_params(eqn.params)
+        return any(ends_in(inner, operation, position) for inner in inner_functions)
 
-    return is_from(jaxpr.outvars[place])
+    return is_from(jaxpr.outvars[output])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +14,12 @@ from pfljax.models.structure import Around, Network, flags, key_and_mask, withou
 
 
 class LinenNetwork(Network):
+    """A Linen module.
+
+    Attributes:
+        module: The module.
+    """
+
     def __init__(self, module: nn.Module, example: PyTree):
         self.module = module
         self.example = example
@@ -31,19 +37,20 @@ class LinenNetwork(Network):
     ) -> tuple[Any, Params]:
         key, mask = key_and_mask(mode)
 
-        def replaced(call, args, kwargs, context):
-            if (
-                mask is not None
-                and isinstance(context.module, nn.BatchNorm)
-                and context.method_name == "__call__"
-            ):
+        def intercept(
+            call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+        ) -> Any:
+            module = context.module
+            is_call = context.method_name == "__call__"
+            if mask is not None and is_call and isinstance(module, nn.BatchNorm):
                 kwargs = without_padding(mask, call, args, kwargs)
             if around is None or context.method_name == "setup":
                 return call(*args, **kwargs)
-            return around(context.module.path, type(context.module), call, args, kwargs)
+            return around(module.path, type(module), call, args, kwargs)
 
-        intercepts = around is not None or mask is not None
-        with nn.intercept_methods(replaced) if intercepts else contextlib.nullcontext():
+        if around is None and mask is None:
+            return self._forward(params, x, key)
+        with nn.intercept_methods(intercept):
             return self._forward(params, x, key)
 
     def _forward(self, params: Params, x: PyTree, key: Key | None) -> tuple[Any, Params]:
@@ -51,33 +58,38 @@ class LinenNetwork(Network):
         options = flags(module, key is not None)
         if key is None:
             return module.apply(variables, x, **options), params
-        # "params" is the fallback stream
+
+        # "params" is the stream that Linen falls back to.
         rngs = {"dropout": key, "params": jax.random.fold_in(key, 1)}
-        outputs, written = module.apply(
-            variables, x, **options, rngs=rngs, mutable=list(self.collections)
-        )
-        return outputs, params | {name: written[name] for name in self.collections}
+        collections = list(self.collections)
+        outputs, written = module.apply(variables, x, **options, rngs=rngs, mutable=collections)
+        statistics = {name: written[name] for name in self.collections}
+        return outputs, params | statistics
 
     @property
     def momenta(self) -> list[float]:
-        found: list[Any] = []
+        momenta: list[float] = []
 
-        def record(call, args, kwargs, context):
-            found.append(getattr(context.module, "momentum", None))
+        def record(
+            call: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext
+        ) -> Any:
+            momentum = getattr(context.module, "momentum", None)
+            if isinstance(momentum, float):
+                momenta.append(momentum)
             return call(*args, **kwargs)
 
         if self.statistics:
             with nn.intercept_methods(record):
                 jax.eval_shape(self._forward, self.shapes, self.example, jax.random.key(0))
-        return [each for each in found if isinstance(each, float)]
+        return momenta
 
     def exported(self, params: Params) -> tuple[nn.Module, dict[str, Params]]:
-        split = {name: params[name] for name in self.collections}
-        return self.module, {
-            "params": {name: leaf for name, leaf in params.items() if name not in split}
-        } | split
+        collections = {name: params[name] for name in self.collections}
+        trained = {name: leaf for name, leaf in params.items() if name not in collections}
+        return self.module, {"params": trained} | collections
 
     def _variables(self, key: Key) -> tuple[Params, dict[str, Params]]:
         x = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.example)
-        variables: dict[str, Any] = dict(self.module.init(key, x, **flags(self.module, False)))
+        options = flags(self.module, False)
+        variables: dict[str, Any] = dict(self.module.init(key, x, **options))
         return variables.pop("params", {}), variables

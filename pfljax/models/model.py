@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,19 +17,30 @@ from jaxtyping import PyTree as Tree
 
 from pfljax.contract.alike import DERIVED
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.held import given
+from pfljax.contract.held import use_frozen
 from pfljax.contract.types import Array, Key, Mode, Params, PyTree, Task
 from pfljax.models import ensembles, standardizing
-from pfljax.models.behind import Behind
 from pfljax.models.frozen import AdaptedNetwork, Frozen
 from pfljax.models.linen import LinenNetwork
-from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_places
+from pfljax.models.losses import DEFAULTS, Loss, cross_entropy, mean_over_positions
 from pfljax.models.rewriting import rewritten, slow_layers
 from pfljax.models.standardizing import Statistics
-from pfljax.models.structure import Network, by_path
+from pfljax.models.structure import Network, Path, by_path
+from pfljax.models.tail import Tail
 
 FLOAT32 = "float32"
 Inputs = Tree[Num[Array, "B ..."]]
+
+
+def renamed(old: str, new: str) -> Any:
+    """A property of `Model` under its former name, which warns."""
+
+    def get(self: Model) -> Any:
+        text = f"Model.{old} is now Model.{new}; the old name will be removed in the next release"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(get)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,7 +48,7 @@ class Model:
     """A Flax module, Linen or NNX, and the meaning of its outputs.
 
     Its parameters are one tree of arrays that includes everything training writes: batch statistics travel, are
-    averaged and are kept like parameters. In training mode, the gradient of the loss with respect to a statistic is
+    averaged and stored like parameters. In training mode, the gradient of the loss with respect to a statistic is
     minus its change, so that a step of SGD at rate 1 sets it to the value that the forward pass wrote.
 
     Attributes:
@@ -44,24 +56,37 @@ class Model:
             NNX module. Training mode is passed to its call if that has an argument `train`, `training`, `is_training`,
             `deterministic` or `use_running_average`.
         example_input: (B, *features), or a tree of such arrays; only shapes and dtypes are read. None: set from the
-            data when a run is created. Where these are floats
-            and the data integers, such as pixels, each mini-batch is converted.
+            data when a run is created. Where these are floats and the data integers, such as pixels, each mini-batch
+            is converted.
         task: "classification", "regression" or "multilabel"; set from the data when a run is created.
         criterion: (outputs (B, ...), y (B, ...)) -> losses (B,), the loss per example; None: the task's default.
         target_shape: Shape of an example's target; None: unknown, a class or number per example or per position.
-        dtype: What the network computes in; "float32": in its own types. Set by `LocalTraining` when a run is created.
-            In "bfloat16" it is given rounded parameters and inputs, so layers without a dtype of their own compute in
+        dtype: Type in which the network computes; "float32": the module's types. Set by `LocalTraining` when a run is
+            created. In "bfloat16" the network gets rounded parameters and inputs, so layers without a dtype compute in
             it, forward and backward. Parameters, gradients, batch statistics, outputs and losses are float32.
-        frozen: Values of the parameters that are not trained, held once for all clients: a tree of arrays, such as a
+        frozen: Values of the parameters that are not trained, stored once for all clients: a tree of arrays, such as a
             Linen module's variables or an NNX module. Parameters that are trained themselves start from their values
-            here, or from the module's own where there are none.
-        trainable: What is trained if `frozen` is given: regular expressions on parameters' paths, or adapters such as
+            here, or else from the module's initial ones.
+        trainable: What is trained, with `frozen`: regular expressions on parameters' paths, or adapters such as
             `pfl.adapters.lora(rank=8)`, one or several.
-        frozen_dtype: What frozen parameters are kept in: "bfloat16" or "float32".
-        behind: The network behind its frozen layers, if the inputs are the features there. Set when a run is created.
+        frozen_dtype: Data type of the frozen parameters: "bfloat16" or "float32".
+        tail: The part of the network after its frozen layers, if the inputs are the features there. Set when a run is
+            created.
         scaling: Mean and standard deviation of pixels that the engine reads from a file as they are, and that the model
             scales. Set when a run is created.
-        own_statistics: How an exported NNX module standardizes its inputs; set from the module. None: it does not.
+        module_statistics: How an exported NNX module standardizes its inputs; set from the module. None: it does not.
+
+    Raises:
+        ArgumentError: for `frozen` without `trainable`, `trainable` without `frozen`, or an unknown `frozen_dtype`.
+
+    Examples:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> import pfljax as pfl
+        >>> model = pfl.Model(pfl.models.MLP((8,), outputs=3), example_input=jnp.zeros((1, 5)))
+        >>> params = model.init(jax.random.key(0))
+        >>> model.predict(params, jnp.ones((2, 5))).shape
+        (2, 3)
     """
 
     module: Any
@@ -73,24 +98,22 @@ class Model:
     frozen: Any = None
     trainable: Any = ()
     frozen_dtype: str = "bfloat16"
-    behind: Behind | None = dataclasses.field(default=None, metadata=DERIVED)
+    tail: Tail | None = dataclasses.field(default=None, metadata=DERIVED)
     scaling: tuple[PyTree, PyTree] | None = None
-    own_statistics: Statistics | None = None
+    module_statistics: Statistics | None = None
 
     def __post_init__(self):
         if self.frozen is not None and not isinstance(self.frozen, Frozen):
             object.__setattr__(self, "frozen", Frozen(self.frozen))
         module, statistics = standardizing.inside(self.module)
         object.__setattr__(self, "module", module)
-        object.__setattr__(self, "own_statistics", statistics or self.own_statistics)
+        object.__setattr__(self, "module_statistics", statistics or self.module_statistics)
         if self.frozen is None and self.trainable:
-            raise ArgumentError(
-                "trainable", "needs frozen, the values of the parameters that are not trained"
-            )
+            text = "needs frozen, the values of the parameters that are not trained"
+            raise ArgumentError("trainable", text)
         if self.frozen is not None and not self.trainable:
-            raise ArgumentError(
-                "frozen", 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)'
-            )
+            text = 'needs trainable, such as "head" or pfl.adapters.lora(rank=8)'
+            raise ArgumentError("frozen", text)
         if self.frozen_dtype not in (FLOAT32, "bfloat16"):
             raise ArgumentError("frozen_dtype", "accepted: bfloat16, float32", self.frozen_dtype)
 
@@ -100,25 +123,28 @@ class Model:
 
         A run uses these statistics in place of those of its clients' data.
         """
-        return (self.frozen.statistics if self.frozen is not None else None) or self.own_statistics
+        statistics = None if self.frozen is None else self.frozen.statistics
+        return statistics or self.module_statistics
 
     @functools.cached_property
     def network(self) -> Network:
         """The module as pure functions of what is trained."""
-        return self.behind or (self.whole if self.frozen is None else self.adapted)
+        if self.tail is not None:
+            return self.tail
+        return self.full_network if self.frozen is None else self.adapted
 
     @functools.cached_property
     def adapted(self) -> AdaptedNetwork:
         """The module, of which a part is frozen."""
-        if self.behind is not None:
-            return self.behind.whole
+        if self.tail is not None:
+            return self.tail.full
         assert isinstance(self.frozen, Frozen)
-        return AdaptedNetwork(self.whole, self.frozen, self.trainable, self.frozen_dtype)
+        return AdaptedNetwork(self.full_network, self.frozen, self.trainable, self.frozen_dtype)
 
     @functools.cached_property
-    def whole(self) -> Network:
-        """The module as pure functions of all its parameters."""
-        # with a type that JAX computes in
+    def full_network(self) -> Network:
+        """The module as pure functions of all its parameters, frozen ones included."""
+        # The example gets types that JAX computes in.
         example = jax.eval_shape(lambda x: x, self.example_input)
         if isinstance(self.module, nn.Module):
             return LinenNetwork(self.module, example)
@@ -136,33 +162,42 @@ class Model:
     def slow_layers(self, platform: str) -> list[str]:
         """Layers that XLA runs slowly on a platform ("cpu"), a line each."""
 
-        def run(params, x):
-            return self.network.forward(params, x, None)[0]
+        def run(params: Params, x: PyTree) -> Array:
+            outputs, _ = self.network.forward(params, x, None)
+            return outputs
 
         traced = jax.make_jaxpr(run)(self.network.shapes, self.example_input)
-        names = ["/".join(above[0]) for above in self.network.above.values()]
+        names = ["/".join(module) for module, *_ in self.network.above.values()]
         names += [""] * len(jax.tree.leaves(self.example_input))
-        return list(dict.fromkeys(slow_layers(traced.jaxpr, names, platform)))
+        lines = slow_layers(traced.jaxpr, names, platform)
+        return list(dict.fromkeys(lines))
 
     def init(self, key: Key) -> Params:
         """Initial parameters."""
-        return self._start(self.network.held, key)
+        return self._init(self.network.frozen_in_program, key)
 
     def apply(self, params: Params, x: Inputs, key: Mode = None) -> Float[Array, "B ..."]:
         """The outputs: (B, C) or (B, T, C) logits, or (B,) regression values; `key` as in `loss`."""
-        return self._forward(params, x, key)[0]
+        outputs, _ = self.forward(params, x, key)
+        return outputs
 
     def forward(self, params: Params, x: Inputs, key: Mode = None) -> tuple[Array, Params]:
         """The outputs, as of `apply`, and the parameters with the batch statistics that training mode writes."""
-        return self._forward(params, x, key)
+        params = self._with_fixed_statistics(params)
+        inputs = self.converted(x)
+        outputs, written = self._forward(self.network.frozen_in_program, params, inputs, key)
+        return self._values(outputs, x), written
 
     def features(self, params: Params, x: Inputs, key: Mode = None) -> Array:
         """Input of the last dense layer, (B, F); `key` as in `loss`."""
-        return self._features(self.network.held, self._held(params), self.converted(x), key)
+        params = self._with_fixed_statistics(params)
+        return self._features(self.network.frozen_in_program, params, self.converted(x), key)
 
     def head(self, params: Params, features: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
         """The outputs, as of `apply`, for `features`: what the last dense layer and all after it compute."""
-        return self._values(self._head(self.network.held, self._held(params), features), features)
+        params = self._with_fixed_statistics(params)
+        outputs = self._head(self.network.frozen_in_program, params, features)
+        return self._values(outputs, features)
 
     @functools.cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -181,11 +216,17 @@ class Model:
     def embedding(self, params: Params, x: Inputs) -> Array:
         """Output of the last hidden dense layer before its activation, (B, F); the features if there is none."""
 
-        def run(params, x):
+        def run(params: Params, x: PyTree) -> Array:
             *hidden, (features, _) = self.network.dense(params, x, None)
-            return hidden[-1][1] if hidden and hidden[-1][1].shape == features.shape else features
+            if hidden:
+                _, outputs = hidden[-1]
+                if outputs.shape == features.shape:
+                    return outputs
+            return features
 
-        return self._computed(run)(self.network.held, self._held(params), self.converted(x))
+        params = self._with_fixed_statistics(params)
+        embed = self._computed(run)
+        return embed(self.network.frozen_in_program, params, self.converted(x))
 
     def loss(
         self,
@@ -208,24 +249,29 @@ class Model:
             shift: Added to the outputs with broadcasting; None: 0.
             label_smoothing: Of the cross entropy.
         """
-        outputs, written = self._forward(params, x, key)
-        outputs = outputs if shift is None else outputs + shift
+        outputs, written = self.forward(params, x, key)
+        if shift is not None:
+            outputs = outputs + shift
         if self.criterion is None and self.task == "classification":
             losses = cross_entropy(outputs, y, class_weights, label_smoothing)
         else:
-            losses = (self.criterion or DEFAULTS[self.task])(outputs, y)
-        moved = self.statistics(params)
-        return losses if key is None or moved is None else losses + change(moved, params, written)
+            losses = self.loss_from_outputs(outputs, y)
+        statistics = self.statistics(params)
+        if key is None or statistics is None:
+            return losses
+        return losses + change(statistics, params, written)
 
     def predict(self, params: Params, x: Inputs) -> Float[Array, "B ..."]:
         """Predictions: probabilities (B, ..., C) of classes or labels, or values (B, ...)."""
-        return self.predictions_of(self.apply(params, x))
+        return self.predict_from_outputs(self.apply(params, x))
 
-    def predictions_of(self, outputs: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
+    def predict_from_outputs(self, outputs: Float[Array, "B ..."]) -> Float[Array, "B ..."]:
         """As `predict`, from a model's outputs."""
         if self.task == "multilabel":
             return jax.nn.sigmoid(outputs)
-        return outputs if self.task == "regression" else jax.nn.softmax(outputs)
+        if self.task == "regression":
+            return outputs
+        return jax.nn.softmax(outputs)
 
     def mixed(
         self, weights: Float[Array, " J"], outputs: Float[Array, "J B ..."]
@@ -233,17 +279,34 @@ class Model:
         """Outputs whose predictions are the mean of several models' predictions; see `ensembles.mixed`."""
         return ensembles.mixed(self.task, weights, outputs)
 
-    def losses_of(
+    def loss_from_outputs(
         self, outputs: Float[Array, "B ..."], y: Num[Array, "B ..."]
     ) -> Float[Array, " B"]:
         """Per-example loss (B,) of a client's outputs, those of a mixture among them."""
-        return (self.criterion or DEFAULTS[self.task])(outputs, y)
+        criterion = self.criterion or DEFAULTS[self.task]
+        return criterion(outputs, y)
 
-    def over_places(
+    def mean_over_positions(
         self, values: Shaped[Array, "B ..."], y: Num[Array, "B ..."]
     ) -> Float[Array, " B"]:
-        """One value per example: values (B,) unchanged, values (B, T) averaged over the places where y is a class."""
-        return mean_over_places(values, y, self.output_shape[-1])
+        """One value per example: values (B,) unchanged, (B, T) averaged over the positions where y is a class.
+
+        Examples:
+            >>> import jax.numpy as jnp
+            >>> import pfljax as pfl
+            >>> network = pfl.models.Transformer(width=8, depth=1, heads=2)
+            >>> model = pfl.models.build(network, (3,), "classification", 5, dtype=jnp.int32)
+            >>> model.mean_over_positions(jnp.array([[1.0, 3.0, 7.0]]), jnp.array([[0, 4, -1]])).tolist()
+            [2.0]
+        """
+        return mean_over_positions(values, y, self.output_shape[-1])
+
+    predictions_of = renamed("predictions_of", "predict_from_outputs")
+    losses_of = renamed("losses_of", "loss_from_outputs")
+    over_places = renamed("over_places", "mean_over_positions")
+    whole = renamed("whole", "full_network")
+    behind = renamed("behind", "tail")
+    own_statistics = renamed("own_statistics", "module_statistics")
 
     @property
     def layers(self) -> tuple[tuple[str, ...], ...]:
@@ -251,18 +314,19 @@ class Model:
 
         A normalization layer belongs to the layer before it.
         """
-        return tuple(tuple(map("/".join, paths)) for paths in self.network.layers)
+        return tuple(tuple("/".join(path) for path in paths) for paths in self.network.layers)
 
     def layer_numbers(self, params: Params) -> PyTree:
         """A tree of ints like `params`: the number of each leaf's layer."""
-        numbers = {
-            branch: number for number, paths in enumerate(self.network.layers) for branch in paths
-        }
+        numbers = {}
+        for number, paths in enumerate(self.network.layers):
+            numbers |= dict.fromkeys(paths, number)
 
-        def number(path):
-            return next(numbers[branch] for branch in self.network.above[path] if branch in numbers)
+        def layer_number(path: Path) -> int:
+            modules = self.network.above[path]
+            return next(numbers[module] for module in modules if module in numbers)
 
-        return by_path(number, params)
+        return by_path(layer_number, params)
 
     def mask(self, params: Params, num: int) -> PyTree:
         """A tree of bools like `params`: whether a leaf is in the last `num` layers (0 to all)."""
@@ -276,90 +340,105 @@ class Model:
     def normalization(self, params: Params) -> PyTree:
         """A tree of bools like `params`: whether a leaf belongs to a normalization layer."""
         above = self.network.above
-        called = self.network.called
-        norms = {path for path in called if called[path]} | {
-            above[path][0] for path in self.network.statistics
-        }
-        return by_path(lambda path: not norms.isdisjoint(above[path]), params)
+        norms = {path for path, normalizes in self.network.called.items() if normalizes}
+        norms |= {above[path][0] for path in self.network.statistics}
+
+        def is_normalization(path: Path) -> bool:
+            return not norms.isdisjoint(above[path])
+
+        return by_path(is_normalization, params)
 
     def statistics(self, params: Params) -> PyTree | None:
         """A tree of bools like `params`: whether forward passes write a leaf; None if they write no leaf."""
-        return (
-            by_path(lambda path: path in self.network.statistics, params)
-            if self.network.statistics
-            else None
-        )
-
-    _start = functools.cached_property(lambda self: rewritten(self._initial))
-    _compute = functools.cached_property(lambda self: self._computed(self.network.forward))
-    _features = functools.cached_property(
-        lambda self: self._computed(lambda *args: self.network.dense(*args)[-1][0])
-    )
-    _head = functools.cached_property(lambda self: self._computed(self.network.head))
-
-    def _initial(self, frozen: PyTree, key: Key) -> Params:
-        with given(self.network, frozen):
-            params = self.network.init(key)
-        return params if self.dtype == FLOAT32 else jax.tree.map(widened, params)
-
-    def _computed(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
-        """(frozen, params, x, ...) -> float32 arrays; `fn` gets parameters and inputs in the model's dtype."""
-
-        def run(frozen, params, x, *rest):
-            def narrow(leaf):
-                return leaf.astype(self.dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-
-            if self.dtype != FLOAT32:
-                kept = self.statistics(params) or jax.tree.map(lambda leaf: False, params)
-                params = jax.tree.map(lambda s, leaf: leaf if s else narrow(leaf), kept, params)
-                x = jax.tree.map(narrow, x)
-            with given(self.network, jax.tree.map(narrow, frozen)):
-                return jax.tree.map(widened, fn(params, x, *rest))
-
-        return rewritten(run)
-
-    def _forward(self, params: Params, x: PyTree, key: Mode) -> tuple[Array, Params]:
-        outputs, written = self._compute(
-            self.network.held, self._held(params), self.converted(x), key
-        )
-        return self._values(outputs, x), written
-
-    def _values(self, outputs: Array, x: PyTree) -> Array:
-        """The outputs for x (B, ...), with the axis B, and without an axis of one where a regression has one value."""
-        # the network squeezes
-        if jax.tree.leaves(x)[0].shape[0] == 1 and outputs.shape[:1] != (1,):
-            outputs = outputs[None]
-        single = self.task == "regression" and outputs.ndim > 1 and outputs.shape[-1] == 1
-        return (
-            outputs[..., 0]
-            if single and self.target_shape in (None, outputs.shape[1:-1])
-            else outputs
-        )
+        if not self.network.statistics:
+            return None
+        return by_path(lambda path: path in self.network.statistics, params)
 
     def converted(self, x: PyTree) -> PyTree:
         """The inputs, with floats in place of integers where the network takes floats, scaled if the model does so."""
 
-        def one(like, leaf, mean=None, std=None):
-            if not (
-                jnp.issubdtype(like.dtype, jnp.floating) and jnp.issubdtype(leaf.dtype, jnp.integer)
-            ):
+        def convert(example: Any, leaf: Any, mean: Any = None, std: Any = None) -> Any:
+            takes_floats = jnp.issubdtype(example.dtype, jnp.floating)
+            if not (takes_floats and jnp.issubdtype(leaf.dtype, jnp.integer)):
                 return leaf
-            return (
-                leaf.astype(like.dtype)
-                if mean is None
-                else ((leaf - mean) / std).astype(like.dtype)
-            )
+            if mean is not None:
+                leaf = (leaf - mean) / std
+            return leaf.astype(example.dtype)
 
-        return jax.tree.map(one, self.example_input, x, *(self.scaling or ()))
+        return jax.tree.map(convert, self.example_input, x, *(self.scaling or ()))
 
-    def _held(self, params: Params) -> Params:
+    # The rewritten functions of the network, each of which is traced once for all calls with the same shapes.
+
+    @functools.cached_property
+    def _init(self) -> Callable[..., Params]:
+        def init(frozen: PyTree, key: Key) -> Params:
+            with use_frozen(self.network, frozen):
+                params = self.network.init(key)
+            return params if self.dtype == FLOAT32 else jax.tree.map(widened, params)
+
+        return rewritten(init)
+
+    @functools.cached_property
+    def _forward(self) -> Callable[..., tuple[Array, Params]]:
+        return self._computed(self.network.forward)
+
+    @functools.cached_property
+    def _features(self) -> Callable[..., Array]:
+        def features(params: Params, x: PyTree, key: Mode) -> Array:
+            *_, (features, _) = self.network.dense(params, x, key)
+            return features
+
+        return self._computed(features)
+
+    @functools.cached_property
+    def _head(self) -> Callable[..., Array]:
+        return self._computed(self.network.head)
+
+    def _computed(self, fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """(frozen, params, x, ...) -> float32 arrays; `fn` gets parameters and inputs in the model's dtype."""
+
+        def narrowed(leaf: Array) -> Array:
+            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+            return leaf.astype(self.dtype) if is_float else leaf
+
+        def run(frozen: PyTree, params: Params, x: PyTree, *rest: Any) -> PyTree:
+            if self.dtype != FLOAT32:
+                params = self._map_trained(narrowed, params)
+                x = jax.tree.map(narrowed, x)
+            with use_frozen(self.network, jax.tree.map(narrowed, frozen)):
+                return jax.tree.map(widened, fn(params, x, *rest))
+
+        return rewritten(run)
+
+    def _map_trained(self, fn: Callable[[Array], Array], params: Params) -> Params:
+        """Replaces all leaves but the batch statistics."""
+        statistics = self.statistics(params)
+        if statistics is None:
+            return jax.tree.map(fn, params)
+        return jax.tree.map(
+            lambda is_statistic, leaf: leaf if is_statistic else fn(leaf), statistics, params
+        )
+
+    def _values(self, outputs: Array, x: PyTree) -> Array:
+        """The outputs for x (B, ...), with the axis B, and without an axis of length 1 if a target is one value."""
+        batch = jax.tree.leaves(x)[0].shape[0]
+        if batch == 1 and outputs.shape[:1] != (1,):  # the network squeezes
+            outputs = outputs[None]
+        if self.task != "regression" or outputs.ndim == 1 or outputs.shape[-1] != 1:
+            return outputs
+        is_value = self.target_shape in (None, outputs.shape[1:-1])
+        return outputs[..., 0] if is_value else outputs
+
+    def _with_fixed_statistics(self, params: Params) -> Params:
         """The parameters with gradients to the statistics stopped, since `change` provides those."""
         statistics = self.statistics(params)
         if statistics is None:
             return params
-        return jax.tree.map(
-            lambda s, leaf: jax.lax.stop_gradient(leaf) if s else leaf, statistics, params
-        )
+
+        def fix(is_statistic: bool, leaf: Array) -> Array:
+            return jax.lax.stop_gradient(leaf) if is_statistic else leaf
+
+        return jax.tree.map(fix, statistics, params)
 
 
 ACCEPTED = "a Flax module (Linen or NNX), a Model, or a function of num_classes, rngs or both that returns a module"
@@ -380,7 +459,10 @@ def change(statistics: PyTree, params: Params, written: Params) -> Array:
     """A term of value zero; its gradient with respect to each statistic is the old value minus the written one."""
     fixed = jax.lax.stop_gradient
 
-    def term(s, old, new):
-        return jnp.vdot(old - fixed(old), fixed(old - new)) if s else 0.0
+    def term(is_statistic: bool, old: Array, new: Array) -> Array | float:
+        if not is_statistic:
+            return 0.0
+        return jnp.vdot(old - fixed(old), fixed(old - new))
 
-    return jnp.asarray(sum(jax.tree.leaves(jax.tree.map(term, statistics, params, written))))
+    terms = jax.tree.map(term, statistics, params, written)
+    return jnp.asarray(sum(jax.tree.leaves(terms)))

@@ -1,6 +1,7 @@
 """Networks as Flax Linen modules.
 
-`outputs` is the number of classes (1 for regression); None: set when the model is built for data.
+`outputs` is the number of classes (1 for regression); None: set when the model is built for data. The examples count
+the parameters of a network that is built for data.
 """
 
 from __future__ import annotations
@@ -23,14 +24,20 @@ from pfljax.models.structure import UNSET
 def check_images(x: Array, least: int) -> None:
     """Raises `ArgumentError` unless x is a batch of images that have `least` rows and columns."""
     if x.ndim != 4 or min(x.shape[1:3]) < least:
-        text = f"needs images (height, width, channels) of at least {least} x {least}; this data's examples have shape"
-        raise ArgumentError("model", f"{text} {x.shape[1:]}: try mlp")
+        images = f"images (height, width, channels) of at least {least} x {least}"
+        text = f"needs {images}; this data's examples have shape {x.shape[1:]}: try mlp"
+        raise ArgumentError("model", text)
 
 
 def normalized(x: Array, width: int, size: int = 3, stride: int = 1, groups: int = 1) -> Array:
     """A convolution without bias and group norm; (size - 1) / 2 zeros on every side, whatever the stride."""
     conv = nn.Conv(
-        width, (size, size), stride, (size - 1) // 2, feature_group_count=groups, use_bias=False
+        width,
+        kernel_size=(size, size),
+        strides=stride,
+        padding=(size - 1) // 2,
+        feature_group_count=groups,
+        use_bias=False,
     )
     return nn.GroupNorm(num_groups=8)(conv(x))
 
@@ -40,18 +47,20 @@ def pool(x: Array) -> Array:
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
-# channels, those of images, with which a convolution takes a TPU less time to compute than to write
-FEW = 4
+# Numbers of channels, those of images, for which a TPU computes a convolution in less time than it writes it
+FEW_CHANNELS = 4
 
 
 def convolved(
     x: Array, kernel: Array, stride: int, padding: str | Sequence[tuple[int, int]]
 ) -> Array:
     """A convolution of images without bias."""
-    numbers = ("NHWC", "HWIO", "NHWC")
-    left, right = map(jnp.asarray, (x, kernel))
     return jax.lax.conv_general_dilated(
-        left, right, (stride, stride), padding, dimension_numbers=numbers
+        jnp.asarray(x),
+        jnp.asarray(kernel),
+        window_strides=(stride, stride),
+        padding=padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
 
 
@@ -61,24 +70,22 @@ def pooled(y: Array, x: Array, kernel: Array, padding: str) -> Array:
 
     These never write the outputs that pooling drops. Derivatives are those of pooling y.
     """
-    starts = [
-        low for low, _ in jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding)
-    ]
-    places = []
+    pads = jax.lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], (1, 1), padding)
+    corners = []
     for offsets in itertools.product((0, 1), repeat=2):
         edges = []
-        for axis, (start, offset) in enumerate(zip(starts, offsets, strict=True)):
-            low = start - offset
+        for axis, ((before, _), offset) in enumerate(zip(pads, offsets, strict=True)):
+            low = before - offset
             reach = 2 * (y.shape[1 + axis] // 2 - 1) + kernel.shape[axis]
             edges.append((low, reach - x.shape[1 + axis] - low))
-        places.append(convolved(x, kernel, 2, edges))
-    return functools.reduce(jnp.maximum, places)
+        corners.append(convolved(x, kernel, 2, edges))
+    return functools.reduce(jnp.maximum, corners)
 
 
 @pooled.defjvp
-def _(padding: str, given: Sequence[Array], slopes: Sequence[Array]) -> tuple[Array, Array]:
+def _(padding: str, primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Array, Array]:
     del padding
-    return jax.jvp(pool, given[:1], slopes[:1])
+    return jax.jvp(pool, primals[:1], tangents[:1])
 
 
 class PooledConv(nn.Module):
@@ -94,27 +101,24 @@ class PooledConv(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel = self.param(
-            "kernel",
-            nn.linear.default_kernel_init,
-            (self.size, self.size, x.shape[-1], self.features),
-        )
+        shape = (self.size, self.size, x.shape[-1], self.features)
+        kernel = self.param("kernel", nn.linear.default_kernel_init, shape)
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         left, kernel, bias = promote_dtype(x, kernel, bias)
         y = convolved(left, kernel, 1, self.padding)
         fixed = jax.lax.stop_gradient((left, kernel))
 
-        def few(y, bias, x, kernel):
+        def pool_four(y: Array, bias: Array, x: Array, kernel: Array) -> Array:
             return pooled(y, x, kernel, self.padding) + bias
 
-        def many(y, bias, *_):
+        def pool_first(y: Array, bias: Array, *_: Array) -> Array:
             return pool(y) + bias
 
-        forms = {
-            "tpu": few if x.shape[-1] <= FEW else many,
-            "default": lambda y, bias, *_: pool(y + bias),
-        }
-        return jax.lax.platform_dependent(y, bias, *fixed, **forms)
+        def pool_last(y: Array, bias: Array, *_: Array) -> Array:
+            return pool(y + bias)
+
+        on_tpu = pool_four if x.shape[-1] <= FEW_CHANNELS else pool_first
+        return jax.lax.platform_dependent(y, bias, *fixed, tpu=on_tpu, default=pool_last)
 
 
 def stacked(
@@ -135,20 +139,22 @@ def stacked(
     """
     if stages:
         check_images(x, least)
-    names = (f"Conv_{number}" for number in itertools.count())
+    number = itertools.count()
 
-    def convolve(x, width):
-        x = nn.Conv(width, (size, size), padding=padding, name=next(names))(x)
+    def convolve(x: Array, width: int) -> Array:
+        conv = nn.Conv(width, (size, size), padding=padding, name=f"Conv_{next(number)}")
+        x = conv(x)
         return nn.GroupNorm(num_groups=8)(x) if normalize else x
 
-    for *before, last in stages:
-        for width in before:
+    def convolve_and_pool(x: Array, width: int) -> Array:
+        if normalize:
+            return pool(convolve(x, width))
+        return PooledConv(width, size, padding, name=f"Conv_{next(number)}")(x)
+
+    for *widths, last in stages:
+        for width in widths:
             x = nn.relu(convolve(x, width))
-        x = nn.relu(
-            pool(convolve(x, last))
-            if normalize
-            else PooledConv(last, size, padding, name=next(names))(x)
-        )
+        x = nn.relu(convolve_and_pool(x, last))
     x = x.reshape(x.shape[0], -1)
     for width in hidden:
         x = nn.relu(nn.Dense(width)(x))
@@ -162,16 +168,28 @@ def narrowed(x: Array, features: int | None) -> Array:
     """
     if features in (None, x.shape[-1]):
         return x
-    starts, ends = (np.arange(2)[:, None] + np.arange(features)) * x.shape[-1]
-    starts = starts // features
-    ends = -(-ends // features)
-    places = np.arange(x.shape[-1])[:, None]
-    inside = (places >= starts) & (places < ends)
+    width = x.shape[-1]
+    numbers = np.arange(features)
+    starts = numbers * width // features
+    ends = -(-(numbers + 1) * width // features)
+    positions = np.arange(width)[:, None]
+    inside = (positions >= starts) & (positions < ends)
     return x @ jnp.asarray(inside / (ends - starts), x.dtype)
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between them; a linear model without hidden widths."""
+    """Dense layers with ReLU between them; a linear model without hidden widths.
+
+    Attributes:
+        hidden: Widths of the hidden layers.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.MLP((32,))
+        >>> pfl.models.build(network, (8, 8, 1), "classification", 10).num_parameters
+        2410
+    """
 
     hidden: Sequence[int] = (64,)
     outputs: int = UNSET
@@ -201,6 +219,16 @@ class CNN(nn.Module):
     """3 x 3 convolutions, each with 2 x 2 max pooling and ReLU, then one dense layer.
 
     With channels (128, 128, 128) it is the CIFAR-10 network of FedeRiCo (Appendix C; "CNN2" of Shen et al., 2020).
+
+    Attributes:
+        channels: Numbers of channels of the convolutions.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.CNN()
+        >>> pfl.models.build(network, (32, 32, 3), "classification", 10).num_parameters
+        319242
     """
 
     channels: Sequence[int] = (128, 128, 128)
@@ -208,19 +236,24 @@ class CNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        return stacked(
-            x,
-            [(width,) for width in self.channels],
-            (),
-            self.outputs,
-            least=2 ** len(self.channels),
-        )
+        stages = [(width,) for width in self.channels]
+        return stacked(x, stages, (), self.outputs, least=2 ** len(stages))
 
 
 class FemnistCNN(nn.Module):
     """FedEM's network for (F)EMNIST: two 5 x 5 convolutions without margin and two dense layers.
 
     2,278,334 parameters for 28 x 28 gray images and 62 classes.
+
+    Attributes:
+        hidden: Width of the hidden dense layer.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.FemnistCNN()
+        >>> pfl.models.build(network, (28, 28, 1), "classification", 62).num_parameters
+        2278334
     """
 
     hidden: int = 2048
@@ -237,6 +270,12 @@ class LeNet(nn.Module):
     """pFedMB's network for CIFAR-10, after LeCun et al. (1998): two convolutions without margin, three dense layers.
 
     62,006 parameters for 32 x 32 color images and 10 classes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.LeNet()
+        >>> pfl.models.build(network, (32, 32, 3), "classification", 10).num_parameters
+        62006
     """
 
     outputs: int = UNSET
@@ -251,6 +290,12 @@ class McMahanCNN(nn.Module):
 
     1,663,370 parameters for 28 x 28 gray images and 10 classes. FedFomo's paper says that it uses the same for all data
     sets; its code has three 3 x 3 convolutions and 122,570 parameters.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.McMahanCNN()
+        >>> pfl.models.build(network, (28, 28, 1), "classification", 10).num_parameters
+        1663370
     """
 
     outputs: int = UNSET
@@ -265,6 +310,12 @@ class PflResearchCNN(nn.Module):
 
     Two 3 x 3 convolutions without margin, one 2 x 2 max pooling, a dense layer of 128: 1,626,442 parameters for 32 x 32
     color images and 10 classes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.PflResearchCNN()
+        >>> pfl.models.build(network, (32, 32, 3), "classification", 10).num_parameters
+        1626442
     """
 
     outputs: int = UNSET
@@ -278,6 +329,16 @@ class VGG11(nn.Module):
     """VGG-11 (Simonyan and Zisserman, 2015, configuration A) for images of 32 x 32.
 
     Uses group norm instead of the batch norm that is common today, as in MobileNetV2.
+
+    Attributes:
+        stages: Numbers of channels of the convolutions, per stage.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.VGG11()
+        >>> pfl.models.build(network, (32, 32, 3), "classification", 10).num_parameters
+        28149514
     """
 
     stages: Sequence[Sequence[int]] = ((64,), (128,), (256, 256), (512, 512), (512, 512))
@@ -292,23 +353,42 @@ class MobileNetV2(nn.Module):
     """MobileNet-V2 (Sandler et al., 2018), with group norm instead of batch norm.
 
     Group norm has no running statistics, which clients with different data would have to share or keep separate.
+
+    Attributes:
+        stages: Expansion, channels, blocks and stride of the first block, per stage.
+        features: Number of features; None: that of the last convolution. See `narrowed`.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.MobileNetV2(stages=((1, 16, 1, 1),))
+        >>> pfl.models.build(network, (8, 8, 3), "classification", 10).num_parameters
+        37674
     """
 
-    # Expansion, channels, blocks and stride of the first block, per stage.
     stages: Sequence[tuple[int, int, int, int]] = (
-        *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
-        *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
     )
-    features: int | None = None  # see `narrowed`
+    features: int | None = None
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         check_images(x, 8)
         x = nn.relu6(normalized(x, 32, stride=2))
-        for expansion, width, blocks, first in self.stages:
-            for stride in (first, *[1] * (blocks - 1)):
-                y = nn.relu6(normalized(x, expansion * x.shape[-1], 1)) if expansion > 1 else x
+        for expansion, width, num_blocks, first_stride in self.stages:
+            for number in range(num_blocks):
+                stride = first_stride if number == 0 else 1
+                # Expanded channels, a depthwise convolution, and fewer channels.
+                y = x
+                if expansion > 1:
+                    y = nn.relu6(normalized(x, expansion * x.shape[-1], 1))
                 y = nn.relu6(normalized(y, y.shape[-1], 3, stride, groups=y.shape[-1]))
                 y = normalized(y, width, 1)
                 x = x + y if stride == 1 and x.shape[-1] == width else y
@@ -322,26 +402,41 @@ class ResNet(nn.Module):
     A basic block has two 3 x 3 convolutions, a bottleneck a 3 x 3 one between two of 1 x 1, of which the last has four
     times the width. A shortcut that changes its shape is a strided 1 x 1 convolution (the paper's option B). Group norm
     replaces batch norm, as in MobileNetV2, with the same number of parameters.
+
+    Attributes:
+        widths: Widths of the stages; all but the first halve height and width.
+        blocks: Number of blocks, per stage.
+        bottleneck: Whether blocks are bottlenecks.
+        features: Number of features; None: that of the last convolution. See `narrowed`.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.ResNet(widths=(8, 16), blocks=(1, 1))
+        >>> pfl.models.build(network, (8, 8, 3), "classification", 10).num_parameters
+        5266
     """
 
-    # of the stages; all but the first halve height and width
     widths: Sequence[int] = (64, 128, 256, 512)
-    blocks: Sequence[int] = (2, 2, 2, 2)  # per stage
+    blocks: Sequence[int] = (2, 2, 2, 2)
     bottleneck: bool = False
-    features: int | None = None  # see `narrowed`
+    features: int | None = None
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         check_images(x, 8)
         x = nn.relu(normalized(x, self.widths[0]))
-        for stage, (width, blocks) in enumerate(zip(self.widths, self.blocks, strict=True)):
-            for stride in (2 if stage else 1, *[1] * (blocks - 1)):
+        for stage, (width, num_blocks) in enumerate(zip(self.widths, self.blocks, strict=True)):
+            for number in range(num_blocks):
+                stride = 2 if stage > 0 and number == 0 else 1
                 if self.bottleneck:
-                    y = nn.relu(normalized(nn.relu(normalized(x, width, 1)), width, 3, stride))
+                    y = nn.relu(normalized(x, width, 1))
+                    y = nn.relu(normalized(y, width, 3, stride))
                     y = normalized(y, 4 * width, 1)
                 else:
-                    y = normalized(nn.relu(normalized(x, width, 3, stride)), width)
+                    y = nn.relu(normalized(x, width, 3, stride))
+                    y = normalized(y, width)
                 if y.shape != x.shape:
                     x = normalized(x, y.shape[-1], 1, stride)
                 x = nn.relu(x + y)
@@ -349,7 +444,14 @@ class ResNet(nn.Module):
 
 
 class ResNet18(ResNet):
-    """ResNet-18: four stages of two basic blocks. 11,173,962 parameters for color images and 10 classes."""
+    """ResNet-18: four stages of two basic blocks. 11,173,962 parameters for color images and 10 classes.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.ResNet18()
+        >>> pfl.models.build(network, (8, 8, 3), "classification", 10).num_parameters
+        11173962
+    """
 
 
 class GoogLeNet(nn.Module):
@@ -357,39 +459,52 @@ class GoogLeNet(nn.Module):
 
     Group norm after every convolution, where later versions have batch norm. As in torchvision, the branch of 5 x 5
     convolutions has 3 x 3 ones.
+
+    Attributes:
+        stages: Outputs of the four branches of each module; before their 3 x 3 convolutions, the second and third
+            have others.
+        features: Number of features; None: that of the last module. See `narrowed`.
+        outputs: Number of classes; 1 for regression.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.GoogLeNet(stages=(((8, (8, 8), (8, 8), 8),),))
+        >>> pfl.models.build(network, (8, 8, 3), "classification", 10).num_parameters
+        13290
     """
 
-    # Outputs of the four branches of each module; before their 3 x 3 convolutions, the second and third have others.
     stages: Sequence[Sequence[tuple[int, tuple[int, int], tuple[int, int], int]]] = (
         ((64, (96, 128), (16, 32), 32), (128, (128, 192), (32, 96), 64)),
         (
-            *(
-                (192, (96, 208), (16, 48), 64),
-                (160, (112, 224), (24, 64), 64),
-                (128, (128, 256), (24, 64), 64),
-            ),
-            *((112, (144, 288), (32, 64), 64), (256, (160, 320), (32, 128), 128)),
+            (192, (96, 208), (16, 48), 64),
+            (160, (112, 224), (24, 64), 64),
+            (128, (128, 256), (24, 64), 64),
+            (112, (144, 288), (32, 64), 64),
+            (256, (160, 320), (32, 128), 128),
         ),
         ((256, (160, 320), (32, 128), 128), (384, (192, 384), (48, 128), 128)),
     )
-    features: int | None = None  # see `narrowed`
+    features: int | None = None
     outputs: int = UNSET
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         check_images(x, 8)
 
-        def layer(x, width, size):
+        def layer(x: Array, width: int, size: int) -> Array:
             return nn.relu(normalized(x, width, size))
 
         x = layer(x, 192, 3)
-        for number, modules in enumerate(self.stages):
-            x = nn.max_pool(x, (3, 3), (2, 2), "SAME") if number else x
-            for plain, middle, large, after in modules:
+        for stage, modules in enumerate(self.stages):
+            if stage > 0:
+                x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
+            for plain, (narrow, wide), (narrower, wider), last in modules:
                 branches = [
                     layer(x, plain, 1),
-                    *(layer(layer(x, first, 1), last, 3) for first, last in (middle, large)),
+                    layer(layer(x, narrow, 1), wide, 3),
+                    layer(layer(x, narrower, 1), wider, 3),
+                    layer(nn.max_pool(x, (3, 3), (1, 1), "SAME"), last, 1),
                 ]
-                branches.append(layer(nn.max_pool(x, (3, 3), (1, 1), "SAME"), after, 1))
                 x = jnp.concatenate(branches, axis=-1)
-        return nn.Dense(self.outputs)(narrowed(x.mean(axis=(1, 2)), self.features))
+        features = narrowed(x.mean(axis=(1, 2)), self.features)
+        return nn.Dense(self.outputs)(features)

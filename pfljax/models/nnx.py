@@ -45,11 +45,13 @@ class NNXNetwork(Network):
             new.train() if training else new.eval()
             self.definitions[training], random, rest = nnx.split(new, nnx.RngState, ...)
         self.random = nnx.to_flat_state(random)
-        variables = nnx.to_flat_state(rest)
-        self.variables = {tuple(map(str, path)): (path, variable) for path, variable in variables}
-        self.shapes = nested({names: v.get_value() for names, (_, v) in self.variables.items()})
+        self.variables = {}  # path in the tree of parameters -> path in the module, and variable
+        for path, variable in nnx.to_flat_state(rest):
+            self.variables[tuple(map(str, path))] = (path, variable)
+        leaves = {names: v.get_value() for names, (_, v) in self.variables.items()}
+        self.shapes = nested(leaves)
         self.statistics = frozenset(
-            p for p, (_, v) in self.variables.items() if not isinstance(v, nnx.Param)
+            names for names, (_, v) in self.variables.items() if not isinstance(v, nnx.Param)
         )
 
     def init(self, key: Key) -> Params:
@@ -60,54 +62,56 @@ class NNXNetwork(Network):
     ) -> tuple[Array, Params]:
         key, mask = key_and_mask(mode)
         module = self._merged(params, key)
-        run = (
-            functools.partial(replacing, module, around, mask)
-            if around or mask is not None
-            else module
-        )
+        run = module
+        if around or mask is not None:
+            run = functools.partial(replacing, module, around, mask)
         options = flags(module, key is not None)
         if "rngs" in inspect.signature(type(module).__call__).parameters:  # as in bonsai's ViT
-            options["rngs"] = (
-                None if key is None else nnx.Rngs(jax.random.fold_in(key, len(self.random)))
-            )
+            options["rngs"] = None
+            if key is not None:
+                options["rngs"] = nnx.Rngs(jax.random.fold_in(key, len(self.random)))
         outputs = run(x, **options)
         return outputs, params if key is None else self._tree(module)
 
     @property
     def momenta(self) -> list[float]:
-        new = nnx.eval_shape(self._new, jax.random.key(0)) if self.statistics else nnx.List()
-        found = [getattr(inner, "momentum", None) for _, inner in nnx.iter_modules(new)]
-        return [each for each in found if isinstance(each, float)]
+        if not self.statistics:
+            return []
+        new = nnx.eval_shape(self._new, jax.random.key(0))
+        momenta = [getattr(inner, "momentum", None) for _, inner in nnx.iter_modules(new)]
+        return [momentum for momentum in momenta if isinstance(momentum, float)]
 
     def exported(self, params: Params) -> tuple[nnx.Module, nnx.State]:
         module = self._merged(params, None)
         return module, nnx.state(module, nnx.Not(nnx.RngState))
 
     def _new(self, key: Key) -> nnx.Module:
-        new = (
-            nnx.clone(self.module)
-            if isinstance(self.module, nnx.Module)
-            else self.module(rngs=nnx.Rngs(key))
-        )
+        if isinstance(self.module, nnx.Module):
+            return nnx.clone(self.module)
+        new = self.module(rngs=nnx.Rngs(key))
         if not isinstance(new, nnx.Module):
-            text = (
-                f"accepted: a function of rngs that returns an nnx.Module, not {type(new).__name__}"
-            )
+            kind = type(new).__name__
+            text = f"accepted: a function of rngs that returns an nnx.Module, not {kind}"
             raise ArgumentError("model", text)
         return new
 
     def _merged(self, params: Params, key: Key | None) -> nnx.Module:
+        """The module with these parameters; its random streams begin with the key of training mode, or anywhere."""
         leaves = by_name(params)
-        flat = [(path, v.replace(leaves[names])) for names, (path, v) in self.variables.items()]
-        drawn = [
-            (path, v.replace(self._stream(number, v, key)))
-            for number, (path, v) in enumerate(self.random)
-        ]
+        variables = []
+        for names, (path, variable) in self.variables.items():
+            variables.append((path, variable.replace(leaves[names])))
+        streams = []
+        for number, (path, variable) in enumerate(self.random):
+            streams.append((path, variable.replace(self._stream(number, variable, key))))
         return nnx.merge(
-            self.definitions[key is not None], nnx.from_flat_state(drawn), nnx.from_flat_state(flat)
+            self.definitions[key is not None],
+            nnx.from_flat_state(streams),
+            nnx.from_flat_state(variables),
         )
 
     def _stream(self, number: int, variable: Any, key: Key | None) -> Array:
+        """The state of a random stream."""
         shape = variable.get_value().shape
         if isinstance(variable, nnx.RngCount):
             return jnp.zeros(shape, jnp.uint32)
@@ -115,10 +119,11 @@ class NNXNetwork(Network):
         return jax.random.split(key, shape) if shape else key
 
     def _tree(self, module: nnx.Module) -> Params:
+        """The module's parameters."""
         state = dict(nnx.to_flat_state(nnx.state(module)))
-        leaves = {
-            names: jnp.array(state[path].get_value()) for names, (path, _) in self.variables.items()
-        }
+        leaves = {}
+        for names, (path, _) in self.variables.items():
+            leaves[names] = jnp.array(state[path].get_value())
         return nested(leaves)
 
 
@@ -129,9 +134,9 @@ def replacing(
     replaced: dict[int, Callable[..., Any]] = {}
     for path, inner in nnx.iter_modules(module):
         kind = type(inner)
-        if around and callable(inner):
+        if around is not None and callable(inner):
             replaced[id(inner)] = functools.partial(around, tuple(map(str, path)), kind)
-        if (around and callable(inner)) or isinstance(inner, nnx.BatchNorm):
+        if id(inner) in replaced or isinstance(inner, nnx.BatchNorm):
             object.__setattr__(inner, "__class__", watched(kind))
     tokens = REPLACED.set(replaced), REAL.set(mask)
     try:
@@ -145,7 +150,7 @@ def replacing(
 def watched(cls: type) -> type:
     """A subclass of `cls` whose calls may be replaced."""
 
-    def call(self, *args, **kwargs):
+    def call(self: nnx.Module, *args: Any, **kwargs: Any) -> Any:
         fn = functools.partial(cls.__call__, self)
         mask = REAL.get()
         if mask is not None and isinstance(self, nnx.BatchNorm):
@@ -153,7 +158,13 @@ def watched(cls: type) -> type:
         around = REPLACED.get().get(id(self))
         return around(fn, args, kwargs) if around else fn(*args, **kwargs)
 
-    return type(cls)(cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call)})
+    return subclass(cls, call)
+
+
+def subclass(cls: type, call: Callable[..., Any], **attributes: Any) -> type:
+    """A subclass of the same name, with another `__call__` and further attributes."""
+    attributes["__call__"] = functools.wraps(cls.__call__)(call)
+    return type(cls)(cls.__name__, (cls,), attributes)
 
 
 class Weight(nnx.Variable):
@@ -208,10 +219,10 @@ class Statistic(nnx.Variable):
 def standardizing(module: nnx.Module, statistics: Statistics) -> tuple[nnx.Module, nnx.State]:
     """The module, of a subclass that standardizes its inputs first, and its state; see `models.standardizing`."""
     object.__setattr__(module, "__class__", with_standardizing(type(module)))
-    variables = {
-        kind: nnx.Dict({name: Statistic(jnp.asarray(value)) for name, value in values.items()})
-        for kind, values in statistics.items()
-    }
+    variables = {}
+    for statistic, values in statistics.items():
+        arrays = {name: Statistic(jnp.asarray(value)) for name, value in values.items()}
+        variables[statistic] = nnx.Dict(arrays)
     setattr(module, SCALING, nnx.Dict(variables))
     return module, nnx.state(module, nnx.Not(nnx.RngState))
 
@@ -220,25 +231,24 @@ def standardizing(module: nnx.Module, statistics: Statistics) -> tuple[nnx.Modul
 def with_standardizing(cls: type) -> type:
     """A subclass of `cls` whose calls standardize x first."""
 
-    def call(self, x, *args, **options):
-        values = {
-            kind: {name: each.get_value() for name, each in of.items()}
-            for kind, of in self.scaling.items()
-        }
-        return cls.__call__(self, standardize(x, values), *args, **options)
+    def call(self: Any, x: PyTree, *args: Any, **options: Any) -> Any:
+        return cls.__call__(self, standardize(x, values_of(self.scaling)), *args, **options)
 
-    return type(cls)(
-        cls.__name__, (cls,), {"__call__": functools.wraps(cls.__call__)(call), "inside": cls}
-    )
+    return subclass(cls, call, inside=cls)
+
+
+def values_of(scaling: nnx.Dict) -> dict[str, dict[str, Array]]:
+    """The values of a standardizing module's statistics."""
+    statistics = {}
+    for statistic, variables in scaling.items():
+        statistics[statistic] = {name: v.get_value() for name, v in variables.items()}
+    return statistics
 
 
 def inside(module: Any) -> tuple[nnx.Module, dict[str, dict[str, Array]]]:
     """A copy of the module as it was before `standardizing`, and its statistics."""
     module = nnx.clone(module)
-    values = {
-        kind: {name: each.get_value() for name, each in of.items()}
-        for kind, of in module.scaling.items()
-    }
+    statistics = values_of(module.scaling)
     delattr(module, SCALING)
     object.__setattr__(module, "__class__", type(module).inside)
-    return module, values
+    return module, statistics

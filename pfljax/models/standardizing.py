@@ -1,7 +1,7 @@
 """Flax modules that standardize their own inputs, as a run's model does with the data that users give.
 
-Their variables are those of the module inside, under the same names, and beside them the collection `SCALING`: the
-means and standard deviations of the arrays in x, by the names of these arrays.
+Their variables are those of the module inside, under the same names, and the collection `SCALING`: the means and
+standard deviations of the arrays in x, by the names of these arrays.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ class Standardizing(nn.Module):
 def standardize(x: PyTree, statistics: Statistics) -> PyTree:
     """(x - mean) / std, float32, of all arrays in x (B, *features) that have statistics; the others stay."""
 
-    def one(path: Any, leaf: Any) -> Any:
+    def scale(path: Any, leaf: Any) -> Any:
         name = array_name(path)
         if name not in statistics["mean"]:
             return leaf
-        return (jnp.asarray(leaf, jnp.float32) - statistics["mean"][name]) / statistics["std"][name]
+        centered = jnp.asarray(leaf, jnp.float32) - statistics["mean"][name]
+        return centered / statistics["std"][name]
 
-    return jax.tree_util.tree_map_with_path(one, x)
+    return jax.tree_util.tree_map_with_path(scale, x)
 
 
 def array_name(path: Any) -> str:
@@ -56,12 +57,12 @@ def array_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".") or "x"
 
 
-def statistics_of(mean: PyTree, std: PyTree) -> dict[str, dict[str, np.ndarray]]:
+def named_statistics(mean: PyTree, std: PyTree) -> dict[str, dict[str, np.ndarray]]:
     """The statistics, by name, of trees like x with None for arrays that are not scaled."""
 
     def by_name(values: PyTree) -> dict[str, np.ndarray]:
-        found, _ = jax.tree_util.tree_flatten_with_path(values)
-        return {array_name(path): np.asarray(value, np.float32) for path, value in found}
+        leaves = jax.tree_util.tree_leaves_with_path(values)
+        return {array_name(path): np.asarray(value, np.float32) for path, value in leaves}
 
     return {"mean": by_name(mean), "std": by_name(std)}
 
@@ -69,14 +70,15 @@ def statistics_of(mean: PyTree, std: PyTree) -> dict[str, dict[str, np.ndarray]]
 def standardizing(module: Any, variables: Any, statistics: Statistics) -> tuple[Any, Any]:
     """A module and its variables, as `Network.exported` returns them, that standardizes its inputs itself."""
     if isinstance(module, nn.Module):
-        return Standardizing(module), {**variables, SCALING: jax.tree.map(jnp.asarray, statistics)}
+        scaling = jax.tree.map(jnp.asarray, statistics)
+        return Standardizing(module), {**variables, SCALING: scaling}
     from pfljax.models import nnx  # imported lazily, since it is slow
 
     return nnx.standardizing(module, statistics)
 
 
 def inside(module: Any) -> tuple[Any, Statistics | None]:
-    """The module inside a `standardizing` one, and its statistics if the module holds them; any other as it is."""
+    """The module inside a `standardizing` one, and its statistics if they are in the module; any other as it is."""
     if isinstance(module, Standardizing):
         return module.standardized_module, None
     if not is_flax(type(module), {"Module"}) or not hasattr(module, SCALING):
@@ -88,9 +90,12 @@ def inside(module: Any) -> tuple[Any, Statistics | None]:
 
 def split(values: Mapping[Path, Any]) -> tuple[dict[Path, Any], dict[str, dict[str, Array]]]:
     """Splits variables by path into those of the module inside and the statistics; {} if there are none."""
-    own = {path: value for path, value in values.items() if path[0] != SCALING}
+    variables: dict[Path, Any] = {}
     statistics: dict[str, dict[str, Array]] = {}
     for path, value in values.items():
         if path[0] == SCALING:
-            statistics.setdefault(path[1], {})["/".join(path[2:])] = value
-    return own, statistics
+            _, statistic, *name = path
+            statistics.setdefault(statistic, {})["/".join(name)] = value
+        else:
+            variables[path] = value
+    return variables, statistics

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,14 @@ from flax import traverse_util
 from jax.interpreters import partial_eval
 
 from pfljax.contract.errors import ArgumentError
-from pfljax.contract.held import held_by
+from pfljax.contract.held import current_frozen
 from pfljax.contract.types import Array, Factors, Key, Mode, Params, PyTree, Training
 
 Path = tuple[str, ...]
 Around = Callable[[Path, type, Callable[..., Any], Any, Any], Any]
 UNSET: Any = None  # number of outputs until the network is built for data
+
+# Arguments of modules' calls, and their values in training mode
 TRAINING = {
     "train": True,
     "training": True,
@@ -31,7 +33,6 @@ TRAINING = {
     "deterministic": False,
     "use_running_average": False,
 }
-
 
 # Names of Flax's classes, in Linen and NNX.
 DENSE = {"Dense", "Linear"}
@@ -49,15 +50,23 @@ class Call:
 
 
 class Network:
-    """A Flax module as pure functions."""
+    """A Flax module as pure functions.
 
-    example: PyTree  # shape and type of inputs (B, *features), or a tree of them
-    shapes: Params  # the parameters' shapes and types
-    statistics: frozenset[Path]  # paths of the leaves that a forward pass in training mode writes
-    # Branches of the tree that hold other leaves of the modules whose parameters are beside them
+    Attributes:
+        example: Shape and type of inputs (B, *features), or a tree of them.
+        shapes: The parameters' shapes and types.
+        statistics: Paths of the leaves that a forward pass in training mode writes.
+        collections: Names of the tree's branches that have further leaves of the modules, such as batch statistics.
+        fixed: Whether there is only one initial model, whatever the key.
+        frozen_on_host: Arrays that are not trained, on the host, once for all clients.
+    """
+
+    example: PyTree
+    shapes: Params
+    statistics: frozenset[Path]
     collections: tuple[str, ...] = ()
-    fixed: bool = False  # whether there is only one initial model, whatever the key
-    own: PyTree = ()  # arrays that are not trained, on the host, once for all clients
+    fixed: bool = False
+    frozen_on_host: PyTree = ()
 
     @property
     def momenta(self) -> list[float]:
@@ -65,14 +74,14 @@ class Network:
         return []
 
     def on(self, plan: Any) -> PyTree:
-        """`own` on a plan's devices."""
+        """`frozen_on_host` on a plan's devices."""
         del plan
-        return self.own
+        return self.frozen_on_host
 
     @property
-    def held(self) -> PyTree:
+    def frozen_in_program(self) -> PyTree:
         """The arrays that are not trained, as the program that is being traced has them."""
-        return held_by(self)
+        return current_frozen(self)
 
     def init(self, key: Key) -> Params:
         """Initial parameters, with the statistics in them."""
@@ -105,8 +114,11 @@ class Network:
         """The calls of modules in a forward pass, in the order in which they begin."""
         calls: list[Call] = []
 
-        def record(path, kind, fn, args, kwargs):
-            calls.append(call := Call(path, kind, (*args, *kwargs.values())))
+        def record(
+            path: Path, kind: type, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+        ) -> Any:
+            call = Call(path, kind, (*args, *kwargs.values()))
+            calls.append(call)
             call.returned = fn(*args, **kwargs)
             return call.returned
 
@@ -125,28 +137,35 @@ class Network:
         number = itertools.count(1)
         last = self.num_dense
 
-        def around(path, kind, fn, args, kwargs):
-            replaced = is_flax(kind, DENSE) and next(number) == last
-            return fn(features, *args[1:], **kwargs) if replaced else fn(*args, **kwargs)
+        def around(
+            path: Path, kind: type, fn: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+        ) -> Any:
+            del path
+            if is_flax(kind, DENSE) and next(number) == last:
+                return fn(features, *args[1:], **kwargs)
+            return fn(*args, **kwargs)
 
-        x = jax.tree.map(
-            lambda leaf: jnp.zeros((len(features), *leaf.shape[1:]), leaf.dtype), self.example
-        )
+        def zeros(leaf: Any) -> Array:
+            return jnp.zeros((len(features), *leaf.shape[1:]), leaf.dtype)
+
+        x = jax.tree.map(zeros, self.example)
         return self.forward(params, x, None, around)[0]
 
     @functools.cached_property
     def num_dense(self) -> int:
         """Number of calls of dense layers in a forward pass."""
-        return len(
-            jax.eval_shape(lambda params, x: self.dense(params, x, None), self.shapes, self.example)
-        )
+
+        def run(params: Params, x: PyTree) -> list[tuple[Array, Array]]:
+            return self.dense(params, x, None)
+
+        return len(jax.eval_shape(run, self.shapes, self.example))
 
     @functools.cached_property
     def stochastic(self) -> bool:
         """Whether training draws random numbers (dropout)."""
         traced = jax.make_jaxpr(self.forward)(self.shapes, self.example, jax.random.key(0))
-        # whether any output depends on the key
-        return partial_eval.dce_jaxpr(traced.jaxpr, True)[1][-1]
+        _, is_input_read = partial_eval.dce_jaxpr(traced.jaxpr, True)
+        return is_input_read[-1]  # the key
 
     @functools.cached_property
     def above(self) -> dict[Path, list[Path]]:
@@ -154,22 +173,28 @@ class Network:
         paths: list[Path] = []
         by_path(paths.append, self.shapes)
 
-        def start(path):
-            return int(path[0] in self.collections)
+        def modules(path: Path) -> list[Path]:
+            start = int(path[0] in self.collections)
+            ends = range(len(path) - 1, start - 1, -1)
+            return [path[start:end] for end in ends]
 
-        return {
-            path: [path[start(path) : end] for end in range(len(path) - 1, start(path) - 1, -1)]
-            for path in paths
-        }
+        return {path: modules(path) for path in paths}
 
     @functools.cached_property
     def called(self) -> dict[Path, bool]:
         """Paths of the modules in the order of their first calls, and whether they normalize."""
-        calls: list[Call] = []
-        jax.eval_shape(
-            lambda params, x: calls.extend(self.calls(params, x, None)), self.shapes, self.example
-        )
+        calls = self.calls_of_example()
         return {call.path: is_flax(call.kind, NORMS) for call in calls}
+
+    def calls_of_example(self) -> list[Call]:
+        """The calls of modules in a forward pass of the example, with shapes in place of arrays."""
+        calls: list[Call] = []
+
+        def run(params: Params, x: PyTree) -> None:
+            calls.extend(self.calls(params, x, None))
+
+        jax.eval_shape(run, self.shapes, self.example)
+        return calls
 
     @functools.cached_property
     def layers(self) -> list[list[Path]]:
@@ -177,33 +202,41 @@ class Network:
 
         A list of modules is not a layer, but each module in it is. A normalization belongs to the layer before it.
         """
-        depth = 0
-        own = {above[0] for above in self.above.values()}
-
-        def branch(above):
-            return next((p for p in above[::-1] if len(p) > depth and p in self.called), above[0])
-
-        while (
-            len(found := dict.fromkeys(map(branch, self.above.values()))) == 1
-            and not own & found.keys()
-        ):
-            depth = len(*found)
+        branches = self._first_fork()
+        in_order = [path for path in self.called if path in branches]
+        uncalled = [path for path in branches if path not in self.called]
         layers: list[list[Path]] = []
-        for path in [
-            *filter(found.__contains__, self.called),
-            *(path for path in found if path not in self.called),
-        ]:
-            if not layers or not self.called.get(path):
-                layers.append([])
-            layers[-1].append(path)
+        for path in [*in_order, *uncalled]:
+            is_norm = self.called.get(path, False)
+            if layers and is_norm:
+                layers[-1].append(path)
+            else:
+                layers.append([path])
         return layers
+
+    def _first_fork(self) -> list[Path]:
+        """The branches at the tree's first fork, or the module if it has parameters itself."""
+        modules = {paths[0] for paths in self.above.values()}
+        depth = 0
+        while True:
+            branches = dict.fromkeys(self._branch(paths, depth) for paths in self.above.values())
+            if len(branches) != 1 or modules & branches.keys():
+                return list(branches)
+            (branch,) = branches
+            depth = len(branch)
+
+    def _branch(self, paths: Sequence[Path], depth: int) -> Path:
+        """The outermost module that is called and deeper than `depth`, of a leaf's modules `paths`."""
+        for path in reversed(paths):
+            if len(path) > depth and path in self.called:
+                return path
+        return paths[0]
 
 
 def is_flax(kind: type, names: Collection[str]) -> bool:
     """Whether a class is one of Flax's of these names, or a subclass; NNX, which is slow to import, is not needed."""
-    return any(
-        base.__name__ in names and base.__module__.startswith("flax.") for base in kind.__mro__
-    )
+    bases = [base for base in kind.__mro__ if base.__module__.startswith("flax.")]
+    return any(base.__name__ in names for base in bases)
 
 
 def flags(module: Any, training: bool) -> dict[str, Any]:
@@ -236,14 +269,16 @@ def without_padding(
     if rest or not positions or "mask" not in inspect.signature(call).parameters:
         return dict(kwargs)
     real = jnp.repeat(mask, positions).reshape(-1, *[1] * (x.ndim - 1))
-    own = kwargs.get("mask")
-    return {**kwargs, "mask": real if own is None else real & jnp.asarray(own, bool)}
+    layer_mask = kwargs.get("mask")
+    if layer_mask is not None:
+        real = real & jnp.asarray(layer_mask, bool)
+    return {**kwargs, "mask": real}
 
 
 def by_name(params: Params) -> dict[Path, Any]:
     """The leaves of nested dicts by path."""
-    found: Any = traverse_util.flatten_dict(params)
-    return found
+    leaves: Any = traverse_util.flatten_dict(params)
+    return leaves
 
 
 def nested(leaves: Mapping[Path, Any]) -> Params:
@@ -253,6 +288,9 @@ def nested(leaves: Mapping[Path, Any]) -> Params:
 
 def by_path(fn: Callable[[Path], Any], params: Params) -> PyTree:
     """Replaces every leaf with fn(path)."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: fn(tuple(str(entry.key) for entry in path)), params
-    )
+
+    def replace(path: Any, leaf: Any) -> Any:
+        del leaf
+        return fn(tuple(str(entry.key) for entry in path))
+
+    return jax.tree_util.tree_map_with_path(replace, params)

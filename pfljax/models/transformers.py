@@ -27,33 +27,46 @@ DEEPEST = 1000  # blocks, which are traced one by one
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """In which published Transformers' blocks differ."""
+    """How a Transformer's blocks are built.
 
-    norm: Norm = "layer"  # layer norm or RMS norm
-    # whether norms follow the sums, as in BERT, instead of preceding attention and MLP
+    Attributes:
+        norm: "layer" for layer norm, "rms" for RMS norm.
+        after: Whether norms follow the sums, as in BERT, instead of preceding attention and MLP.
+        activation: Activation of the MLP, a name in `ACTIVATIONS`.
+        gated: Whether the MLP multiplies two branches.
+        bias: Whether products add a bias.
+        eps: Epsilon of the norms.
+        layer_scale: Whether trained factors scale what attention and MLP add.
+        rotary: Base of rotary position embeddings; 0: learned positions are added to the inputs.
+        kv_heads: Number of heads of keys and values; 0: as many as of queries.
+        head_width: Width of a head; 0: the model's width over the number of heads.
+        qk_norm: Whether queries and keys are normalized.
+        registers: Number of trained tokens of a ViT, next to the class token and the patches (Darcet et al., 2024).
+        key_bias: Whether keys add a bias, if products do.
+    """
+
+    norm: Norm = "layer"
     after: bool = False
-    activation: str = "gelu"  # of the MLP
-    gated: bool = False  # whether the MLP multiplies two branches
-    bias: bool = True  # whether products add a bias
-    eps: float = 1e-6  # of the norms
-    layer_scale: bool = False  # whether trained factors scale what attention and MLP add
-    # base of rotary position embeddings; 0: learned positions are added to the inputs
+    activation: str = "gelu"
+    gated: bool = False
+    bias: bool = True
+    eps: float = 1e-6
+    layer_scale: bool = False
     rotary: float = 0.0
-    kv_heads: int = 0  # number of heads of keys and values; 0: as many as of queries
-    head_width: int = 0  # width of a head; 0: the model's width over the number of heads
-    qk_norm: bool = False  # whether queries and keys are normalized
-    # number of trained tokens of a ViT beside the class token and the patches (Darcet et al., 2024)
+    kv_heads: int = 0
+    head_width: int = 0
+    qk_norm: bool = False
     registers: int = 0
-    key_bias: bool = True  # whether keys add a bias, where products do
+    key_bias: bool = True
 
     def normalize(self, name: str) -> nn.Module:
-        return (
-            nn.RMSNorm(epsilon=self.eps, name=name)
-            if self.norm == "rms"
-            else nn.LayerNorm(self.eps, name=name)
-        )
+        """A norm of this name."""
+        if self.norm == "rms":
+            return nn.RMSNorm(epsilon=self.eps, name=name)
+        return nn.LayerNorm(self.eps, name=name)
 
     def head(self, width: int, heads: int) -> int:
+        """Width of a head."""
         return self.head_width or width // heads
 
 
@@ -82,16 +95,16 @@ class Attention(nn.Module):
         """
         style = self.style
         width = x.shape[-1]
+        head_width = style.head(width, self.heads)
 
-        def project(name, num, bias):
-            return nn.DenseGeneral(
-                (num, style.head(width, self.heads)), use_bias=bias and style.bias, name=name
-            )(x)
+        def project(name: str, num_heads: int, bias: bool) -> Array:
+            shape = (num_heads, head_width)
+            return nn.DenseGeneral(shape, use_bias=bias and style.bias, name=name)(x)
 
-        keys = style.kv_heads or self.heads
+        num_keys = style.kv_heads or self.heads
         q = project("query", self.heads, True)
-        k = project("key", keys, style.key_bias)
-        v = project("value", keys, True)
+        k = project("key", num_keys, style.key_bias)
+        v = project("value", num_keys, True)
         if style.qk_norm:
             q = style.normalize("query_norm")(q)
             k = style.normalize("key_norm")(k)
@@ -113,10 +126,13 @@ class MLP(nn.Module):
     def __call__(self, x: Array) -> Array:
         """x (..., width) -> (..., width)."""
         style = self.style
-        act = ACTIVATIONS[self.style.activation]
+        activation = ACTIVATIONS[style.activation]
         dense = functools.partial(nn.Dense, use_bias=style.bias)
         y = dense(self.hidden, name="up")(x)
-        y = act(dense(self.hidden, name="gate")(x)) * y if style.gated else act(y)
+        if style.gated:
+            y = activation(dense(self.hidden, name="gate")(x)) * y
+        else:
+            y = activation(y)
         return dense(x.shape[-1], name="down")(y)
 
 
@@ -136,6 +152,7 @@ class Block(nn.Module):
         return self._added(x, MLP(self.hidden, self.style, name="mlp"), "mlp")
 
     def _added(self, x: Array, fn: Callable[[Array], Array], name: str) -> Array:
+        """x + fn(norm(x)), or norm(x + fn(x))."""
         norm = self.style.normalize(f"{name}_norm")
         y = fn(x) if self.style.after else fn(norm(x))
         if self.style.layer_scale:
@@ -143,13 +160,13 @@ class Block(nn.Module):
         return norm(x + y) if self.style.after else x + y
 
 
-def angles_of_text(length: int, head: int, base: float) -> Array:
+def text_angles(length: int, head: int, base: float) -> Array:
     """(length, head / 2) angles of rotary position embeddings (Su et al., 2021)."""
     half = head // 2
     return jnp.arange(length)[:, None] / base ** (jnp.arange(half) / half)
 
 
-def angles_of_patches(rows: int, columns: int, head: int, base: float) -> Array:
+def patch_angles(rows: int, columns: int, head: int, base: float) -> Array:
     """(rows columns, head / 2) angles of patches' centers in [-1, 1]; half of the pairs are for each axis (DINOv3)."""
     centers = [2 * (jnp.arange(num) + 0.5) / num - 1 for num in (rows, columns)]
     grid = jnp.stack(jnp.meshgrid(*centers, indexing="ij"), axis=-1).reshape(-1, 2, 1)
@@ -182,6 +199,12 @@ class ViT(nn.Module):
         hidden: Width of the MLPs; 0: 4 times `width`.
         pool: Whether the class token's output is classified, or the mean over patches.
         style: How blocks are built, a name in `STYLES` or a `Style`.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> network = pfl.models.ViT(patch=4, width=16, depth=1, heads=2)
+        >>> pfl.models.build(network, (8, 8, 3), "classification", 10).output_shape
+        (1, 10)
     """
 
     outputs: int = UNSET
@@ -199,37 +222,38 @@ class ViT(nn.Module):
         check_sizes(self, "patch")
         check_images(x, self.patch)
         if any(side % self.patch for side in x.shape[1:3]):
-            raise ArgumentError(
-                "model",
-                f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}",
-            )
-        style = style_of(self.style)
-        x = nn.Conv(self.width, (self.patch,) * 2, (self.patch,) * 2, "VALID", name="patches")(x)
+            text = f"needs images whose sides are multiples of {self.patch}, not {x.shape[1:3]}"
+            raise ArgumentError("model", text)
+        style = as_style(self.style)
+
+        # A token of each patch, after the class token and registers.
+        size = (self.patch, self.patch)
+        x = nn.Conv(self.width, size, size, "VALID", name="patches")(x)
         _, rows, columns, _ = x.shape
         x = x.reshape(x.shape[0], -1, self.width)
         init = nn.initializers.normal(0.02)
-        own = {"class_token": self.pool == "class", "registers": style.registers}
-        tokens = [
-            self.param(name, init, (1, int(num), self.width)) for name, num in own.items() if num
-        ]
-        before = sum(own.values())
-        every = [
-            jnp.broadcast_to(each, (x.shape[0], *each.shape[1:])).astype(x.dtype) for each in tokens
-        ]
-        x = jnp.concatenate([*every, x], axis=1)
+        numbers = {"class_token": int(self.pool == "class"), "registers": style.registers}
+        before = sum(numbers.values())
+        tokens = []
+        for name, num in numbers.items():
+            if num:
+                token = self.param(name, init, (1, num, self.width))
+                shape = (x.shape[0], num, self.width)
+                tokens.append(jnp.broadcast_to(token, shape).astype(x.dtype))
+        x = jnp.concatenate([*tokens, x], axis=1)
+
+        # Positions.
         angles = None
         if style.rotary:
-            angles = angles_of_patches(
-                rows, columns, style.head(self.width, self.heads), style.rotary
-            )
+            head_width = style.head(self.width, self.heads)
+            angles = patch_angles(rows, columns, head_width, style.rotary)
             angles = jnp.pad(angles, ((before, 0), (0, 0)))  # only patches have positions
         else:
             x = x + positions(self, x.shape[1], self.width)
         x = blocks(self, x, style, angles=angles)
         x = style.normalize("norm")(x)
-        return nn.Dense(self.outputs, name="head")(
-            x[:, 0] if self.pool == "class" else x[:, before:].mean(1)
-        )
+        features = x[:, 0] if self.pool == "class" else x[:, before:].mean(1)
+        return nn.Dense(self.outputs, name="head")(features)
 
 
 class Transformer(nn.Module):
@@ -241,9 +265,17 @@ class Transformer(nn.Module):
         tokens: Number of different tokens in the inputs; None: `outputs`.
         width, depth, heads, hidden, style: As in `ViT`.
         length: Largest length of a text, if positions are learned; None: the data's.
-        padding: The token that pads texts, which no other attends to; None: texts are not padded.
+        padding: The token that pads texts, to which no other attends; None: texts are not padded.
         tied: Whether a decoder's last layer is the transposed embedding.
         types: Whether the embeddings of BERT's first segment are added, and BERT's pooling layer precedes the head.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> import pfljax as pfl
+        >>> network = pfl.models.Transformer(width=16, depth=1, heads=2)
+        >>> model = pfl.models.build(network, (12,), "classification", 30, dtype=jnp.int32)
+        >>> model.output_shape  # a prediction of each token's successor
+        (1, 12, 30)
     """
 
     outputs: int = UNSET
@@ -266,38 +298,38 @@ class Transformer(nn.Module):
         if self.kind not in ("decoder", "encoder"):
             raise ArgumentError("kind", "accepted: decoder or encoder", self.kind)
         if x.ndim != 2:
-            raise ArgumentError(
-                "model",
-                f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}",
-            )
-        style = style_of(self.style)
+            text = f"needs tokens (batch, length); this data's examples have shape {x.shape[1:]}"
+            raise ArgumentError("model", text)
+        style = as_style(self.style)
         x = x.astype(jnp.int32)
         mask = None if self.padding is None else x != self.padding
         embed = nn.Embed(self.tokens or self.outputs, self.width, name="embedding")
         y: Any = embed(x)
         angles = None
         if style.rotary:
-            angles = angles_of_text(x.shape[1], style.head(self.width, self.heads), style.rotary)
+            head_width = style.head(self.width, self.heads)
+            angles = text_angles(x.shape[1], head_width, style.rotary)
         else:
-            y = y + positions(self, self.length or x.shape[1], self.width)[: x.shape[1]]
+            learned = positions(self, self.length or x.shape[1], self.width)
+            y = y + learned[: x.shape[1]]
         if self.types:
             y = y + self.param("type", nn.initializers.normal(0.02), (self.width,))
-        y = style.normalize("embedding_norm")(y) if style.after else y
+        if style.after:
+            y = style.normalize("embedding_norm")(y)
         y = blocks(self, y, style, mask=mask, angles=angles, causal=self.kind == "decoder")
-        y = y if style.after else style.normalize("norm")(y)
-        if self.kind == "encoder":
-            if self.types:
-                y = jnp.tanh(nn.Dense(self.width, name="pooler")(y[:, 0]))
-            else:
-                weights = jnp.ones(x.shape) if mask is None else mask
-                y = jnp.einsum(
-                    "bt,btd->bd", weights / jnp.maximum(weights.sum(1, keepdims=True), 1), y
-                )
-        return (
-            embed.attend(y)
-            if self.tied
-            else nn.Dense(self.outputs, use_bias=style.bias, name="head")(y)
-        )
+        if not style.after:
+            y = style.normalize("norm")(y)
+
+        # An encoder classifies BERT's pooled first token, or the mean over all that are not padding.
+        if self.kind == "encoder" and self.types:
+            y = jnp.tanh(nn.Dense(self.width, name="pooler")(y[:, 0]))
+        elif self.kind == "encoder":
+            weights = jnp.ones(x.shape) if mask is None else mask
+            shares = weights / jnp.maximum(weights.sum(1, keepdims=True), 1)
+            y = jnp.einsum("bt,btd->bd", shares, y)
+        if self.tied:
+            return embed.attend(y)
+        return nn.Dense(self.outputs, use_bias=style.bias, name="head")(y)
 
 
 def blocks(
@@ -310,10 +342,9 @@ def blocks(
     causal: bool = False,
 ) -> Array:
     """A Transformer's blocks, one after the other; mask and angles as in `Attention`."""
+    hidden = module.hidden or 4 * module.width
     for number in range(module.depth):
-        block = Block(
-            module.heads, module.hidden or 4 * module.width, style, causal, name=f"block_{number}"
-        )
+        block = Block(module.heads, hidden, style, causal, name=f"block_{number}")
         x = block(x, mask, angles)
     return x
 
@@ -327,12 +358,12 @@ def check_sizes(module: ViT | Transformer, *further: str) -> None:
     if module.depth > DEEPEST:
         raise ArgumentError("depth", f"accepted: 1 to {DEEPEST}", module.depth)
     if module.width % module.heads:
-        raise ArgumentError(
-            "width", f"accepted: multiples of the number of heads, {module.heads}", module.width
-        )
+        text = f"accepted: multiples of the number of heads, {module.heads}"
+        raise ArgumentError("width", text, module.width)
 
 
-def style_of(style: str | Style) -> Style:
+def as_style(style: str | Style) -> Style:
+    """The style of a name; a style as it is. Raises `ArgumentError` for an unknown name."""
     if isinstance(style, Style):
         return style
     if style not in STYLES:

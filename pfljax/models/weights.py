@@ -18,7 +18,7 @@ from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError
 from pfljax.contract.paths import expanded
 from pfljax.models import standardizing
-from pfljax.models.frozen import Frozen, described, leaves_of, named
+from pfljax.models.frozen import Frozen, described, named, named_leaves
 from pfljax.models.standardizing import SCALING, Statistics
 from pfljax.models.structure import Path
 
@@ -30,11 +30,11 @@ def __dir__() -> list[str]:
 
 
 # Regular expression of names in a file -> path in the network, or several; "" if the array is not used. A name's groups
-# take the places of \\1, \\2. After the path, " ^T" transposes; " [1/3]" takes the second third of the first axis, and
+# replace \\1, \\2. After the path, " ^T" transposes; " [1/3]" takes the second third of the first axis, and
 # " [..., 1/3]" of the last. Then the array is reshaped.
 Layout = Mapping[str, str | Sequence[str]]
 T = " ^T"  # PyTorch keeps a dense layer's weight as (outputs, inputs)
-PARTS = re.compile(r"(.*) \[(\.\.\., )?(\d+)/(\d+)\]")
+SLICE = re.compile(r"(.*) \[(\.\.\., )?(\d+)/(\d+)\]")
 
 
 def layer(name: str, path: str, transposed: str = T) -> dict[str, str]:
@@ -47,20 +47,18 @@ def norm(name: str, path: str) -> dict[str, str]:
     return {rf"{name}\.weight": f"{path}/scale", rf"{name}\.bias": f"{path}/bias"}
 
 
-def attention(name: str, parts: str) -> dict[str, str]:
-    """A block's attention layer, whose queries, keys, values and outputs are the dense layers `parts`."""
-    pairs = zip(parts.split(), ("query", "key", "value", "out"), strict=True)
-    return {
-        k: v
-        for part, to in pairs
-        for k, v in layer(rf"{name}\.{part}", f"{BLOCK}/attention/{to}").items()
-    }
+def attention(name: str, layers: str) -> dict[str, str]:
+    """A block's attention, whose queries, keys, values and outputs are the dense layers of these names."""
+    layout = {}
+    for source, target in zip(layers.split(), ("query", "key", "value", "out"), strict=True):
+        layout |= layer(rf"{name}\.{source}", f"{BLOCK}/attention/{target}")
+    return layout
 
 
 def thirds(leaf: str) -> list[str]:
     """Queries, keys and values in one array."""
     names = ("query", "key", "value")
-    return [f"{BLOCK}/attention/{name}/{leaf} [..., {part}/3]" for part, name in enumerate(names)]
+    return [f"{BLOCK}/attention/{name}/{leaf} [..., {third}/3]" for third, name in enumerate(names)]
 
 
 BLOCK = r"block_\1"
@@ -160,34 +158,53 @@ LAYOUTS: dict[str, Layout] = {
 
 
 class Saved(Frozen):
-    """Weights in a safetensors file, which is read when the network is known."""
+    """Weights in a safetensors file, which is read when the network is known.
+
+    Attributes:
+        file: The file.
+        source: Its name, for messages.
+        layout: The layout; None: names are the network's paths.
+
+    Examples:
+        >>> import pathlib, tempfile
+        >>> import jax, jax.numpy as jnp, safetensors.flax
+        >>> import pfljax as pfl
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "weights.safetensors"
+        >>> weights = {"Dense_0/kernel": jnp.ones((5, 3)), "Dense_0/bias": jnp.zeros(3)}
+        >>> safetensors.flax.save_file(weights, file)
+        >>> network = pfl.models.MLP((), outputs=3)
+        >>> x = jnp.zeros((1, 5))
+        >>> model = pfl.Model(network, x, frozen=pfl.weights.Saved(file), trainable="bias")
+        >>> model.apply(model.init(jax.random.key(0)), jnp.ones((1, 5))).tolist()
+        [[5.0, 5.0, 5.0]]
+    """
 
     def __init__(self, path: str | File, layout: str | Layout = ""):
-        """Checks that the file is there.
+        """Checks that the file exists.
 
         Args:
             path: The file.
             layout: Name of a layout in `LAYOUTS`, or a layout; "": names are the network's paths, with "." or "/".
 
         Raises:
-            ArgumentError: for an unknown layout, or a file that is not there. Nothing is downloaded.
+            ArgumentError: for an unknown layout, or a file that does not exist. Nothing is downloaded.
         """
         if not isinstance(path, str | os.PathLike):
-            raise ArgumentError(
-                "frozen", f"is {type(path).__name__}; accepted: the path of a safetensors file"
-            )
+            text = f"is {type(path).__name__}; accepted: the path of a safetensors file"
+            raise ArgumentError("frozen", text)
         file = File(expanded(path, "frozen"))
         if not file.is_file():
             text = f"no file {file.absolute()}; weights are not downloaded: save them there as safetensors"
             raise ArgumentError("frozen", text, str(path))
         if isinstance(layout, str) and layout and layout not in LAYOUTS:
-            raise ArgumentError(
-                "layout", f"accepted: {', '.join(LAYOUTS)}, or a dict of names and paths", layout
-            )
+            text = f"accepted: {', '.join(LAYOUTS)}, or a dict of names and paths"
+            raise ArgumentError("layout", text, layout)
         self.file = file
         self.source = file.name
-        self._kept = {}
-        self.layout = LAYOUTS[layout] if isinstance(layout, str) and layout else layout or None
+        self._cache = {}
+        if isinstance(layout, str) and layout:
+            layout = LAYOUTS[layout]
+        self.layout = layout or None
 
     def values(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
         return self.once(described(shapes), lambda: self._read(shapes))
@@ -199,10 +216,10 @@ class Saved(Frozen):
         return self.once("statistics", self._read_statistics)
 
     def _read_statistics(self) -> Statistics:
-        arrays = self._arrays(lambda name: name.startswith(f"{SCALING}/"))
-        return standardizing.split(
-            {tuple(name.split("/")): array for name, array in arrays.items()}
-        )[1]
+        arrays = self._arrays(is_scaling)
+        by_path = {tuple(name.split("/")): array for name, array in arrays.items()}
+        _, statistics = standardizing.split(by_path)
+        return statistics
 
     def _arrays(self, wanted: Callable[[str], bool]) -> dict[str, np.ndarray]:
         """The file's arrays by name, as far as their names are wanted."""
@@ -216,40 +233,48 @@ class Saved(Frozen):
             raise ArgumentError("frozen", text, str(self.file)) from error
 
     def _read(self, shapes: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-        arrays = self._arrays(
-            lambda name: self.layout is not None or not name.startswith(f"{SCALING}/")
-        )
-        found: dict[Path, np.ndarray] = {}
-        for name, array in arrays.items():
+        """The arrays by path in a network with these shapes."""
+
+        def wanted(name: str) -> bool:
+            return self.layout is not None or not is_scaling(name)
+
+        values: dict[Path, np.ndarray] = {}
+        for name, array in self._arrays(wanted).items():
             for target in self._targets(name):
                 path, value = placed(target, array)
                 if path not in shapes:
-                    lacking = f"{self.source}: {name} belongs to {'/'.join(path)}, which the network lacks"
-                    raise ArgumentError("frozen", f"{lacking}; it has {named(shapes)}")
-                same = self.layout is not None and value.size == shapes[path].size
-                found[path] = value.reshape(shapes[path].shape) if same else value
-        return found
+                    text = f"{self.source}: {name} belongs to {'/'.join(path)}, which the network lacks"
+                    raise ArgumentError("frozen", f"{text}; it has {named(shapes)}")
+                shape = shapes[path].shape
+                if self.layout is not None and value.size == shapes[path].size:
+                    value = value.reshape(shape)
+                values[path] = value
+        return values
 
     def _targets(self, name: str) -> list[str]:
         """Where an array of the file belongs."""
         if self.layout is None:
             return [name if "/" in name else name.replace(".", "/")]
-        for pattern, target in self.layout.items():
-            if match := re.fullmatch(pattern, name):
-                return [
-                    match.expand(each)
-                    for each in ([target] if isinstance(target, str) else target)
-                    if each
-                ]
+        for pattern, targets in self.layout.items():
+            match = re.fullmatch(pattern, name)
+            if match:
+                targets = [targets] if isinstance(targets, str) else targets
+                return [match.expand(target) for target in targets if target]
         raise ArgumentError("frozen", f"{self.source}: the layout knows no {name}")
+
+
+def is_scaling(name: str) -> bool:
+    """Whether an array of a file is a mean or standard deviation of inputs."""
+    return name.startswith(f"{SCALING}/")
 
 
 def as_bytes(variables: Any) -> bytes:
     """The content of a safetensors file with a module's variables, named by their paths; `Saved` reads it."""
     save = optional.load("safetensors.numpy", "frozen").save
-    return save(
-        {"/".join(path): np.ascontiguousarray(leaf) for path, leaf in leaves_of(variables).items()}
-    )
+    arrays = {}
+    for path, leaf in named_leaves(variables).items():
+        arrays["/".join(path)] = np.ascontiguousarray(leaf)
+    return save(arrays)
 
 
 def placed(target: str, array: np.ndarray) -> tuple[Path, np.ndarray]:
@@ -258,8 +283,9 @@ def placed(target: str, array: np.ndarray) -> tuple[Path, np.ndarray]:
         target = target.removesuffix(T)
         # (O, C, *W) -> (*W, C, O)
         array = array.T if array.ndim == 2 else np.moveaxis(array, (0, 1), (-1, -2))
-    if parts := PARTS.fullmatch(target):
-        axis = -1 if parts[2] else 0
-        target = parts[1]
-        array = np.split(array, int(parts[4]), axis)[int(parts[3])]
+    match = SLICE.fullmatch(target)
+    if match:
+        target, last_axis, number, total = match.groups()
+        axis = -1 if last_axis else 0
+        array = np.split(array, int(total), axis)[int(number)]
     return tuple(target.split("/")), array

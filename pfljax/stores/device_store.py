@@ -264,7 +264,7 @@ class DeviceStore(Store):
         def one_round(
             key: Key, number: Array, state: State, clients: ClientData
         ) -> tuple[State, Record]:
-            return traced(key, number, state, clients, frozen=network.held)
+            return traced(key, number, state, clients, frozen=network.frozen_in_program)
 
         return one_round
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pfljax.contract import former_contract, tree
 from pfljax.contract.errors import ArgumentError, RunError, raised
-from pfljax.contract.held import given
+from pfljax.contract.held import use_frozen
 from pfljax.contract.types import (
     Aggregate,
     Algorithm,
@@ -445,14 +445,14 @@ class Contract:
         x = jax.tree.map(at_most_two, x)
         args = (prediction.models, prediction.inputs, x)
         network = self.problem.model.network
-        with given(network, network.on(self.problem.plan)):
+        with use_frozen(network, network.on(self.problem.plan)):
             traced = jax.make_jaxpr(apply)(*args)
             if building.ends_in(traced.jaxpr, "logistic"):
-                raise self._error("apply", building.OF_SIGMOID)
+                raise self._error("apply", building.SIGMOID_OUTPUTS)
             random_args = building.random_like(args)
             outputs = jax.jit(apply)(*random_args)
             if building.sum_to_1(outputs):
-                raise self._error("apply", building.OF_SOFTMAX)
+                raise self._error("apply", building.SOFTMAX_OUTPUTS)
 
     def check_values(
         self, key: Key, state: State, clients: ClientData, ids: Array | None = None

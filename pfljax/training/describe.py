@@ -169,7 +169,7 @@ def plan_lines(compiled: Compiled, data: Any, experiment: Experiment) -> list[tu
     # Networks and bytes.
     if problem.groups:
         lines.append(("networks", problem.groups.described(num_clients)))
-    frozen = tree.num_bytes(problem.model.network.held)
+    frozen = tree.num_bytes(problem.model.network.frozen_in_program)
     if frozen:
         lines.append(("frozen parameters, held once", frozen))
     lines += [

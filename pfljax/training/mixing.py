@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax.contract.errors import ArgumentError, warn
-from pfljax.contract.held import given
+from pfljax.contract.held import use_frozen
 from pfljax.contract.types import Params, PyTree, Training
 from pfljax.exchange.views import each
 from pfljax.local.solver import Solver
@@ -46,7 +46,7 @@ def check(experiment: Experiment) -> None:
             continue
         params = parameters(model)
         network = model.network
-        with given(network, network.on(experiment.problem.plan)):
+        with use_frozen(network, network.on(experiment.problem.plan)):
             if mixes(model, params, x):
                 raise ArgumentError("model", f"{MIXES}{_hint(model)}", type(model.module).__name__)
             padded = experiment.problem.solver.keyed and depends_on_padding(model, params, x)
@@ -140,9 +140,9 @@ def unevenly_filled(solver: Solver, sizes: np.ndarray, n_max: int) -> int:
 
 def whole(model: Model) -> Model:
     """The model with the layers before its features, if these are computed once per example."""
-    if model.behind is None:
+    if model.tail is None:
         return model
-    return dataclasses.replace(model, behind=None, example_input=model.behind.whole.example)
+    return dataclasses.replace(model, tail=None, example_input=model.tail.full.example)
 
 
 def parameters(model: Model) -> Params:

@@ -91,7 +91,7 @@ def score_unseen(experiment: Experiment, compiled: Compiled, key: Key, state: St
 
     networks = None
     if problem.groups:
-        networks = problem.groups.of_clients(unseen.num_clients, unseen=True)
+        networks = problem.groups.clients_groups(unseen.num_clients, unseen=True)
     lower_is_better = experiment.lower_is_better
     summary = evaluation.summarize(scores["test"], unseen.test.size, lower_is_better)
     train = evaluation.summarize(scores["train"], unseen.train.size, lower_is_better)
@@ -217,7 +217,7 @@ def summarize(
     rounds = rows[-1]["round"]
     networks = None
     if experiment.problem.groups:
-        networks = experiment.problem.groups.of_clients(federation.num_clients)
+        networks = experiment.problem.groups.clients_groups(federation.num_clients)
     return {
         "method": experiment.name,
         "dataset": federation.name,

@@ -146,7 +146,7 @@ def test_weights_from_a_file(clients, tmp_path):
             pfl.Local(), clients, pfl.Model(VIT, frozen=frozen, trainable="head"), LOCAL, seed=1
         )
 
-    found = of(saved).experiment.problem.model.adapted.own["frozen"]
+    found = of(saved).experiment.problem.model.adapted.frozen_on_host["frozen"]
     np.testing.assert_array_equal(
         found["patches/kernel"], weights()["patches"]["kernel"].astype(jnp.bfloat16)
     )
@@ -202,7 +202,7 @@ def test_a_second_frozen_network_keeps_its_own_arrays(clients):
     x = clients.test.x[0, :2]
     params = teacher.init(jax.random.key(0))
     both = taking(student.network, lambda: (student.apply(params, x), teacher.apply(params, x)))
-    own, other = jax.jit(both)(frozen=student.network.own)
+    own, other = jax.jit(both)(frozen=student.network.frozen_on_host)
     np.testing.assert_allclose(own, student.apply(params, x), atol=1e-5)
     np.testing.assert_allclose(other, teacher.apply(params, x), atol=1e-5)
     assert np.abs(own - other).max() > 0.01

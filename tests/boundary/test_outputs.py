@@ -661,7 +661,7 @@ NETWORKS = [
 
 
 def loss(outputs: Any, y: Any, task: str = "classification") -> np.ndarray:
-    return models.Model(None, task=task).losses_of(jnp.float32(outputs), jnp.asarray(y))
+    return models.Model(None, task=task).loss_from_outputs(jnp.float32(outputs), jnp.asarray(y))
 
 
 LOSSES = [

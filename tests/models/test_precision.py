@@ -22,7 +22,7 @@ from pfljax.exchange.rounds import make_round
 from pfljax.folder import files
 from pfljax.local.training import LocalTraining
 from pfljax.models import recurrent
-from pfljax.models.rewriting import convolutions, equations, rewriting, rewritten
+from pfljax.models.rewriting import convolutions, equations
 from pfljax.stores import serving
 
 RNG = np.random.default_rng(0)
@@ -30,7 +30,6 @@ RNG = np.random.default_rng(0)
 X = (256 + 2 * RNG.integers(2, size=(6, 4)) + RNG.uniform(0, 0.9, size=(6, 4))).astype(np.float32)
 Y = RNG.integers(3, size=6).astype(np.int32)
 KEY = jax.random.key(0)
-LAYOUT = ("NHWC", "HWIO", "NHWC")
 PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
@@ -268,16 +267,19 @@ def test_updates_too_small_for_a_bfloat16_parameter_add_up():
     assert loss.dtype == jnp.float32
 
 
-def test_gradients_of_convolutions_are_float32_sums_over_images(monkeypatch):
+def test_gradients_of_convolutions_are_float32_sums_over_images():
     """In bfloat16, adding the 4 of each image would end at 1024, whose next number is 1032."""
-    rewriting.by_platform.cache_clear()
-    monkeypatch.setattr(convolutions, "CACHE_BYTES", 1)  # one image at a time
-    convolve = rewritten(
-        lambda x, k: jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=LAYOUT)
-    )
     x = jnp.ones((512, 2, 2, 1), jnp.bfloat16)
     kernel = jnp.ones((3, 3, 1, 1), jnp.bfloat16)
-    slope = jax.jit(jax.grad(lambda kernel: convolve(x, kernel).astype(jnp.float32).sum()))(kernel)
+    one_image_at_a_time = convolutions.Windows(
+        (3, 3), (1, 1), (1, 1), padding=((1, 1), (1, 1)), spread=(1, 1), cache=1
+    )
+
+    @jax.jit
+    def slopes(dy, x, kernel):
+        return convolutions.slopes(dy, x, kernel, one_image_at_a_time)
+
+    _, slope = slopes(jnp.ones_like(x), x, kernel)
     assert slope.dtype == jnp.bfloat16 and slope[1, 1, 0, 0] == 4 * 512
 
 

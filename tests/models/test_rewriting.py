@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfljax import models
-from pfljax.models.rewriting import convolutions, rewriting, rewritten, winograd
+from pfljax.models.rewriting import convolutions, rewritten, use_forms, winograd
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 6, 7, 3)).astype(np.float32)
@@ -398,9 +398,7 @@ def stacks(*arrays):
         (None, False, False),
     ],
 )
-def test_stacked_clients_on_a_gpu_convolve_patches(
-    monkeypatch, axes, patches, patches_in_gradients
-):
+def test_stacked_clients_on_a_gpu_convolve_patches(axes, patches, patches_in_gradients):
     """Of stacked kernels, XLA would make groups of channels; one client's convolution stays XLA's own."""
     of_all = (lambda fn: fn) if axes is None else (lambda fn: jax.vmap(fn, axes))
     args = [
@@ -430,10 +428,8 @@ def test_stacked_clients_on_a_gpu_convolve_patches(
     def alone_and_stacked(fn, args, args_of_two):
         return [(each(*args), jax.vmap(each)(*args_of_two)) for each in both(fn)]
 
-    monkeypatch.setitem(rewriting.FORMS, "cpu", rewriting.FORMS["cuda"])
-    rewriting.by_platform.cache_clear()
-    found = alone_and_stacked(rewritten(plain), args, stacks(*args))
-    rewriting.by_platform.cache_clear()
+    with use_forms("cpu", "cuda"):
+        found = alone_and_stacked(rewritten(plain), args, stacks(*args))
     assert_close(found, alone_and_stacked(plain, args, stacks(*args)))
 
 
@@ -471,7 +467,7 @@ MODELS = {"linen": Everything(), "nnx": lambda rngs: EverythingInNNX(rngs)}
 
 
 @pytest.mark.parametrize("kind", ["linen", slow("nnx")])
-def test_models_compute_what_their_modules_do(kind, monkeypatch):
+def test_models_compute_what_their_modules_do(kind):
     """Predictions, losses in training, and gradients, which have the new batch statistics."""
     model = models.Model(MODELS[kind], jnp.zeros((1, 6, 7, 3)))
     params = model.init(jax.random.key(1))
@@ -487,9 +483,9 @@ def test_models_compute_what_their_modules_do(kind, monkeypatch):
     assert "stablehlo.convolution" not in lowered.as_text()
     *found, slopes = lowered.compile()(params)
 
-    monkeypatch.setattr(rewriting, "FORMS", {})  # a model that keeps XLA's own forms
     native = models.Model(MODELS[kind], jnp.zeros((1, 6, 7, 3)))
-    lowered = jax.jit(functools.partial(run, native)).lower(params)
+    with use_forms("cpu", None):  # a model that keeps XLA's own forms
+        lowered = jax.jit(functools.partial(run, native)).lower(params)
     assert "stablehlo.convolution" in lowered.as_text()
     *expected, expected_slopes = lowered.compile()(params)
     for one, other in zip(found, expected, strict=True):

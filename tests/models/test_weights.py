@@ -53,7 +53,7 @@ def test_axes_and_parts_of_arrays(tmp_path):
     model = loaded(
         module, np.zeros((1, 5), np.int32), tmp_path / "gpt2.safetensors", "gpt2", "^norm/"
     )
-    found = model.adapted.own["frozen"]
+    found = model.adapted.frozen_on_host["frozen"]
     whole = gpt2[f"{block}attn.c_attn.weight"]
     for part, name in enumerate(("query", "key", "value")):
         # two heads of three

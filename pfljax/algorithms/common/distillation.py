@@ -21,4 +21,4 @@ def divergence(problem: Problem, teacher: Array, student: Array, y: Array) -> Ar
     student_log_probs = jax.nn.log_softmax(student)
     teacher_log_probs = jax.nn.log_softmax(teacher)
     divergences = optax.losses.kl_divergence_with_log_targets(student_log_probs, teacher_log_probs)
-    return problem.model.over_places(divergences, y)
+    return problem.model.mean_over_positions(divergences, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,7 +15,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 from jax.interpreters import partial_eval
 
-from pfljax.contract.types import PyTree
+from pfljax.contract.types import Array, PyTree
 from pfljax.models.rewriting import convolutions, winograd
 from pfljax.models.rewriting.convolutions import (
     CACHE_BYTES,
@@ -25,7 +26,7 @@ from pfljax.models.rewriting.convolutions import (
 )
 
 FEW = 32  # neighbors that a sum adds last: fewer than fill a core's vectors well
-MOST_PLACES = 128  # in a window; each is a view, which takes time to compile
+MOST_VIEWS = 128  # of the positions in a window, which take time to compile
 
 Operation = Callable[..., Any]
 # Another form of an operation: (*arrays) -> result, and (slope of the result, *arrays) -> slopes of the arrays.
@@ -38,6 +39,12 @@ def rewritten(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     `fn` is traced once for all calls with the same shapes. Derivatives have the same forms; like these, they exist in
     reverse mode only. The function is compiled under plan=python, too, where it would be traced in any case, and each
     of its operations compiled on its own.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.models.rewriting import rewritten
+        >>> rewritten(lambda x: 2 * x)(jnp.arange(3)).tolist()
+        [0, 2, 4]
     """
 
     def run(*args: PyTree) -> PyTree:
@@ -60,30 +67,38 @@ def evaluate(
 ) -> list[Any]:
     """Evaluates a traced function, a jaxpr with or without constants, with other operations in place of some.
 
-    `choose` says what is called in place of an equation; by default `operation_of`.
+    Args:
+        traced: The function.
+        args: Its arguments.
+        choose: Equation -> the operation that is called in its place; None: `chosen_operation`.
+
+    Returns:
+        The outputs.
     """
-    choose = choose or operation_of
+    choose = choose or chosen_operation
     # Equations that no output needs are left out: initial values, for instance, need no forward pass.
     jaxpr, _ = partial_eval.dce_jaxpr(getattr(traced, "jaxpr", traced), True, instantiate=True)
-    values = dict(
-        zip([*jaxpr.constvars, *jaxpr.invars], [*getattr(traced, "consts", ()), *args], strict=True)
-    )
+    consts = getattr(traced, "consts", ())
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(v):
+    def read(v: Any) -> Any:
         return v.val if isinstance(v, core.Literal) else values[v]
 
     for eqn in jaxpr.eqns:
+        arguments = [read(v) for v in eqn.invars]
         with eqn.ctx.manager, jax.named_scope(str(eqn.source_info.name_stack)):
-            outputs = choose(eqn)(*map(read, eqn.invars))
-        values.update(
-            zip(eqn.outvars, outputs if eqn.primitive.multiple_results else [outputs], strict=True)
-        )
+            operation = choose(eqn)
+            outputs = operation(*arguments)
+        if not eqn.primitive.multiple_results:
+            outputs = [outputs]
+        values.update(zip(eqn.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
 def bound(eqn: Any, *args: Any, **changed: Any) -> Any:
-    """An equation's own operation on other arguments, some of its parameters changed."""
-    return eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params | changed))
+    """An equation's operation on other arguments, some of its parameters changed."""
+    params = eqn.primitive.get_bind_params(eqn.params | changed)
+    return eqn.primitive.bind(*args, **params)
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
@@ -94,25 +109,31 @@ def equations(jaxpr: Any) -> Iterator[Any]:
             yield from equations(inner)
 
 
-def operation_of(eqn: Any) -> Operation:
-    """The operation of an equation: its own, or another form of it that depends on the platform.
+def chosen_operation(eqn: Any) -> Operation:
+    """The operation of an equation: the equation's, or another form of it that depends on the platform.
 
     Its derivatives have the form that the platform has, too.
     """
-    if forms_of(eqn):
-        key = repr((eqn.primitive, [v.aval for v in eqn.invars], sorted(eqn.params.items())))
+    if find_forms(eqn):
+        shapes = [v.aval for v in eqn.invars]
+        key = repr((eqn.primitive, shapes, sorted(eqn.params.items())))
         return by_platform(Keyed(key, eqn))
-    # what is written for one platform stays as it is
-    if platforms := eqn.params.get("branches_platforms"):
-        pairs = zip(eqn.params["branches"], platforms, strict=True)
-        params = {
-            "branches": tuple(
-                branch if named else rewritten_trace(branch) for branch, named in pairs
-            )
-        }
-    else:
-        params = jax.tree.map(rewritten_trace, eqn.params) if eqn.primitive in NESTED else {}
-    return lambda *args: bound(eqn, *args, **params)
+    return functools.partial(bound, eqn, **rewritten_params(eqn))
+
+
+def rewritten_params(eqn: Any) -> dict[str, Any]:
+    """The parameters of an equation with functions inside, rewritten; {} if they stay as they are."""
+    platforms = eqn.params.get("branches_platforms")
+    if platforms:
+        # A branch that is written for a platform stays as it is.
+        branches = [
+            branch if names else rewritten_trace(branch)
+            for branch, names in zip(eqn.params["branches"], platforms, strict=True)
+        ]
+        return {"branches": tuple(branches)}
+    if eqn.primitive in NESTED:
+        return jax.tree.map(rewritten_trace, eqn.params)
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,35 +148,44 @@ class Keyed:
 def by_platform(keyed: Keyed) -> Operation:
     """An operation in the form of the platform that it is lowered to."""
     eqn = keyed.eqn
-    own = functools.partial(bound, eqn)
-    forms = forms_of(eqn) | {"default": (own, derivative(own))}
+    native = functools.partial(bound, eqn)
+    forms = find_forms(eqn) | {"default": (native, derivative(native))}
+    applies = {platform: apply for platform, (apply, _) in forms.items()}
+    pulls = {platform: pull for platform, (_, pull) in forms.items()}
+    apply = jax.jit(functools.partial(jax.lax.platform_dependent, **applies))
+    pull = jax.jit(functools.partial(jax.lax.platform_dependent, **pulls))
 
-    def on(n):
-        return functools.partial(
-            jax.lax.platform_dependent, **{name: form[n] for name, form in forms.items()}
-        )
+    def forward(*args: Any) -> tuple[Any, tuple[Any, ...]]:
+        return apply(*args), args
 
-    apply = jax.jit(on(0))
-    slopes = jax.jit(on(1))
+    def backward(args: tuple[Any, ...], slope: Any) -> Any:
+        return pull(slope, *args)
+
     operation = jax.custom_vjp(apply)
-    operation.defvjp(lambda *args: (apply(*args), args), lambda args, slope: slopes(slope, *args))
+    operation.defvjp(forward, backward)
     return operation
 
 
 def derivative(apply: Operation) -> Operation:
     """(Slope of the result of `apply`, *arrays) -> slopes of the arrays."""
-    return lambda slope, *args: jax.vjp(apply, *args)[1](slope)
+
+    def pull(slope: Any, *args: Any) -> Any:
+        _, pull_back = jax.vjp(apply, *args)
+        return pull_back(slope)
+
+    return pull
 
 
 def rewritten_trace(value: Any) -> Any:
     """A traced function with other forms of some operations; any other value as it is."""
-    if not isinstance(value, core.Jaxpr | core.ClosedJaxpr) or not any(
-        map(forms_of, equations(value))
-    ):
+    if not isinstance(value, core.Jaxpr | core.ClosedJaxpr):
         return value
-    # JAX 0.10 tells traced functions with constants from those without
+    if not any(find_forms(eqn) for eqn in equations(value)):
+        return value
+    # JAX 0.10 tells traced functions with constants from those without.
     jaxpr = getattr(value, "jaxpr", value)
-    new = jax.make_jaxpr(lambda *args: evaluate(value, args))(*(v.aval for v in jaxpr.invars))
+    shapes = [v.aval for v in jaxpr.invars]
+    new = jax.make_jaxpr(lambda *args: evaluate(value, args))(*shapes)
     return new if isinstance(new, type(value)) else new.jaxpr
 
 
@@ -164,40 +194,53 @@ def convolution(eqn: Any, cache: int = CACHE_BYTES, fewer_products: bool = True)
 
     `cache` is as in `Windows`; `fewer_products` allows Winograd's form.
     """
-    (x, kernel) = [v.aval for v in eqn.invars]
+    x, kernel = [v.aval for v in eqn.invars]
     params = eqn.params
-    numbers = eqn.params["dimension_numbers"]
-    size = tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:])
-    names = ("window_strides", "rhs_dilation", "padding", "lhs_dilation", "feature_group_count")
-    windows = Windows(size, *(params[name] for name in names), cache=cache)
-    known = params["batch_group_count"] == 1 and params["preferred_element_type"] in (None, x.dtype)
-    if not (
-        known
-        and has_views(eqn, windows, windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]]))
-    ):
-        return None
-    # Axes in the order that `convolve` expects: (B, *S, C) and (*W, C, O).
-    of_x, of_y = ((spec[0], *spec[2:], spec[1]) for spec in (numbers.lhs_spec, numbers.out_spec))
-    of_kernel = (*numbers.rhs_spec[2:], numbers.rhs_spec[1], numbers.rhs_spec[0])
-
-    def back(array, order):
-        return array.transpose([order.index(axis) for axis in range(array.ndim)])
-
-    fewer = winograd.pays(
-        [x.shape[axis] for axis in of_x], kernel.shape[numbers.rhs_spec[0]], windows
+    numbers = params["dimension_numbers"]
+    windows = Windows(
+        size=tuple(kernel.shape[axis] for axis in numbers.rhs_spec[2:]),
+        strides=params["window_strides"],
+        dilation=params["rhs_dilation"],
+        padding=params["padding"],
+        spread=params["lhs_dilation"],
+        groups=params["feature_group_count"],
+        cache=cache,
     )
-    form = winograd if fewer and fewer_products and x.dtype == jnp.float32 else convolutions
+    if params["batch_group_count"] != 1 or params["preferred_element_type"] not in (None, x.dtype):
+        return None
+    is_tiled = windows.tile([x.shape[axis] for axis in numbers.lhs_spec[2:]])
+    if not has_views(eqn, windows, is_tiled):
+        return None
 
-    def apply(x, kernel):
-        return back(form.convolve(x.transpose(of_x), kernel.transpose(of_kernel), windows), of_y)
+    # Axes in the order that `convolve` expects: (B, *S, C), (*W, C, O) and (B, *S', O).
+    batch, feature, *spatial = numbers.lhs_spec
+    x_order = (batch, *spatial, feature)
+    outputs, inputs, *spatial = numbers.rhs_spec
+    kernel_order = (*spatial, inputs, outputs)
+    batch, feature, *spatial = numbers.out_spec
+    y_order = (batch, *spatial, feature)
 
-    def pull(dy, x, kernel):
+    images = [x.shape[axis] for axis in x_order]
+    is_exact = fewer_products and x.dtype == jnp.float32  # sums and differences lose digits
+    has_fewer = is_exact and winograd.pays(images, kernel.shape[outputs], windows)
+    form = winograd if has_fewer else convolutions
+
+    def apply(x: Array, kernel: Array) -> Array:
+        y = form.convolve(x.transpose(x_order), kernel.transpose(kernel_order), windows)
+        return transposed_back(y, y_order)
+
+    def pull(dy: Array, x: Array, kernel: Array) -> tuple[Array, Array]:
         dx, dkernel = form.slopes(
-            dy.transpose(of_y), x.transpose(of_x), kernel.transpose(of_kernel), windows
+            dy.transpose(y_order), x.transpose(x_order), kernel.transpose(kernel_order), windows
         )
-        return back(dx, of_x), back(dkernel, of_kernel)
+        return transposed_back(dx, x_order), transposed_back(dkernel, kernel_order)
 
     return apply, pull
+
+
+def transposed_back(array: Array, order: Sequence[int]) -> Array:
+    """Undoes `array.transpose(order)`."""
+    return array.transpose([order.index(axis) for axis in range(array.ndim)])
 
 
 def for_stacks(form: Callable[[Any], Form | None], eqn: Any) -> Form | None:
@@ -205,45 +248,53 @@ def for_stacks(form: Callable[[Any], Form | None], eqn: Any) -> Form | None:
 
     An operation has the form if its last array (a kernel) is stacked, its gradients have it if any array is.
     """
-    own = functools.partial(bound, eqn)
+    native = functools.partial(bound, eqn)
     other = form(eqn)
     if other is None:
         return None
-    given, made = ([v.aval.ndim for v in values] for values in (eqn.invars, eqn.outvars))
+    apply, pull = other
+    ranks = [v.aval.ndim for v in eqn.invars]
+    ranks_of_results = [v.aval.ndim for v in eqn.outvars]
 
-    def apply(fn):
-        return stackable(fn, given, made)
+    def vectorized_apply(fn: Operation) -> Operation:
+        return stackable(fn, ranks, ranks_of_results)
 
-    def slopes(fn):
-        return stackable(fn, made + given, given)
+    def vectorized_pull(fn: Operation) -> Operation:
+        return stackable(fn, ranks_of_results + ranks, ranks)
+
+    def is_kernel_stacked(stacked: Sequence[bool]) -> bool:
+        return stacked[-1]
 
     return (
-        _by_stacks(apply(own), apply(other[0]), lambda stacked: stacked[-1]),
-        _by_stacks(slopes(derivative(own)), slopes(other[1]), any),
+        by_stacks(vectorized_apply(native), vectorized_apply(apply), is_kernel_stacked),
+        by_stacks(vectorized_pull(derivative(native)), vectorized_pull(pull), any),
     )
 
 
-def stackable(fn: Operation, given: Sequence[int], made: Sequence[int]) -> Operation:
-    """A function of arrays, with `given` and `made` numbers of axes, that takes stacks of some of them, too."""
+def stackable(fn: Operation, ranks: Sequence[int], ranks_of_results: Sequence[int]) -> Operation:
+    """A function of arrays with these numbers of axes, and results with these, that takes stacks of some, too."""
 
-    def one(name, rank):
-        return "(" + ",".join(f"{name}_{axis}" for axis in range(rank)) + ")"
+    def signature(name: str, ranks: Sequence[int]) -> str:
+        arrays = []
+        for number, rank in enumerate(ranks):
+            axes = ",".join(f"{name}{number}_{axis}" for axis in range(rank))
+            arrays.append(f"({axes})")
+        return ",".join(arrays)
 
-    def all_of(name, ranks):
-        return ",".join(one(f"{name}{n}", rank) for n, rank in enumerate(ranks))
-
-    return jnp.vectorize(fn, signature=f"{all_of('x', given)}->{all_of('y', made)}")
+    text = f"{signature('x', ranks)}->{signature('y', ranks_of_results)}"
+    return jnp.vectorize(fn, signature=text)
 
 
-def _by_stacks(
-    one: Operation, many: Operation, choose: Callable[[Sequence[bool]], bool]
+def by_stacks(
+    single: Operation, stacks: Operation, choose: Callable[[Sequence[bool]], bool]
 ) -> Operation:
-    """An operation that is `many` if `choose`, given which arrays are stacked, says so, and otherwise `one`."""
-    operation = jax.custom_batching.custom_vmap(lambda *args: one(*args))
+    """An operation that is `stacks` if `choose`, which gets which arrays are stacked, says so, or else `single`."""
+    operation = jax.custom_batching.custom_vmap(lambda *args: single(*args))
 
     @operation.def_vmap
     def _(size: int, stacked: Sequence[bool], *args: Any) -> tuple[Any, Any]:
-        y = (many if choose(stacked) else one)(*args)
+        del size
+        y = stacks(*args) if choose(stacked) else single(*args)
         return y, jax.tree.map(lambda _: True, y)
 
     return operation
@@ -251,22 +302,27 @@ def _by_stacks(
 
 def pooling(pool: Operation, slope: Operation | None, eqn: Any) -> Form | None:
     """Pooling over views; None if windows span examples or channels, are too large, or overlap where XLA is faster."""
+    params = eqn.params
     names = ("window_dimensions", "window_strides", "window_dilation", "padding", "base_dilation")
-    fields = [eqn.params[name] for name in names]
-    windows = Windows(*[field[1:-1] for field in fields])
-    within = [(field[0], field[-1]) for field in fields] == [(1, 1)] * 3 + [
-        ((0, 0), (0, 0)),
-        (1, 1),
-    ]
-    tiled = slope is None and windows.tile(eqn.invars[0].aval.shape[1:-1])
-    faster = set(windows.spread) == {1} and (slope is None or set(windows.strides) != {1})
-    if not (within and faster and has_views(eqn, windows, tiled)):
+    fields = {name: params[name] for name in names}
+    for name, field in fields.items():
+        neutral = (0, 0) if name == "padding" else 1
+        if (field[0], field[-1]) != (neutral, neutral):
+            return None
+    windows = Windows(*[field[1:-1] for field in fields.values()])
+    is_slow = slope is not None and set(windows.strides) == {1}
+    is_tiled = slope is None and windows.tile(eqn.invars[0].aval.shape[1:-1])
+    if set(windows.spread) != {1} or is_slow or not has_views(eqn, windows, is_tiled):
         return None
 
-    def apply(x):
+    def apply(x: Array) -> Array:
         return pool(x, windows)
 
-    return apply, derivative(apply) if slope is None else lambda dy, x: slope(dy, x, windows)
+    def pull(dy: Array, x: Array) -> tuple[Array]:
+        assert slope is not None
+        return slope(dy, x, windows)
+
+    return apply, derivative(apply) if slope is None else pull
 
 
 def outer_first(eqn: Any) -> Form | None:
@@ -276,20 +332,20 @@ def outer_first(eqn: Any) -> Form | None:
     """
     x = eqn.invars[0].aval
     axes = eqn.params["axes"]
-    *others, last = [axis for axis in range(x.ndim) if axis not in axes] or [-1]
+    remaining = [axis for axis in range(x.ndim) if axis not in axes]
+    if not remaining:
+        return None
+    last = remaining[-1]
     before = [axis for axis in axes if axis < last]
     width = math.prod(x.shape[last + 1 :])
     if not (before and 1 < width <= FEW and jnp.issubdtype(x.dtype, jnp.floating)):
         return None
+    shape = [x.shape[axis] for axis in remaining]
 
-    def add(x, axes):
-        return bound(eqn, x, axes=tuple(axes))
-
-    kept = [x.shape[axis] for axis in (*others, last)]
-
-    def apply(x):
-        rows = add(x.reshape(*x.shape[:last], x.shape[last] * width), before)
-        return add(rows.reshape(*kept, width), [len(kept)])
+    def apply(x: Array) -> Array:
+        rows = x.reshape(*x.shape[:last], x.shape[last] * width)
+        rows = bound(eqn, rows, axes=tuple(before))
+        return bound(eqn, rows.reshape(*shape, width), axes=(len(shape),))
 
     return apply, derivative(apply)
 
@@ -299,23 +355,21 @@ def flattened(eqn: Any) -> Form | None:
     (left, right), batch = eqn.params["dimension_numbers"]
     a, b = (v.aval.shape for v in eqn.invars)
     num = len(left)
-    axes = (*left, *right)
-    if (
-        any(batch)
-        or axes != (*range(len(a) - num, len(a)), *range(num))
-        or len(a) == len(b) == 2
-        or not num
-    ):
+    last_axes = tuple(range(len(a) - num, len(a)))
+    first_axes = tuple(range(num))
+    is_plain = not any(batch) and (*left,) == last_axes and (*right,) == first_axes
+    are_matrices = len(a) == len(b) == 2
+    if not is_plain or are_matrices or num == 0:
         return None
     rows = math.prod(a[: len(a) - num])
     inner = math.prod(b[:num])
     columns = math.prod(b[num:])
     numbers = ((1,), (0,)), ((), ())
 
-    def apply(x, y):
-        product = bound(
-            eqn, x.reshape(rows, inner), y.reshape(inner, columns), dimension_numbers=numbers
-        )
+    def apply(x: Array, y: Array) -> Array:
+        left = x.reshape(rows, inner)
+        right = y.reshape(inner, columns)
+        product = bound(eqn, left, right, dimension_numbers=numbers)
         return product.reshape(eqn.outvars[0].aval.shape)
 
     return apply, derivative(apply)
@@ -327,8 +381,9 @@ def in_rows(eqn: Any) -> Form | None:
     if not (len(shape) > 1 and 1 < width <= FEW):
         return None
 
-    def apply(x):
-        return bound(eqn, x.reshape(*shape[:-1], shape[-1] * width)).reshape(x.shape)
+    def apply(x: Array) -> Array:
+        rows = x.reshape(*shape[:-1], shape[-1] * width)
+        return bound(eqn, rows).reshape(x.shape)
 
     return apply, derivative(apply)
 
@@ -343,18 +398,21 @@ def in_a_row(eqn: Any) -> Form | None:
     """Random bits drawn as a vector: the same bits, and programs that compile faster."""
     shape = eqn.params["shape"]
 
-    def draw(key):
+    if len(shape) <= 1:
+        return None
+
+    def draw(key: Array) -> Array:
         return bound(eqn, key, shape=(math.prod(shape),)).reshape(shape)
 
-    return (draw, derivative(draw)) if len(shape) > 1 else None
+    return draw, derivative(draw)
 
 
 def has_views(eqn: Any, windows: Windows, tiled: bool) -> bool:
     """Whether an operation's windows are few views of real numbers, which compile fast, or tiles."""
-    kind, *others = {v.aval.dtype for v in eqn.invars}
-    few = tiled or math.prod(windows.size) <= MOST_PLACES
-    real = not others and jnp.issubdtype(kind, jnp.floating)
-    return bool(few and real and windows.size and eqn.outvars[0].aval.size)
+    dtypes = {v.aval.dtype for v in eqn.invars}
+    are_few = tiled or math.prod(windows.size) <= MOST_VIEWS
+    are_real = len(dtypes) == 1 and all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    return bool(are_few and are_real and windows.size and eqn.outvars[0].aval.size)
 
 
 # Platform -> operation -> the form of an equation there, or None. Where a platform has none, XLA's own is used.
@@ -378,16 +436,44 @@ FORMS: dict[str, dict[Any, Callable[[Any], Form | None]]] = {
 }
 
 
-def forms_of(eqn: Any) -> dict[str, Form]:
+def find_forms(eqn: Any) -> dict[str, Form]:
     """Platform -> the other form that an equation has there."""
-    return {
-        name: form
-        for name, forms in FORMS.items()
-        if (form := forms.get(eqn.primitive, lambda _: None)(eqn))
-    }
+    forms = {}
+    for platform, makers in FORMS.items():
+        maker = makers.get(eqn.primitive)
+        form = maker(eqn) if maker else None
+        if form:
+            forms[platform] = form
+    return forms
 
 
-# Platform -> times that XLA's own forms take longer there than ours, forward and backward (docs/results/speed.md).
+@contextlib.contextmanager
+def use_forms(platform: str, source: str | None) -> Iterator[None]:
+    """Within this context, what is traced has another platform's forms on a platform.
+
+    Args:
+        platform: The platform, such as "cpu".
+        source: The platform whose forms it gets, "cpu" or "cuda"; None: XLA's own forms.
+
+    Examples:
+        >>> import jax.numpy as jnp
+        >>> from pfljax.models.rewriting import rewritten, use_forms
+        >>> with use_forms("cpu", None):
+        ...     rewritten(jnp.square)(jnp.arange(3)).tolist()
+        [0, 1, 4]
+    """
+    before = dict(FORMS)
+    FORMS[platform] = FORMS[source] if source else {}
+    by_platform.cache_clear()
+    try:
+        yield
+    finally:
+        FORMS.clear()
+        FORMS.update(before)
+        by_platform.cache_clear()
+
+
+# Platform -> times that XLA's forms take longer there than ours, forward and backward (docs/results/speed.md).
 SLOWDOWNS = {"cpu": {"conv_general_dilated": 5, "reduce_window_min": 3, "reduce_window": 3}}
 
 
@@ -398,22 +484,30 @@ def slow_layers(jaxpr: Any, names: Sequence[str], platform: str) -> Iterator[str
     """
     layers = dict(zip(jaxpr.invars, names, strict=True))
     for eqn in jaxpr.eqns:
-        given = [layers.get(v, "") if isinstance(v, core.Var) else "" for v in eqn.invars]
-        if len(given) == 1:  # a kernel that is cast or laid out anew
-            layers |= dict.fromkeys(eqn.outvars, given[0])
+        operands = [layers.get(v, "") if isinstance(v, core.Var) else "" for v in eqn.invars]
+        if len(operands) == 1:  # a kernel that is cast or laid out anew
+            layers |= dict.fromkeys(eqn.outvars, operands[0])
         times = SLOWDOWNS.get(platform, {}).get(eqn.primitive.name)
-        if times and platform not in forms_of(eqn):
+        if times and platform not in find_forms(eqn):
             size = eqn.params.get("window_dimensions", eqn.invars[-1].aval.shape)
-            layer = next(filter(None, given), str(eqn.source_info.name_stack) or eqn.primitive.name)
+            default = str(eqn.source_info.name_stack) or eqn.primitive.name
+            layer = next(filter(None, operands), default)
             yield f"{layer}: {' x '.join(map(str, size))}, native: about {times} x"
-        for inner in core.jaxprs_in_params(eqn.params) if eqn.primitive in NESTED else ():
-            # Of a branch, the choice comes first.
-            yield from slow_layers(inner, given[len(given) - len(inner.invars) :], platform)
+        if eqn.primitive in NESTED:
+            for inner in core.jaxprs_in_params(eqn.params):
+                # Of a branch, the choice comes first.
+                arguments = operands[len(operands) - len(inner.invars) :]
+                yield from slow_layers(inner, arguments, platform)
 
 
 # Operations whose insides are rewritten. Derivatives that functions define themselves stay as they are.
 NESTED = {
-    getattr(primitives, name)
-    for name in ("jit_p", "closed_call_p", "remat_p", "scan_p", "while_p", "cond_p")
+    primitives.jit_p,
+    primitives.closed_call_p,
+    primitives.remat_p,
+    primitives.scan_p,
+    primitives.while_p,
+    primitives.cond_p,
+    primitives.custom_jvp_call_p,
+    primitives.custom_vjp_call_p,
 }
-NESTED |= {primitives.custom_jvp_call_p, primitives.custom_vjp_call_p}

@@ -1,4 +1,4 @@
-"""Networks that are cut behind their frozen layers."""
+"""Networks that are cut after their frozen layers."""
 
 import flax.linen as nn
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pfljax import models
-from pfljax.models.behind import behind, features_of
+from pfljax.models.tail import cut_network, features_before_cut
 
 INPUTS = 3
 HIDDEN = 5
@@ -32,22 +32,22 @@ def network(trainable):
 
 
 def test_features_are_the_outputs_of_the_frozen_layers():
-    whole, variables = network(["second", "last"])
-    cut = behind(whole)
+    full, variables = network(["second", "last"])
+    cut = cut_network(full)
     x = np.random.default_rng(0).normal(size=(7, INPUTS)).astype(np.float32)
     layer = variables["params"]["first"]
     hidden = np.maximum(x @ layer["kernel"] + layer["bias"], 0)
 
     assert cut.example.shape[1:] == (HIDDEN,)
-    features = features_of(cut, jnp.asarray(x))
+    features = features_before_cut(cut, jnp.asarray(x))
     np.testing.assert_allclose(features, hidden, rtol=1e-5, atol=1e-6)
 
 
 def test_layers_before_all_frozen_ones_leave_no_features():
-    whole, _ = network("first")
-    assert "no single array" in behind(whole)
+    full, _ = network("first")
+    assert "no single array" in cut_network(full)
 
 
 def test_a_frozen_layer_whose_outputs_methods_may_read_is_not_cut_off():
-    whole, _ = network("last")
-    assert "frozen hidden layer" in behind(whole)
+    full, _ = network("last")
+    assert "frozen hidden layer" in cut_network(full)
