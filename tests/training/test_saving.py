@@ -74,17 +74,17 @@ RUN = """
 
     out, resume, pause = sys.argv[1], sys.argv[2] == "resume", float(sys.argv[3])
 
-    def wait(rows):
+    def wait(evaluation):
         # each evaluation takes its time, as those of many clients do
         time.sleep(pause)
-        return False
 
     clients = pfl.data.digits(num_clients=6, train_examples=8)
     local = pfl.LocalTraining(learning_rate=0.05, batch_size=4)
     model = pfl.models.MLP(hidden=())
-    options = {"participation": 0.5, "stop": wait, "execution": pfl.Execution("map", devices=1)}
-    run = pfl.Run(pfl.Ditto(), clients, model, local, **options)
-    run.train(30, out=out, resume=resume, eval_every=7, checkpoint_every="0.1s", progress=False)
+    execution = pfl.Execution("map", devices=1)
+    run = pfl.Run(pfl.Ditto(), clients, model, local, participation=0.5, execution=execution)
+    often = {"eval_every": 7, "checkpoint_every": "0.1s"}
+    run.train(30, out=out, resume=resume, tracker=wait, progress=False, **often)
 """
 
 
