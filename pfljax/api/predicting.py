@@ -21,7 +21,7 @@ from pfljax.exchange.plan import make_host_plan
 from pfljax.folder import fingerprint
 from pfljax.models.ensembles import ensemble
 from pfljax.models.model import Model
-from pfljax.models.standardizing import standardizing, statistics_of
+from pfljax.models.standardizing import standardizing, named_statistics
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
 from pfljax.stores.registry import store_of
@@ -106,7 +106,7 @@ class Predictor:
             mean = f"has a mean of {ratio:.0e} deviations"
             text = f"{mean}, so the exported module, in float32, is inexact"
             warn("x", f"{text}; train on x less its mean, or use result.predict")
-        return standardizing(module, variables, statistics_of(scaling.mean, scaling.std))
+        return standardizing(module, variables, named_statistics(scaling.mean, scaling.std))
 
     def _prediction(self, number: int) -> tuple[Model, Algorithm, Prediction]:
         """The network of a client, its method, and what it predicts with."""

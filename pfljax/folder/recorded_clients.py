@@ -206,13 +206,13 @@ def _federation(arrays: dict[str, np.ndarray]) -> Federation:
         x = jax.tree.map(leaves.__getitem__, numbers)
         splits[part] = Split(x, y_leaf.placeholder(len(size), n_max), size)
 
-    values = {name: about[name] for name in VALUES}
+    values: dict[str, Any] = {name: about[name] for name in VALUES}
+    values |= {name: arrays.get(name) for name in ARRAYS}
     values["class_names"] = tuple(values["class_names"])
     values["feature_names"] = tuple(values["feature_names"])
     return Federation(
         **splits,
         **values,
-        **{name: arrays.get(name) for name in ARRAYS},
         scaling=_scaling(arrays, numbers),
         recorded_digest=about["digest"],
     )
