@@ -2,12 +2,13 @@
 
 from pfljax.data import partitions, sources
 from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
-from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
+from pfljax.data.federation import Federation, keep_clients, load, shuffle_targets
+from pfljax.data.former import module_attributes
 from pfljax.data.splits import Splits
 from pfljax.data.statistics import (
-    codes_of,
     describe,
     digest,
+    distinct_codes,
     heterogeneity,
     inverse_frequency_weights,
 )
@@ -23,13 +24,13 @@ from pfljax.data.variants import (
 __all__ = [
     "Federation",
     "Splits",
-    "codes_of",
     "describe",
     "digest",
     "digits",
+    "distinct_codes",
     "heterogeneity",
     "inverse_frequency_weights",
-    "keep_own",
+    "keep_clients",
     "load",
     "match_classes",
     "npz",
@@ -47,3 +48,11 @@ __all__ = [
     "tfds",
     "without_tested",
 ]
+
+__getattr__ = module_attributes(
+    __name__, {"codes_of": "distinct_codes", "keep_own": "keep_clients"}
+)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

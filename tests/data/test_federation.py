@@ -314,11 +314,11 @@ def test_a_federation_is_shown_in_a_line():
 @pytest.mark.parametrize("targets", ["own", "shuffled"])
 def test_a_process_has_its_own_clients_examples_only(targets):
     whole, part = (
-        data.load(data.sources.digits(), splits=Splits(targets=targets), seed=2, own=own)
+        data.load(data.sources.digits(), splits=Splits(targets=targets), seed=2, local_clients=own)
         for own in (None, lambda num_clients: slice(4, num_clients))
     )
     assert (
-        part.own == slice(4, 16)
+        part.local_clients == slice(4, 16)
         and part.num_clients == 16
         and part.index_digest == whole.index_digest
     )
