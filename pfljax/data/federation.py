@@ -196,8 +196,9 @@ class Federation:
         if isinstance(client, str) and client in names:
             return names.index(client)
         is_integer = isinstance(client, int | np.integer) and not isinstance(client, bool)
-        if is_integer and 0 <= client < self.num_clients:
-            return int(client)
+        number = int(client) if is_integer else -1
+        if 0 <= number < self.num_clients:
+            return number
         accepted = f"accepted: 0 to {self.num_clients - 1}"
         raise ArgumentError("client", accepted + _hint_at_name(client, names), client)
 

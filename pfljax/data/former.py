@@ -27,12 +27,10 @@ def renamed_arguments(**present: str) -> Callable[[Callable[P, R]], Callable[P, 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            renamed: Any = {}
-            for name, value in kwargs.items():
-                if name in present:
-                    warn_former(f"{function.__name__}({name}=)", f"{present[name]}=")
-                renamed[present.get(name, name)] = value
-            return function(*args, **renamed)
+            for name in kwargs.keys() & present.keys():
+                warn_former(f"{function.__name__}({name}=)", f"{present[name]}=")
+                kwargs[present[name]] = kwargs.pop(name)
+            return function(*args, **kwargs)
 
         return call
 

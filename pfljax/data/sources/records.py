@@ -118,7 +118,7 @@ def arrayrecord(
         file,
         seed=seed,
         fraction=fraction,
-        array_names={"x": image, "y": label, "client": client},
+        array_names={"x": image, "y": ", ".join(labels), "client": client},
         task=task,
         standardize=standardize,
         num_classes=fields[labels[0]].num_classes,
