@@ -152,7 +152,7 @@ def without_tested(clients: Sequence[Federation], tested: Sequence[Federation]) 
         masks.append(is_untested)
         totals.append(federation.gather_rows(is_untested.sum(axis=1)).sum())
     if not all(totals):
-        text = "all validation examples also occur among the test examples, which so take part in tuning"
+        text = "all validation examples also occur among the test examples, which therefore take part in tuning"
         warn("clients", f"{text}; pass is_test, or fewer splits")
         return list(clients)
     return [

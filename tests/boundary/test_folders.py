@@ -92,7 +92,7 @@ LAYOUTS = [
     Case(
         "train and others",
         layout("train/a/0.png", "extra/a/0.png"),
-        r"has train beside other folders, extra; acc",
+        r"has train next to other folders, extra; acc",
     ),
     Case(
         "only test", layout("test/a/0.png"), r"has a split for test, but none to train on; accepted"

@@ -142,7 +142,7 @@ def _inputs(x: np.ndarray, name: str, shape: Sequence[int]) -> np.ndarray:
 
 
 def has_test_split(path: pathlib.Path) -> bool:
-    """Whether there are official test examples, in the file or in the one beside it."""
+    """Whether there are official test examples, in the file or in the other one of its folder."""
     return len(_files(path)) > 1 or sqlite.has_test_split(str(path))
 
 

@@ -1,4 +1,4 @@
-"""Users' own npz files, and what all kinds of files share."""
+"""Users' npz and npy files, and what all formats of files share."""
 
 from __future__ import annotations
 

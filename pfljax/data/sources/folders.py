@@ -1,4 +1,4 @@
-"""Folders of images, whose names are those of parts, clients and classes."""
+"""Folders of images, whose names are those of splits, clients and classes."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def _check_layout(
     is_deep = max(map(len, names)) > 1
     if mixed and (is_deep or len({*map(split_of, mixed)}) > 1):
         others = sorted(first - {*mixed})
-        text = f"has {', '.join(mixed)} beside other folders, {', '.join(others[:NAMED])}"
+        text = f"has {', '.join(mixed)} next to other folders, {', '.join(others[:NAMED])}"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
 
     # Images at another level than others

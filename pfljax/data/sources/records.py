@@ -267,7 +267,7 @@ def _opened(folder: pathlib.Path) -> tuple[str, int, Any]:
 
 
 def _decoded(field: Field, feature: Any) -> Any:
-    """An example's value of a feature, from its part of a tf.train.Example."""
+    """An example's value of a feature, from its entry in a tf.train.Example."""
     if field.encoding == "none":
         values = feature.float_list.value or feature.int64_list.value
         return np.array(values).astype(field.dtype).reshape(field.shape)

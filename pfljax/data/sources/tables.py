@@ -131,7 +131,7 @@ def table(
 ) -> Source:
     """Reads a CSV file (with a header) or a Parquet file. Its first bytes say which it is.
 
-    A CSV file may be compressed with gzip, bzip2 or xz. Spaces around names, numbers and texts are no part of them. A
+    A CSV file may be compressed with gzip, bzip2 or xz. Spaces around names, numbers and texts are ignored. A
     column of row numbers, such as the index that pandas writes, is no feature unless `features` names it. A missing
     value is refused, in any column that is read, unless it is a number and `fill` is set.
 
@@ -249,7 +249,7 @@ def _features(
 ) -> tuple[np.ndarray, Features]:
     """The examples (n, F) in the columns of a table that are features, and what these are."""
     wanted = names_in(columns.features)
-    categorical = list(dict.fromkeys(names_in(columns.categorical)))
+    categorical = dict.fromkeys(names_in(columns.categorical))
     others = {*names_in(columns.label), *filter(None, (columns.client, columns.test))}
     named = [("features", name) for name in wanted]
     named += [("categorical", name) for name in categorical]
@@ -265,13 +265,15 @@ def _features(
     else:
         candidates = [name for name in positions if name not in others]
         candidates = _without_row_numbers(table, positions, file, candidates, categorical)
-    numeric = []
+    numeric = set()
     left_out = []
     for name in candidates:
         if name in categorical:
             continue
-        is_number = _is_number(table.column(positions[name]).type)
-        (numeric if is_number else left_out).append(name)
+        if _is_number(table.column(positions[name]).type):
+            numeric.add(name)
+        else:
+            left_out.append(name)
     if len(left_out) == len(candidates) or (wanted and left_out):
         text = f"{few(left_out) or 'nothing'} in {pathlib.Path(file).name}"
         accepted = "accepted: columns of numbers; categorical names those of categories"
