@@ -111,7 +111,7 @@ def victims_of(federation: pfl.Federation, num: int) -> pfl.Federation:
     none = Split(x[:, :0], y[:, :0], np.zeros(num, np.int32))
     parts = {"train": Split(x, y, np.ones(num, np.int32)), "validation": none, "test": none}
     return dataclasses.replace(
-        federation, **parts, group=None, target=None, client_names=None, own=None
+        federation, **parts, group=None, target=None, client_names=None, local_clients=None
     )
 
 

@@ -123,7 +123,7 @@ def clients_of(kind: str, folder: Path) -> pfl.Federation:
     """The clients of a kind of file, or with their arrays in memory."""
     if kind != "memory":
         own = {"client": "client"} if kind == "arrayrecord" else {}
-        return pfl.data.read(folder, kind=kind, standardize=False, **own)
+        return pfl.data.read(folder, format=kind, standardize=False, **own)
     x, y, client = (np.load(folder / f"{name}.npy") for name in ("x", "y", "client"))
     return pfl.Federation.from_arrays(x, y, client=client, standardize=False)
 

@@ -783,7 +783,7 @@ def check_tunings(
     tunings = {title: entry.tuning for title, entry in entries.items() if entry.tuning is not None}
     if not tunings:
         return
-    tested = data.codes_of({id(each): each for each in clients}.values(), "test")
+    tested = data.distinct_codes({id(each): each for each in clients}.values(), "test")
     for title, tuned in tunings.items():
         if set(tuned.seeds) & set(seeds):
             text = f"{title} was tuned with seeds {', '.join(map(str, tuned.seeds))}; accepted: other seeds than those"

@@ -21,7 +21,7 @@ from pfljax.exchange.plan import make_host_plan
 from pfljax.folder import fingerprint
 from pfljax.models.ensembles import ensemble
 from pfljax.models.model import Model
-from pfljax.models.standardizing import standardizing, named_statistics
+from pfljax.models.standardizing import named_statistics, standardizing
 from pfljax.run.experiment import Experiment
 from pfljax.stores import serving
 from pfljax.stores.registry import store_of
@@ -200,7 +200,7 @@ def reads_examples(experiment: Experiment) -> bool:
     args = (arguments.key, arguments.state, ids, arguments.clients)
     try:
         return any(
-            depends_on_examples(taking(network, function), args, network.own)
+            depends_on_examples(taking(network, function), args, network.frozen_on_host)
             for function in functions
         )
     except jax.errors.JAXTypeError:  # it reads values, so it cannot be traced

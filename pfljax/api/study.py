@@ -137,7 +137,7 @@ class Study:
                 rewrite_score(run, folder)
         if not processes.from_first(np.int32(done)):
             return None
-        self.say(f"{folder}: already finished; its score is now {run.experiment.score_name}")
+        logger.info(f"  {folder}: already finished; its score is now {run.experiment.score_name}")
         return Cell.read(folder)
 
     def train(

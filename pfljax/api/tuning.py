@@ -25,7 +25,7 @@ from pfljax.api.run import (
 from pfljax.api.study import Rerun, in_parts
 from pfljax.contract.errors import ArgumentError, RunError
 from pfljax.contract.speech import logger, with_former_say
-from pfljax.data import Federation, codes_of
+from pfljax.data import Federation, distinct_codes
 from pfljax.evaluation.metrics import score_of_task, sign_of
 from pfljax.evaluation.statistics import Trial
 from pfljax.folder import files, fingerprint, locks
@@ -94,7 +94,7 @@ class Tuning:
             further values that the method and its network accept.
         seeds: The seeds that the scores are means over.
         chosen_on: Codes of the validation examples that the scores are of, without those whose x is also that of a test
-            example of the same splits; see `data.codes_of`.
+            example of the same splits; see `data.distinct_codes`.
         method: The method with the best knobs.
         local: Local training at the best rate.
     """
@@ -570,7 +570,8 @@ def tune(
         found = search_in_turn(rates, knobs, trials, make, rounds, **how).of(method, default)
     distinct = {id(each.clients): each.clients for each in data_of.values()}.values()
     # Where rows are too few to tell validation and test examples apart, a warning has said so.
-    chosen_on = np.setdiff1d(codes_of(distinct, "validation"), codes_of(distinct, "test"))
+    tested = distinct_codes(distinct, "test")
+    chosen_on = np.setdiff1d(distinct_codes(distinct, "validation"), tested)
     return dataclasses.replace(found, seeds=list(seeds), chosen_on=chosen_on)
 
 

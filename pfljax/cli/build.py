@@ -103,10 +103,10 @@ def build_clients(settings: Settings, seed: int) -> Clients:
             federation, unseen = data.split_unseen(load(), share, seed)
             if own:
                 federation, unseen = (
-                    data.keep_own(each, own(each.num_clients)) for each in (federation, unseen)
+                    data.keep_clients(each, own(each.num_clients)) for each in (federation, unseen)
                 )
         else:
-            federation = load(own=own)
+            federation = load(local_clients=own)
             unseen = None
     processes.agree({"who has which examples": federation.index_digest})
     return federation, unseen

@@ -22,7 +22,7 @@ from pfljax.cli.parsing import Declared
 from pfljax.contract import reading
 from pfljax.contract.errors import ArgumentError, shown
 from pfljax.contract.paths import expanded
-from pfljax.data.sources import KINDS, has_tests, kind_of
+from pfljax.data.sources import FORMATS, detect_format, has_tests
 from pfljax.folder import files
 from pfljax.settings import own_files
 from pfljax.settings.fields import (
@@ -134,7 +134,7 @@ class Settings:
         found = dataclasses.replace(self.with_preset(path), defaults=path.name) if path else self
         if validated:
             found = found.replace({"validation_fraction": VALIDATION_FRACTION} | found._given())
-        if self.dataset in KINDS and self.data_file and not self.present("test_fraction"):
+        if self.dataset in FORMATS and self.data_file and not self.present("test_fraction"):
             test = self.data_test if self.reads("data_test") else ""
             found = found.replace(
                 {"official_test": has_tests(self.dataset, self.data_file, test)} | found._given()
@@ -328,7 +328,7 @@ def _kind_of(file: str | None) -> str:
     if not file:
         raise FlagError.of("dataset", "accepted with --data_file", "file")
     try:
-        return kind_of(file)
+        return detect_format(file)
     except ArgumentError as error:
         raise FlagError(error.line("--data_file")) from error
 

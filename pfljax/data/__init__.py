@@ -2,13 +2,14 @@
 
 from pfljax.data import partitions, sources
 from pfljax.data.datasets import digits, npz, read, sine, synthetic, text, tfds
-from pfljax.data.federation import Federation, keep_own, load, shuffle_targets
+from pfljax.data.federation import Federation, keep_clients, load, shuffle_targets
+from pfljax.data.former import module_attributes
 from pfljax.data.splits import Splits
 from pfljax.data.statistics import (
     client_codes,
-    codes_of,
     describe,
     digest,
+    distinct_codes,
     heterogeneity,
     inverse_frequency_weights,
 )
@@ -25,13 +26,13 @@ __all__ = [
     "Federation",
     "Splits",
     "client_codes",
-    "codes_of",
     "describe",
     "digest",
     "digits",
+    "distinct_codes",
     "heterogeneity",
     "inverse_frequency_weights",
-    "keep_own",
+    "keep_clients",
     "load",
     "match_classes",
     "npz",
@@ -50,6 +51,10 @@ __all__ = [
     "without_tested",
 ]
 
+__getattr__ = module_attributes(
+    __name__, {"codes_of": "distinct_codes", "keep_own": "keep_clients"}
+)
+
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

@@ -14,10 +14,11 @@ from typing import Annotated, Any, ParamSpec
 
 from pfljax.data import sources
 from pfljax.data.federation import Federation, load
+from pfljax.data.former import renamed_arguments
 from pfljax.data.partitions import Choice
 from pfljax.data.sources.arrays import TaskName
 from pfljax.data.sources.builtin import SyntheticLabels
-from pfljax.data.sources.kinds import KINDS
+from pfljax.data.sources.formats import FORMATS
 from pfljax.data.sources.source import Fraction
 from pfljax.data.splits import Splits, make_splits
 from pfljax.data.variants import SIDE, split_unseen
@@ -25,6 +26,7 @@ from pfljax.settings import recorded
 from pfljax.settings.fields import NumClients, Seed, checked, fields_of, knob
 
 P = ParamSpec("P")
+FORMER = {"kind": "format"}  # former name of an argument in records of runs -> its present name
 
 
 def data_set(
@@ -34,28 +36,29 @@ def data_set(
     make = checked(options=[*further, Splits])(make)
 
     @functools.wraps(make)
-    def called(*args: P.args, **options: P.kwargs) -> Federation:
-        found = make(*args, **options)
-        given = inspect.signature(make).bind(*args, **options).arguments
-        given |= given.pop("options", {})
-        kept = recorded.recordable(given)
-        return (
-            dataclasses.replace(found, origin={make.__name__: kept})
-            if kept.keys() == given.keys()
-            else found
-        )
+    def call(*args: P.args, **options: P.kwargs) -> Federation:
+        federation = make(*args, **options)
+        arguments = inspect.signature(make).bind(*args, **options).arguments
+        arguments |= arguments.pop("options", {})
+        records = recorded.recordable(arguments)
+        if records.keys() != arguments.keys():
+            return federation
+        return dataclasses.replace(federation, origin={make.__name__: records})
 
-    return called
+    return call
 
 
 def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
     """Repeats the call that a federation remembers."""
-    ((name, kept),) = origin.items()
+    ((name, records),) = origin.items()
     if name == SIDE:
-        return split_unseen(made_again(kept["of"]), kept["unseen"], kept["seed"])[kept["side"]]
-    return MAKERS[name](
-        **{argument: recorded.found(value, "clients") for argument, value in kept.items()}
-    )
+        clients = made_again(records["of"])
+        return split_unseen(clients, records["unseen"], records["seed"])[records["side"]]
+    arguments = {}
+    for argument, record in records.items():
+        value = recorded.found(record, "clients")
+        arguments[FORMER.get(argument, argument)] = value
+    return MAKERS[name](**arguments)
 
 
 @data_set
@@ -77,6 +80,11 @@ def digits(
         seed: Random seed.
         splits: Splits of each client's examples.
         **options: Fields of `Splits` that override those of `splits`.
+
+    Examples:
+        >>> from pfljax import data
+        >>> data.digits(num_clients=20, partition=data.partitions.Dirichlet(alpha=0.3))
+        <digits, dirichlet: 20 clients, 10 classes, x (8, 8, 1); 1,437 train, 360 test>
     """
     splits = make_splits(splits, options)
     return load(
@@ -107,6 +115,11 @@ def sine(
         seed: Random seed.
         splits: Splits of each client's examples.
         **options: Fields of `Splits` that override those of `splits`.
+
+    Examples:
+        >>> from pfljax import data
+        >>> data.sine(num_clients=5)
+        <sine, natural: 5 clients, regression, x (1,); 80 train, 20 test>
     """
     splits = make_splits(splits, options)
     source = sources.sine(num_clients, seed=seed, fraction=fraction)
@@ -139,6 +152,11 @@ def synthetic(
         splits: Splits of each client's examples; None: the test examples are the ones drawn as such, `test_examples`
             per client (5,000 by default).
         **options: Fields of `Splits` that override those of `splits`.
+
+    Examples:
+        >>> from pfljax import data
+        >>> data.synthetic(num_clients=3, test_examples=40).test.size.tolist()
+        [40, 40, 40]
     """
     splits = make_splits(splits, options, official_test=True)
     source = sources.synthetic(
@@ -184,25 +202,41 @@ def npz(
         seed: Random seed.
         splits: Splits of each client's examples.
         **options: Fields of `Splits` that override those of `splits`.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pfljax import data
+        >>> rng = np.random.default_rng(0)
+        >>> np.savez("sensors.npz", x=rng.normal(size=(40, 3)), y=np.arange(40) % 2, client=np.arange(40) // 10)
+        >>> data.npz("sensors.npz")
+        <sensors, natural: 4 clients, 2 classes, x (3,); 32 train, 8 test>
     """
-    tasks: Any = {"task": task, "ignored_index": ignored_index}
-    source = sources.npz(file, seed=seed, fraction=fraction, standardize=standardize, **tasks)
-    splits = make_splits(splits, options, official_test=_tested(source, options))
+    source = sources.npz(
+        file,
+        seed=seed,
+        fraction=fraction,
+        standardize=standardize,
+        task=task,
+        ignored_index=ignored_index,
+    )
+    official_test = _has_official_test(source, options)
+    splits = make_splits(splits, options, official_test=official_test)
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-@functools.partial(data_set, further=[kind.read for kind in KINDS.values()])
+@renamed_arguments(kind="format")
+@functools.partial(data_set, further=[file_format.read for file_format in FORMATS.values()])
 def read(
     file: str | Path,
     num_clients: NumClients | None = None,
     partition: Choice | None = None,
     *,
-    kind: Annotated[str, knob(choices=("file", *KINDS))] = "file",
+    format: Annotated[str, knob(choices=("file", *FORMATS))] = "file",
     seed: Seed = 0,
     splits: Splits | None = None,
     **options: Any,
 ) -> Federation:
-    """Examples from a file or folder of any kind that pfljax reads: a table, images, LEAF and others.
+    """Examples from a file or folder of any format that pfljax reads: a table, images, LEAF and others.
 
     Examples that the file marks as official test examples are the clients' test examples, unless `official_test=False`
     or a `test_fraction` is given.
@@ -212,20 +246,34 @@ def read(
         num_clients: K; None: all clients in the file, or 16 if it names none.
         partition: Partition of the examples among clients; None: natural if the file names clients, otherwise two label
             groups (random for regression).
-        kind: What it is; "file": what the path looks like.
+        format: A format, such as "csv"; "file": the one that the path looks like.
         seed: Random seed.
         splits: Splits of each client's examples.
-        **options: Arguments of the kind's function in `pfljax.data.sources`, such as `label` and `client` for tables,
+        **options: Arguments of the format's function in `pfljax.data.sources`, such as `label` and `client` for tables,
             and fields of `Splits` that override those of `splits`.
+
+    Raises:
+        ArgumentError: for a path of no format, an argument that the format does not have, or a file that is not
+            accepted.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from pfljax import data
+        >>> columns = {"heat": [1.5, 2.5, 0.5, 3.0], "label": [0, 1, 0, 1], "site": ["a", "a", "b", "b"]}
+        >>> pd.DataFrame(columns).to_csv("heat.csv", index=False)
+        >>> data.read("heat.csv", client="site")
+        <heat, natural: 2 clients, 2 classes, x (1,); 2 train, 2 test>
     """
-    own = {name: options.pop(name) for name in options.keys() - fields_of(Splits).keys()}
-    source = sources.read(file, kind, seed=seed, **own)
-    splits = make_splits(splits, options, official_test=_tested(source, options))
+    names = options.keys() - fields_of(Splits).keys()
+    source_options = {name: options.pop(name) for name in names}
+    source = sources.read(file, format, seed=seed, **source_options)
+    official_test = _has_official_test(source, options)
+    splits = make_splits(splits, options, official_test=official_test)
     return load(source, partition, splits, num_clients=num_clients, seed=seed)
 
 
-def _tested(source: sources.Source, options: dict[str, Any]) -> bool:
-    """Whether clients are tested on the official test examples, unless told otherwise."""
+def _has_official_test(source: sources.Source, options: dict[str, Any]) -> bool:
+    """Whether clients are tested on the official test examples by default."""
     return source.is_test is not None and "test_fraction" not in options
 
 
@@ -252,6 +300,15 @@ def text(
         seed: Random seed.
         splits: Splits of each client's examples; None: the last fifth of each role's lines are for testing.
         **options: Fields of `Splits` that override those of `splits`.
+
+    Examples:
+        >>> import pathlib
+        >>> from pfljax import data
+        >>> lines = ["ROMEO:", "But, soft! what light", "through yonder window breaks?"]
+        >>> lines += ["", "JULIET:", "O Romeo, Romeo!", "wherefore art thou Romeo?"]
+        >>> _ = pathlib.Path("play.txt").write_text(chr(10).join(lines))
+        >>> data.text("play.txt").client_names.tolist()
+        ['ROMEO', 'JULIET']
     """
     splits = make_splits(splits, options, official_test=True)
     source = sources.text(file, stride=stride, seed=seed, fraction=fraction)
@@ -286,6 +343,11 @@ def tfds(
         seed: Random seed.
         splits: Splits of each client's examples.
         **options: Fields of `Splits` that override those of `splits`.
+
+    Examples:
+        >>> from pfljax import data
+        >>> data.tfds("mnist", num_clients=100)  # doctest: +SKIP
+        <mnist, label_groups: 100 clients, 10 classes, x (28, 28, 1); ...>
     """
     splits = make_splits(splits, options)
     source = sources.tfds(

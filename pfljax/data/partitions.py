@@ -20,8 +20,8 @@ from pfljax.data.dealing import (
     deal,
     deal_tests,
     draw,
-    members_of,
-    set_apart,
+    draw_tests,
+    pool_members,
     too_many,
 )
 from pfljax.data.sources.source import Source, dirichlet_draws, generator
@@ -39,12 +39,8 @@ __all__ = [
     "Pairs",
     "Partition",
     "Pathological",
+    "Pools",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
 
 DEFAULT_CLIENTS = 16
 ALPHA = "Dirichlet concentration; smaller: clients differ more"
@@ -57,6 +53,22 @@ class Partition:
     Attributes:
         name: Name in titles, messages and the command line.
         needs_classes: Whether every example must have exactly one class.
+
+    Examples:
+        Odd classes go to the first half of the clients, even ones to the second half:
+
+        >>> import numpy as np
+        >>> from pfljax import data, partitions
+        >>> class OddAndEven(partitions.Partition):
+        ...     name = "odd and even"
+        ...
+        ...     def pools(self, source, num_clients, rng, seed):
+        ...         group = np.arange(num_clients) * 2 // num_clients
+        ...         members = np.eye(2)[group]
+        ...         return partitions.Pools(1 - source.y % 2, members / members.sum(axis=0), group)
+        >>> clients = data.digits(num_clients=4, partition=OddAndEven())
+        >>> (clients.class_counts()[0] > 0).tolist()
+        [False, True, False, True, False, True, False, True, False, True]
     """
 
     name: ClassVar[str]
@@ -73,6 +85,9 @@ class Partition:
             num_clients: K.
             rng: Random generator.
             seed: The seed of `rng`, for separate random streams.
+
+        Returns:
+            The pool of each example (n,), the shares (K, P) of the clients, and their groups (K,).
         """
         raise NotImplementedError
 
@@ -80,43 +95,48 @@ class Partition:
         self, source: Source, num_clients: int | None, splits: Splits, seed: int
     ) -> Assignment:
         """Deals each example in the pools to one client, or lets clients draw with replacement."""
-        num_clients = _given(num_clients)
+        num_clients = num_clients or DEFAULT_CLIENTS
         is_test = source.is_test if splits.official_test else None
-        possible = len(source.y) // MIN_EXAMPLES
-        if is_test is not None:  # a client needs one example of each part
-            possible = int(min(is_test.sum(), (~is_test).sum()))
+        possible = _most_clients(source, is_test)
         if num_clients > possible and not splits.replacement:
             raise too_many(num_clients, self.name, possible)
         rng = generator(seed, "partition")
         pools = self.pools(source, num_clients, rng, seed)
-        if splits.replacement:
-            fraction = splits.test_fraction
-            if is_test is None:
-                is_test = set_apart(rng, pools.pool, fraction)
-            tests = max(1, round(splits.train_examples * fraction / (1 - fraction)))
-            parts = (
-                draw(rng, pools, ~is_test, splits.train_examples),
-                draw(rng, pools, is_test, tests),
-            )
-            indices = [np.concatenate(both) for both in zip(*parts, strict=True)]
-        else:
-            classes = source.y if source.task == "classification" and source.y.ndim == 1 else None
+
+        if not splits.replacement:
+            classes = source.y if _has_one_class(source) else None
             indices = deal(rng, pools, self.name, is_test, classes)
+            return Assignment(indices, _as_int32(pools.group), is_test)
+
+        # With replacement, clients draw test examples from a share of every pool.
+        fraction = splits.test_fraction
+        if is_test is None:
+            is_test = draw_tests(rng, pools.pool, fraction)
+        num_tests = max(1, round(splits.train_examples * fraction / (1 - fraction)))
+        train = draw(rng, pools, ~is_test, splits.train_examples)
+        tests = draw(rng, pools, is_test, num_tests)
+        indices = [np.concatenate(ids) for ids in zip(train, tests, strict=True)]
         return Assignment(indices, _as_int32(pools.group), is_test)
 
 
 @settings
 class IID(Partition):
-    """Every client gets an equal share of all examples."""
+    """Every client gets an equal share of all examples.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> data.digits(num_clients=100, partition=partitions.IID())
+        <digits, iid: 100 clients, 10 classes, x (8, 8, 1); 1,400 train, 397 test>
+    """
 
     name = "iid"
     needs_classes = False
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        everyone = np.zeros(num_clients, int)
-        return Pools(
-            np.zeros(len(source.y), int), np.full((num_clients, 1), 1 / num_clients), everyone
-        )
+        pool = np.zeros(len(source.y), int)
+        share = np.full((num_clients, 1), 1 / num_clients)
+        group = np.zeros(num_clients, int)
+        return Pools(pool, share, group)
 
 
 @settings
@@ -126,6 +146,14 @@ class LabelGroups(Partition):
     Attributes:
         balanced: Whether the numbers of clients per group differ by at most one. Otherwise each client's group is drawn
             at random, as in the paper, and a group may have no clients.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.digits(num_clients=6, partition=partitions.LabelGroups(groups=2))
+        >>> sorted(clients.group.tolist())
+        [0, 0, 0, 1, 1, 1]
+        >>> (clients.class_counts() > 0).sum(axis=1).tolist()
+        [5, 5, 5, 5, 5, 5]
     """
 
     name = "label_groups"
@@ -134,10 +162,9 @@ class LabelGroups(Partition):
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         if self.balanced:
-            _at_most("groups", self.groups, num_clients)
-            return _one_pool_a_client(
-                rng, num_clients, self.groups, _label_groups(rng, source.y, self.groups)
-            )
+            _check_at_most("groups", self.groups, num_clients)
+            pool = _label_groups(rng, source.y, self.groups)
+            return _one_pool_a_client(rng, num_clients, self.groups, pool)
         pool = _label_groups(rng, source.y, self.groups)
         group = rng.integers(self.groups, size=num_clients)
         return Pools(pool, _evenly(np.eye(self.groups)[group]), group)
@@ -145,7 +172,14 @@ class LabelGroups(Partition):
 
 @settings
 class LabelDirichlet(Partition):
-    """Label groups; a Dirichlet draw spreads each group over all clients (FedeRiCo, Table 4; FedEM)."""
+    """Label groups; a Dirichlet draw spreads each group over all clients (FedeRiCo, Table 4; FedEM).
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> partition = partitions.LabelDirichlet(groups=3, alpha=0.4)
+        >>> bool(data.digits(num_clients=10, partition=partition).train.size.all())
+        True
+    """
 
     name = "label_dirichlet"
     groups: int = knob(2, at_least=1, help="number of label groups")
@@ -153,18 +187,29 @@ class LabelDirichlet(Partition):
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
         pool = _label_groups(rng, source.y, self.groups)
-        return Pools(pool, dirichlet_draws(rng, self.groups, num_clients, self.alpha).T)
+        share = dirichlet_draws(rng, self.groups, num_clients, self.alpha).T
+        return Pools(pool, share)
 
 
 @settings
 class Dirichlet(Partition):
-    """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM)."""
+    """A symmetric Dirichlet draw per class spreads it over all clients (Hsu et al., 2019; FedEM).
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> even = data.digits(num_clients=10, partition=partitions.Dirichlet(alpha=100.0))
+        >>> uneven = data.digits(num_clients=10, partition=partitions.Dirichlet(alpha=0.1))
+        >>> data.heterogeneity(even) < data.heterogeneity(uneven)
+        True
+    """
 
     name = "dirichlet"
     alpha: float = knob(0.4, above=0, help=ALPHA)
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        return Pools(source.y, dirichlet_draws(rng, source.y.max() + 1, num_clients, self.alpha).T)
+        num_classes = source.y.max() + 1
+        share = dirichlet_draws(rng, num_classes, num_clients, self.alpha).T
+        return Pools(source.y, share)
 
 
 @settings
@@ -173,19 +218,33 @@ class Pathological(Partition):
 
     If a class has fewer examples than clients, some of its clients get none. Clients with the same classes are of
     the same group.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.digits(num_clients=10, partition=partitions.Pathological(classes=2))
+        >>> (clients.class_counts() > 0).sum(axis=1).tolist()
+        [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     """
 
     name = "pathological"
     classes: int = knob(2, at_least=1, help="number of classes per client")
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        held = _class_sets(rng, source.y, num_clients, self.classes)
-        return Pools(source.y, _evenly(held), np.unique(held, axis=0, return_inverse=True)[1])
+        class_sets = _class_sets(rng, source.y, num_clients, self.classes)
+        _, group = np.unique(class_sets, axis=0, return_inverse=True)
+        return Pools(source.y, _evenly(class_sets), group)
 
 
 @settings
 class Pairs(Partition):
-    """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4)."""
+    """Clients 2i and 2i + 1 have the same classes (pFedMB, Section 4).
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> clients = data.digits(num_clients=10, partition=partitions.Pairs(classes=2))
+        >>> clients.group.tolist()
+        [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    """
 
     name = "pairs"
     classes: int = knob(2, at_least=1, help="number of classes per client")
@@ -195,8 +254,9 @@ class Pairs(Partition):
             raise ArgumentError(
                 "num_clients", "accepted with partition=pairs: even numbers", num_clients
             )
-        held = np.repeat(_class_sets(rng, source.y, num_clients // 2, self.classes), 2, axis=0)
-        return Pools(source.y, _evenly(held), np.arange(num_clients) // 2)
+        pair_sets = _class_sets(rng, source.y, num_clients // 2, self.classes)
+        class_sets = np.repeat(pair_sets, 2, axis=0)
+        return Pools(source.y, _evenly(class_sets), np.arange(num_clients) // 2)
 
 
 @settings
@@ -207,6 +267,13 @@ class Latent(Partition):
         embedding: Embedding of examples before clustering: a function of the source that returns (n, F), such as an
             `Embedding`; None: pixels.
         cache: Folder for embeddings and clusterings; None: `host.cache_folder`.
+
+    Examples:
+        >>> from pfljax import data, partitions
+        >>> partition = partitions.Latent(groups=3, cache="clusters")
+        >>> clients = data.digits(num_clients=6, partition=partition, fraction=0.2)
+        >>> sorted(clients.group.tolist())
+        [0, 0, 1, 1, 2, 2]
     """
 
     name = "latent"
@@ -217,7 +284,7 @@ class Latent(Partition):
     cache: str | None = None
 
     def pools(self, source: Source, num_clients: int, rng: np.random.Generator, seed: int) -> Pools:
-        _at_most("groups", self.groups, num_clients)
+        _check_at_most("groups", self.groups, num_clients)
         pool = latent.clusters(source, self.embedding, self.groups, seed, self.cache)
         return _one_pool_a_client(rng, num_clients, self.groups, pool)
 
@@ -228,6 +295,17 @@ class Pachinko(Partition):
 
     Each client has its own Dirichlet shares of coarse labels and of fine labels within each. It draws a coarse label,
     then a fine label, then one of its examples not yet taken. Labels with no examples left drop out.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pfljax import data, partitions
+        >>> rng = np.random.default_rng(0)
+        >>> fine = rng.integers(6, size=120)
+        >>> x = rng.normal(size=(120, 3))
+        >>> np.savez("animals.npz", x=x, y=fine, coarse=fine // 2)
+        >>> clients = data.npz("animals.npz", num_clients=5, partition=partitions.Pachinko(alpha=0.1))
+        >>> (clients.train.size + clients.test.size).tolist()
+        [24, 24, 24, 24, 24]
     """
 
     name = "pachinko"
@@ -239,32 +317,42 @@ class Pachinko(Partition):
         _refuse_replacement(splits)
         if source.coarse is None:
             raise ArgumentError("partition", f"{source.name} has no coarse labels", self.name)
-        num_clients = _given(num_clients)
+        num_clients = num_clients or DEFAULT_CLIENTS
         is_test = source.is_test if splits.official_test else None
-        possible = len(source.y) // MIN_EXAMPLES
-        if is_test is not None:  # a client needs one example of each part
-            possible = int(min(is_test.sum(), (~is_test).sum()))
+        possible = _most_clients(source, is_test)
         if num_clients > possible:
-            text = f"too many for two examples per client with partition=pachinko; accepted: up to {possible}"
-            raise ArgumentError("num_clients", text, num_clients)
+            text = "too many for two examples per client with partition=pachinko"
+            raise ArgumentError("num_clients", f"{text}; accepted: up to {possible}", num_clients)
+
+        # The pools are pairs of a coarse and a fine label.
         coarse = np.unique(source.coarse, return_inverse=True)[1]
         fine, pool = np.unique(coarse * source.num_classes + source.y, return_inverse=True)
-        parent = fine // source.num_classes  # the coarse label of each fine label
+        parent = fine // source.num_classes
         rng = generator(seed, "partition")
         train = np.arange(len(pool)) if is_test is None else np.flatnonzero(~is_test)
         drawn = _pachinko(rng, pool[train], parent, num_clients, self.alpha)
-        indices = [train[own] for own in drawn]
+        indices = [train[positions] for positions in drawn]
         if is_test is not None:
-            counts = np.array([np.bincount(pool[own], minlength=len(fine)) for own in indices])
+            counts = np.array([np.bincount(pool[ids], minlength=len(fine)) for ids in indices])
             even = Pools(pool, np.full(counts.shape, 1 / num_clients))
             tests = deal_tests(rng, even, counts, self.name, is_test)
-            indices = [np.concatenate(both) for both in zip(indices, tests, strict=True)]
+            indices = [np.concatenate(ids) for ids in zip(indices, tests, strict=True)]
         return Assignment(indices, None, is_test)
 
 
 @settings
 class Natural(Partition):
-    """The source's own clients with at least two examples, or `num_clients` of them, in their original order."""
+    """The source's own clients with at least two examples, or `num_clients` of them, in their original order.
+
+    Examples:
+        >>> import pfljax as pfl
+        >>> x = [[0.0], [1.0], [2.0], [3.0]]
+        >>> partition = pfl.partitions.Natural()
+        >>> sites = ["east", "west", "west", "east"]
+        >>> clients = pfl.Federation.from_arrays(x, [0, 1, 1, 0], sites, partition=partition)
+        >>> clients.client_names.tolist()
+        ['east', 'west']
+    """
 
     name = "natural"
     needs_classes = False
@@ -274,31 +362,36 @@ class Natural(Partition):
     ) -> Assignment:
         _refuse_replacement(splits)
         if source.client is None:
-            raise ArgumentError(
-                "partition", f"{source.name} has no client ids; accepted: all others", self.name
-            )
+            text = f"{source.name} has no client ids; accepted: all others"
+            raise ArgumentError("partition", text, self.name)
+
+        # Clients need one example to train on and one to test on.
         order = np.argsort(source.client, kind="stable")
         ids, start, size = np.unique(source.client[order], return_index=True, return_counts=True)
         able = np.flatnonzero(size >= MIN_EXAMPLES)
         if not len(able):
-            raise ArgumentError(
-                "partition", f"no client in {source.name} has two examples", self.name
-            )
+            text = f"no client in {source.name} has two examples"
+            raise ArgumentError("partition", text, self.name)
         if len(able) < len(ids):
             text = f"{len(ids) - len(able)} of {len(ids)} clients have a single example and are left out"
             warn("client", f"{text}; a client needs one example to train on and one to test on")
-        if num_clients is not None and not 1 <= num_clients <= len(able):
-            text = f"{source.name} has {len(able)} clients with at least two examples; accepted: 1 to {len(able)}"
-            raise ArgumentError("num_clients", text, num_clients)
-        rng = generator(seed, "partition")
-        chosen = (
-            able if num_clients is None else np.sort(rng.choice(able, num_clients, replace=False))
-        )
-        indices = [order[start[k] : start[k] + size[k]] for k in chosen]
+
+        if num_clients is None:
+            chosen = able
+        elif 1 <= num_clients <= len(able):
+            rng = generator(seed, "partition")
+            chosen = np.sort(rng.choice(able, num_clients, replace=False))
+        else:
+            text = f"{source.name} has {len(able)} clients with at least two examples"
+            raise ArgumentError("num_clients", f"{text}; accepted: 1 to {len(able)}", num_clients)
+
         group = None if source.group is None else source.group[ids[chosen]]
-        names = None if source.client_names is None else source.client_names[ids[chosen]]
-        is_test = source.is_test if splits.official_test else None
-        return Assignment(indices, _as_int32(group), is_test, names)
+        return Assignment(
+            indices=[order[start[k] : start[k] + size[k]] for k in chosen],
+            group=_as_int32(group),
+            is_test=source.is_test if splits.official_test else None,
+            names=None if source.client_names is None else source.client_names[ids[chosen]],
+        )
 
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -325,7 +418,11 @@ def default(source: Source) -> Partition:
     """Natural if the examples have clients, otherwise two label groups; random for regression and sequences."""
     if source.client is not None:
         return Natural()
-    return LabelGroups() if source.task == "classification" and source.y.ndim == 1 else IID()
+    return LabelGroups() if _has_one_class(source) else IID()
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 @checked()
@@ -362,9 +459,16 @@ def assign(
     return partition.assign(source, num_clients, splits, seed)
 
 
-def _given(num_clients: int | None) -> int:
-    """K for a partition that is not natural."""
-    return DEFAULT_CLIENTS if num_clients is None else num_clients
+def _has_one_class(source: Source) -> bool:
+    """Whether every example has exactly one class."""
+    return source.task == "classification" and source.y.ndim == 1
+
+
+def _most_clients(source: Source, is_test: np.ndarray | None) -> int:
+    """The largest number of clients with an example to train on and one to test on."""
+    if is_test is None:
+        return len(source.y) // MIN_EXAMPLES
+    return int(min(is_test.sum(), (~is_test).sum()))
 
 
 def _as_int32(group: np.ndarray | None) -> np.ndarray | None:
@@ -378,7 +482,7 @@ def _refuse_replacement(splits: Splits) -> None:
         )
 
 
-def _at_most(argument: str, number: int, num_clients: int) -> None:
+def _check_at_most(argument: str, number: int, num_clients: int) -> None:
     if number > num_clients:
         raise ArgumentError(argument, f"accepted: at most num_clients={num_clients}", number)
 
@@ -410,18 +514,19 @@ def _class_sets(rng: np.random.Generator, y: np.ndarray, num_sets: int, size: in
         raise ArgumentError(
             "classes", f"accepted: 1 to {len(present)}, the number of classes", size
         )
-    held = np.zeros((num_sets, present[-1] + 1))
-    holders = np.zeros(len(present))
-    for row in held:
-        rarest = np.lexsort((rng.random(len(present)), holders))[:size]  # ties in random order
+    members = np.zeros((num_sets, present[-1] + 1))
+    count = np.zeros(len(present))
+    for row in members:
+        # The classes of the fewest sets so far, ties in random order
+        rarest = np.lexsort((rng.random(len(present)), count))[:size]
         row[present[rarest]] = 1
-        holders[rarest] += 1
-    return held
+        count[rarest] += 1
+    return members
 
 
-def _evenly(held: np.ndarray) -> np.ndarray:
-    """(K, P) shares that split each pool evenly among its clients."""
-    return held / np.maximum(held.sum(axis=0), 1)
+def _evenly(members: np.ndarray) -> np.ndarray:
+    """(K, P) shares that split each pool evenly among its clients, which `members` (K, P) marks with 1."""
+    return members / np.maximum(members.sum(axis=0), 1)
 
 
 def _pachinko(
@@ -437,42 +542,54 @@ def _pachinko(
         alpha: Dirichlet concentration of the coarse labels.
     """
     num_fine = len(parent)
-    left = np.bincount(pool, minlength=num_fine)
-    members = [rng.permutation(own) for own in members_of(pool, num_fine)]
     num_coarse = int(parent.max()) + 1
+    members = [rng.permutation(positions) for positions in pool_members(pool, num_fine)]
+    left = np.bincount(pool, minlength=num_fine)
     indices = []
     for _ in range(num_clients):
         # With a small alpha, all shares but one can underflow; their logarithms cannot.
-        log_share = (
-            np.log(rng.standard_gamma(alpha + 1, num_coarse))
-            - rng.standard_exponential(num_coarse) / alpha
-        )
+        log_share = np.log(rng.standard_gamma(alpha + 1, num_coarse))
+        log_share = log_share - rng.standard_exponential(num_coarse) / alpha
         beta = rng.standard_gamma(PACHINKO_BETA, num_fine)
-        own = []
+        drawn = []
         need = len(pool) // num_clients
         while need:
-            fines = rng.choice(
-                num_fine, need, p=_pachinko_shares(log_share, beta, parent, left > 0)
-            )
+            shares = _pachinko_shares(log_share, beta, parent, left > 0)
+            labels = rng.choice(num_fine, need, p=shares)
             # These draws are valid until one uses up a label; the remaining examples are then drawn again.
-            used_up = np.flatnonzero((np.bincount(fines, minlength=num_fine) >= left) & (left > 0))
-            drawn = min(
-                (np.flatnonzero(fines == f)[left[f] - 1] + 1 for f in used_up), default=need
-            )
-            count = np.bincount(fines[:drawn], minlength=num_fine)
+            used_up = (np.bincount(labels, minlength=num_fine) >= left) & (left > 0)
+            num_valid = need
+            for label in np.flatnonzero(used_up):
+                last = np.flatnonzero(labels == label)[left[label] - 1]
+                num_valid = min(num_valid, last + 1)
+            count = np.bincount(labels[:num_valid], minlength=num_fine)
             left -= count
-            own += [members[f][left[f] : left[f] + count[f]] for f in np.flatnonzero(count)]
-            need -= drawn
-        indices.append(np.concatenate(own))
+            for label in np.flatnonzero(count):
+                start = left[label]
+                drawn.append(members[label][start : start + count[label]])
+            need -= num_valid
+        indices.append(np.concatenate(drawn))
     return indices
 
 
 def _pachinko_shares(
-    log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, there: np.ndarray
+    log_share: np.ndarray, beta: np.ndarray, parent: np.ndarray, is_left: np.ndarray
 ) -> np.ndarray:
-    """(F,) probability of each fine label: its coarse label's among those `there` (F,), times its own within it."""
-    beta = beta * there
-    total = np.bincount(parent, beta)  # 0 for used-up coarse labels
+    """Probability of each fine label: that of its coarse label times its own within it.
+
+    Args:
+        log_share: (C,) logarithms of the coarse labels' shares, up to a constant.
+        beta: (F,) the fine labels' shares within their coarse label, up to a factor.
+        parent: (F,) the coarse label of each fine label.
+        is_left: (F,) bool, the fine labels with examples left.
+
+    Returns:
+        (F,) probabilities, 0 for labels without examples.
+    """
+    beta = beta * is_left
+    # The sum is 0 for coarse labels that are used up.
+    total = np.bincount(parent, beta)
     log_share = np.where(total > 0, log_share, -np.inf)
     share = np.exp(log_share - log_share.max())
-    return (share / share.sum() / np.where(total > 0, total, 1))[parent] * beta
+    share = share / share.sum() / np.where(total > 0, total, 1)
+    return share[parent] * beta

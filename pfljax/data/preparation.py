@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from pfljax.data.sources.source import Features, Scaling, Source
 
 BLOCK = 1024  # rows that are in float64 at a time
 SAMPLE = 10_000  # rows of a file that its mean and deviation are measured on
+ALL_ROWS = slice(None)
 Rows = np.ndarray | slice
 
 
@@ -23,72 +25,84 @@ class Preparation(NamedTuple):
 
     Attributes:
         fill: (F,) numbers that replace NaN; None: there is no NaN.
-        kept: (F,) bool, the columns of a table that are kept; None: all are.
+        columns: (F,) bool, the columns of a table that clients have; None: all.
         scaling: How models scale x, after that; None: they do not.
     """
 
     fill: np.ndarray | None
-    kept: np.ndarray | None
+    columns: np.ndarray | None
     scaling: Scaling | None
 
-    def __call__(self, x: PyTree, rows: Rows = slice(None)) -> PyTree:
+    def __call__(self, x: PyTree, rows: Rows = ALL_ROWS) -> PyTree:
         """Examples `rows` of x, complete but not scaled. With all rows, arrays that need nothing are not copied."""
         return jax.tree.map(lambda leaf: self._completed(leaf, rows), x)
 
     def names(self, features: Features | None) -> tuple[str, ...]:
         """Names of the columns of prepared examples; () if they are not those of a table."""
-        if features is None or self.kept is None:
-            return () if features is None else features.names
-        return tuple(name for name, kept in zip(features.names, self.kept, strict=True) if kept)
+        if features is None:
+            return ()
+        if self.columns is None:
+            return features.names
+        columns = np.flatnonzero(self.columns)
+        return tuple(features.names[column] for column in columns)
 
     def _completed(self, x: Any, rows: Rows) -> Any:
-        if self.fill is None and self.kept is None:
-            return x if _is_everything(rows) else x[rows]
+        is_everything = isinstance(rows, slice) and rows == ALL_ROWS
+        if self.fill is None and self.columns is None:
+            return x if is_everything else x[rows]
         ids = np.arange(len(x))[rows]
-        width = x.shape[1] if self.kept is None else int(self.kept.sum())
-        values = np.empty((len(ids), width), x.dtype)
+        width = x.shape[1] if self.columns is None else int(self.columns.sum())
+        completed = np.empty((len(ids), width), x.dtype)
         for start in range(0, len(ids), BLOCK):
-            block = (
-                slice(start, start + BLOCK) if _is_everything(rows) else ids[start : start + BLOCK]
-            )
-            values[start : start + BLOCK] = complete(x[block], self.fill, self.kept)
+            # A slice of a file reads its rows at once.
+            block = slice(start, start + BLOCK)
+            values = x[block] if is_everything else x[ids[block]]
+            completed[block] = complete(values, self.fill, self.columns)
             release(x)
-        return values
+        return completed
 
 
-def _is_everything(rows: Rows) -> bool:
-    return isinstance(rows, slice) and rows == slice(None)
-
-
-def complete(x: np.ndarray, fill: np.ndarray | None, kept: np.ndarray | None) -> np.ndarray:
-    """Fills holes in rows (n, F) of a table and leaves columns out; see `Preparation`."""
+def complete(x: np.ndarray, fill: np.ndarray | None, columns: np.ndarray | None) -> np.ndarray:
+    """Fills missing numbers in rows (n, F) of a table and leaves columns out; see `Preparation`."""
     if fill is not None:
         x = np.where(np.isnan(x), fill, x)
-    return x if kept is None else x[:, kept]
+    return x if columns is None else x[:, columns]
 
 
 def fit(source: Source, rows: np.ndarray) -> Preparation:
     """Measures what a source's examples need on the training examples `rows`, ascending ids."""
     fill = _column_means(source, rows) if source.fill else None
-    kept = _occurring(source.x, source.features, rows)
-    return Preparation(fill, kept, scaling(source, rows, fill, kept))
+    columns = _occurring(source.x, source.features, rows)
+    return Preparation(fill, columns, scaling(source, rows, fill, columns))
 
 
 def scaling(
-    source: Source, rows: np.ndarray, fill: np.ndarray | None = None, kept: np.ndarray | None = None
+    source: Source,
+    rows: np.ndarray,
+    fill: np.ndarray | None = None,
+    columns: np.ndarray | None = None,
 ) -> Scaling | None:
     """Measures how models scale a source's examples on its `rows`; see `Preparation`. None: they do not."""
     if not any(source.standardize):
         return None
     one_hot = None if source.features is None else source.features.one_hot
-    if one_hot is not None and kept is not None:
-        one_hot = one_hot[kept]
+    if one_hot is not None and columns is not None:
+        one_hot = one_hot[columns]
     leaves, structure = jax.tree.flatten(source.x)
-    measured = []
+    means = []
+    deviations = []
     for leaf, standardize in zip(leaves, source.standardize, strict=True):
-        measured.append(_measure(leaf, rows, fill, kept, one_hot) if standardize else (None, None))
-    mean, std = (structure.unflatten(column) for column in zip(*measured, strict=True))
-    return Scaling(mean, std)
+        mean = None
+        std = None
+        if standardize:
+            mean, std = _measure(leaf, rows, fill, columns)
+            # Columns of 0 and 1 are not scaled.
+            if one_hot is not None:
+                mean = np.where(one_hot, 0, mean)
+                std = np.where(one_hot, 1, std)
+        means.append(mean)
+        deviations.append(std)
+    return Scaling(structure.unflatten(means), structure.unflatten(deviations))
 
 
 def prepared(source: Source) -> Source:
@@ -102,21 +116,20 @@ def prepared(source: Source) -> Source:
 
 
 def _column_means(source: Source, rows: np.ndarray) -> np.ndarray:
-    """(F,) the mean of the numbers that are there. Raises `ArgumentError` for a column without any."""
+    """(F,) the mean of the numbers that are not missing. Raises `ArgumentError` for a column without any."""
     x = source.x
     total = np.zeros(x.shape[1])
     count = np.zeros(x.shape[1], np.int64)
     for block in _blocks(rows):
-        part = x[block].astype(np.float64)
-        there = ~np.isnan(part)
-        total += np.where(there, part, 0).sum(axis=0)
-        count += there.sum(axis=0)
+        values = x[block].astype(np.float64)
+        is_number = ~np.isnan(values)
+        total += np.where(is_number, values, 0).sum(axis=0)
+        count += is_number.sum(axis=0)
     if not count.all():
         column = int(np.argmin(count))
         name = source.features.names[column] if source.features else f"column {column} of x"
-        raise ArgumentError(
-            "fill", f"{name} has no number in any training example; accepted: x without it"
-        )
+        text = f"{name} has no number in any training example; accepted: x without it"
+        raise ArgumentError("fill", text)
     return total / count
 
 
@@ -127,8 +140,8 @@ def _occurring(x: np.ndarray, features: Features | None, rows: np.ndarray) -> np
     occurs = np.zeros(x.shape[1], bool)
     for block in _blocks(rows):
         occurs |= (x[block] != 0).any(axis=0)
-    kept = occurs | ~features.one_hot
-    return None if kept.all() else kept
+    columns = occurs | ~features.one_hot
+    return None if columns.all() else columns
 
 
 def _blocks(rows: np.ndarray) -> list[np.ndarray]:
@@ -136,37 +149,32 @@ def _blocks(rows: np.ndarray) -> list[np.ndarray]:
 
 
 def _measure(
-    x: Any,
-    rows: np.ndarray,
-    fill: np.ndarray | None,
-    kept: np.ndarray | None,
-    one_hot: np.ndarray | None,
+    x: Any, rows: np.ndarray, fill: np.ndarray | None, columns: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of some rows of x (n, *features), one of each for gray images (n, rows, columns)."""
+    # A file is sampled evenly.
     if in_file(x):
         rows = rows[:: -(-len(rows) // SAMPLE)]
-    gray = x.dtype == np.uint8 and x.ndim == 3
-    axes = tuple(range(x.ndim if gray else x.ndim - 1))
+    is_gray = x.dtype == np.uint8 and x.ndim == 3
+    axes = tuple(range(x.ndim if is_gray else x.ndim - 1))
 
-    def numbers(ids: np.ndarray) -> np.ndarray:
-        return complete(x[ids].astype(np.float64), fill, kept)
+    def blocks() -> Iterator[np.ndarray]:
+        for block in _blocks(rows):
+            yield complete(x[block].astype(np.float64), fill, columns)
+            release(x)
 
     # Differences from a first number make a constant's deviation exactly 0.
-    first = numbers(rows[:1])
-    origin = first.flat[0] if gray else first.reshape(-1, first.shape[-1])[0]
+    first = complete(x[rows[:1]].astype(np.float64), fill, columns)
+    origin = first.flat[0] if is_gray else first.reshape(-1, first.shape[-1])[0]
     count = len(rows) * first.size // origin.size
     total = np.zeros(())
-    for block in _blocks(rows):
-        total = total + (numbers(block) - origin).sum(axes)
-        release(x)
+    for values in blocks():
+        total = total + (values - origin).sum(axes)
     mean = origin + total / count
+
     squares = np.zeros(())
-    for block in _blocks(rows):
-        squares = squares + np.square(numbers(block) - mean).sum(axes)
-        release(x)
+    for values in blocks():
+        squares = squares + np.square(values - mean).sum(axes)
     std = np.sqrt(squares / count)
-    std = np.where(std > 0, std, 1)  # a constant feature becomes 0
-    if one_hot is not None:
-        mean = np.where(one_hot, 0, mean)
-        std = np.where(one_hot, 1, std)
-    return mean, std
+    # A constant feature becomes 0.
+    return mean, np.where(std > 0, std, 1)

@@ -36,7 +36,7 @@ VALUES = (
     "official_test",
     "tokens",
     "feature_names",
-    "returned",
+    "validation_returned",
 )
 NAMES = {"classes": "class_names", "columns": "feature_names", "clients": "client_names"}
 
@@ -157,7 +157,7 @@ def difference(before: RecordedClients, clients: Federation, scaled: bool = True
     digest = data.digest(clients)
     if federation.recorded_digest == digest:
         return ""
-    if clients.own is None:
+    if clients.local_clients is None:
         codes = data.client_codes(clients)
         for what in ("x", "y"):
             different = np.flatnonzero(getattr(before.codes, what) != getattr(codes, what))

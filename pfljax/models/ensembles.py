@@ -74,7 +74,7 @@ class Ensemble(nn.Module):
     def __call__(self, x: PyTree) -> Array:
         run_members = nn.vmap(
             _inference,
-            in_axes=None,
+            in_axes=None,  # pyright: ignore[reportArgumentType]
             variable_axes={nn.DenyList((ENSEMBLE, SCALING)): 0},
             split_rngs={"params": True},
             axis_size=self.num_members,

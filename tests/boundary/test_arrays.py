@@ -339,7 +339,7 @@ CASES = {
         "masks", lambda: {"y": Y * 255}, Right(X, Y * 255, 256), "y: has no class from 1 to 254"
     ),
     "nothing but ignored places": Case(
-        "masks", lambda: {"y": MASK * 0 - 1}, "y: has no class: all places are ignored"
+        "masks", lambda: {"y": MASK * 0 - 1}, "y: has no class: all positions are ignored"
     ),
     "labels from a rare class": Case(
         "masks", lambda: {"y": np.where(Y, 42, 3), "num_classes": 62}, Right(X, Y * 39 + 3, 62)

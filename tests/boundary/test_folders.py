@@ -92,10 +92,10 @@ LAYOUTS = [
     Case(
         "train and others",
         layout("train/a/0.png", "extra/a/0.png"),
-        r"has train beside other folders, extra; acc",
+        r"has train next to other folders, extra; acc",
     ),
     Case(
-        "only test", layout("test/a/0.png"), r"has a part for test, but none to train on; accepted"
+        "only test", layout("test/a/0.png"), r"has a split for test, but none to train on; accepted"
     ),
     Case(
         "parts without classes",
@@ -104,7 +104,7 @@ LAYOUTS = [
     ),
     Case("too deep", layout("1/2/3/4/5/6/7/0.png"), r"1/2/3/4/5/6 is elsewhere; accepted"),
     Case(
-        "parts that disagree", layout("train/test/a/0.png"), r"has parts in other parts; accepted"
+        "parts that disagree", layout("train/test/a/0.png"), r"has splits in other splits; accepted"
     ),
 ]
 
@@ -239,7 +239,7 @@ FILES = [
     Case(
         "heic",
         beside("a/1.heic"),
-        r"a/1\.heic: is an image of a kind that is not read; accepted: \.apng",
+        r"a/1\.heic: is an image of a format that is not read; accepted: \.apng",
     ),
     Case(
         "a damaged image", beside("a/1.png"), r"a/1\.png: is damaged, or no image that Pillow reads"

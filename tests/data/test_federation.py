@@ -314,11 +314,11 @@ def test_a_federation_is_shown_in_a_line():
 @pytest.mark.parametrize("targets", ["own", "shuffled"])
 def test_a_process_has_its_own_clients_examples_only(targets):
     whole, part = (
-        data.load(data.sources.digits(), splits=Splits(targets=targets), seed=2, own=own)
+        data.load(data.sources.digits(), splits=Splits(targets=targets), seed=2, local_clients=own)
         for own in (None, lambda num_clients: slice(4, num_clients))
     )
     assert (
-        part.own == slice(4, 16)
+        part.local_clients == slice(4, 16)
         and part.num_clients == 16
         and part.index_digest == whole.index_digest
     )
@@ -346,3 +346,16 @@ def test_the_order_of_given_parts_is_each_client_s_own(first):
     assert order(first)[0] == order(3)[0]
     assert sorted(order(first)[0]) == [1, 2, 3, 4]
     assert order(30)[1] != sorted(order(30)[1])  # shuffled
+
+
+def test_an_unknown_client_is_answered_with_what_there_is():
+    sites = np.repeat(["7", "8"], 2)
+    clients = data.Federation.from_arrays(np.ones((4, 1)), [0, 1, 0, 1], sites, standardize=False)
+    assert clients.client_number("8") == clients.client_number(1) == 1
+    with pytest.raises(ArgumentError, match=r"^client=7: accepted: 0 to 1, or the name '7', a str"):
+        clients.client_number(7)
+    with pytest.raises(ArgumentError, match=r"^client=-1: accepted: 0 to 1, or a name such as 7, "):
+        clients.client_number(-1)
+    numbered = data.Federation.from_arrays(np.ones((2, 1)), [0, 1], [0, 0], standardize=False)
+    with pytest.raises(ArgumentError, match=r"^client=x: accepted: 0 to 0$"):
+        numbered.client_number("x")

@@ -38,8 +38,8 @@ def test_clients_are_those_without_a_validation_part(partition, fraction):
     }
     held_out = data.digits(validation_fraction=fraction, **options)
     returned = data.return_validation(held_out)
-    assert equal(returned, data.digits(**options)) and returned.returned
-    assert held_out.validation.size.sum() > 0 and not held_out.returned
+    assert equal(returned, data.digits(**options)) and returned.validation_returned
+    assert held_out.validation.size.sum() > 0 and not held_out.validation_returned
     seen, unseen = data.split_unseen(held_out, 0.3, 1)
     others = data.split_unseen(data.digits(**options), 0.3, 1)
     assert equal(data.return_validation(seen), others[0]) and equal(

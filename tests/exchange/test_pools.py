@@ -12,7 +12,7 @@ from pfljax import models
 from pfljax.contract import tree
 from pfljax.contract.pooled import Pooled, is_pooled
 from pfljax.contract.types import Split
-from pfljax.data.federation import PARTS, Federation
+from pfljax.data.federation import SPLITS, Federation
 from pfljax.exchange.plan import make_plan
 from pfljax.exchange.pools import GAIN, place
 from pfljax.training.loop import Trainer
@@ -34,7 +34,7 @@ def pooled(federation, seed=0):
         return split._replace(x=Pooled(pool, index))
 
     return dataclasses.replace(
-        federation, **{part: one(getattr(federation, part)) for part in PARTS}
+        federation, **{part: one(getattr(federation, part)) for part in SPLITS}
     )
 
 
@@ -195,7 +195,7 @@ def test_sequences_whose_targets_are_pooled_too_are_trained_on():
     def dense(split):
         return Split(np.asarray(split.x), np.asarray(split.y), split.size)
 
-    stacked = {part: dense(getattr(pooled_sequences, part)) for part in PARTS}
+    stacked = {part: dense(getattr(pooled_sequences, part)) for part in SPLITS}
     problem = toys.make_problem(
         pooled_sequences,
         model=models.CharacterLSTM(embedding=3, hidden=(4,)),

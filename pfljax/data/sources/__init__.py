@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
+from pfljax.data.former import module_attributes
 from pfljax.data.sources.arrays import make_source
 from pfljax.data.sources.builtin import digits, sine, synthetic
 from pfljax.data.sources.federated import tff
 from pfljax.data.sources.files import npy, npz
 from pfljax.data.sources.folders import images
-from pfljax.data.sources.kinds import KINDS, has_tests, kind_of, read
+from pfljax.data.sources.formats import FORMATS, detect_format, has_tests, read
 from pfljax.data.sources.leaf_files import leaf
 from pfljax.data.sources.plays import text
 from pfljax.data.sources.prepared import tfds
@@ -17,16 +18,16 @@ from pfljax.data.sources.source import PAD_TOKEN, Source
 from pfljax.data.sources.tables import table
 
 __all__ = [
-    "KINDS",
+    "FORMATS",
     "PAD_TOKEN",
     "SOURCES",
     "Source",
     "arrayrecord",
+    "detect_format",
     "digits",
     "has_tests",
     "huggingface",
     "images",
-    "kind_of",
     "leaf",
     "make_source",
     "npy",
@@ -44,6 +45,12 @@ SOURCES: dict[str, Callable[..., Source]] = {
     "digits": digits,
     "sine": sine,
     "synthetic": synthetic,
-    **{name: kind.read for name, kind in KINDS.items()},
+    **{name: file_format.read for name, file_format in FORMATS.items()},
     "tfds": tfds,
 }
+
+__getattr__ = module_attributes(__name__, {"KINDS": "FORMATS", "kind_of": "detect_format"})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

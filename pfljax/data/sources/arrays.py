@@ -18,7 +18,7 @@ from pfljax.settings.fields import MOST
 BLOCK = 1024  # rows that are checked at a time
 LARGEST = np.finfo(np.float32).max
 TaskName = Literal["auto", "classification", "regression", "multilabel"]
-IGNORED = -1  # target of a place of a sequence or image without a class
+IGNORED = -1  # target of a position of a sequence or image without a class
 MOST_TOKENS = 10**6  # vocabularies are smaller
 FEW = 9  # classes that may be missing between others
 # numbers that often stand for no class
@@ -29,25 +29,26 @@ NUMBERS = "accepted: numbers"
 
 
 def as_arrays(x: Any, **others: Any) -> dict[str, Any]:
-    """What a user gives, y among it, as arrays; x may be a tree of arrays. Leaves out what is None.
+    """A user's arguments, y among them, as arrays; x may be a tree of arrays. Leaves out what is None.
 
     A dict, a named tuple, or a tuple that does not have one entry for each example is a tree.
     """
     warn_of_order({"x": x, **others})
-    arrays: dict[str, Any] = {
-        key: to_numpy(key, values) for key, values in others.items() if values is not None
-    }
-    is_rows = isinstance(x, tuple) and not hasattr(x, "_fields")
-    is_rows = is_rows and "y" in arrays and arrays["y"].shape[:1] == (len(x),)
+    arrays: dict[str, Any] = {}
+    for name, values in others.items():
+        if values is not None:
+            arrays[name] = to_numpy(name, values)
+    is_plain_tuple = isinstance(x, tuple) and not hasattr(x, "_fields")
+    is_rows = is_plain_tuple and "y" in arrays and arrays["y"].shape[:1] == (len(x),)
     if is_rows or not isinstance(x, Mapping | tuple):
-        return arrays | {"x": to_numpy("x", x, NUMBERS)}
+        arrays["x"] = to_numpy("x", x, NUMBERS)
+        return arrays
 
-    def leaf(path: Any, values: Any) -> np.ndarray:
+    def convert(path: Any, values: Any) -> np.ndarray:
         return to_numpy(f"x{jax.tree_util.keystr(path)}", values, NUMBERS)
 
-    return arrays | {
-        "x": jax.tree.map_with_path(leaf, x, is_leaf=lambda node: isinstance(node, list))
-    }
+    arrays["x"] = jax.tree.map_with_path(convert, x, is_leaf=lambda node: isinstance(node, list))
+    return arrays
 
 
 def make_source(
@@ -72,11 +73,11 @@ def make_source(
         num_classes: Number of classes C; None: inferred from y.
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
             contains floats, multilabel if it is boolean (n, C). Strings in y are classes, numbered in sorted order.
-        ignored_index: Class of places of sequences and images that are ignored, besides negative ones.
+        ignored_index: Class of positions of sequences and images that are ignored, besides negative ones.
         images: Whether uint8 values in x that are not standardized are pixels, which are divided by 255 unless they
             stay in a file.
         standardize: Whether models are to give each channel of images, or each feature, mean 0 and standard deviation
-            1, measured on the training examples once these are known. Integers are kept, since they may be tokens; but
+            1, measured on the training examples once these are known. Integers stay, since they may be tokens; but
             uint8 are pixels.
         fill: Whether NaN in x are missing numbers, to be replaced by the mean of the training examples.
         features: The columns of x, if it was a table.
@@ -84,11 +85,20 @@ def make_source(
 
     Raises:
         ArgumentError: if an array, task or num_classes is not accepted; the message names it.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pfljax.data import sources
+        >>> arrays = {"x": np.ones((3, 2)), "y": ["no", "yes", "no"], "client": ["a", "b", "a"]}
+        >>> source = sources.make_source(arrays, name="answers")
+        >>> source.y.tolist(), source.class_names, source.client.tolist()
+        ([0, 1, 0], ('no', 'yes'), [0, 1, 0])
     """
     arrays = _plain(arrays)
     _check_shapes(arrays)
-    y, names = _numbered(arrays["y"], task)
-    task = "classification" if names and task == "auto" else task
+    y, class_names = _numbered(arrays["y"], task)
+    if class_names and task == "auto":
+        task = "classification"
     y, num_classes, task = targets(y, task, num_classes, ignored_index)
     rows = _with_targets(y, rows, task)
     is_test = _test_marks(arrays.get("is_test"), rows)
@@ -97,6 +107,9 @@ def make_source(
     client_names = None
     if arrays.get("client") is not None:
         client, client_names = _numbered_clients(arrays["client"][rows])
+    coarse = None
+    if arrays.get("coarse") is not None:
+        coarse = _coarse_labels(arrays["coarse"][rows])
     return Source(
         x=x,
         y=y[rows],
@@ -105,8 +118,8 @@ def make_source(
         num_classes=num_classes,
         task=task,
         name=name,
-        coarse=None if arrays.get("coarse") is None else _coarse_labels(arrays["coarse"][rows]),
-        class_names=names,
+        coarse=coarse,
+        class_names=class_names,
         client_names=client_names,
         standardize=standardized,
         fill=fill,
@@ -116,17 +129,19 @@ def make_source(
 
 def _plain(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays, with Python objects and numbers of other packages' types in plain dtypes."""
-    plain = {
-        key: to_numpy(key, values)
-        for key, values in arrays.items()
-        if key != "x" and values is not None
-    }
+    plain = {}
+    for name, values in arrays.items():
+        if name != "x" and values is not None:
+            plain[name] = to_numpy(name, values)
 
-    def leaf(path: Any, values: Any) -> Any:
+    def convert(path: Any, values: Any) -> Any:
         in_memory = isinstance(values, np.ndarray) and not in_file(values)
-        return to_numpy(f"x{jax.tree_util.keystr(path)}", values, NUMBERS) if in_memory else values
+        if not in_memory:
+            return values
+        return to_numpy(f"x{jax.tree_util.keystr(path)}", values, NUMBERS)
 
-    return plain | {"x": jax.tree.map_with_path(leaf, arrays["x"])}
+    plain["x"] = jax.tree.map_with_path(convert, arrays["x"])
+    return plain
 
 
 def _test_marks(is_test: np.ndarray | None, rows: np.ndarray | slice) -> np.ndarray | None:
@@ -142,14 +157,15 @@ def _test_marks(is_test: np.ndarray | None, rows: np.ndarray | slice) -> np.ndar
 
 
 def _with_targets(y: np.ndarray, rows: np.ndarray | slice, task: Task) -> np.ndarray | slice:
-    """The rows without examples whose places are all ignored, which would count as examples in every mean."""
+    """Drops examples in which every position is ignored, since they would count in every mean."""
     if task != "classification" or y.ndim == 1:
         return rows
-    empty = (y == IGNORED).all(axis=tuple(range(1, y.ndim)))
-    if not empty.any():
+    is_empty = (y == IGNORED).all(axis=tuple(range(1, y.ndim)))
+    if not is_empty.any():
         return rows
-    warn("y", f"has nothing to predict in {empty.sum()} of {len(y)} examples, which are left out")
-    return np.arange(len(y))[rows][~empty[rows]]
+    text = f"has nothing to predict in {is_empty.sum()} of {len(y)} examples"
+    warn("y", f"{text}, which are left out")
+    return np.arange(len(y))[rows][~is_empty[rows]]
 
 
 def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -157,9 +173,8 @@ def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
     if y.dtype.kind != "U" or y.ndim > 1:
         return y, ()
     if task not in ("auto", "classification"):
-        raise ArgumentError(
-            "y", f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers"
-        )
+        text = f"has strings, such as {str(y[0])!r}; accepted for {task}: numbers"
+        raise ArgumentError("y", text)
     warn_of_missing("y", y)
     names, numbers = np.unique(y, return_inverse=True)
     return numbers, tuple(names.tolist())
@@ -167,15 +182,13 @@ def _numbered(y: np.ndarray, task: str) -> tuple[np.ndarray, tuple[str, ...]]:
 
 def warn_of_missing(name: str, texts: np.ndarray) -> None:
     """Warns of strings that say that a value is missing, or are empty."""
-    suspects = np.unique(texts[np.isin(np.char.strip(texts), MISSING)]).tolist()
-    if suspects:
-        count = int(np.isin(texts, suspects).sum())
-        kind = {"y": "class", "categorical": "category"}.get(name, "client")
-        shown = " and ".join(map(repr, suspects))
-        warn(
-            name,
-            f"has {shown} in {count} rows, as a {kind} of its own; leave rows without a {kind} out",
-        )
+    is_suspect = np.isin(np.char.strip(texts), MISSING)
+    if is_suspect.any():
+        suspects = np.unique(texts[is_suspect]).tolist()
+        meaning = {"y": "class", "categorical": "category"}.get(name, "client")
+        text = f"has {' and '.join(map(repr, suspects))} in {is_suspect.sum()} rows"
+        advice = f"leave rows without a {meaning} out"
+        warn(name, f"{text}, as a {meaning} of its own; {advice}")
 
 
 def targets(
@@ -184,74 +197,97 @@ def targets(
     num_classes: int | None = None,
     ignored_index: int | None = None,
 ) -> tuple[np.ndarray, int, Task]:
-    """Checks the targets (n, ...). Returns int32 classes, uint8 labels or float32 values, with C and the task."""
+    """Checks the targets.
+
+    Args:
+        y: (n, ...) targets.
+        task: See `make_source`.
+        num_classes: See `make_source`.
+        ignored_index: See `make_source`.
+
+    Returns:
+        int32 classes, uint8 labels or float32 values (n, ...), the number of classes C, and the task.
+
+    Raises:
+        ArgumentError: if they do not fit the task.
+    """
     if y.dtype.kind not in "biuf":
         hint = "; y.astype(str) converts it to strings" if y.dtype.kind == "S" else ""
-        raise ArgumentError(
-            "y", f"is {y.dtype}; accepted: integers or strings (classes), floats (regression){hint}"
-        )
+        accepted = f"accepted: integers or strings (classes), floats (regression){hint}"
+        raise ArgumentError("y", f"is {y.dtype}; {accepted}")
     _check_finite("y", y, np.arange(len(y)))
     if task == "auto":
         task = "regression" if y.dtype.kind == "f" else "classification"
-        task = "multilabel" if y.dtype.kind == "b" and y.ndim == 2 else task
+        if y.dtype.kind == "b" and y.ndim == 2:
+            task = "multilabel"
         _warn_of_classes(y)
     if ignored_index is not None and task != "classification":
-        text = f"accepted only for classification, but the targets are {y.dtype}, so the task is {task}"
-        raise ArgumentError("ignored_index", f"{text}; pass y.astype(int)", ignored_index)
+        text = f"accepted only for classification, but the targets are {y.dtype}"
+        hint = f"so the task is {task}; pass y.astype(int)"
+        raise ArgumentError("ignored_index", f"{text}, {hint}", ignored_index)
     if task == "regression":
         return y.astype(np.float32), 1, "regression"
     if task == "multilabel":
         if y.ndim != 2 or not np.isin(y, (0, 1)).all():
-            raise ArgumentError(
-                "y", f"has shape {y.shape}; accepted for multilabel: labels 0 or 1 of shape (n, C)"
-            )
+            accepted = "accepted for multilabel: labels 0 or 1 of shape (n, C)"
+            raise ArgumentError("y", f"has shape {y.shape}; {accepted}")
         return y.astype(np.uint8), y.shape[1], "multilabel"
+    classes, num_classes = _classes(y, num_classes, ignored_index)
+    return classes, num_classes, "classification"
+
+
+def _classes(
+    y: np.ndarray, num_classes: int | None, ignored_index: int | None
+) -> tuple[np.ndarray, int]:
+    """Checks classes (n, ...). Returns them as int32, with `IGNORED` where they are ignored, and their number C."""
     if ignored_index is not None and y.ndim == 1:
-        raise ArgumentError(
-            "ignored_index",
-            "accepted only for sequences and images, with y (n, ...)",
-            ignored_index,
-        )
-    ignored = (y < 0) | (y == ignored_index) if y.ndim > 1 else np.zeros(y.shape, bool)
-    wrong = np.argwhere(~ignored & ((y < 0) | (y != np.floor(y))))
+        text = "accepted only for sequences and images, with y (n, ...)"
+        raise ArgumentError("ignored_index", text, ignored_index)
+    is_ignored = np.zeros(y.shape, bool)
+    if y.ndim > 1:
+        is_ignored = (y < 0) | (y == ignored_index)
+    is_class = (y >= 0) & (y == np.floor(y))
+    wrong = np.argwhere(~is_ignored & ~is_class)
     if wrong.size:
-        raise ArgumentError(
-            "y", f"is {y[tuple(wrong[0])]} in row {wrong[0][0]}; classes are integers 0..C-1"
-        )
-    if ignored.all():
-        raise ArgumentError("y", "has no class: all places are ignored")
-    largest = int(np.max(y, initial=0, where=~ignored))
-    found = largest + 1
-    if num_classes is not None and found > num_classes:
-        raise ArgumentError(
-            "num_classes", f"y reaches {largest}; accepted: {found} or more", num_classes
-        )
-    # hardly classes: each has an output
-    if found > max(y.size, 1000) and (num_classes is None or found > MOST):
-        raise ArgumentError(
-            "y", f"reaches {largest} in {len(y)} rows; classes are 0..C-1, regression needs floats"
-        )
-    # before IGNORED, which unsigned integers do not have
-    classes = np.where(ignored, 0, y).astype(np.int32)
+        text = f"is {y[tuple(wrong[0])]} in row {wrong[0][0]}; classes are integers 0..C-1"
+        raise ArgumentError("y", text)
+    if is_ignored.all():
+        raise ArgumentError("y", "has no class: all positions are ignored")
+
+    largest = int(np.max(y, initial=0, where=~is_ignored))
+    least = largest + 1
+    if num_classes is not None and least > num_classes:
+        text = f"y reaches {largest}; accepted: {least} or more"
+        raise ArgumentError("num_classes", text, num_classes)
+    # So many are hardly classes: each has an output.
+    if least > max(y.size, 1000) and (num_classes is None or least > MOST):
+        text = f"reaches {largest} in {len(y)} rows; classes are 0..C-1, regression needs floats"
+        raise ArgumentError("y", text)
+
+    # Unsigned integers do not have IGNORED.
+    classes = np.where(is_ignored, 0, y).astype(np.int32)
     if num_classes is None:
-        _warn_of_gaps(classes[~ignored], places=y.ndim > 1)
-    classes[ignored] = IGNORED
-    return classes, num_classes or found, "classification"
+        _warn_of_gaps(classes[~is_ignored], has_positions=y.ndim > 1)
+    classes[is_ignored] = IGNORED
+    return classes, num_classes or least
 
 
-def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
+def _warn_of_gaps(classes: np.ndarray, has_positions: bool) -> None:
     """Warns if many classes below the largest do not occur, as when 255 or 65535 stands for no class.
 
     With few examples, classes may be missing by chance, so that only numbers that often stand for no class count.
+
+    Args:
+        classes: (m,) all that are not ignored.
+        has_positions: Whether an example has a class for each position of a sequence or image.
     """
     occurring = np.flatnonzero(np.bincount(classes))
     largest = occurring[-1]
-    if not places and occurring[0] > 0:
-        text = f"has labels from {occurring[0]}: classes are counted from 0, so that C is {largest + 1}"
-        rest = (
-            f"and no example has class 0; subtract {occurring[0]}, or set num_classes={largest + 1}"
-        )
-        warn("y", f"{text} {rest}")
+    if not has_positions and occurring[0] > 0:
+        text = f"has labels from {occurring[0]}: classes are counted from 0"
+        consequence = f"so that C is {largest + 1} and no example has class 0"
+        advice = f"subtract {occurring[0]}, or set num_classes={largest + 1}"
+        warn("y", f"{text}, {consequence}; {advice}")
         return
     gaps = np.diff(occurring) - 1
     if not gaps.size:
@@ -261,11 +297,12 @@ def _warn_of_gaps(classes: np.ndarray, places: bool) -> None:
     above = occurring[widest + 1]
     is_suspect = above in NO_CLASS or len(classes) > 3 * largest
     if is_suspect and gaps[widest] > max(below + 1, FEW):
-        text = f"has no class from {below + 1} to {above - 1}, but class {above}, so that C is {largest + 1}"
-        no_class = "pass ignored_index" if places else "leave these examples out"
+        text = f"has no class from {below + 1} to {above - 1}, but class {above}"
+        advice = "pass ignored_index" if has_positions else "leave these examples out"
         warn(
             "y",
-            f"{text}; if {above} stands for no class, {no_class}; otherwise set num_classes={largest + 1}",
+            f"{text}, so that C is {largest + 1}; if {above} stands for no class, {advice}; "
+            f"otherwise set num_classes={largest + 1}",
         )
 
 
@@ -278,13 +315,15 @@ def _warn_of_classes(y: np.ndarray) -> None:
         if (y.sum(axis=1) == 1).all():
             warn("y", f"has one-hot rows; if these are classes, pass y.argmax(axis=1), {silent}")
         else:
-            taken = (
-                "several numbers to predict" if is_float else "a class for each place of a sequence"
+            meaning = "a class for each position of a sequence"
+            if is_float:
+                meaning = "several numbers to predict"
+            text = f"has rows of 0 and 1, which are {meaning}"
+            warn(
+                "y", f"{text}; if each says whether a label applies, pass y.astype(bool), {silent}"
             )
-            text = f"has rows of 0 and 1, which are {taken}; if each says whether a label applies"
-            warn("y", f"{text}, pass y.astype(bool), {silent}")
     elif y.dtype.kind in "iu" and y.shape[1:] == (1,):
-        text = f"has shape {y.shape}, which is one class for each place of sequences of length 1"
+        text = f"has shape {y.shape}, which is one class for each position of sequences of length 1"
         warn("y", f"{text}; if examples have one class each, pass y[:, 0], {silent}")
     elif (
         is_float
@@ -293,10 +332,8 @@ def _warn_of_classes(y: np.ndarray) -> None:
         and len(np.unique(y)) < min(100, len(y))
     ):
         column = "y.astype(int)" if y.ndim == 1 else "y[:, 0].astype(int)"
-        warn(
-            "y",
-            f"has floats, so the task is regression; if they are classes, pass {column}, {silent}",
-        )
+        text = "has floats, so the task is regression"
+        warn("y", f"{text}; if they are classes, pass {column}, {silent}")
 
 
 def _leaves(x: PyTree) -> dict[str, np.ndarray]:
@@ -307,25 +344,22 @@ def _leaves(x: PyTree) -> dict[str, np.ndarray]:
 def _check_shapes(arrays: Mapping[str, Any]) -> None:
     inputs = _leaves(arrays["x"])
     if not inputs:
-        raise ArgumentError(
-            "x", "has no arrays; accepted: (n, *features), or a dict or tuple of such arrays"
-        )
+        text = "has no arrays; accepted: (n, *features), or a dict or tuple of such arrays"
+        raise ArgumentError("x", text)
     first, shape = next((key, array.shape) for key, array in inputs.items())
     for key, array in inputs.items():
         if not array.size or not array.ndim:
-            raise ArgumentError(
-                key, f"is empty, with shape {array.shape}; accepted: (n, *features)"
-            )
+            text = f"is empty, with shape {array.shape}; accepted: (n, *features)"
+            raise ArgumentError(key, text)
         if len(array) != shape[0]:
-            raise ArgumentError(
-                key, f"has {len(array)} rows, but {first} has {shape[0]}; accepted: one per example"
-            )
+            text = f"has {len(array)} rows, but {first} has {shape[0]}; accepted: one per example"
+            raise ArgumentError(key, text)
     for key, array in arrays.items():
         if key == "y" and array.ndim > 1 and len(array) == shape[0] and array.size:
             continue
         if key != "x" and array.shape != shape[:1]:
-            text = f"has shape {array.shape}, but {first} has {shape}; accepted: one value per row of x"
-            raise ArgumentError(key, text)
+            text = f"has shape {array.shape}, but {first} has {shape}"
+            raise ArgumentError(key, f"{text}; accepted: one value per row of x")
 
 
 def _numbered_clients(client: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -358,16 +392,18 @@ def _inputs(
     standardized = []
     for key, leaf in _leaves(x).items():
         _check_numbers(key, leaf)
-        part = leaf[rows]
-        _check_finite(key, part, ids, fill=fill)
-        _warn_of_channels(key, part)
-        standardized.append(standardize and _has_measurements(key, part))
-        if standardized[-1]:
-            leaves.append(_to_standardize(part))
-        elif images and part.dtype == np.uint8 and not in_file(part):
-            leaves.append(np.asarray(part, np.float32) / WHITE)
+        values = leaf[rows]
+        _check_finite(key, values, ids, fill=fill)
+        _warn_of_channels(key, values)
+        is_standardized = standardize and _has_measurements(key, values)
+        if is_standardized:
+            values = _to_standardize(values)
+        elif images and values.dtype == np.uint8 and not in_file(values):
+            values = np.asarray(values, np.float32) / WHITE
         else:
-            leaves.append(_as_given(key, part))
+            values = _unscaled(key, values)
+        leaves.append(values)
+        standardized.append(is_standardized)
     return jax.tree.unflatten(jax.tree.structure(x), leaves), tuple(standardized)
 
 
@@ -375,9 +411,8 @@ def _check_numbers(key: str, x: Any) -> None:
     if x.dtype.kind not in "biuf":
         raise ArgumentError(key, f"is {x.dtype}; {NUMBERS}")
     if x.ndim == 1:
-        raise ArgumentError(
-            key, f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]"
-        )
+        text = f"has shape {x.shape}; accepted: (n, *features), such as {key}[:, None]"
+        raise ArgumentError(key, text)
 
 
 def _has_measurements(key: str, x: Any) -> bool:
@@ -400,13 +435,14 @@ def _to_standardize(x: Any) -> Any:
     """Examples (n, *features) that models standardize: numbers as they are, in their file if it maps them."""
     if x.dtype.kind in "iu" and x.dtype != np.uint8:
         return np.asarray(x, np.float64)
-    # other files are read once
+    # Pixels and memory maps stay in their file; other files are read once.
     if in_file(x) and (x.dtype == np.uint8 or isinstance(x, np.ndarray)):
         return x
-    return np.array(x)  # not the user's own array, which may change
+    # The user's array may change.
+    return np.array(x)
 
 
-def _as_given(key: str, x: Any) -> Any:
+def _unscaled(key: str, x: Any) -> Any:
     """Examples (n, *features) that nobody scales.
 
     Pixels stay uint8, other integers of 32 bits become int32, and all else becomes float32. What needs no conversion
@@ -419,12 +455,11 @@ def _as_given(key: str, x: Any) -> Any:
         x = np.asarray(x)
         values = x.astype(np.int32 if _fits_int32(x) else np.float32)
     if x.dtype.kind == "f" or (is_pixels and x.ndim > 2):
-        some = values[:BLOCK]
-        if some.min() >= 0 and 127 < some.max() <= 255 and np.array_equal(some, np.floor(some)):
-            warn(
-                key,
-                "looks like pixels from 0 to 255 that are not standardized; networks expect x / 255",
-            )
+        first = values[:BLOCK]
+        is_whole = np.array_equal(first, np.floor(first))
+        if is_whole and first.min() >= 0 and 127 < first.max() <= 255:
+            text = "looks like pixels from 0 to 255 that are not standardized"
+            warn(key, f"{text}; networks expect x / 255")
     return values
 
 
@@ -435,34 +470,40 @@ def _warn_of_unscaled(key: str, x: np.ndarray) -> None:
     is_bits = smallest >= 0 and largest <= 1
     if is_bits or not (x.ndim > 2 or smallest < 0 or 127 < largest <= 255 or largest > MOST_TOKENS):
         return
-    pixels = (
-        f"if they are pixels, pass {key}.astype('uint8')" if 0 <= smallest <= largest <= 255 else ""
+    hints = f"if they are measurements, pass {key}.astype(float)"
+    if 0 <= smallest <= largest <= 255:
+        pixels = f"if they are pixels, pass {key}.astype('uint8')"
+        hints = f"{pixels}; if they are other measurements, pass {key}.astype(float)"
+    text = f"holds integers from {smallest} to {largest}, which are not scaled"
+    warn(
+        key, f"{text}, since they may be tokens; {hints}; standardize=False keeps them as they are"
     )
-    numbers = f"if they are {'other ' * bool(pixels)}measurements, pass {key}.astype(float)"
-    hints = "; ".join(filter(None, (pixels, numbers)))
-    text = f"holds integers from {smallest} to {largest}, which are not scaled, since they may be tokens"
-    warn(key, f"{text}; {hints}; standardize=False keeps them as they are")
 
 
 def _warn_of_channels(key: str, x: np.ndarray) -> None:
     """Warns of images with their channels first, such as PyTorch's: (n, 1 or 3, size, size)."""
     if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[2] == x.shape[3] > 4:
-        text = f"has shape {x.shape}, which is {x.shape[3]} channels of {x.shape[1]} x {x.shape[2]} pixels"
+        channels = f"{x.shape[3]} channels of {x.shape[1]} x {x.shape[2]} pixels"
+        text = f"has shape {x.shape}, which is {channels}"
         warn(key, f"{text}; if channels are first, pass {key}.transpose(0, 2, 3, 1)")
 
 
 def _check_finite(name: str, values: np.ndarray, rows: np.ndarray, fill: bool = False) -> None:
     """Raises `ArgumentError` for numbers that float32 does not have; `fill` accepts NaN."""
-    if values.dtype.kind != "f":  # all fit
+    # All integers fit.
+    if values.dtype.kind != "f":
         return
-    fits = np.empty(len(values), bool)
+    is_accepted = np.empty(len(values), bool)
     for start in range(0, len(values), BLOCK):
-        part = values[start : start + BLOCK].reshape(len(values[start : start + BLOCK]), -1)
-        finite = (part >= -LARGEST) & (part <= LARGEST)
-        fits[start : start + BLOCK] = (finite | np.isnan(part) if fill else finite).all(axis=1)
+        block = slice(start, start + BLOCK)
+        numbers = values[block]
+        numbers = numbers.reshape(len(numbers), -1)
+        fits = (numbers >= -LARGEST) & (numbers <= LARGEST)
+        if fill:
+            fits |= np.isnan(numbers)
+        is_accepted[block] = fits.all(axis=1)
         release(values)
-    bad = rows[~fits]
-    if bad.size:
-        raise ArgumentError(
-            name, f"is NaN or infinite in {bad.size} rows; the first is row {bad[0]}"
-        )
+    refused = rows[~is_accepted]
+    if refused.size:
+        text = f"is NaN or infinite in {refused.size} rows; the first is row {refused[0]}"
+        raise ArgumentError(name, text)

@@ -20,11 +20,12 @@ def tokens(texts: Sequence[str], file: str) -> np.ndarray:
     """
     letters = sorted(set().union(*texts) - {"\0"})
     if len(letters) > MOST:
-        raise ArgumentError(
-            "file", f"has {len(letters)} different characters; accepted: at most {MOST}", file
-        )
+        text = f"has {len(letters)} different characters; accepted: at most {MOST}"
+        raise ArgumentError("file", text, file)
     longest = max(1, *map(len, texts))
     check_memory(5 * len(texts) * longest, file)
-    number = np.zeros(sys.maxunicode + 1, np.uint8)
-    number[[ord(letter) for letter in letters]] = np.arange(1, len(letters) + 1)
-    return number[np.array(texts, f"U{longest}").view(np.uint32).reshape(len(texts), longest)]
+    # Token of each Unicode character
+    token = np.zeros(sys.maxunicode + 1, np.uint8)
+    token[[ord(letter) for letter in letters]] = np.arange(1, len(letters) + 1)
+    characters = np.array(texts, f"U{longest}").view(np.uint32)
+    return token[characters.reshape(len(texts), longest)]

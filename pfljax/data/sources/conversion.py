@@ -16,6 +16,8 @@ from pfljax.contract.host import free_memory, readable
 
 ONE_KIND = "accepted: only integers, or only strings"
 LONGEST = 60  # characters of a value in a message
+# Columns of these types become one array without a look at each.
+PLAIN_DTYPES = {np.dtype(dtype) for dtype in (np.float32, np.float64, bool, np.uint8)}
 
 
 def to_numpy(name: str, values: Any, accepted: str = ONE_KIND) -> np.ndarray:
@@ -35,11 +37,9 @@ def to_numpy(name: str, values: Any, accepted: str = ONE_KIND) -> np.ndarray:
     except ArgumentError:
         raise
     except Exception as error:  # other libraries raise anything
-        text = shown(str(error).partition("\n")[0])
-        kind = type(values).__name__
-        raise ArgumentError(
-            name, f"is a {kind} that NumPy cannot read ({text}); accepted: an array"
-        ) from error
+        reason = shown(str(error).partition("\n")[0])
+        text = f"is a {type(values).__name__} that NumPy cannot read ({reason})"
+        raise ArgumentError(name, f"{text}; accepted: an array") from error
     if array.dtype.isbuiltin == 2:  # types of other packages, such as bfloat16
         return _builtin(name, array)
     if array.dtype.kind == "O":
@@ -51,11 +51,10 @@ def to_numpy(name: str, values: Any, accepted: str = ONE_KIND) -> np.ndarray:
 
 def warn_of_order(arguments: Mapping[str, Any]) -> None:
     """Warns if columns or tables of pandas have the same rows, by their index, in another order than the first."""
-    indices = {
-        name: values.index
-        for name, values in arguments.items()
-        if type(values).__module__.partition(".")[0] == "pandas" and hasattr(values, "index")
-    }
+    indices = {}
+    for name, values in arguments.items():
+        if _library(values) == "pandas" and hasattr(values, "index"):
+            indices[name] = values.index
     if len(indices) < 2:
         return
     first, *others = indices
@@ -63,13 +62,19 @@ def warn_of_order(arguments: Mapping[str, Any]) -> None:
         index = indices[name]
         same_rows = len(index) == len(indices[first]) and set(index) == set(indices[first])
         if same_rows and not index.equals(indices[first]):
-            text = f"has the rows of {first} in another order, by its index, but rows are matched by their position"
-            warn(name, f"{text}; pass {name}.loc[{first}.index]")
+            text = f"has the rows of {first} in another order, by its index"
+            matching = "but rows are matched by their position"
+            warn(name, f"{text}, {matching}; pass {name}.loc[{first}.index]")
+
+
+def _library(values: Any) -> str:
+    """The package that a value's type is from."""
+    return type(values).__module__.partition(".")[0]
 
 
 def _array(name: str, values: Any) -> np.ndarray:
     """The values as an array, which may still hold Python objects."""
-    library = type(values).__module__.partition(".")[0]
+    library = _library(values)
     if np.ma.isMaskedArray(values):
         return _unmasked(name, values)
     if isinstance(values, list | tuple):
@@ -93,9 +98,8 @@ def _array(name: str, values: Any) -> np.ndarray:
 def _missing(name: str, missing: np.ndarray) -> ArgumentError:
     """The error for missing values, given which of the rows (n, ...) they are in."""
     rows = np.flatnonzero(missing.reshape(len(missing), -1).any(axis=1))
-    return ArgumentError(
-        name, f"has missing values in {len(rows)} rows; the first is row {rows[0]}"
-    )
+    text = f"has missing values in {len(rows)} rows; the first is row {rows[0]}"
+    return ArgumentError(name, text)
 
 
 def _unmasked(name: str, values: np.ma.MaskedArray) -> np.ndarray:
@@ -108,28 +112,30 @@ def _unmasked(name: str, values: np.ma.MaskedArray) -> np.ndarray:
 def _from_list(name: str, values: Sequence[Any]) -> np.ndarray:
     """An array of a list's items, which may be arrays of other libraries themselves."""
     plain = (numbers.Number, str, bytes, list, tuple, type(None), np.generic)
-    if any(not isinstance(each, plain) and type(each) is not np.ndarray for each in values):
-        return np.stack([_array(name, each) for each in values])
+    if any(not isinstance(item, plain) and type(item) is not np.ndarray for item in values):
+        return np.stack([_array(name, item) for item in values])
     try:
         array = np.asarray(values)
-        if array.dtype.kind == "U" and not all(isinstance(each, str) for each in values):
-            # NumPy would write numbers and NaN among strings as text
-            return np.array(values, object)
-        return array
     except ValueError as error:
-        lengths = [
-            np.shape(each)[0] if isinstance(each, np.ndarray) else _length(each) for each in values
-        ]
-        different = next((row for row, length in enumerate(lengths) if length != lengths[0]), None)
-        if different is None:
+        lengths = [_length(item) for item in values]
+        others = [row for row, length in enumerate(lengths) if length != lengths[0]]
+        if not others:
             raise
-        text = f"has rows of different lengths: {lengths[0]} in row 0, but {lengths[different]} in row {different}"
-        raise ArgumentError(
-            name, f"{text}; accepted: rows of one length, such as padded ones"
-        ) from error
+        row = others[0]
+        text = (
+            f"has rows of different lengths: {lengths[0]} in row 0, but {lengths[row]} in row {row}"
+        )
+        accepted = "accepted: rows of one length, such as padded ones"
+        raise ArgumentError(name, f"{text}; {accepted}") from error
+    # NumPy would write numbers and NaN among strings as text.
+    if array.dtype.kind == "U" and not all(isinstance(item, str) for item in values):
+        return np.array(values, object)
+    return array
 
 
 def _length(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.shape[0]
     return len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 0
 
 
@@ -141,17 +147,19 @@ def _from_torch(tensor: Any) -> np.ndarray:
     if "strided" not in str(tensor.layout):
         tensor = tensor.to_dense()
     tensor = tensor.cpu().resolve_conj().resolve_neg()
-    # which NumPy does not have
-    if any(kind in str(tensor.dtype) for kind in ("bfloat16", "float8")):
+    # NumPy has no such floats.
+    if any(dtype in str(tensor.dtype) for dtype in ("bfloat16", "float8")):
         tensor = tensor.float()
     return tensor.numpy()
 
 
 def _from_sparse(name: str, matrix: Any) -> np.ndarray:
     needed = math.prod(matrix.shape) * matrix.dtype.itemsize
-    if needed > free_memory():
-        text = f"is a sparse {' x '.join(map(str, matrix.shape))} matrix, which needs {readable(needed)} of memory"
-        raise ArgumentError(name, f"{text}, but only {readable(free_memory())} is free")
+    free = free_memory()
+    if needed > free:
+        shape = " x ".join(map(str, matrix.shape))
+        text = f"is a sparse {shape} matrix, which needs {readable(needed)} of memory"
+        raise ArgumentError(name, f"{text}, but only {readable(free)} is free")
     return matrix.toarray()
 
 
@@ -161,19 +169,16 @@ def _from_frame(name: str, frame: Any) -> np.ndarray:
         return np.zeros(frame.shape)
     if name.partition("[")[0] != "x" and frame.shape[1] == 1:
         return _from_column(name, frame.iloc[:, 0])
-    if {*frame.dtypes} <= {
-        np.dtype(np.float32),
-        np.dtype(np.float64),
-        np.dtype(bool),
-        np.dtype(np.uint8),
-    }:
+    if {*frame.dtypes} <= PLAIN_DTYPES:
         return _features(name, frame.to_numpy())
     columns = []
     for number, column in enumerate(frame.columns):
-        values = to_numpy(f"{name}[{shown(column, LONGEST)!r}]", frame.iloc[:, number])
+        column_name = f"{name}[{shown(column, LONGEST)!r}]"
+        values = to_numpy(column_name, frame.iloc[:, number])
         if values.dtype.kind not in "biuf":
-            text = f"holds {values.dtype}, not numbers; accepted: columns of numbers, such as pandas.get_dummies makes"
-            raise ArgumentError(f"{name}[{shown(column, LONGEST)!r}]", text)
+            text = f"holds {values.dtype}, not numbers"
+            accepted = "accepted: columns of numbers, such as pandas.get_dummies makes"
+            raise ArgumentError(column_name, f"{text}; {accepted}")
         columns.append(values)
     return _features(name, np.stack(columns, axis=1))
 
@@ -181,11 +186,8 @@ def _from_frame(name: str, frame: Any) -> np.ndarray:
 def _features(name: str, values: np.ndarray) -> np.ndarray:
     """The columns of a table; as in a file, those of x become floats unless all are pixels."""
     is_x = name.partition("[")[0] == "x"
-    return (
-        values.astype(np.float64)
-        if is_x and values.dtype.kind in "biu" and values.dtype != np.uint8
-        else values
-    )
+    is_whole = values.dtype.kind in "biu" and values.dtype != np.uint8
+    return values.astype(np.float64) if is_x and is_whole else values
 
 
 def _from_column(name: str, column: Any) -> np.ndarray:
@@ -207,31 +209,41 @@ def _builtin(name: str, array: np.ndarray) -> np.ndarray:
     raise ArgumentError(name, f"is {array.dtype}; accepted: numbers")
 
 
-def _from_objects(name: str, array: np.ndarray, given: Any, accepted: str) -> np.ndarray:
-    """An array of Python objects, all numbers, all booleans or all strings, in a plain dtype."""
+def _from_objects(name: str, array: np.ndarray, values: Any, accepted: str) -> np.ndarray:
+    """An array of Python objects, all numbers, all booleans or all strings, in a plain dtype.
+
+    Args:
+        name: Name of the argument.
+        array: The objects.
+        values: What the user passed.
+        accepted: See `to_numpy`.
+    """
     if not array.ndim:
-        raise ArgumentError(name, f"is a {type(given).__name__}; accepted: an array")
+        raise ArgumentError(name, f"is a {type(values).__name__}; accepted: an array")
     if not array.size:
         return np.zeros(array.shape)
     flat = array.ravel().tolist()
     number = (numbers.Real, decimal.Decimal, np.bool)
-    for kind, dtype in (
+    for python_type, dtype in (
         (str, str),
         ((bool, np.bool), bool),
         (numbers.Integral, None),
         (number, np.float64),
     ):
-        if all(isinstance(value, kind) for value in flat):
+        if all(isinstance(value, python_type) for value in flat):
             converted = np.array(flat, dtype)
             if converted.dtype.kind == "O":
-                raise ArgumentError(
-                    name, "has integers of more than 64 bits; accepted: smaller ones"
-                )
+                text = "has integers of more than 64 bits; accepted: smaller ones"
+                raise ArgumentError(name, text)
             return converted.reshape(array.shape)
-    missing = [value is None or type(value).__name__ in ("NAType", "NaTType") for value in flat]
-    if any(missing):
-        raise _missing(name, np.reshape(missing, array.shape))
-    first = str if isinstance(flat[0], str) else number
-    place = next((place for place, value in enumerate(flat) if not isinstance(value, first)), 0)
-    row = place * len(array) // len(flat)
-    raise ArgumentError(name, f"is {shown(repr(flat[place]), LONGEST)} in row {row}; {accepted}")
+    is_missing = [value is None or type(value).__name__ in ("NAType", "NaTType") for value in flat]
+    if any(is_missing):
+        raise _missing(name, np.reshape(is_missing, array.shape))
+
+    # The first value of another type than the first one
+    first_type = str if isinstance(flat[0], str) else number
+    others = [position for position, value in enumerate(flat) if not isinstance(value, first_type)]
+    position = others[0] if others else 0
+    row = position * len(array) // len(flat)
+    text = f"is {shown(repr(flat[position]), LONGEST)} in row {row}"
+    raise ArgumentError(name, f"{text}; {accepted}")

@@ -1,4 +1,4 @@
-"""Users' own npz files, and what all kinds of files share."""
+"""Users' npz and npy files, and what all formats of files share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, generator, subsample
 from pfljax.settings.fields import Seed, checked, knob
 
-PARTS = ("train", "test")  # names of files, folders and marks of official parts
+SPLITS = ("train", "test")  # names of files, folders and marks of official splits
 Names = str | Sequence[str]  # a list, or separated by commas
 Shape = Annotated[Sequence[int], knob(at_least=1, empty=True)]
 NPZ = "an npz file with x and y; client (or writer), coarse and is_test are optional"
@@ -48,19 +48,33 @@ def npz(
             otherwise. They are measured on the clients' training examples, once these are drawn.
         task: "classification", "regression", "multilabel" for labels 0 or 1 in y (n, C), or "auto": regression if y
             contains floats, multilabel if it is boolean (n, C).
-        ignored_index: Class of places of sequences and images, y (n, ...), that are ignored; negative ones are, too.
+        ignored_index: Class of positions of sequences and images, y (n, ...), that are ignored; negative ones are, too.
 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pfljax.data import sources
+        >>> pixels = np.zeros((4, 8, 8, 1), np.uint8)
+        >>> np.savez("images.npz", x=pixels, y=["cat", "dog", "cat", "dog"], client=[0, 0, 1, 1])
+        >>> sources.npz("images.npz").class_names
+        ('cat', 'dog')
     """
     file = str(file)
     arrays = read_npz(file, ARRAYS[:2], ARRAYS[2:])
-    clients = "client" if "client" in arrays else "writer"
-    if clients in arrays:
-        arrays["client"] = arrays.pop(clients)
-    options: Any = {"task": task, "ignored_index": ignored_index, "standardize": standardize}
-    return of_file(
-        arrays, file, seed=seed, fraction=fraction, called={"client": clients}, **options
+    client_name = "client" if "client" in arrays else "writer"
+    if client_name in arrays:
+        arrays["client"] = arrays.pop(client_name)
+    return source_from_file(
+        arrays,
+        file,
+        seed=seed,
+        fraction=fraction,
+        array_names={"client": client_name},
+        standardize=standardize,
+        task=task,
+        ignored_index=ignored_index,
     )
 
 
@@ -87,39 +101,64 @@ def npy(
 
     Raises:
         ArgumentError: if file, fraction or task is not accepted.
+
+    Examples:
+        >>> import pathlib
+        >>> import numpy as np
+        >>> from pfljax.data import sources
+        >>> pathlib.Path("large").mkdir()
+        >>> np.save("large/x.npy", np.zeros((4, 8, 8, 1), np.uint8))
+        >>> np.save("large/y.npy", np.array([0, 1, 0, 1]))
+        >>> type(sources.npy("large").x)
+        <class 'numpy.memmap'>
     """
     folder = pathlib.Path(file)
     arrays = {"x": map_npy(str(folder / "x.npy")), "y": read_npy(str(folder / "y.npy"))}
-    paths = {name: folder / f"{name}.npy" for name in ARRAYS[2:]}
-    arrays |= {name: read_npy(str(path)) for name, path in paths.items() if path.exists()}
+    for name in ARRAYS[2:]:
+        path = folder / f"{name}.npy"
+        if path.exists():
+            arrays[name] = read_npy(str(path))
     if "writer" in arrays:
         arrays["client"] = arrays.pop("writer")
-    options: Any = {"task": task, "ignored_index": ignored_index, "standardize": standardize}
-    return of_file(arrays, str(file), seed=seed, fraction=fraction, **options)
+    return source_from_file(
+        arrays,
+        str(file),
+        seed=seed,
+        fraction=fraction,
+        standardize=standardize,
+        task=task,
+        ignored_index=ignored_index,
+    )
 
 
-def of_file(
+def source_from_file(
     arrays: Mapping[str, Any],
     file: str,
     *,
     seed: int,
     fraction: float,
-    called: Mapping[str, str] = MappingProxyType({}),
+    array_names: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Source:
-    """Makes a `Source` of what was read from a file or folder; `options` are those of `make_source`.
+    """Makes a `Source` of what was read from a file or folder; its messages name the file and the array.
 
-    Its messages name the file and the array, as the file calls it (`called`).
+    Args:
+        arrays: See `make_source`.
+        file: Path of the file.
+        seed: Seed for the subsample.
+        fraction: Share of the examples to keep.
+        array_names: Names that the file has for arrays.
+        **options: Arguments of `make_source`.
     """
-    rows = subsample(generator(seed, "load"), len(arrays["x"]) if arrays["x"].ndim else 0, fraction)
+    num_examples = len(arrays["x"]) if arrays["x"].ndim else 0
+    rows = subsample(generator(seed, "load"), num_examples, fraction)
     try:
         return make_source(arrays, rows, **options, name=pathlib.Path(file).stem)
     except ArgumentError as error:
         if error.argument not in ARRAYS:
             raise
-        raise ArgumentError(
-            "file", f"{called.get(error.argument, error.argument)} {error.text}", file
-        ) from error
+        name = array_names.get(error.argument, error.argument)
+        raise ArgumentError("file", f"{name} {error.text}", file) from error
 
 
 @contextlib.contextmanager
@@ -135,26 +174,24 @@ def damaged(
     except ArgumentError:
         raise
     except errors as error:
-        told = text.format(kind=type(error).__name__, error=str(error).partition("\n")[0])
-        raise ArgumentError("file", told, file) from error
+        first_line = str(error).partition("\n")[0]
+        message = text.format(kind=type(error).__name__, error=first_line)
+        raise ArgumentError("file", message, file) from error
 
 
 def names_in(text: Names) -> list[str]:
     """The names in a list, or in a text with commas."""
-    return (
-        [name.strip() for name in text.split(",") if name.strip()]
-        if isinstance(text, str)
-        else list(text)
-    )
+    if not isinstance(text, str):
+        return list(text)
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def shaped(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """Gives examples (n, *features) a shape; () keeps theirs."""
+    if not shape:
+        return x
     size = math.prod(x.shape[1:])
-    if shape and math.prod(shape) != size:
-        raise ArgumentError(
-            "shape",
-            f"examples have {size} numbers; accepted: a shape of as many",
-            ",".join(map(str, shape)),
-        )
-    return x.reshape(len(x), *shape) if shape else x
+    if math.prod(shape) != size:
+        text = f"examples have {size} numbers; accepted: a shape of as many"
+        raise ArgumentError("shape", text, ",".join(map(str, shape)))
+    return x.reshape(len(x), *shape)

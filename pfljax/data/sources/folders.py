@@ -1,4 +1,4 @@
-"""Folders of images, whose names are those of parts, clients and classes."""
+"""Folders of images, whose names are those of splits, clients and classes."""
 
 from __future__ import annotations
 
@@ -17,110 +17,76 @@ import numpy as np
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, warn
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.files import damaged, of_file
+from pfljax.data.sources.files import damaged, source_from_file
 from pfljax.data.sources.source import Fraction, Source
 from pfljax.settings.fields import Seed, checked, knob
 
 IMAGES = "a folder of images, CLASS/FILE or CLIENT/CLASS/FILE, also in train and test"
 GRAY = {"1", "L"}  # modes of images that have one channel
-# 8 bits per channel
+# Modes with 8 bits per channel
 MODES = GRAY | {"LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV"}
 TRANSPARENT = {"LA", "La", "PA", "RGBA", "RGBa"}  # modes with an alpha channel
 ORIENTATION = 0x0112  # EXIF tag: how a camera was held
-# What folders' names say; other names are clients or classes.
-PART = re.compile(
+
+# Names of folders that are splits; other names are clients or classes.
+SPLIT = re.compile(
     r"(?:(train|training)|(val|valid|validation|dev)|(test|testing))(?:[-_ ]?(?:set|data|images|split))?"
 )
-PREFIXED = re.compile(rf"(?:.*[-_ ])?{PART.pattern}")  # such as seg_train and seg_test
-PARTS = ("train", "validation", "test")
+PREFIXED = re.compile(rf"(?:.*[-_ ])?{SPLIT.pattern}")  # such as seg_train and seg_test
+SPLITS = ("train", "validation", "test")
+
 # Files that are read as images; those without a suffix are, too, if Pillow knows them.
-SUFFIXES = frozenset(
-    [
-        ".apng",
-        ".avif",
-        ".bmp",
-        ".dib",
-        ".gif",
-        ".j2k",
-        ".jfif",
-        ".jp2",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".mpo",
-        ".pbm",
-        ".pcx",
-        ".pgm",
-        ".png",
-        ".pnm",
-        ".ppm",
-        ".sgi",
-        ".tga",
-        ".tif",
-        ".tiff",
-        ".webp",
-    ]
-)
+SUFFIXES = {
+    ".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg",
+    ".mpo", ".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".sgi", ".tga", ".tif", ".tiff",
+    ".webp",
+}  # fmt: skip
 # Formats that Pillow decodes itself; of others, such as EPS, it starts programs.
 FORMATS = (
-    "PNG",
-    "JPEG",
-    "MPO",
-    "JPEG2000",
-    "GIF",
-    "BMP",
-    "DIB",
-    "TIFF",
-    "WEBP",
-    "PPM",
-    "AVIF",
-    "TGA",
-    "PCX",
-    "SGI",
-)
-FOREIGN = frozenset(
-    [
-        ".arw",
-        ".cr2",
-        ".cr3",
-        ".dng",
-        ".eps",
-        ".exr",
-        ".heic",
-        ".heif",
-        ".jxl",
-        ".nef",
-        ".orf",
-        ".psd",
-        ".raf",
-        ".raw",
-        ".svg",
-    ]
-)
-LEFT_BY_SYSTEMS = frozenset(
+    "PNG", "JPEG", "MPO", "JPEG2000", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "AVIF", "TGA",
+    "PCX", "SGI",
+)  # fmt: skip
+# Files that are images but are not read
+UNSUPPORTED = {
+    ".arw", ".cr2", ".cr3", ".dng", ".eps", ".exr", ".heic", ".heif", ".jxl", ".nef", ".orf",
+    ".psd", ".raf", ".raw", ".svg",
+}  # fmt: skip
+# Files and folders that operating systems leave
+SYSTEM_FILES = frozenset(
     {"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "icon\r"}
 )
-DEEPEST = 5  # levels of folders: a part, a client and a class, and two parts more
+DEEPEST = 5  # levels of folders: a split, a client and a class, and two splits more
 NAMED = 3  # files and folders that a message names
 Size = Annotated[Sequence[int], knob(at_least=1, empty=True)]
 Open = Callable[[], contextlib.AbstractContextManager[BinaryIO]]
 
 
-class Found(NamedTuple):
-    """An image in a folder."""
+class ImageFile(NamedTuple):
+    """An image in a folder.
+
+    Attributes:
+        path: Its path.
+        names: The folders that it is in, without splits: its class, or its client and class.
+        split: One of `SPLITS`; "" if the folder has none.
+    """
 
     path: pathlib.Path
-    # of the folders that it is in, without parts: its class, or its client and class
     names: tuple[str, ...]
-    part: str  # one of PARTS; "" if the folder has none
+    split: str
 
 
 class Contents(NamedTuple):
-    """The files of a folder."""
+    """The files of a folder.
+
+    Attributes:
+        images: Files that are images.
+        others: Files that are no images.
+        empty: Folders without anything.
+    """
 
     images: list[pathlib.Path]
-    others: list[pathlib.Path]  # files that are no images
-    empty: list[pathlib.Path]  # folders without anything
+    others: list[pathlib.Path]
+    empty: list[pathlib.Path]
 
 
 @checked()
@@ -139,30 +105,41 @@ def images(
 
     Args:
         file: Folder with images in CLASS/FILE or CLIENT/CLASS/FILE. Folders train, val (or valid, validation) and test,
-            at any level, are parts: images in test are the official test examples, those in train and val all others.
+            at any level, are splits: images in test are the official test examples, those in train and val all others.
         size: Rows and columns to which images are resized; empty: all images must have one size.
 
     Raises:
         ArgumentError: if the folder or an image is not accepted.
+
+    Examples:
+        >>> import pathlib
+        >>> from PIL import Image
+        >>> from pfljax.data import sources
+        >>> for name in ("cat", "dog"):
+        ...     pathlib.Path("photos", name).mkdir(parents=True)
+        ...     Image.new("RGB", (8, 6)).save(f"photos/{name}/1.png")
+        >>> source = sources.images("photos")
+        >>> source.x.shape, source.class_names
+        ((2, 6, 8, 3), ('cat', 'dog'))
     """
     check_size(size)
     file = str(file)
     pillow = optional.load("PIL.Image", "file", file)
     folder = pathlib.Path(file)
     contents = _contents(folder)
-    found = _found(folder, contents)
-    _warn(folder, contents, found)
-    files = {str(each.path): functools.partial(opened, str(each.path)) for each in found}
+    files = _image_files(folder, contents)
+    _warn(folder, contents, files)
+    openers = {str(image.path): functools.partial(opened, str(image.path)) for image in files}
     arrays = {
-        "x": read_images(pillow, files, tuple(size)),
-        "y": np.array([each.names[-1] for each in found]),
+        "x": read_images(pillow, openers, tuple(size)),
+        "y": np.array([image.names[-1] for image in files]),
     }
-    if len(found[0].names) == 2:
-        arrays["client"] = np.array([each.names[0] for each in found])
-    is_test = np.array([each.part == "test" for each in found])
+    if len(files[0].names) == 2:
+        arrays["client"] = np.array([image.names[0] for image in files])
+    is_test = np.array([image.split == "test" for image in files])
     if is_test.any():
         arrays["is_test"] = is_test
-    return of_file(arrays, file, seed=seed, fraction=fraction, standardize=standardize)
+    return source_from_file(arrays, file, seed=seed, fraction=fraction, standardize=standardize)
 
 
 def check_size(size: Sequence[int]) -> None:
@@ -171,19 +148,19 @@ def check_size(size: Sequence[int]) -> None:
         raise ArgumentError("size", "accepted: rows and columns", ",".join(map(str, size)))
 
 
-def has_test_part(path: pathlib.Path) -> bool:
-    """Whether a folder has images in a part for testing."""
-    return path.is_dir() and any(each.part == "test" for each in _found(path, _contents(path)))
+def has_test_split(path: pathlib.Path) -> bool:
+    """Whether a folder has images in a split for testing."""
+    if not path.is_dir():
+        return False
+    return any(image.split == "test" for image in _image_files(path, _contents(path)))
 
 
-def part_of(name: str) -> str:
-    """Which of `PARTS` the name of a folder says that its images are; "": none, so that it is a client or a class."""
-    found = PREFIXED.fullmatch(name.lower())
-    return (
-        next(part for part, text in zip(PARTS, found.groups(), strict=True) if text)
-        if found
-        else ""
-    )
+def split_of(name: str) -> str:
+    """Which of `SPLITS` the name of a folder says that its images are; "": none, so that it is a client or a class."""
+    match = PREFIXED.fullmatch(name.lower())
+    if match is None:
+        return ""
+    return next(split for split, text in zip(SPLITS, match.groups(), strict=True) if text)
 
 
 def _contents(folder: pathlib.Path) -> Contents:
@@ -195,9 +172,8 @@ def _contents(folder: pathlib.Path) -> Contents:
     try:
         _visit(folder, folder, (), contents)
     except OSError as error:
-        raise ArgumentError(
-            "file", f"cannot be read ({error.strerror})", str(error.filename or folder)
-        ) from error
+        text = f"cannot be read ({error.strerror})"
+        raise ArgumentError("file", text, str(error.filename or folder)) from error
     return contents
 
 
@@ -205,15 +181,14 @@ def _visit(
     folder: pathlib.Path, root: pathlib.Path, above: tuple[tuple[int, int], ...], contents: Contents
 ) -> None:
     """Adds what is in a folder; `above` has device and number of the folders that it is in."""
-    there = folder.stat()
-    place = (there.st_dev, there.st_ino)
-    if place in above:
+    status = folder.stat()
+    identity = (status.st_dev, status.st_ino)
+    if identity in above:
         text = f"{folder.relative_to(root)} is a link to a folder that it is in"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(root))
     if len(above) > DEEPEST:
-        raise ArgumentError(
-            "file", f"{folder.relative_to(root)} is elsewhere; accepted: {IMAGES}", str(root)
-        )
+        text = f"{folder.relative_to(root)} is elsewhere; accepted: {IMAGES}"
+        raise ArgumentError("file", text, str(root))
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if _is_visible(entry.name))
     if not names and above:
@@ -221,7 +196,7 @@ def _visit(
     for name in names:
         path = folder / name
         if path.is_dir():
-            _visit(path, root, (*above, place), contents)
+            _visit(path, root, (*above, identity), contents)
         elif _is_image(path):
             contents.images.append(path)
         else:
@@ -230,16 +205,15 @@ def _visit(
 
 def _is_visible(name: str) -> bool:
     """Whether a name is neither hidden nor one of those that systems leave in folders."""
-    return not name.startswith(".") and name.lower() not in LEFT_BY_SYSTEMS
+    return not name.startswith(".") and name.lower() not in SYSTEM_FILES
 
 
 def _is_image(path: pathlib.Path) -> bool:
     """Whether a file is to be read as an image, by its suffix; without one, by its content."""
     suffix = path.suffix.lower()
-    if suffix in FOREIGN:
-        raise ArgumentError(
-            "file", f"is an image of a kind that is not read; accepted: {_suffixes()}", str(path)
-        )
+    if suffix in UNSUPPORTED:
+        text = f"is an image of a format that is not read; accepted: {', '.join(sorted(SUFFIXES))}"
+        raise ArgumentError("file", text, str(path))
     if suffix and not suffix[1:].isdigit():
         return suffix in SUFFIXES
     pillow = optional.load("PIL.Image", "file", str(path))
@@ -248,40 +222,38 @@ def _is_image(path: pathlib.Path) -> bool:
             _opened(pillow, stream).close()
         except pillow.UnidentifiedImageError:
             return False
-        except Exception:  # reading it says what is wrong
+        except Exception:
+            # Reading it says what is wrong.
             return True
     return True
 
 
-def _suffixes() -> str:
-    """The suffixes of files that are images, in words."""
-    return ", ".join(sorted(SUFFIXES))
-
-
-def _found(folder: pathlib.Path, contents: Contents) -> list[Found]:
+def _image_files(folder: pathlib.Path, contents: Contents) -> list[ImageFile]:
     """The images of a folder: those to train on first, in sorted order. Raises `ArgumentError` for another layout."""
     if not contents.images:
         others = f", and {_named(folder, contents.others)} is no image" if contents.others else ""
         raise ArgumentError("file", f"has no images{others}; accepted: {IMAGES}", str(folder))
     names = [path.relative_to(folder).parts[:-1] for path in contents.images]
-    parts = [""] * len(names)
-    while (level := _level_of_parts(names)) is not None:
-        here = [part_of(name[level]) for name in names]
-        if any(part not in ("", own) for part, own in zip(parts, here, strict=True)):
-            raise ArgumentError(
-                "file", f"has parts in other parts; accepted: {IMAGES}", str(folder)
-            )
-        parts = here
+    splits = [""] * len(names)
+
+    # Take levels of splits out of the names until there is none.
+    while (level := _level_of_splits(names)) is not None:
+        splits_here = [split_of(name[level]) for name in names]
+        for outer, inner in zip(splits, splits_here, strict=True):
+            if outer not in ("", inner):
+                text = f"has splits in other splits; accepted: {IMAGES}"
+                raise ArgumentError("file", text, str(folder))
+        splits = splits_here
         names = [name[:level] + name[level + 1 :] for name in names]
-    _check_layout(folder, contents.images, names, parts)
-    found = map(Found, contents.images, names, parts)
-    return sorted(found, key=lambda each: each.part == "test")
+    _check_layout(folder, contents.images, names, splits)
+    files = map(ImageFile, contents.images, names, splits)
+    return sorted(files, key=lambda image: image.split == "test")
 
 
-def _level_of_parts(names: Sequence[tuple[str, ...]]) -> int | None:
-    """The first level at which all folders are parts; None: there is none."""
+def _level_of_splits(names: Sequence[tuple[str, ...]]) -> int | None:
+    """The first level at which all folders are splits; None: there is none."""
     for level in range(min(map(len, names))):
-        if all(map(part_of, {name[level] for name in names})):
+        if all(map(split_of, {name[level] for name in names})):
             return level
     return None
 
@@ -290,55 +262,51 @@ def _check_layout(
     folder: pathlib.Path,
     paths: Sequence[pathlib.Path],
     names: Sequence[tuple[str, ...]],
-    parts: Sequence[str],
+    splits: Sequence[str],
 ) -> None:
     """Raises `ArgumentError` unless all images are in a class, or in a client and a class.
 
     Args:
         folder: The folder.
         paths: The images.
-        names: The folders that each is in, without parts.
-        parts: The part of each.
+        names: The folders that each is in, without splits.
+        splits: The split of each.
     """
+    # Some folders at the first level are splits, others are not.
     first = {name[0] for name in names if name}
-    mixed = sorted(name for name in first if PART.fullmatch(name.lower()))
-    deep = max(map(len, names)) > 1
-    if mixed and (deep or len({*map(part_of, mixed)}) > 1):
-        text = f"has {', '.join(mixed)} beside other folders, {', '.join(sorted(first - {*mixed})[:NAMED])}"
+    mixed = sorted(name for name in first if SPLIT.fullmatch(name.lower()))
+    is_deep = max(map(len, names)) > 1
+    if mixed and (is_deep or len({*map(split_of, mixed)}) > 1):
+        others = sorted(first - {*mixed})
+        text = f"has {', '.join(mixed)} next to other folders, {', '.join(others[:NAMED])}"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
-    odd = next(
-        (path for path, name in zip(paths, names, strict=True) if len(name) not in (1, 2)), None
-    )
-    odd = odd or next(
-        (path for path, name in zip(paths, names, strict=True) if len(name) != len(names[0])), None
-    )
-    if odd:
-        raise ArgumentError(
-            "file", f"{odd.relative_to(folder)} is elsewhere; accepted: {IMAGES}", str(folder)
-        )
-    if {*parts} <= {"validation", "test"}:
-        text = f"has a part for {' and '.join(sorted({*parts}))}, but none to train on"
+
+    # Images at another level than others
+    depths = [len(name) for name in names]
+    elsewhere = [path for path, depth in zip(paths, depths, strict=True) if depth not in (1, 2)]
+    elsewhere += [path for path, depth in zip(paths, depths, strict=True) if depth != depths[0]]
+    if elsewhere:
+        text = f"{elsewhere[0].relative_to(folder)} is elsewhere; accepted: {IMAGES}"
+        raise ArgumentError("file", text, str(folder))
+
+    if {*splits} <= {"validation", "test"}:
+        text = f"has a split for {' and '.join(sorted({*splits}))}, but none to train on"
         raise ArgumentError("file", f"{text}; accepted: {IMAGES}", str(folder))
 
 
-def _warn(folder: pathlib.Path, contents: Contents, found: Sequence[Found]) -> None:
+def _warn(folder: pathlib.Path, contents: Contents, files: Sequence[ImageFile]) -> None:
     """Says what of a folder is left out, or read in a way that may not be meant."""
     if contents.others:
-        warn(
-            "file",
-            f"{_named(folder, contents.others)} in {folder.name} is no image and is left out",
-        )
+        text = f"{_named(folder, contents.others)} in {folder.name} is no image and is left out"
+        warn("file", text)
     if contents.empty:
-        warn(
-            "file",
-            f"{_named(folder, contents.empty)} in {folder.name} has no images and is left out",
-        )
-    if any(each.part == "validation" for each in found):
+        text = f"{_named(folder, contents.empty)} in {folder.name} has no images and is left out"
+        warn("file", text)
+    if any(image.split == "validation" for image in files):
         text = f"the images for validation in {folder.name} are read as training examples"
-        warn(
-            "file", f"{text}; validation_fraction gives each client validation examples of its own"
-        )
-    clients = {each.names[0] for each in found if len(each.names) == 2}
+        hint = "validation_fraction gives each client validation examples of its own"
+        warn("file", f"{text}; {hint}")
+    clients = {image.names[0] for image in files if len(image.names) == 2}
     if len(clients) == 1:
         text = f"all images are in {folder.name}/{clients.pop()}, which is read as a single client"
         warn("file", f"{text}; if its folders are classes and it is no client, read that folder")
@@ -365,32 +333,32 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
         ArgumentError: for an image that is damaged, larger than Pillow's limit, animated or of more than 8 bits, or of
             another size than the first.
     """
+    # Pillow's sizes are columns and rows.
     first = next(iter(files))
     with _image(pillow, first, files[first]) as image:
         shape = size or _upright(image).size[::-1]
-    gray = True
+    is_gray = True
     for name, open_file in files.items():
         with _image(pillow, name, open_file) as image:
             _check(image, name)
-            gray &= image.mode in GRAY
-    full = (len(files), *shape, 1 if gray else 3)
-    check_memory(math.prod(full), first)
-    x = np.empty(full, np.uint8)
+            is_gray &= image.mode in GRAY
+    x_shape = (len(files), *shape, 1 if is_gray else 3)
+    check_memory(math.prod(x_shape), first)
+    x = np.empty(x_shape, np.uint8)
     transparent = []
     for row, (name, open_file) in zip(x, files.items(), strict=True):
         with _image(pillow, name, open_file) as image:
             image = _upright(image)
-            if image.size[::-1] != shape and not size:
-                sizes = [f"{rows} x {columns}" for rows, columns in (image.size[::-1], shape)]
-                text = f"has {sizes[0]} pixels, but {first} has {sizes[1]}"
-                raise ArgumentError(
-                    "file", f"{text}; accepted: images of one size, or a size for all", name
-                )
+            rows_and_columns = image.size[::-1]
+            if rows_and_columns != shape and not size:
+                text = f"has {_in_pixels(rows_and_columns)} pixels, but {first} has {_in_pixels(shape)}"
+                accepted = "accepted: images of one size, or a size for all"
+                raise ArgumentError("file", f"{text}; {accepted}", name)
             opaque = _on_white(pillow, image)
             if opaque is not image:
                 transparent.append(name)
-            image = opaque.convert("L" if gray else "RGB")
-            if image.size[::-1] != shape:
+            image = opaque.convert("L" if is_gray else "RGB")
+            if rows_and_columns != shape:
                 image = image.resize(shape[::-1], pillow.Resampling.BILINEAR)
             row[:] = np.asarray(image).reshape(row.shape)
     if transparent:
@@ -399,13 +367,17 @@ def read_images(pillow: Any, files: Mapping[str, Open], size: tuple[int, ...]) -
     return x
 
 
+def _in_pixels(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
 def _check(image: Any, name: str) -> None:
     """Raises `ArgumentError` for an image that is not one picture with 8 bits per channel; `name` is its file's."""
     if image.mode not in MODES:
         raise ArgumentError("file", f"has mode {image.mode}; accepted: 8 bits per channel", name)
     if any(";16" in str(tile[3:]) for tile in image.tile):
         raise ArgumentError("file", "has 16 bits per channel; accepted: 8 bits per channel", name)
-    # phones keep a preview beside the photo
+    # Phones store a preview with the photo.
     if image.format != "MPO" and getattr(image, "is_animated", False):
         raise ArgumentError("file", "has several frames or pages; accepted: images with one", name)
 
@@ -413,10 +385,12 @@ def _check(image: Any, name: str) -> None:
 def _upright(image: Any) -> Any:
     """The image as its EXIF orientation says that it is shown."""
     operations = optional.load("PIL.ImageOps", "file")
-    image.load()  # a PNG may have it after the pixels
+    # A PNG may have its orientation after the pixels.
+    image.load()
     try:
         image.getexif().get(ORIENTATION)
-    except Exception:  # what is damaged there says nothing
+    except Exception:
+        # Damaged metadata have no orientation.
         return image
     return operations.exif_transpose(image)
 
@@ -434,7 +408,8 @@ def _on_white(pillow: Any, image: Any) -> Any:
 @contextlib.contextmanager
 def _image(pillow: Any, name: str, open_file: Open) -> Iterator[Any]:
     """An image of a file; `name` is the file's, for messages."""
-    large = f"has more than {pillow.MAX_IMAGE_PIXELS or 0:,} pixels, which may exhaust the memory; accepted: fewer"
+    largest = pillow.MAX_IMAGE_PIXELS or 0
+    large = f"has more than {largest:,} pixels, which may exhaust the memory; accepted: fewer"
     text = "is damaged, or no image that Pillow reads"
     bombs = (pillow.DecompressionBombWarning, pillow.DecompressionBombError)
     with (

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,28 @@ from pfljax.contract.errors import ArgumentError
 from pfljax.contract.reading import read_text
 from pfljax.data.sources.arrays import IGNORED, TaskName
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, Shape, damaged, of_file, shaped
+from pfljax.data.sources.files import SPLITS, Shape, damaged, shaped, source_from_file
 from pfljax.data.sources.source import Fraction, Source
 from pfljax.settings.fields import Seed, checked, knob
 
 LEAF = "a LEAF folder with JSON files in train and test"
 ACCEPTED = "numbers of one length, or texts of one length with the next character as y"
+
+
+class User(NamedTuple):
+    """A user's examples in one file.
+
+    Attributes:
+        is_test: Whether they are for testing.
+        name: The user.
+        x: (n, *features) numbers, or (n,) texts.
+        y: (n,) targets, or the characters that follow.
+    """
+
+    is_test: bool
+    name: str
+    x: np.ndarray
+    y: np.ndarray
 
 
 @checked()
@@ -34,7 +50,7 @@ def leaf(
 ) -> Source:
     """Reads a data set that LEAF has prepared, such as FEMNIST or Shakespeare; its users are the clients.
 
-    Where examples are texts, the model reads a character at each place and predicts the one after the last.
+    Where examples are texts, the model reads a character at each position and predicts the character after the last.
 
     The other arguments are those of `npz`.
 
@@ -44,79 +60,105 @@ def leaf(
 
     Raises:
         ArgumentError: if a file or shape is not accepted.
+
+    Examples:
+        >>> import json, pathlib
+        >>> from pfljax.data import sources
+        >>> user = {"x": [[0.0, 1.0, 2.0, 3.0], [3.0, 2.0, 1.0, 0.0]], "y": [0, 1]}
+        >>> content = {"users": ["f01", "f02"], "user_data": {"f01": user, "f02": user}}
+        >>> pathlib.Path("femnist/train").mkdir(parents=True)
+        >>> _ = pathlib.Path("femnist/train/part.json").write_text(json.dumps(content))
+        >>> source = sources.leaf("femnist", shape=(2, 2, 1))
+        >>> source.x.shape, source.client_names.tolist()
+        ((4, 2, 2, 1), ['f01', 'f02'])
     """
     file = str(file)
-    found = []
-    for part in PARTS:
-        for path in paths(pathlib.Path(file), part):
-            found += [(user, x, y, part == PARTS[1]) for user, x, y in _users(str(path))]
-    if not found or all(row[3] for row in found):
-        raise ArgumentError("file", f"has no examples in {PARTS[0]}/*.json; accepted: {LEAF}", file)
-    users, xs, ys, tests = zip(*found, strict=True)
-    kinds = {x.dtype.kind for x in xs}
-    shapes = {x.shape[1:] for x in xs}
-    if len(kinds) > 1 or len(shapes) > 1:
-        raise ArgumentError(
-            "file", f"has examples of several kinds or lengths; accepted: {ACCEPTED}", file
+    users: list[User] = []
+    for split in SPLITS:
+        for path in paths(pathlib.Path(file), split):
+            users += _users(str(path), is_test=split == SPLITS[1])
+    if all(user.is_test for user in users):
+        text = f"has no examples in {SPLITS[0]}/*.json; accepted: {LEAF}"
+        raise ArgumentError("file", text, file)
+    dtypes = {user.x.dtype.kind for user in users}
+    shapes = {user.x.shape[1:] for user in users}
+    if len(dtypes) > 1 or len(shapes) > 1:
+        text = f"has examples of several kinds or lengths; accepted: {ACCEPTED}"
+        raise ArgumentError("file", text, file)
+
+    sizes = [len(user.y) for user in users]
+    x = np.concatenate([user.x for user in users])
+    y = np.concatenate([user.y for user in users])
+    arrays = {"client": np.repeat([user.name for user in users], sizes)}
+    if any(user.is_test for user in users):
+        arrays["is_test"] = np.repeat([user.is_test for user in users], sizes)
+    if dtypes == {"U"}:
+        arrays |= _sequences(x, y, file)
+        source = source_from_file(
+            arrays, file, seed=seed, fraction=fraction, task=task, images=False
         )
-    sizes = list(map(len, ys))
-    arrays = {"x": np.concatenate(xs), "y": np.concatenate(ys), "client": np.repeat(users, sizes)}
-    if any(tests):
-        arrays["is_test"] = np.repeat(tests, sizes)
-    options: Any = {"seed": seed, "fraction": fraction, "task": task}
-    if kinds == {"U"}:
-        arrays |= _sequences(arrays["x"], arrays["y"], file)
-        return dataclasses.replace(of_file(arrays, file, **options, images=False), tokens=True)
-    arrays["x"] = shaped(arrays["x"], shape)
-    return of_file(arrays, file, **options, standardize=standardize)
+        return dataclasses.replace(source, tokens=True)
+    arrays |= {"x": shaped(x, shape), "y": y}
+    return source_from_file(
+        arrays, file, seed=seed, fraction=fraction, task=task, standardize=standardize
+    )
 
 
-def paths(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
-    """The JSON files of a part of a folder, in sorted order; none that is hidden."""
-    return sorted(folder.glob(f"{part}/[!.]*.json"))
+def paths(folder: pathlib.Path, split: str) -> list[pathlib.Path]:
+    """The JSON files of a split of a folder, in sorted order; none that is hidden."""
+    return sorted(folder.glob(f"{split}/[!.]*.json"))
 
 
-def has_test_part(folder: pathlib.Path) -> bool:
+def has_test_split(folder: pathlib.Path) -> bool:
     """Whether a folder has files of test examples."""
-    return bool(paths(folder, PARTS[1]))
+    return bool(paths(folder, SPLITS[1]))
 
 
-def _users(file: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The users in a JSON file with their examples x (n, *features) or texts (n,), and y (n,)."""
+def _users(file: str, is_test: bool) -> Iterator[User]:
+    """The users in a JSON file."""
     text = "is not a JSON file with users and user_data, and x and y of each user ({kind}: {error})"
     with damaged(file, text, (ValueError, RecursionError, KeyError, TypeError)):
         content = json.loads(read_text(file))
-        users = [(user, content["user_data"][user]) for user in content["users"]]
-        users = [
-            (str(user), data["x"], data["y"]) for user, data in users if data["y"] or data["x"]
-        ]
-    for user, given, targets in users:
-        try:
-            x = np.array(given)
-            y = np.array(targets)
-        except (ValueError, OverflowError):  # lists of several lengths
-            x = y = np.array(None)
-        if x.dtype.kind in "biuf":
-            x = x.astype(np.float32)
-        if (
-            len(x.shape) == 0
-            or x.dtype.kind not in "fU"
-            or (x.dtype.kind == "U" and (x.ndim > 1 or y.dtype != "<U1"))
-        ):
-            text = f"x of {user} is neither {ACCEPTED.replace(' or ', ' nor ')}"
-            raise ArgumentError("file", text, file)
-        if y.shape[:1] != x.shape[:1]:
-            raise ArgumentError(
-                "file", f"has {len(x)} x but {y.size} y of {user}; accepted: as many", file
-            )
-        yield user, x, y
+        lists = []
+        for name in content["users"]:
+            data = content["user_data"][name]
+            if data["x"] or data["y"]:
+                lists.append((str(name), data["x"], data["y"]))
+    for name, inputs, targets in lists:
+        yield User(is_test, name, *_user_arrays(name, inputs, targets, file))
+
+
+def _user_arrays(name: str, inputs: Any, targets: Any, file: str) -> tuple[np.ndarray, np.ndarray]:
+    """A user's x and y as arrays; raises `ArgumentError` if they are neither numbers nor texts with characters."""
+    try:
+        x = np.array(inputs)
+        y = np.array(targets)
+    except (ValueError, OverflowError):
+        # Lists of several lengths
+        x = np.array(None)
+        y = x
+    if x.dtype.kind in "biuf":
+        x = x.astype(np.float32)
+    is_numbers = x.ndim > 0 and x.dtype.kind == "f"
+    is_texts = x.ndim == 1 and x.dtype.kind == "U" and y.dtype == "<U1"
+    if not is_numbers and not is_texts:
+        text = f"x of {name} is neither {ACCEPTED.replace(' or ', ' nor ')}"
+        raise ArgumentError("file", text, file)
+    if y.shape[:1] != x.shape[:1]:
+        text = f"has {len(x)} x but {y.size} y of {name}; accepted: as many"
+        raise ArgumentError("file", text, file)
+    return x, y
 
 
 def _sequences(x: np.ndarray, y: np.ndarray, file: str) -> dict[str, Any]:
-    """Tokens x (n, T) and y (n, T) of texts (n,) and their next characters (n,): y is ignored but at the last place."""
+    """Tokens x (n, T) and y (n, T) of texts (n,) and their next characters (n,).
+
+    y is ignored but at the last position.
+    """
     if len({*map(len, x.tolist())}) > 1:
         raise ArgumentError("file", f"has texts of several lengths; accepted: {ACCEPTED}", file)
-    numbers = tokens(np.char.add(x, y).tolist(), file) - 1  # no text is padded
+    # No text is padded, so that tokens count from 0.
+    numbers = tokens(np.char.add(x, y).tolist(), file) - 1
     targets = np.full((len(x), numbers.shape[1] - 1), IGNORED, np.int16)
     targets[:, -1] = numbers[:, -1]
     return {"x": numbers[:, :-1], "y": targets}

@@ -17,7 +17,7 @@ from pfljax.settings.fields import Seed, checked, knob
 Stride = Annotated[int, knob(at_least=1)]
 PLAY = "a text file with a play in lines of NAME: and what NAME says"
 TEXT_WINDOW = 80  # number of characters in an example
-# minimum number of windows in each part of a role's text, if it has enough characters
+# Minimum number of windows in a role's training and test text, if it has enough characters
 LEAST_WINDOWS = 8
 TEXT_TRAIN = 0.8  # fraction of a role's lines to train on, starting at the first
 
@@ -32,7 +32,7 @@ def text(
 ) -> Source:
     """Reads a play; its roles are clients that predict the next character (Shakespeare in FedAvg and FedEM).
 
-    Each role's lines are split into a training and a test part, and no window of characters spans both.
+    Each role's lines are split into training and test lines, and no window of characters spans both.
 
     Args:
         file: Path of a text with blocks of lines, separated by blank lines. The first line of a block, "NAME:", names
@@ -43,6 +43,15 @@ def text(
 
     Raises:
         ArgumentError: if file, stride or fraction is not accepted.
+
+    Examples:
+        >>> import pathlib
+        >>> from pfljax.data import sources
+        >>> lines = ["ROMEO:", "But, soft! what light", "through yonder window breaks?"]
+        >>> _ = pathlib.Path("romeo.txt").write_text(chr(10).join(lines))
+        >>> source = sources.text("romeo.txt", stride=4)
+        >>> source.x.shape[1], source.client_names.tolist()
+        (80, ['ROMEO'])
     """
     file = str(file)
     roles = {name: halves(lines) for name, lines in _spoken(file).items()}
@@ -52,43 +61,44 @@ def text(
 def next_characters(
     roles: Mapping[str, tuple[str, str]], file: str, *, stride: int, seed: int, fraction: float
 ) -> Source:
-    """The windows of each role's training and test text; the arguments are those of `text`. Leaves out short roles."""
-    # With a single character, there is nothing to predict.
-    roles = {name: parts for name, parts in roles.items() if min(map(len, parts)) > 1}
+    """The windows of each role's training and test text; the other arguments are those of `text`.
+
+    Leaves out roles with a single character in one of them, in which there is nothing to predict.
+    """
+    roles = {name: texts for name, texts in roles.items() if min(map(len, texts)) > 1}
     if not roles:
-        raise ArgumentError(
-            "file", "no role has two lines, one for training and one for testing", file
-        )
-    letters = sorted(set("\n".join(part for parts in roles.values() for part in parts)))
+        text = "no role has two lines, one for training and one for testing"
+        raise ArgumentError("file", text, file)
+    characters = {"\n"}
+    for texts in roles.values():
+        characters.update(*texts)
+    letters = sorted(characters)
     if len(letters) >= PAD_TOKEN:
-        raise ArgumentError(
-            "file",
-            f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}",
-            file,
-        )
-    code = {letter: i for i, letter in enumerate(letters)}
+        text = f"has {len(letters)} different characters; accepted: at most {PAD_TOKEN - 1}"
+        raise ArgumentError("file", text, file)
+
+    token = {letter: number for number, letter in enumerate(letters)}
     xs = []
     ys = []
     is_test = []
     client = []
-    for k, parts in enumerate(roles.values()):
-        for test, part in enumerate(parts):
-            x, y = _windows(np.array([code[letter] for letter in part], np.uint8), stride)
+    for k, texts in enumerate(roles.values()):
+        for split, text in enumerate(texts):
+            tokens = np.array([token[letter] for letter in text], np.uint8)
+            x, y = _windows(tokens, stride)
             xs.append(x)
             ys.append(y)
-            is_test.append(np.full(len(x), bool(test)))
+            is_test.append(np.full(len(x), bool(split)))
             client.append(np.full(len(x), k))
-    x, y, is_test, client = map(np.concatenate, (xs, ys, is_test, client))
-    rows = subsample(generator(seed, "load"), len(x), fraction)
-    name = pathlib.Path(file).stem
+    rows = subsample(generator(seed, "load"), sum(map(len, xs)), fraction)
     return Source(
-        x[rows],
-        y[rows],
-        client[rows],
-        is_test[rows],
-        len(letters),
-        "classification",
-        name,
+        x=np.concatenate(xs)[rows],
+        y=np.concatenate(ys)[rows],
+        client=np.concatenate(client)[rows],
+        is_test=np.concatenate(is_test)[rows],
+        num_classes=len(letters),
+        task="classification",
+        name=pathlib.Path(file).stem,
         client_names=np.array(list(roles)),
         tokens=True,
     )
@@ -96,7 +106,8 @@ def next_characters(
 
 def halves(lines: Sequence[str]) -> tuple[str, str]:
     """A role's lines to train on, as one text, and those to test on."""
-    cut = min(max(1, int(TEXT_TRAIN * len(lines))), len(lines) - 1)
+    cut = max(1, int(TEXT_TRAIN * len(lines)))
+    cut = min(cut, len(lines) - 1)
     return "\n".join(lines[:cut]), "\n".join(lines[cut:])
 
 
@@ -109,7 +120,8 @@ def _spoken(file: str) -> dict[str, list[str]]:
         lines = [line for line in block.split("\n") if line.strip()]
         if lines and re.fullmatch("[^:]+:", lines[0].strip()):
             speaker = lines.pop(0).strip().removesuffix(":").strip()
-        if speaker:  # lines before the first heading belong to no role
+        # Lines before the first heading belong to no role.
+        if speaker:
             spoken.setdefault(speaker, []).extend(lines)
     if not spoken:
         accepted = (
@@ -123,8 +135,8 @@ def _spoken(file: str) -> dict[str, list[str]]:
 def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the windows of tokens (length,) and the tokens that follow each: both uint8 (n, TEXT_WINDOW).
 
-    If a part is too short for LEAST_WINDOWS windows at the given stride, the stride is reduced. If that is not enough,
-    the last windows run past the part's end, so that every role has more than one example.
+    If a text is too short for LEAST_WINDOWS windows at this stride, the stride is reduced. If that is not enough,
+    the last windows run past the text's end, so that every role has more than one example.
     """
     starts = np.arange(0, max(len(tokens) - TEXT_WINDOW, 1), stride)
     if len(starts) < LEAST_WINDOWS:
@@ -133,5 +145,7 @@ def _windows(tokens: np.ndarray, stride: int) -> tuple[np.ndarray, np.ndarray]:
     missing = max(starts[-1] + TEXT_WINDOW + 1 - len(tokens), 0)
     x = np.pad(tokens, (0, missing))
     y = np.pad(tokens, (0, missing), constant_values=PAD_TOKEN)
-    view = np.lib.stride_tricks.sliding_window_view
-    return view(x, TEXT_WINDOW + 1)[starts, :-1], view(y, TEXT_WINDOW + 1)[starts, 1:]
+    sliding_windows = np.lib.stride_tricks.sliding_window_view
+    inputs = sliding_windows(x, TEXT_WINDOW + 1)[starts, :-1]
+    targets = sliding_windows(y, TEXT_WINDOW + 1)[starts, 1:]
+    return inputs, targets

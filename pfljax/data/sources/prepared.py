@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pfljax.data.sources.arrays import TaskName, make_source
 from pfljax.data.sources.source import Fraction, Source, generator, subsample
 from pfljax.settings.fields import Seed, checked
 
-# features that may name an example's client
+# Features that may name an example's client
 CLIENT_FIELDS = ("client", "writer", "client_id", "user")
 
 
@@ -40,91 +39,108 @@ def tfds(
 
     Raises:
         ArgumentError: if dataset, fraction or task is not accepted.
+
+    Examples:
+        >>> from pfljax.data import sources
+        >>> sources.tfds("mnist").x.shape  # doctest: +SKIP
+        (70000, 28, 28, 1)
     """
-
-    def error_of(text):
-        return ArgumentError("dataset", text, f"tfds:{name}")
-
-    parts = _open(name, None if data_dir is None else str(data_dir), error_of)
-    n = sum(map(len, parts))
-    num_train = len(parts[0])
-    rows = np.arange(n)[subsample(generator(seed, "load"), n, fraction)]
+    splits = _open(name, None if data_dir is None else str(data_dir))
+    num_train = len(splits[0])
+    num_examples = sum(map(len, splits))
+    rows = np.arange(num_examples)[subsample(generator(seed, "load"), num_examples, fraction)]
     is_test = rows >= num_train
     if is_test.all():
         raise ArgumentError("fraction", f"leaves no training examples of tfds:{name}", fraction)
-    examples = [
-        parts[test][int(row) - test * num_train]
-        for row, test in zip(rows, is_test.astype(int), strict=True)
-    ]
-    scalars = [key for key, value in examples[0].items() if np.ndim(value) == 0]
-    features = [key for key in examples[0] if key != "label" and key not in scalars]
+    examples = []
+    for row in rows.tolist():
+        is_official = row >= num_train
+        examples.append(splits[1][row - num_train] if is_official else splits[0][row])
+
+    # x is the feature "image", or the first array.
+    scalars = [field for field, value in examples[0].items() if np.ndim(value) == 0]
+    features = [field for field in examples[0] if field != "label" and field not in scalars]
     if "label" not in examples[0] or not features:
-        raise error_of(f"needs a label and another array; found {', '.join(examples[0])}")
+        text = f"needs a label and another array; found {', '.join(examples[0])}"
+        raise _error(name, text)
     feature = "image" if "image" in features else features[0]
     shapes = {np.shape(example[feature]) for example in examples}
     if len(shapes) > 1:
-        raise error_of(
-            f"{feature} has {len(shapes)} different shapes; accepted: examples of one shape"
-        )
-    wanted = {"x": feature, "y": "label", "coarse": "coarse_label"}
-    owner = next((key for key in CLIENT_FIELDS if key in scalars), None)
-    if owner:
-        wanted["client"] = owner
-    arrays = {
-        key: np.array([e[field] for e in examples])
-        for key, field in wanted.items()
-        if field in examples[0]
-    }
-    if len(parts) > 1:
+        text = f"{feature} has {len(shapes)} different shapes; accepted: examples of one shape"
+        raise _error(name, text)
+
+    fields = {"x": feature, "y": "label", "coarse": "coarse_label"}
+    client_fields = [field for field in CLIENT_FIELDS if field in scalars]
+    if client_fields:
+        fields["client"] = client_fields[0]
+    arrays = {}
+    for argument, field in fields.items():
+        if field in examples[0]:
+            arrays[argument] = np.array([example[field] for example in examples])
+    if len(splits) > 1:
         arrays["is_test"] = is_test
-    # a subsample may lack some
-    num_classes = getattr(parts[0].dataset_info.features["label"], "num_classes", None)
+    # A subsample may lack some classes.
+    num_classes = getattr(splits[0].dataset_info.features["label"], "num_classes", None)
     try:
         return make_source(
             arrays, num_classes=num_classes, task=task, standardize=standardize, name=name
         )
     except ArgumentError as error:
-        if error.argument not in wanted:
+        if error.argument not in fields:
             raise
-        raise error_of(f"{wanted[error.argument]} {error.text}") from error
+        raise _error(name, f"{fields[error.argument]} {error.text}") from error
 
 
-def _open(name: str, data_dir: str | None, error_of: Callable[[str], ArgumentError]) -> list[Any]:
+def _error(name: str, text: str) -> ArgumentError:
+    return ArgumentError("dataset", text, f"tfds:{name}")
+
+
+def _open(name: str, data_dir: str | None) -> list[Any]:
     """Returns random-access readers of the training split and, if it exists, the official test split."""
-    tfds = optional.load("tensorflow_datasets", "dataset", f"tfds:{name}")  # slow to import
+    tfds = optional.load("tensorflow_datasets", "dataset", f"tfds:{name}")
 
-    def read(split: str):
+    def read(split: str) -> Any:
         # The default, `download=True`, would start a download that needs TensorFlow.
         return tfds.data_source(name, split=split, data_dir=data_dir, download=False)
 
     try:
-        with optional.quiet():  # it would warn about what the errors below say
-            parts = [read("train")]
-            with contextlib.suppress(ValueError):  # "Unknown split": no official test split
-                parts.append(read("test"))
-            return parts
+        # TFDS would warn about what the errors below say.
+        with optional.quiet():
+            splits = [read("train")]
+            # "Unknown split": there is no official test split.
+            with contextlib.suppress(ValueError):
+                splits.append(read("test"))
+            return splits
     except tfds.core.DatasetNotFoundError as error:
-        near = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False))
-        raise error_of(
-            f"TFDS has no such data set; nearest: {', '.join(near) or 'none'}"
-        ) from error
-    except ValueError as error:  # unknown configuration, or no split "train"
-        raise error_of(str(error).splitlines()[0]) from error
-    # not prepared, or files without random access
+        names = tfds.list_builders(with_community_datasets=False)
+        similar = difflib.get_close_matches(name, names)
+        text = f"TFDS has no such data set; nearest: {', '.join(similar) or 'none'}"
+        raise _error(name, text) from error
+    except ValueError as error:
+        # An unknown configuration, or no split "train"
+        raise _error(name, str(error).splitlines()[0]) from error
     except (KeyError, OSError, NotImplementedError) as error:
-        folder = f", data_dir={data_dir!r}" if data_dir else ""
-        extra = "prepare" if _has_images(tfds, name) else "tfds"
-        raise error_of(
-            f"not prepared in data_dir={data_dir or '(the default of TFDS)'}; prepare it "
-            f"with pip install 'pfljax[{extra}]' && python -c \"import tensorflow_datasets as tfds; "
-            f"tfds.builder({name!r}, file_format='array_record'{folder}).download_and_prepare()\""
-        ) from error
+        # Not prepared, or files without random access
+        raise _error(name, _how_to_prepare(tfds, name, data_dir)) from error
+
+
+def _how_to_prepare(tfds: Any, name: str, data_dir: str | None) -> str:
+    """The text of the error for a data set that is not prepared, with the command that prepares it."""
+    extra = "prepare" if _has_images(tfds, name) else "tfds"
+    folder = f", data_dir={data_dir!r}" if data_dir else ""
+    builder = f"tfds.builder({name!r}, file_format='array_record'{folder})"
+    script = f"import tensorflow_datasets as tfds; {builder}.download_and_prepare()"
+    command = f"pip install 'pfljax[{extra}]' && python -c \"{script}\""
+    return (
+        f"not prepared in data_dir={data_dir or '(the default of TFDS)'}; prepare it with {command}"
+    )
 
 
 def _has_images(tfds: Any, name: str) -> bool:
     """Whether a data set has images, which TFDS encodes with TensorFlow; it prepares others without."""
     try:
         features = tfds.builder(name, file_format="array_record").info.features.values()
-    except Exception:  # some builders need TensorFlow to be made
+    except Exception:
+        # Some builders need TensorFlow to be made.
         return True
     return any(isinstance(feature, tfds.features.Image) for feature in features)

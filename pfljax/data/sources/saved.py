@@ -14,18 +14,18 @@ import numpy as np
 from pfljax.contract import optional
 from pfljax.contract.errors import ArgumentError, few, warn
 from pfljax.data.sources.arrays import TaskName
-from pfljax.data.sources.files import PARTS, damaged, names_in, of_file
+from pfljax.data.sources.files import SPLITS, damaged, names_in, source_from_file
 from pfljax.data.sources.folders import Size, check_size, read_images
 from pfljax.data.sources.source import Fraction, Source
 from pfljax.data.sources.tables import (
-    CALLED,
+    ARRAY_NAMES,
     Categorical,
     Columns,
     FeatureColumns,
     Fill,
     Label,
-    arrays_of,
     check_column,
+    table_arrays,
 )
 from pfljax.settings.fields import Seed, checked, knob
 
@@ -49,7 +49,7 @@ def huggingface(
     standardize: bool = True,
     task: TaskName = "auto",
 ) -> Source:
-    """Reads a data set that `save_to_disk` wrote. Its part test, if it has one, holds the official test examples.
+    """Reads a data set that `save_to_disk` wrote. Its split test, if it has one, holds the official test examples.
 
     The other arguments are those of `npz`.
 
@@ -66,41 +66,57 @@ def huggingface(
 
     Raises:
         ArgumentError: if the folder cannot be read, or a column is missing or not accepted.
+
+    Examples:
+        >>> import datasets  # doctest: +SKIP
+        >>> from pfljax.data import sources
+        >>> rows = datasets.load_dataset("ylecun/mnist")  # doctest: +SKIP
+        >>> rows.save_to_disk("mnist")  # doctest: +SKIP
+        >>> sources.huggingface("mnist").x.shape  # doctest: +SKIP
+        (70000, 28, 28, 1)
     """
     check_size(size)
     file = str(file)
-    parts = _parts(file)
-    whole = next(iter(parts.values()))
-    if not image and not features and not categorical and not text:
-        image = next((name for name, kind in whole.features.items() if _is_image(kind)), "")
-    with damaged(file, "is damaged, or has parts that differ ({error})"):
-        table = optional.load("pyarrow", "file", file).concat_tables(
-            [part.data.table for part in parts.values()]
-        )
+    splits = _splits(file)
+    first = next(iter(splits.values()))
+    if not (image or features or categorical or text):
+        images = [name for name, feature in first.features.items() if _is_image(feature)]
+        image = images[0] if images else ""
+    pyarrow = optional.load("pyarrow", "file", file)
+    with damaged(file, "is damaged, or has splits that differ ({error})"):
+        table = pyarrow.concat_tables([split.data.table for split in splits.values()])
         table.validate(full=True)
-        x = (
-            np.concatenate([_pixels(part, image, file, tuple(size)) for part in parts.values()])
-            if image
-            else None
-        )
+        x = None
+        if image:
+            pixels = [_pixels(split, image, file, tuple(size)) for split in splits.values()]
+            x = np.concatenate(pixels)
     columns = Columns(
         label=label, client=client, features=features, categorical=categorical, text=text, fill=fill
     )
-    found = arrays_of(table, file, columns, x)
-    arrays = found.arrays
-    if len(parts) > 1:
-        arrays["is_test"] = np.repeat(
-            [part == PARTS[1] for part in parts], list(map(len, parts.values()))
-        )
+    read = table_arrays(table, file, columns, x)
+    arrays = read.arrays
+    if len(splits) > 1:
+        is_test = [name == SPLITS[1] for name in splits]
+        arrays["is_test"] = np.repeat(is_test, [len(split) for split in splits.values()])
+
+    # Classes in the order of the data set, if the label has names
     names = names_in(label)
-    classes = getattr(whole.features[names[0]], "names", None) if len(names) == 1 else None
-    options: Any = {"task": task, "images": not text, "standardize": standardize and not text}
-    options["num_classes"] = len(classes) if classes else None
-    options |= {"fill": fill == "mean", "features": found.features}
-    source = of_file(arrays, file, seed=seed, fraction=fraction, called=CALLED, **options)
-    return dataclasses.replace(
-        source, tokens=bool(text), class_names=tuple(classes or source.class_names)
+    class_names = getattr(first.features[names[0]], "names", None) if len(names) == 1 else None
+    source = source_from_file(
+        arrays,
+        file,
+        seed=seed,
+        fraction=fraction,
+        array_names=ARRAY_NAMES,
+        task=task,
+        images=not text,
+        standardize=standardize and not text,
+        num_classes=len(class_names) if class_names else None,
+        fill=fill == "mean",
+        features=read.features,
     )
+    class_names = tuple(class_names or source.class_names)
+    return dataclasses.replace(source, tokens=bool(text), class_names=class_names)
 
 
 def fits(path: pathlib.Path) -> bool:
@@ -108,49 +124,49 @@ def fits(path: pathlib.Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
-def has_test_part(path: pathlib.Path) -> bool:
-    """Whether a folder has the parts train and test."""
-    return all((path / part / "dataset_info.json").is_file() for part in PARTS)
+def has_test_split(path: pathlib.Path) -> bool:
+    """Whether a folder has the splits train and test."""
+    return all((path / split / "dataset_info.json").is_file() for split in SPLITS)
 
 
-def _parts(file: str) -> dict[str, Any]:
+def _splits(file: str) -> dict[str, Any]:
     """The data sets in a folder: train and test, or the only one."""
     datasets = optional.load("datasets", "file", file)
     with damaged(file, f"is not {SAVED} ({{error}})"):
-        found = datasets.load_from_disk(file)
-    if isinstance(found, datasets.Dataset):
-        return {"": found}
-    if len(found) > 1 and PARTS[0] not in found:
-        raise ArgumentError(
-            "file", f"has parts {few(found)}; accepted: {' and '.join(PARTS)}, or one part", file
-        )
-    if PARTS[0] not in found:
-        return dict(found)
-    others = [part for part in found if part not in PARTS]
+        loaded = datasets.load_from_disk(file)
+    if isinstance(loaded, datasets.Dataset):
+        return {"": loaded}
+    if SPLITS[0] not in loaded:
+        if len(loaded) == 1:
+            return dict(loaded)
+        accepted = f"accepted: {' and '.join(SPLITS)}, or one split"
+        raise ArgumentError("file", f"has splits {few(loaded)}; {accepted}", file)
+    others = [name for name in loaded if name not in SPLITS]
     if others:
-        warn("file", f"has parts that are not read: {few(others)}; only {' and '.join(PARTS)} are")
-    return {part: found[part] for part in PARTS if part in found}
+        text = f"has splits that are not read: {few(others)}; only {' and '.join(SPLITS)} are"
+        warn("file", text)
+    return {name: loaded[name] for name in SPLITS if name in loaded}
 
 
-def _is_image(kind: Any) -> bool:
-    return type(kind).__name__ == "Image" or type(kind).__name__.startswith("Array")
+def _is_image(feature: Any) -> bool:
+    """Whether a feature of `datasets` holds images or arrays."""
+    name = type(feature).__name__
+    return name == "Image" or name.startswith("Array")
 
 
-def _pixels(part: Any, name: str, file: str, size: Sequence[int]) -> np.ndarray:
+def _pixels(split: Any, name: str, file: str, size: Sequence[int]) -> np.ndarray:
     """The images or arrays (n, ...) in a column of a data set."""
-    check_column("image", name, list(part.features), file)
-    if type(part.features[name]).__name__ == "Image":
-        cells = [cell or {} for cell in part.data.table.column(name).to_pylist()]
-        missing = next((row for row, cell in enumerate(cells) if not cell.get("bytes")), None)
-        if missing is not None:
-            raise ArgumentError(
-                "file", f"has no image in column {name}, row {missing} (counted from 0)", file
-            )
-        files = {
-            f"{file}, row {row}": functools.partial(io.BytesIO, cell["bytes"])
-            for row, cell in enumerate(cells)
-        }
-        return read_images(optional.load("PIL.Image", "file", file), files, tuple(size))
-    if size:
-        raise ArgumentError("size", "accepted with a column of images", ",".join(map(str, size)))
-    return np.asarray(part.with_format("numpy")[name][:])
+    check_column("image", name, list(split.features), file)
+    if type(split.features[name]).__name__ != "Image":
+        if size:
+            text = "accepted with a column of images"
+            raise ArgumentError("size", text, ",".join(map(str, size)))
+        return np.asarray(split.with_format("numpy")[name][:])
+    files = {}
+    for row, cell in enumerate(split.data.table.column(name).to_pylist()):
+        content = (cell or {}).get("bytes")
+        if not content:
+            text = f"has no image in column {name}, row {row} (counted from 0)"
+            raise ArgumentError("file", text, file)
+        files[f"{file}, row {row}"] = functools.partial(io.BytesIO, content)
+    return read_images(optional.load("PIL.Image", "file", file), files, tuple(size))

@@ -18,6 +18,10 @@ WHITE = 255.0  # value of a white pixel
 PAD_TOKEN = 255
 
 
+def _is_none(leaf: Any) -> bool:
+    return leaf is None
+
+
 class Scaling(NamedTuple):
     """Statistics with which models standardize features, one per channel of images or per feature.
 
@@ -33,9 +37,11 @@ class Scaling(NamedTuple):
         """Standardizes examples (n, *features), or a tree of them: float32; arrays that are not scaled stay."""
 
         def scaled(mean: np.ndarray | None, std: np.ndarray | None, x: Any) -> Any:
-            return x if mean is None or std is None else standardized(np.asarray(x), mean, std)
+            if mean is None or std is None:
+                return x
+            return standardized(np.asarray(x), mean, std)
 
-        return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=lambda leaf: leaf is None)
+        return jax.tree.map(scaled, self.mean, self.std, x, is_leaf=_is_none)
 
 
 class Features(NamedTuple):
@@ -53,35 +59,59 @@ class Features(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A data set of n examples."""
+    """A data set of n examples, before it is divided among K clients.
 
-    # Features (n, *features) as the data set has them, not scaled, for images (n, height, width, channels); or tokens
-    # of sequences, int32 or uint8 (n, T); or a tree of such arrays
+    Attributes:
+        x: Features (n, *features) as the data set has them, not scaled, for images (n, height, width, channels); or
+            tokens of sequences, int32 or uint8 (n, T); or a tree of such arrays.
+        y: Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with
+            `PAD_TOKEN` at positions without a character to predict.
+        client: (n,) int64, the client of each example, 0..K-1; None: the data set has no natural clients.
+        is_test: (n,) bool, whether each example is an official test example; None: there are none.
+        num_classes: C; 1 for regression.
+        task: "classification", "regression" or "multilabel".
+        name: Name for titles.
+        group: (K,) true group of each natural client; None: unknown.
+        coarse: (n,) int32, coarse label of each example (the superclass of its class); None: there are none.
+        class_names: Names of the classes, if the data set's labels are strings.
+        client_names: (K,) the data set's own ids of clients 0..K-1, strings or integers; None: they are the numbers.
+        tokens: Whether uint8 in x are tokens; otherwise they are numbers, such as pixels.
+        standardize: For each array in x, whether models standardize it, by what is measured once the training examples
+            are known (see `preparation`); (): no array is standardized.
+        fill: Whether NaN in x are replaced by the mean of the training examples, once these are known.
+        features: The columns of x, if the data set is a table.
+
+    Examples:
+        >>> import numpy as np
+        >>> from pfljax import data
+        >>> source = data.sources.Source(
+        ...     x=np.ones((4, 3), np.float32),
+        ...     y=np.array([0, 1, 0, 1], np.int32),
+        ...     client=np.array([0, 0, 1, 1]),
+        ...     is_test=None,
+        ...     num_classes=2,
+        ...     task="classification",
+        ...     name="ones",
+        ... )
+        >>> data.load(source)
+        <ones, natural: 2 clients, 2 classes, x (3,); 2 train, 2 test>
+    """
+
     x: Any
-    # Classes, int32 (n,); regression targets, float32 (n,); or for sequences, classes, uint8 (n, T), with PAD_TOKEN at
-    # positions without a character to predict
     y: np.ndarray
-    # client of each example, 0..K-1, int64 (n,); None if the data set has no natural clients
     client: np.ndarray | None
-    # whether each example is an official test example, bool (n,); None if there are none
     is_test: np.ndarray | None
-    num_classes: int  # number of classes C; 1 for regression
-    task: Task  # "classification" or "regression"
-    name: str  # name for titles
-    group: np.ndarray | None = None  # true group of each natural client (K,), if known
-    # Coarse label of each example (the superclass of its class), int32 (n,), if available
+    num_classes: int
+    task: Task
+    name: str
+    group: np.ndarray | None = None
     coarse: np.ndarray | None = None
-    class_names: tuple[str, ...] = ()  # names of the classes, if the data set's labels are strings
-    # The data set's own ids of clients 0..K-1, strings or integers (K,); None if they are the numbers
+    class_names: tuple[str, ...] = ()
     client_names: np.ndarray | None = None
-    # whether uint8 in x are tokens; otherwise they are numbers, such as pixels
     tokens: bool = False
-    # For each array in x, whether models standardize it, by what is measured once the training examples are known (see
-    # `preparation`); (): no array is standardized
     standardize: tuple[bool, ...] = ()
-    # whether NaN in x are replaced by the mean of the training examples, once these are known
     fill: bool = False
-    features: Features | None = None  # the columns of x, if the data set is a table
+    features: Features | None = None
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
@@ -102,17 +132,22 @@ def mixed_bits(values: np.ndarray) -> np.ndarray:
 def subsample(rng: np.random.Generator, n: int, fraction: float) -> np.ndarray | slice:
     """Samples which of n examples to keep: sorted indices; for fraction 1, a slice of all, which copies nothing."""
     size = max(1, round(fraction * n))
-    return np.sort(rng.choice(n, size, replace=False)) if size < n else slice(None)
+    if size >= n:
+        return slice(None)
+    return np.sort(rng.choice(n, size, replace=False))
 
 
-def subsample_parts(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarray | slice:
-    """Like `subsample`, but samples the training and test part with separate random streams."""
-    kept = np.zeros(len(is_test), bool)
-    for purpose, part in {"subsample": ~is_test, "subsample of the test part": is_test}.items():
-        kept[np.flatnonzero(part)[subsample(generator(seed, purpose), part.sum(), fraction)]] = True
-    return slice(None) if kept.all() else kept
+def subsample_splits(seed: int, is_test: np.ndarray, fraction: float) -> np.ndarray | slice:
+    """Like `subsample`, but samples training and test examples with separate random streams."""
+    is_sampled = np.zeros(len(is_test), bool)
+    for purpose, mask in {"subsample": ~is_test, "subsample of the test part": is_test}.items():
+        rows = np.flatnonzero(mask)
+        sampled = subsample(generator(seed, purpose), len(rows), fraction)
+        is_sampled[rows[sampled]] = True
+    return slice(None) if is_sampled.all() else is_sampled
 
 
 def dirichlet_draws(rng: np.random.Generator, draws: int, size: int, alpha: float) -> np.ndarray:
     """Draws shares (draws, size). Each row is a symmetric Dirichlet sample in which no share is exactly 0."""
-    return rng.dirichlet(np.full(size, alpha), size=draws) * (1 - 1e-12) + 1e-12 / size
+    shares = rng.dirichlet(np.full(size, alpha), size=draws)
+    return shares * (1 - 1e-12) + 1e-12 / size

@@ -18,9 +18,9 @@ import numpy as np
 from pfljax.contract.errors import ArgumentError, few
 from pfljax.contract.host import free_memory
 from pfljax.contract.reading import check_memory, opened
-from pfljax.data.sources.examples import features_of
+from pfljax.data.sources.examples import parse_example
 from pfljax.data.sources.files import damaged
-from pfljax.data.sources.hdf5 import Found
+from pfljax.data.sources.hdf5 import ClientArrays
 
 STEPS = 10_000_000  # of SQLite's machine that any file may take
 STEPS_BETWEEN = 100_000  # two checks of how many there were
@@ -32,44 +32,48 @@ CLIENTS = "federated_data"
 OBJECTS = 4  # FedJAX's number of msgpack extension for arrays of bytes
 
 
-def clients(file: str) -> Found:
+def clients(file: str) -> ClientArrays:
     """The clients in a file, in sorted order."""
     with _connected(file) as base:
-        tables = [
-            name
-            for (name,) in base.execute(
-                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
-            )
-        ]
+        query = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"
+        tables = [name for (name,) in base.execute(query)]
         if CLIENTS in tables:
-            _check_size(base, CLIENTS, "data", file)
-            rows = base.execute(f"SELECT client_id, data FROM {CLIENTS} ORDER BY client_id")
-            return [(None, _text(client), _unpacked(data)) for client, data in rows]
-        if EXAMPLES not in tables:
-            text = f"has tables {few(tables) or '(none)'}; accepted: {EXAMPLES} (TFF) or {CLIENTS} (FedJAX)"
-            raise ArgumentError("file", text, file)
-        _check_size(base, EXAMPLES, "serialized_example_proto", file)
-        columns = "split_name, client_id, serialized_example_proto"
-        rows = base.execute(
-            f"SELECT {columns} FROM {EXAMPLES} ORDER BY split_name, client_id, rowid"
-        )
-        groups = itertools.groupby(rows, key=lambda row: row[:2])
-        return [
-            (part, _text(client), _stacked([row[2] for row in own]))
-            for (part, client), own in groups
-        ]
+            return _clients_of_fedjax(base, file)
+        if EXAMPLES in tables:
+            return _clients_of_tff(base, file)
+        text = f"has tables {few(tables) or '(none)'}"
+        accepted = f"accepted: {EXAMPLES} (TFF) or {CLIENTS} (FedJAX)"
+        raise ArgumentError("file", f"{text}; {accepted}", file)
 
 
-def has_test_part(file: str) -> bool:
+def _clients_of_fedjax(base: sqlite3.Connection, file: str) -> ClientArrays:
+    """The clients in FedJAX's table, which has a row for each."""
+    _check_size(base, CLIENTS, "data", file)
+    rows = base.execute(f"SELECT client_id, data FROM {CLIENTS} ORDER BY client_id")
+    return [(None, _text(client), _unpacked(data)) for client, data in rows]
+
+
+def _clients_of_tff(base: sqlite3.Connection, file: str) -> ClientArrays:
+    """The clients in TensorFlow Federated's table, which has a row for each example."""
+    _check_size(base, EXAMPLES, "serialized_example_proto", file)
+    columns = "split_name, client_id, serialized_example_proto"
+    order = "split_name, client_id, rowid"
+    rows = base.execute(f"SELECT {columns} FROM {EXAMPLES} ORDER BY {order}")
+    clients = []
+    for (split, client), client_rows in itertools.groupby(rows, key=lambda row: row[:2]):
+        messages = [message for _, _, message in client_rows]
+        clients.append((split, _text(client), _stacked(messages)))
+    return clients
+
+
+def has_test_split(file: str) -> bool:
     """Whether a file itself contains test examples."""
+    query = f"SELECT 1 FROM {EXAMPLES} WHERE split_name = 'test' LIMIT 1"
     try:
         with _connected(file) as base:
-            return bool(
-                base.execute(
-                    f"SELECT 1 FROM {EXAMPLES} WHERE split_name = 'test' LIMIT 1"
-                ).fetchall()
-            )
-    except ArgumentError:  # no such table, or no SQLite file; `clients` then raises the error
+            return bool(base.execute(query).fetchall())
+    except ArgumentError:
+        # No such table, or no SQLite file; `clients` then raises the error.
         return False
 
 
@@ -77,7 +81,7 @@ def has_test_part(file: str) -> bool:
 def _connected(file: str) -> Iterator[sqlite3.Connection]:
     """A connection that only reads, and that ends queries of views that repeat themselves."""
     uri = f"{pathlib.Path(file).absolute().as_uri()}?mode=ro&immutable=1"
-    # SQLite would wait for a pipe, and says less of a file that is not there
+    # SQLite would wait for a pipe, and says less of a file that does not exist.
     with opened(file) as stream:
         size = os.fstat(stream.fileno()).st_size
     text = "is not a federated data set in SQLite ({kind}: {error})"
@@ -96,9 +100,8 @@ def _connected(file: str) -> Iterator[sqlite3.Connection]:
         except sqlite3.OperationalError as error:
             if next(calls) * STEPS_BETWEEN <= most:
                 raise
-            raise ArgumentError(
-                "file", "takes more steps than a file of its size needs; is a view endless?", file
-            ) from error
+            text = "takes more steps than a file of its size needs; is a view endless?"
+            raise ArgumentError("file", text, file) from error
 
 
 def _check_size(base: sqlite3.Connection, table: str, column: str, file: str) -> None:
@@ -127,7 +130,7 @@ def _unpacked(data: bytes) -> dict[str, np.ndarray]:
 
 def _stacked(examples: list[bytes]) -> dict[str, np.ndarray]:
     """A client's arrays by name, from serialized tf.train.Example messages."""
-    parsed = list(map(features_of, examples))
+    parsed = list(map(parse_example, examples))
     return {
         name: np.array([_values(features[name]) for features in parsed])
         for name in sorted(parsed[0])
@@ -135,14 +138,14 @@ def _stacked(examples: list[bytes]) -> dict[str, np.ndarray]:
 
 
 def _values(feature: Any) -> Any:
-    """A feature's numbers or texts; the only one by itself."""
-    kind = next(
-        kind for kind in ("float_list", "int64_list", "bytes_list") if feature.HasField(kind)
-    )
-    values = list(getattr(feature, kind).value)
-    one = values if len(values) != 1 else values[0]
-    return (
-        one
-        if kind == "bytes_list"
-        else np.array(one, np.float32 if kind == "float_list" else np.int64)
-    )
+    """A feature's numbers (m,) or texts; a single one by itself."""
+    if feature.HasField("bytes_list"):
+        texts = list(feature.bytes_list.value)
+        return texts[0] if len(texts) == 1 else texts
+    if feature.HasField("float_list"):
+        numbers = np.array(feature.float_list.value, np.float32)
+    elif feature.HasField("int64_list"):
+        numbers = np.array(feature.int64_list.value, np.int64)
+    else:
+        raise ValueError("a feature has no list")
+    return numbers[0] if len(numbers) == 1 else numbers

@@ -1,4 +1,8 @@
-"""Tables with an example per row: CSV and Parquet files."""
+"""Tables with an example per row: CSV and Parquet files.
+
+pyarrow reads both; pandas would need it for Parquet, too, and makes a Python object of each text. Columns that may hold
+ids or categories are read as text, in which 007 is not 7 and 1.10 is not 1.1, and get their type afterwards.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import lzma
 import os
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -24,12 +28,12 @@ from pfljax.contract.host import free_memory, readable
 from pfljax.contract.reading import check_memory, opened
 from pfljax.data.sources.arrays import TaskName, warn_of_missing
 from pfljax.data.sources.characters import tokens
-from pfljax.data.sources.files import PARTS, Names, damaged, names_in, of_file
+from pfljax.data.sources.files import SPLITS, Names, damaged, names_in, source_from_file
 from pfljax.data.sources.source import Features, Fraction, Source
 from pfljax.settings.fields import MOST, Seed, checked, knob, nearest
 
 TABLE = "a CSV or Parquet file with an example per row and named columns"
-CALLED = {"x": "features", "y": "label", "is_test": "test"}
+ARRAY_NAMES = {"x": "features", "y": "label", "is_test": "test"}  # names in messages
 SEPARATORS = {"tab": "\t", "\\t": "\t"}  # words for those that are hard to type
 COMPRESSED = {  # first bytes -> what decompresses it
     b"\x1f\x8b": gzip.open,
@@ -41,18 +45,9 @@ BLOCK_BYTES = 2**24  # that are decompressed at a time
 # Names of pandas for an index in CSV and Arrow, and names of an index that people write.
 INDEX = re.compile(r"|Unnamed: \d+(\.\d+)*|__index_level_\d+__")
 ROW_NUMBERS = (
-    "index",
-    "level_0",
-    "rownames",
-    "row_number",
-    "row",
-    "rowid",
-    "row_id",
-    "id",
-    "idx",
-    "nr",
+    "index", "level_0", "rownames", "row_number", "row", "rowid", "row_id", "id", "idx", "nr",
     "no",
-)
+)  # fmt: skip
 NUMERALS = r"^[+-]?[0-9]+$"
 LEADING_ZERO = r"^[+-]?0[0-9]+$"
 SIGNED = r"^(\+.*|-0)$"  # whole numbers that others stand for, too
@@ -136,7 +131,7 @@ def table(
 ) -> Source:
     """Reads a CSV file (with a header) or a Parquet file. Its first bytes say which it is.
 
-    A CSV file may be compressed with gzip, bzip2 or xz. Spaces around names, numbers and texts are no part of them. A
+    A CSV file may be compressed with gzip, bzip2 or xz. Spaces around names, numbers and texts are ignored. A
     column of row numbers, such as the index that pandas writes, is no feature unless `features` names it. A missing
     value is refused, in any column that is read, unless it is a number and `fill` is set.
 
@@ -163,69 +158,83 @@ def table(
 
     Raises:
         ArgumentError: if the file cannot be read, or a column is missing or not accepted.
+
+    Examples:
+        >>> import pandas as pd
+        >>> from pfljax.data import sources
+        >>> columns = {"heat": [1.5, 2.5], "city": ["Oslo", "Rome"], "label": ["cold", "warm"]}
+        >>> pd.DataFrame(columns).to_csv("weather.csv", index=False)
+        >>> source = sources.table("weather.csv", categorical="city")
+        >>> source.features.names, source.class_names
+        (('heat', 'city=Oslo', 'city=Rome'), ('cold', 'warm'))
     """
     file = str(file)
     columns = Columns(label, client, features, categorical, text, test, fill).stripped()
-    found = arrays_of(
-        _read(file, columns, Dialect(separator, encoding, decimal, missing)), file, columns
-    )
-    source = of_file(
-        found.arrays,
+    dialect = Dialect(separator, encoding, decimal, missing)
+    read = table_arrays(_read(file, columns, dialect), file, columns)
+    source = source_from_file(
+        read.arrays,
         file,
         seed=seed,
         fraction=fraction,
-        called=CALLED,
+        array_names=ARRAY_NAMES,
         task=task,
         images=False,  # numbers, also if they fit in uint8
         standardize=standardize and not text,
         fill=fill == "mean",
-        features=found.features,
+        features=read.features,
     )
     return dataclasses.replace(source, tokens=bool(text))
 
 
-def arrays_of(table: Any, file: str, columns: Columns, x: np.ndarray | None = None) -> TableArrays:
-    """The arrays of `make_source` from a pyarrow table; `x` if it is given, otherwise from columns."""
+def table_arrays(
+    table: Any, file: str, columns: Columns, x: np.ndarray | None = None
+) -> TableArrays:
+    """The arrays of `make_source` from a table.
+
+    Args:
+        table: A table of pyarrow.
+        file: Path of its file, for messages.
+        columns: What its columns are.
+        x: (n, *features) examples; None: those in its columns.
+    """
     names = [name.strip() for name in table.column_names]
     positions = {name: position for position, name in enumerate(names)}
     columns = columns.stripped()
-    if not len(table) or len(positions) < len(names):
-        raise ArgumentError(
-            "file",
-            "has no rows" if len(positions) == len(names) else "has two columns of a name",
-            file,
-        )
+    if len(positions) < len(names):
+        raise ArgumentError("file", "has two columns of a name", file)
+    if not len(table):
+        raise ArgumentError("file", "has no rows", file)
 
     def column(argument: str, name: str) -> Any:
         check_column(argument, name, positions, file)
-        found = table.column(positions[name])
-        _check_type(argument, name, found.type)
-        return found
+        values = table.column(positions[name])
+        _check_type(argument, name, values.type)
+        return values
 
     labels = [_values(column("label", name), name, file) for name in names_in(columns.label)]
-    arrays = {"y": targets_of(labels, columns.label)}
+    arrays = {"y": join_targets(labels, columns.label)}
     if columns.client:
         arrays["client"] = _values(column("client", columns.client), columns.client, file)
     if columns.test:
-        arrays["is_test"] = _marks(
-            _values(column("test", columns.test), columns.test, file), columns.test
-        )
+        marks = _values(column("test", columns.test), columns.test, file)
+        arrays["is_test"] = _marks(marks, columns.test)
     if x is not None:
         return TableArrays(arrays | {"x": x})
-    if columns.text:
-        for argument, value in (
-            ("features", columns.features),
-            ("categorical", columns.categorical),
-        ):
-            if value:
-                raise ArgumentError(argument, "not accepted with a text column", value)
-        texts = column("text", columns.text)
-        if not _is_text(texts.type):
-            raise ArgumentError("text", "accepted: a column of text", columns.text)
-        _check_complete(texts, columns.text, file)
-        return TableArrays(arrays | {"x": tokens(texts.to_pylist(), file)})
-    x, features = _features(table, positions, file, columns)
-    return TableArrays(arrays | {"x": x}, features)
+    if not columns.text:
+        x, features = _features(table, positions, file, columns)
+        return TableArrays(arrays | {"x": x}, features)
+
+    # Learn from a column of text.
+    for argument in ("features", "categorical"):
+        value = getattr(columns, argument)
+        if value:
+            raise ArgumentError(argument, "not accepted with a text column", value)
+    texts = column("text", columns.text)
+    if not _is_text(texts.type):
+        raise ArgumentError("text", "accepted: a column of text", columns.text)
+    _check_complete(texts, columns.text, file)
+    return TableArrays(arrays | {"x": tokens(texts.to_pylist(), file)})
 
 
 def check_column(argument: str, name: str, names: Collection[str], file: str) -> None:
@@ -242,35 +251,44 @@ def _features(
     wanted = names_in(columns.features)
     categorical = dict.fromkeys(names_in(columns.categorical))
     others = {*names_in(columns.label), *filter(None, (columns.client, columns.test))}
-    for argument, named in (("features", wanted), ("categorical", categorical)):
-        for name in named:
-            check_column(argument, name, positions, file)
-    for argument, named in (("features", wanted), ("categorical", categorical)):
-        for name in named:
-            if name in others:
-                raise ArgumentError(argument, f"{name} is named as label, client or test, too")
+    named = [("features", name) for name in wanted]
+    named += [("categorical", name) for name in categorical]
+    for argument, name in named:
+        check_column(argument, name, positions, file)
+    for argument, name in named:
+        if name in others:
+            raise ArgumentError(argument, f"{name} is named as label, client or test, too")
+
+    # Without names, all other columns are candidates.
     if wanted:
-        chosen = [*wanted, *(name for name in categorical if name not in wanted)]
+        candidates = [*wanted, *(name for name in categorical if name not in wanted)]
     else:
-        chosen = [name for name in positions if name not in others]
-        chosen = _without_row_numbers(table, positions, file, chosen, categorical)
-    numbers = {
-        name: name not in categorical and _is_number(table.column(positions[name]).type)
-        for name in chosen
-    }
-    left_out = [name for name in chosen if not numbers[name] and name not in categorical]
-    if len(left_out) == len(chosen) or (wanted and left_out):
-        text = f"{few(left_out) or 'nothing'} in {pathlib.Path(file).name}; accepted: columns of numbers"
-        raise ArgumentError("features", f"{text}; categorical names those of categories")
+        candidates = [name for name in positions if name not in others]
+        candidates = _without_row_numbers(table, positions, file, candidates, categorical)
+    numeric = set()
+    left_out = []
+    for name in candidates:
+        if name in categorical:
+            continue
+        if _is_number(table.column(positions[name]).type):
+            numeric.add(name)
+        else:
+            left_out.append(name)
+    if len(left_out) == len(candidates) or (wanted and left_out):
+        text = f"{few(left_out) or 'nothing'} in {pathlib.Path(file).name}"
+        accepted = "accepted: columns of numbers; categorical names those of categories"
+        raise ArgumentError("features", f"{text}; {accepted}")
     if left_out:
         text = f"{few(left_out)} in {pathlib.Path(file).name} holds no numbers and is left out"
         warn("features", f"{text}; name it in categorical to learn from its categories")
+
+    # A column of categories becomes a column of 0 and 1 for each.
     blocks = []
     labels = []
     one_hot = []
-    for name in chosen:
+    for name in candidates:
         column = table.column(positions[name])
-        if numbers[name]:
+        if name in numeric:
             blocks.append(_numbers(column, name, file, fill=columns.fill == "mean"))
             labels.append(name)
             one_hot.append(False)
@@ -293,23 +311,25 @@ def _without_row_numbers(
     categorical: Collection[str],
 ) -> list[str]:
     """The names of columns but those of row numbers, of which it warns."""
-    indices = _index_names(table.schema)
-    kept = []
+    index_names = _index_names(table.schema)
+    others = []
     numbered = []
     for name in names:
         column = table.column(positions[name])
-        is_index = bool(INDEX.fullmatch(name)) or name in indices
+        is_index = bool(INDEX.fullmatch(name)) or name in index_names
         is_index = is_index or (name.lower() in ROW_NUMBERS and _counts_rows(column))
         if is_index and _is_number(column.type) and name not in categorical:
             numbered.append(name)
         else:
-            kept.append(name)
-    if numbered and len(numbered) < len(names):
-        shown = few([repr(name) for name in numbered])
-        text = f"{shown} in {pathlib.Path(file).name} is an index, such as row numbers, and is left out"
-        warn("features", f"{text}; name it in features to learn from it")
-        return kept
-    return list(names)
+            others.append(name)
+    if not numbered or not others:
+        return list(names)
+    listed = few([repr(name) for name in numbered])
+    text = (
+        f"{listed} in {pathlib.Path(file).name} is an index, such as row numbers, and is left out"
+    )
+    warn("features", f"{text}; name it in features to learn from it")
+    return others
 
 
 def _index_names(schema: Any) -> set[str]:
@@ -317,7 +337,8 @@ def _index_names(schema: Any) -> set[str]:
     try:
         indices = json.loads(schema.metadata[b"pandas"])["index_columns"]
         return {name for name in indices if isinstance(name, str)}
-    except (TypeError, KeyError, ValueError):  # no metadata, or of others
+    except (TypeError, KeyError, ValueError):
+        # No metadata, or those of other programs
         return set()
 
 
@@ -359,9 +380,9 @@ def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
     """
     pyarrow = optional.load("pyarrow", "file", file)
     parquet = optional.load("pyarrow.parquet", "file", file)
-    whole = parquet.ParquetFile(stream)
-    metadata = whole.metadata
-    schema = whole.schema_arrow
+    parquet_file = parquet.ParquetFile(stream)
+    metadata = parquet_file.metadata
+    schema = parquet_file.schema_arrow
     names = [name.strip() for name in schema.names]
     fields = dict(zip(names, schema.types, strict=True))
     if not fields:
@@ -372,51 +393,62 @@ def _read_parquet(stream: BinaryIO, file: str, columns: Columns) -> Any:
     for name, argument in named.items():
         check_column(argument, name, fields, file)
         _check_type(argument, name, fields[name])
-    everything = not columns.features and not columns.text
-    needed = {
-        name: kind
-        for name, kind in fields.items()
-        if name in named or (everything and _is_number(kind))
-    }
-    row_bytes = sum(_width(kind) + 8 * _is_number(kind) for kind in needed.values())
+    reads_all_numbers = not columns.features and not columns.text
+    needed = {}
+    for name, arrow_type in fields.items():
+        if name in named or (reads_all_numbers and _is_number(arrow_type)):
+            needed[name] = arrow_type
+
+    # Memory of the columns as arrays, and of the file's content
+    row_bytes = 0
+    for arrow_type in needed.values():
+        row_bytes += _width(arrow_type) + 8 * _is_number(arrow_type)
     check_memory(metadata.num_rows * row_bytes, file)
-    groups = range(metadata.num_row_groups)
-    check_memory(sum(metadata.row_group(number).total_byte_size for number in groups), file)
-    called = dict(zip(names, schema.names, strict=True))
-    texts = [called[name] for name, kind in needed.items() if _is_text(kind)]
-    if texts:  # each different text is in memory once
-        whole = parquet.ParquetFile(stream, read_dictionary=texts)
-    table = whole.read(
-        columns=None if len(needed) == len(fields) else [called[name] for name in needed]
+    content_bytes = 0
+    for number in range(metadata.num_row_groups):
+        content_bytes += metadata.row_group(number).total_byte_size
+    check_memory(content_bytes, file)
+
+    # As a dictionary, each different text is in memory once.
+    name_in_file = dict(zip(names, schema.names, strict=True))
+    texts = [name_in_file[name] for name, arrow_type in needed.items() if _is_text(arrow_type)]
+    if texts:
+        parquet_file = parquet.ParquetFile(stream, read_dictionary=texts)
+    is_everything = len(needed) == len(fields)
+    table = parquet_file.read(
+        columns=None if is_everything else [name_in_file[name] for name in needed]
     )
-    read = {
-        name.strip(): column for name, column in zip(table.column_names, table.columns, strict=True)
-    }
-    nothing = pyarrow.chunked_array([pyarrow.nulls(metadata.num_rows)])
-    arrays = [read[name] if name in needed else nothing for name in fields]
-    return pyarrow.table(arrays, names=list(fields), metadata=schema.metadata)
+    arrays = dict.fromkeys(fields, pyarrow.chunked_array([pyarrow.nulls(metadata.num_rows)]))
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        arrays[name.strip()] = column
+    return pyarrow.table(list(arrays.values()), names=list(arrays), metadata=schema.metadata)
 
 
 def _content(stream: BinaryIO, first: bytes, file: str) -> bytes:
     """The bytes of a file, decompressed."""
     for magic, name in UNREADABLE.items():
         if first.startswith(magic):
-            raise ArgumentError(
-                "file", f"is compressed with {name}; accepted: gzip, bzip2 and xz", file
-            )
-    unpack = next((unpack for magic, unpack in COMPRESSED.items() if first.startswith(magic)), None)
-    if unpack is None:
-        return stream.read()
+            text = f"is compressed with {name}; accepted: gzip, bzip2 and xz"
+            raise ArgumentError("file", text, file)
+    for magic, decompress in COMPRESSED.items():
+        if first.startswith(magic):
+            return _decompressed(stream, decompress, file)
+    return stream.read()
+
+
+def _decompressed(stream: BinaryIO, decompress: Callable[[Any], Any], file: str) -> bytes:
+    """The bytes of a compressed file. Raises `ArgumentError` if they need more memory than is free."""
     free = free_memory()
     blocks = []
     size = 0
-    with unpack(stream) as content:
+    with decompress(stream) as content:
         while block := content.read(BLOCK_BYTES):
             blocks.append(block)
             size += len(block)
             if 2 * size > free:
-                text = f"decompresses to more than {readable(size)}, but only {readable(free)} of memory is free"
-                raise ArgumentError("file", text, file)
+                text = f"decompresses to more than {readable(size)}"
+                memory = f"only {readable(free)} of memory is free"
+                raise ArgumentError("file", f"{text}, but {memory}", file)
     return b"".join(blocks)
 
 
@@ -424,23 +456,8 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     """The table in a CSV file, without spaces around names and texts."""
     pyarrow = optional.load("pyarrow", "file", file)
     reader = optional.load("pyarrow.csv", "file", file)
-    separator = SEPARATORS.get(dialect.separator, dialect.separator)
-    if not separator:
-        separator = "\t" if ".tsv" in pathlib.Path(file).name.lower() else ","
-    if dialect.decimal not in (".", ","):
-        raise ArgumentError("decimal", "accepted: a point or a comma", dialect.decimal)
-    if len(separator) != 1:
-        raise ArgumentError("separator", "accepted: one character, or tab", dialect.separator)
-    if separator == dialect.decimal:
-        raise ArgumentError(
-            "decimal", "is the separator, too; separator names another", dialect.decimal
-        )
-    try:
-        codecs.lookup(dialect.encoding)
-    except LookupError as error:
-        raise ArgumentError(
-            "encoding", "is unknown; accepted: utf-8, latin-1 and others", dialect.encoding
-        ) from error
+    separator = _separator(file, dialect)
+    _check_dialect(separator, dialect)
     content = content.lstrip(b"\r\n")
     names = _header(content, file, separator, dialect.encoding)
     if len({*names}) < len(names):
@@ -449,11 +466,13 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     hint = _other_separator(names, separator)
     for name, argument in named.items():
         if hint and name not in names:
-            raise ArgumentError(
-                argument, f"{pathlib.Path(file).name} has no such column; {hint}", name
-            )
+            text = f"{pathlib.Path(file).name} has no such column; {hint}"
+            raise ArgumentError(argument, text, name)
+
     # Columns that may hold ids are read as text, in which 007 is not 7.
-    ids = named.keys() - {*names_in(columns.features)} | {*names_in(columns.categorical)}
+    labels = names_in(columns.label)
+    categorical = names_in(columns.categorical)
+    ids = named.keys() - {*names_in(columns.features)} | {*categorical}
     missing = _missing_texts(dialect.missing, reader)
     table = reader.read_csv(
         pyarrow.BufferReader(content),
@@ -475,16 +494,41 @@ def _read_csv(content: bytes, file: str, columns: Columns, dialect: Dialect) -> 
     )
     arrays = table.columns
     _check_quotes(content, arrays[-1], names[-1], file)
-    texts = names_in(columns.categorical)  # 1.1 and 1.10 are two categories
+
+    # No other text is read. Categories stay text: 1.1 and 1.10 are two of them.
     for position, name in enumerate(names):
-        if name in named:  # no other text is read
-            array = _trimmed(arrays[position], name, file, missing, dialect)
-            if name in names_in(columns.label):
-                _check_groups(array, name, file, dialect)
-            arrays[position] = (
-                _typed(array, dialect) if name in ids and name not in texts else array
-            )
+        if name not in named:
+            continue
+        array = _trimmed(arrays[position], name, file, missing, dialect)
+        if name in labels:
+            _check_groups(array, name, file, dialect)
+        if name in ids and name not in categorical:
+            array = _typed(array, dialect)
+        arrays[position] = array
     return pyarrow.table(arrays, names=names)
+
+
+def _separator(file: str, dialect: Dialect) -> str:
+    """What separates the columns of a CSV file."""
+    if dialect.separator:
+        return SEPARATORS.get(dialect.separator, dialect.separator)
+    return "\t" if ".tsv" in pathlib.Path(file).name.lower() else ","
+
+
+def _check_dialect(separator: str, dialect: Dialect) -> None:
+    """Raises `ArgumentError` for a separator, decimal point or encoding that is not accepted."""
+    if dialect.decimal not in (".", ","):
+        raise ArgumentError("decimal", "accepted: a point or a comma", dialect.decimal)
+    if len(separator) != 1:
+        raise ArgumentError("separator", "accepted: one character, or tab", dialect.separator)
+    if separator == dialect.decimal:
+        text = "is the separator, too; separator names another"
+        raise ArgumentError("decimal", text, dialect.decimal)
+    try:
+        codecs.lookup(dialect.encoding)
+    except LookupError as error:
+        text = "is unknown; accepted: utf-8, latin-1 and others"
+        raise ArgumentError("encoding", text, dialect.encoding) from error
 
 
 def _check_quotes(content: bytes, column: Any, name: str, file: str) -> None:
@@ -503,20 +547,16 @@ def _check_groups(column: Any, name: str, file: str, dialect: Dialect) -> None:
     if not _is_text(column.type):
         return
     other = "." if dialect.decimal == "," else ","
-    plain = compute.match_substring_regex(
-        compute.replace_substring(column, dialect.decimal, "."), r"^[+-]?[0-9.]+$"
-    )
-    grouped = compute.and_(
-        compute.match_substring_regex(column, GROUPED), compute.match_substring(column, other)
-    )
-    if compute.any(grouped).as_py() and compute.all(compute.or_(plain, grouped)).as_py():
-        example = column[compute.index(grouped, True).as_py()].as_py()
+    with_point = compute.replace_substring(column, dialect.decimal, ".")
+    is_plain = compute.match_substring_regex(with_point, r"^[+-]?[0-9.]+$")
+    has_other = compute.match_substring(column, other)
+    is_grouped = compute.and_(compute.match_substring_regex(column, GROUPED), has_other)
+    is_number = compute.or_(is_plain, is_grouped)
+    if compute.any(is_grouped).as_py() and compute.all(is_number).as_py():
+        example = column[compute.index(is_grouped, True).as_py()].as_py()
         text = f"has thousands separators in column {name}, such as {example}"
-        raise ArgumentError(
-            "file",
-            f"{text}; accepted: numbers without, with {dialect.decimal!r} as decimal point",
-            file,
-        )
+        accepted = f"accepted: numbers without, with {dialect.decimal!r} as decimal point"
+        raise ArgumentError("file", f"{text}; {accepted}", file)
 
 
 def _header(content: bytes, file: str, separator: str, encoding: str) -> list[str]:
@@ -526,9 +566,8 @@ def _header(content: bytes, file: str, separator: str, encoding: str) -> list[st
     try:
         header = next(csv.reader(text, delimiter=separator, skipinitialspace=True), [])
     except UnicodeDecodeError as error:
-        raise ArgumentError(
-            "file", f"is not {encoding} text; encoding names another", file
-        ) from error
+        text = f"is not {encoding} text; encoding names another"
+        raise ArgumentError("file", text, file) from error
     if not header:
         raise ValueError("no columns")
     return [name.strip() for name in header]
@@ -536,21 +575,22 @@ def _header(content: bytes, file: str, separator: str, encoding: str) -> list[st
 
 def _other_separator(names: Sequence[str], separator: str) -> str:
     """A hint at the separator of a file that has one column, whose name has others in it; or ""."""
-    found = next(
-        (other for other in (";", "\t", "|", ",") if len(names) == 1 and other in names[0]), None
-    )
-    if found is None or found == separator:
+    if len(names) != 1:
         return ""
-    word = "tab" if found == "\t" else found
-    return (
-        f"its columns seem to be separated by {word!r}, not {separator!r}: set separator={word!r}"
-    )
+    others = [other for other in (";", "\t", "|", ",") if other in names[0]]
+    if not others or others[0] == separator:
+        return ""
+    word = "tab" if others[0] == "\t" else others[0]
+    text = f"its columns seem to be separated by {word!r}, not {separator!r}"
+    return f"{text}: set separator={word!r}"
 
 
 def _missing_texts(missing: Names, reader: Any) -> list[str]:
     """The texts that stand for missing values."""
-    given = names_in(missing)
-    return ["", *given] if given else [*reader.ConvertOptions().null_values, *MISSING]
+    texts = names_in(missing)
+    if texts:
+        return ["", *texts]
+    return [*reader.ConvertOptions().null_values, *MISSING]
 
 
 def _trimmed(column: Any, name: str, file: str, missing: Sequence[str], dialect: Dialect) -> Any:
@@ -558,17 +598,15 @@ def _trimmed(column: Any, name: str, file: str, missing: Sequence[str], dialect:
     pyarrow = optional.load("pyarrow", "file", file)
     compute = optional.load("pyarrow.compute", "file", file)
     if pyarrow.types.is_binary(column.type):
-        raise ArgumentError(
-            "file", f"is not {dialect.encoding} text in column {name}; encoding names another", file
-        )
+        text = f"is not {dialect.encoding} text in column {name}; encoding names another"
+        raise ArgumentError("file", text, file)
     if not _is_text(column.type):
         return column
     trimmed = compute.utf8_trim_whitespace(column)
-    after_space = compute.and_(
-        compute.starts_with(trimmed, '"'), compute.not_equal(trimmed, column)
-    )
-    if compute.any(after_space).as_py():
-        row = compute.index(after_space, True).as_py()
+    starts_with_quote = compute.starts_with(trimmed, '"')
+    is_after_space = compute.and_(starts_with_quote, compute.not_equal(trimmed, column))
+    if compute.any(is_after_space).as_py():
+        row = compute.index(is_after_space, True).as_py()
         text = f"has a space before a quote in column {name}, row {row} (counted from 0)"
         raise ArgumentError("file", f"{text}; accepted: quotes right after separators", file)
     is_missing = compute.is_in(trimmed, value_set=pyarrow.array(missing, column.type))
@@ -584,57 +622,63 @@ def _typed(column: Any, dialect: Dialect) -> Any:
     if compute.all(compute.match_substring_regex(column, NUMERALS)).as_py():
         if compute.any(compute.match_substring_regex(column, SIGNED)).as_py():
             return column
-        kinds = [pyarrow.int64()]  # of ids of more digits, floats would be no ids
+        # Ids of more digits than int64 has stay text: as floats, they would be no ids.
+        arrow_types = [pyarrow.int64()]
     else:
-        kinds = [pyarrow.float64(), pyarrow.bool_()]
-    if dialect.decimal == "," and compute.any(compute.match_substring(column, ".")).as_py():
-        return column
-    digits = (
-        column
-        if dialect.decimal == "."
-        else compute.replace_substring(column, dialect.decimal, ".")
-    )
-    for kind in kinds:
+        arrow_types = [pyarrow.float64(), pyarrow.bool_()]
+    if dialect.decimal == ",":
+        if compute.any(compute.match_substring(column, ".")).as_py():
+            return column
+        with_point = compute.replace_substring(column, ",", ".")
+    else:
+        with_point = column
+    for arrow_type in arrow_types:
         try:
-            return compute.cast(digits, kind)
+            return compute.cast(with_point, arrow_type)
         except pyarrow.ArrowInvalid:
             continue
     return column
 
 
-def _is_number(kind: Any) -> bool:
+def _is_number(arrow_type: Any) -> bool:
     """Whether a column of a pyarrow type holds numbers or booleans."""
-    is_type = optional.load("pyarrow.types", "file")
-    kind = kind.value_type if is_type.is_dictionary(kind) else kind
-    tests = (is_type.is_integer, is_type.is_floating, is_type.is_boolean, is_type.is_decimal)
-    return any(test(kind) for test in tests)
+    types = optional.load("pyarrow.types", "file")
+    if types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    tests = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    return any(test(arrow_type) for test in tests)
 
 
-def _is_text(kind: Any) -> bool:
-    is_type = optional.load("pyarrow.types", "file")
-    kind = kind.value_type if is_type.is_dictionary(kind) else kind
-    return any(
-        test(kind) for test in (is_type.is_string, is_type.is_large_string, is_type.is_string_view)
-    )
+def _is_text(arrow_type: Any) -> bool:
+    """Whether a column of a pyarrow type holds text."""
+    types = optional.load("pyarrow.types", "file")
+    if types.is_dictionary(arrow_type):
+        arrow_type = arrow_type.value_type
+    tests = (types.is_string, types.is_large_string, types.is_string_view)
+    return any(test(arrow_type) for test in tests)
 
 
-def _check_type(argument: str, name: str, kind: Any) -> None:
+def _check_type(argument: str, name: str, arrow_type: Any) -> None:
     """Raises `ArgumentError` if a column that an argument names holds neither numbers nor text."""
-    if not _is_number(kind) and not _is_text(kind) and str(kind) != "null":
-        raise ArgumentError(argument, f"holds {kind}; accepted: a column of numbers or text", name)
+    if not _is_number(arrow_type) and not _is_text(arrow_type) and str(arrow_type) != "null":
+        text = f"holds {arrow_type}; accepted: a column of numbers or text"
+        raise ArgumentError(argument, text, name)
 
 
-def _width(kind: Any) -> float:
+def _width(arrow_type: Any) -> float:
     """Bytes of a value of a pyarrow type; of text, those of its position."""
-    is_type = optional.load("pyarrow.types", "file")
-    return 4 if is_type.is_dictionary(kind) or _is_text(kind) else kind.bit_width / 8
+    types = optional.load("pyarrow.types", "file")
+    if types.is_dictionary(arrow_type) or _is_text(arrow_type):
+        return 4
+    return arrow_type.bit_width / 8
 
 
 def _decoded(column: Any) -> Any:
     """A column in one piece, without a dictionary, whose decimals are numbers."""
     pyarrow = optional.load("pyarrow", "file")
     column = column.combine_chunks()
-    if isinstance(column, pyarrow.ChunkedArray):  # of no chunks, or too large for one
+    # A column of no chunks, or one too large for one
+    if isinstance(column, pyarrow.ChunkedArray):
         column = pyarrow.concat_arrays(column.chunks)
     if hasattr(column, "dictionary_decode"):
         column = column.dictionary_decode()
@@ -654,19 +698,19 @@ def _check_complete(column: Any, name: str, file: str) -> None:
 
 def _incomplete(what: str, name: str, row: int, count: int, file: str) -> ArgumentError:
     more = f", and {count - 1:,} more" if count > 1 else ""
-    return ArgumentError(
-        "file", f"has {what} in column {name}, row {row} (counted from 0){more}", file
-    )
+    text = f"has {what} in column {name}, row {row} (counted from 0){more}"
+    return ArgumentError("file", text, file)
 
 
 def _values(column: Any, name: str, file: str) -> np.ndarray:
-    """A column's numbers, booleans or texts (n,), all of which are there; texts without spaces around them."""
+    """A column's numbers, booleans or texts (n,), texts without spaces around them; raises if one is missing."""
     _check_complete(column, name, file)
     if not _is_text(column.type):
         return _decoded(column).to_numpy(zero_copy_only=False)
     _check_text_memory(column, file)
     compute = optional.load("pyarrow.compute", "file", file)
-    return compute.utf8_trim_whitespace(_decoded(column)).to_numpy(zero_copy_only=False)
+    trimmed = compute.utf8_trim_whitespace(_decoded(column))
+    return trimmed.to_numpy(zero_copy_only=False)
 
 
 def _check_text_memory(column: Any, file: str) -> None:
@@ -684,17 +728,18 @@ def _numbers(column: Any, name: str, file: str, fill: bool) -> np.ndarray:
     if column.null_count and not fill:
         _check_complete(column, name, file)
     values = column.to_numpy(zero_copy_only=False)
-    if values.dtype == object:  # booleans with holes
+    # Booleans with missing values
+    if values.dtype == object:
         values = values.astype(np.float64)
     if values.dtype.kind != "f":
         return values
-    bad = ~np.isfinite(values)
+    is_refused = ~np.isfinite(values)
     if fill:
-        bad &= ~np.isnan(values)
-    if bad.any():
-        row = int(np.argmax(bad))
+        is_refused &= ~np.isnan(values)
+    if is_refused.any():
+        row = int(np.argmax(is_refused))
         what = "no value" if np.isnan(values[row]) else "an infinite value"
-        raise _incomplete(what, name, row, int(bad.sum()), file)
+        raise _incomplete(what, name, row, int(is_refused.sum()), file)
     return values
 
 
@@ -702,8 +747,9 @@ def _categories(column: Any, name: str, file: str) -> tuple[list[str], np.ndarra
     """The categories in a column in sorted order, and the number of each example's (n,)."""
     values = _values(column, name, file)
     if values.dtype.kind == "f" and np.isnan(values).any():
-        holes = np.isnan(values)
-        raise _incomplete("no value", name, int(np.argmax(holes)), int(holes.sum()), file)
+        is_missing = np.isnan(values)
+        row = int(np.argmax(is_missing))
+        raise _incomplete("no value", name, row, int(is_missing.sum()), file)
     if values.dtype == object:
         values = values.astype(str)
         warn_of_missing("categorical", values)
@@ -714,24 +760,22 @@ def _categories(column: Any, name: str, file: str) -> tuple[list[str], np.ndarra
     return [str(category) for category in categories], codes
 
 
-def targets_of(labels: list[np.ndarray], names: Names) -> np.ndarray:
+def join_targets(labels: list[np.ndarray], names: Names) -> np.ndarray:
     """The targets y (n,) of one column, or (n, m) of several."""
     if len(labels) == 1:
         return labels[0]
     if not labels or any(values.dtype.kind not in "biuf" for values in labels):
-        raise ArgumentError(
-            "label", "accepted: one column, or several columns of numbers or booleans", names
-        )
+        text = "accepted: one column, or several columns of numbers or booleans"
+        raise ArgumentError("label", text, names)
     y = np.stack(labels, axis=1)
     return y if y.dtype == bool else y.astype(np.float64)
 
 
 def _marks(values: np.ndarray, name: str) -> np.ndarray:
     """Whether examples are for testing, bool (n,)."""
-    if values.dtype.kind in "OTU" and {*map(str, values)} <= {*PARTS}:
-        return values == PARTS[1]
+    if values.dtype.kind in "OTU" and {*map(str, values)} <= {*SPLITS}:
+        return values == SPLITS[1]
     if values.dtype.kind not in "biu" or not np.isin(values, (0, 1)).all():
-        raise ArgumentError(
-            "test", f"accepted: a column of booleans, or of {' and '.join(PARTS)}", name
-        )
+        text = f"accepted: a column of booleans, or of {' and '.join(SPLITS)}"
+        raise ArgumentError("test", text, name)
     return values.astype(bool)

@@ -117,7 +117,7 @@ def test_likely_mistakes_are_told(npz):
         (np.eye(3, dtype=int)[CLASSES], "^y: has one-hot rows"),
         (
             CLASSES[:, None],
-            r"^y: has shape \(30, 1\), which is one class for each place .* pass y\[:, 0\]",
+            r"^y: has shape \(30, 1\), which is one class for each position .* pass y\[:, 0\]",
         ),
     ],
 )

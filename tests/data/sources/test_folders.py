@@ -51,7 +51,7 @@ def test_names_of_folders_are_parts_clients_and_classes(photos):
 
 def test_a_folder_becomes_a_federation_the_same_each_time(photos):
     folder, _ = photos
-    assert sources.kind_of(folder) == "images" and sources.has_tests("images", folder)
+    assert sources.detect_format(folder) == "images" and sources.has_tests("images", folder)
     first = data.read(folder)
     again = data.read(str(folder))
     assert data.digest(first) == data.digest(again) and first.official_test is True

@@ -54,7 +54,7 @@ def test_users_are_clients_and_the_test_part_is_kept(femnist):
 def test_a_folder_becomes_a_federation_the_same_each_time(femnist):
     folder, _ = femnist
     first, again = (data.read(folder, shape=(28, 28)) for _ in range(2))
-    assert sources.kind_of(folder) == "leaf" and sources.has_tests("leaf", folder)
+    assert sources.detect_format(folder) == "leaf" and sources.has_tests("leaf", folder)
     assert data.digest(first) == data.digest(again) and first.official_test is True
     assert (first.train.size.tolist(), first.test.size.tolist()) == ([4, 5], [1, 2])
     assert data.read(folder).train.x.shape[2:] == (784,)

@@ -92,7 +92,9 @@ def test_examples_are_those_that_were_written_in_each_way(toy, how):
     np.testing.assert_array_equal(source.client_names[source.client], CLIENT)
     np.testing.assert_array_equal(source.is_test, IS_TEST)
     assert source.class_names == NAMES and source.num_classes == 3
-    assert sources.kind_of(folder) == "arrayrecord" and sources.has_tests("arrayrecord", folder)
+    assert sources.detect_format(folder) == "arrayrecord" and sources.has_tests(
+        "arrayrecord", folder
+    )
 
 
 def test_other_types_are_read_as_features_json_describes_them(tmp_path):
@@ -278,7 +280,7 @@ def test_other_folders_are_refused_in_a_line(toy, tmp_path, monkeypatch):
             {},
             r"file=.*features\.json: is not the features\.json of a data set that TFDS prepared",
         ),
-        (strange, {}, r"file=.*strange: has no part train \(some, test\)"),
+        (strange, {}, r"file=.*strange: has no split train \(some, test\)"),
         (sizes, {}, r"image=image: accepted: a feature whose examples are arrays of one shape"),
         (folder, {"label": "lab"}, "label=lab: toy has no such column; did you mean label?"),
         (folder, {"client": "me"}, "client=me: toy has no such column"),
@@ -296,7 +298,7 @@ def test_other_folders_are_refused_in_a_line(toy, tmp_path, monkeypatch):
     ]
     for path, options, said in cases:
         with pytest.raises(ArgumentError, match=f"^{said}") as caught:
-            digest(pfl.data.read(path, kind="arrayrecord", standardize=False, **options))
+            digest(pfl.data.read(path, format="arrayrecord", standardize=False, **options))
         assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "grain.sources", None)
     with pytest.raises(

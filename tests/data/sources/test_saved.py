@@ -60,7 +60,9 @@ def test_images_labels_clients_and_the_test_part(animals):
 
 
 def test_a_folder_becomes_a_federation_the_same_each_time(animals):
-    assert sources.kind_of(animals) == "huggingface" and sources.has_tests("huggingface", animals)
+    assert sources.detect_format(animals) == "huggingface" and sources.has_tests(
+        "huggingface", animals
+    )
     first, again = (data.read(animals, client="who") for _ in range(2))
     assert data.digest(first) == data.digest(again) and first.official_test is True
     assert (first.train.size.tolist(), first.test.size.tolist()) == ([4, 4], [2, 2])
@@ -111,7 +113,7 @@ def test_other_folders_are_refused_in_a_line(animals, tmp_path, monkeypatch):
         (
             tmp_path / "parts",
             {},
-            r"file=.*parts: has parts a, b; accepted: train and test, or one part",
+            r"file=.*parts: has splits a, b; accepted: train and test, or one split",
         ),
         (tmp_path / "holes", {}, r"file=.*holes: has no image in column image, row 0"),
         (animals, {"label": "lab"}, "label=lab: animals has no such column; did you mean label"),
@@ -173,5 +175,5 @@ def test_labels_that_are_unknown_or_missing_are_refused(tmp_path):
 def test_parts_that_are_not_read_are_told(tmp_path):
     whole = datasets.Dataset.from_dict(FRAME)
     path = saved(datasets.DatasetDict(train=whole, validation=whole), tmp_path)
-    with pytest.warns(UserWarning, match="has parts that are not read: validation"):
+    with pytest.warns(UserWarning, match="has splits that are not read: validation"):
         assert len(sources.huggingface(path, client="who").y) == 12

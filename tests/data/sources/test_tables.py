@@ -118,7 +118,12 @@ def test_a_file_becomes_a_federation_the_same_each_time(write):
         first
     )
     dealt = data.read(
-        path, 3, data.partitions.IID(), label="kind", features=NUMBERS, kind=path.rpartition(".")[2]
+        path,
+        3,
+        data.partitions.IID(),
+        label="kind",
+        features=NUMBERS,
+        format=path.rpartition(".")[2],
     )
     assert dealt.num_clients == 3 and dealt.name == "animals, iid"
     assert sources.table(path, label="kind", features=NUMBERS, fraction=0.5).x.shape == (12, 2)

@@ -114,7 +114,7 @@ def test_clients_and_the_test_part_are_those_of_the_files(emnist):
             rows = (source.client == int(client[1])) & (source.is_test == (part == "test"))
             np.testing.assert_array_equal(source.x[rows][..., 0], arrays["pixels"])
             np.testing.assert_array_equal(source.y[rows], arrays["label"])
-    assert sources.has_tests(sources.kind_of(emnist), emnist)
+    assert sources.has_tests(sources.detect_format(emnist), emnist)
 
 
 def test_a_file_becomes_a_federation_the_same_each_time(emnist):
@@ -127,7 +127,7 @@ def test_a_file_becomes_a_federation_the_same_each_time(emnist):
         assert data.digest(data.read(other)) == data.digest(first)
         other.unlink()
         assert data.read(emnist, test_fraction=0.5).official_test is None
-        assert not sources.has_tests(sources.kind_of(emnist), emnist)
+        assert not sources.has_tests(sources.detect_format(emnist), emnist)
 
 
 def test_colors_stay_bytes(tmp_path):

@@ -10,20 +10,20 @@ from pfljax.settings.fields import fields_of
 
 
 def test_the_kind_of_a_file_is_what_its_path_looks_like(tmp_path):
-    assert [sources.kind_of(f"a/b.{end}") for end in ("npz", "txt", "CSV", "pq")] == [
+    assert [sources.detect_format(f"a/b.{end}") for end in ("npz", "txt", "CSV", "pq")] == [
         "npz",
         "text",
         "csv",
         "parquet",
     ]
     with pytest.raises(
-        ArgumentError, match=r"^file=a/b\.xyz: is of no known kind; accepted: a \.npz file, a \.txt"
+        ArgumentError, match=r"^file=a/b\.xyz: unsupported format; expected a \.npz file, a \.txt"
     ):
         data.read("a/b.xyz")
 
 
 def test_every_kind_is_a_data_set_with_a_file():
-    for name, kind in sources.KINDS.items():
+    for name, kind in sources.FORMATS.items():
         assert sources.SOURCES[name] is kind.read
         assert {"file", "seed", "fraction"} <= fields_of(kind.read).keys()
 
@@ -49,5 +49,5 @@ def test_an_npz_file_is_read_as_by_its_own_function(tmp_path):
         data.read(file, label="y")
     with pytest.raises(ArgumentError, match=r"^lable=y: unknown argument; did you mean label"):
         data.read(file, lable="y")
-    with pytest.raises(ArgumentError, match=r"^kind=nzp: accepted: file, npz"):
-        data.read(file, kind="nzp")
+    with pytest.raises(ArgumentError, match=r"^format=nzp: accepted: file, npz"):
+        data.read(file, format="nzp")
