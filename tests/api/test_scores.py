@@ -111,11 +111,11 @@ def test_a_table_follows_the_auroc():
 
 
 def test_figures_follow_the_score():
-    panels = comparisons.comparison_panels(table("auroc").rows)
+    panels = comparisons.panels_of_rows(table("auroc").rows)
     assert panels["scores"].x.label == "test auroc, last round" and not panels["scores"].x.percent
     assert panels["rounds"].y.label == "test auroc"
     assert panels["differences"].x.label == "test auroc minus worse's"
-    percent = comparisons.comparison_panels(table("accuracy").rows)
+    percent = comparisons.panels_of_rows(table("accuracy").rows)
     assert percent["differences"].x.label == "test accuracy minus worse's, percentage points"
 
 
