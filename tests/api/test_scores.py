@@ -114,9 +114,10 @@ def test_figures_follow_the_score():
     panels = comparisons.panels_of_rows(table("auroc").rows)
     assert panels["scores"].x.label == "test auroc, last round" and not panels["scores"].x.percent
     assert panels["rounds"].y.label == "test auroc"
-    assert panels["differences"].x.label == "test auroc minus worse's"
+    assert panels["differences"].x.label == "test auroc minus worse's, mean over clients"
     percent = comparisons.panels_of_rows(table("accuracy").rows)
-    assert percent["differences"].x.label == "test accuracy minus worse's, percentage points"
+    unit = "percentage points, weighted by examples"
+    assert percent["differences"].x.label == f"test accuracy minus worse's, {unit}"
 
 
 def test_low_scores_are_good_where_the_run_says_so():
