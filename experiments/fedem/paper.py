@@ -172,7 +172,7 @@ def write_rows(study: Study, rows: Sequence[dict]) -> None:
         ]
         for row in rows
     ]
-    report.save(report.comparison_figure(rows), study.out / "curves.png")
+    report.save(report.plot_comparison(rows), study.out / "curves.png")
     title = f"{data_and_model(study, rows[0]['parameters'])}, test accuracy after the last round"
     tables.write(
         f"{title}, {table.named(study.trials)}", heads, body, rows, study.out, "curves.png"

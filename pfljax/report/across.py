@@ -53,12 +53,12 @@ from pfljax.report.picture import Axis, plain
 from pfljax.report.pictures import axis_of
 from pfljax.report.rendering import document
 from pfljax.report.run_data import RunData, Score, evenly, number_of
+from pfljax.report.sections import classes_text
 
 ROW = 3.4  # rem; height of a method in the plot of runs, so that stacked points do not touch
 MAX_POINTS = 1000  # clients of a panel
 MAX_CLIENTS = 200  # rows of the table of clients; of more, some are shown
 WORST_CLIENTS = 50  # how many of them
-MAX_CLASSES = 4  # whose examples are listed
 
 COSTS = {"megabytes": terms.MEGABYTES, "seconds": "seconds per round", "gradients": terms.GRADIENTS}
 AGAINST = {
@@ -590,14 +590,6 @@ def mean_over_methods(row: Mapping[str, Any]) -> float:
     means = [as_number(summary[0]) for summary in row["scores"].values() if summary]
     known = [mean for mean in means if math.isfinite(mean)]
     return sum(known) / len(known) if known else math.inf
-
-
-def classes_text(classes: Mapping[str, int]) -> str:
-    """Formats the examples of each class; of many classes, of the rarest."""
-    if len(classes) <= MAX_CLASSES:
-        return ", ".join(f"{name}: {count}" for name, count in classes.items())
-    name, count = min(classes.items(), key=lambda entry: entry[1])
-    return f"{len(classes)} classes, fewest {name}: {count}"
 
 
 def links_to_clients(folders: Sequence[Path], start: Path) -> list[Link]:

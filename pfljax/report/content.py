@@ -78,6 +78,17 @@ def table_cells(rows: Sequence[Mapping[str, Any]]) -> list[list]:
     return [heads, *body]
 
 
+def flat_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a client's row with a column for each entry of a mapping, such as the examples of a class."""
+    flat = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}_{key}": entry for key, entry in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
 def _shown_clients(run: RunData) -> Clients:
     """Returns the clients to show on the page: all, or evenly spaced from the worst to the best."""
     num_clients = run.test.shape[1]
@@ -183,7 +194,7 @@ def _client_data(run: RunData, shown: Clients, sharing: dict[str, Any] | None) -
             "group": group if run.has_groups else "",
             "found_group": cluster,
         }
-        table.append(entry | dict(row))
+        table.append(entry | flat_row(row))
     suffixes = []
     for group in run.target[shown]:
         suffixes.append(f" (group {group})" if run.has_groups else "")

@@ -33,7 +33,9 @@ CLIENT_HEADS = {
     "loss": "loss",
     "n_train": "train examples",
     "n_test": "test examples",
+    "classes": "test examples of each class",
 }
+MAX_CLASSES = 4  # whose examples are listed
 EXAMPLES_COVERED = (
     "The bound of examples covers the gradients of local training and treats mini-batches as Poisson "
     "samples."
@@ -64,10 +66,15 @@ def result(summary: Mapping[str, Any], score: Score) -> list[Element]:
     last = summary["last"]
     best = summary.get("best")
 
-    # A row per round, a column per score.
+    # A row per round, a column per score. If another score ranks, it comes first, and accuracy has a single column.
     heads = dict(SCORES)
+    if score.name not in SCORES:
+        decile = f"{score.name}_bottom_decile"
+        heads = {score.name: words(score.name), decile: "bottom decile"}
+        for name in ("accuracy", "loss", "train_loss"):
+            heads[name] = SCORES[name]
     for name in summary.get("metrics", ()):
-        heads[name] = words(name)
+        heads.setdefault(name, words(name))
     names = [name for name in heads if name in last]
 
     def row(label: str, scores: Mapping[str, Any]) -> list[Any]:
@@ -92,9 +99,7 @@ def result(summary: Mapping[str, Any], score: Score) -> list[Element]:
         f"{subject} are computed on clients' test examples; means are weighted by number of examples."
     )
     direction = "high" if score.sign > 0 else "low"
-    sentences.append(
-        f"Clients and rounds are ranked by {score.label}; {direction} values are good."
-    )
+    sentences.append(f"Clients are ranked by {score.label}; {direction} values are good.")
     return [table, Paragraph(" ".join(sentences))]
 
 
@@ -153,7 +158,9 @@ def clients(
     # The columns for which a client has an entry.
     metrics = [entry for entry in rows[0] if entry not in ("client", *CLIENT_HEADS)]
     heads = {}
-    for entry in (*CLIENT_HEADS, *metrics):
+    names = list(CLIENT_HEADS)
+    names.insert(names.index("accuracy"), score.name)
+    for entry in (*names, *metrics):
         if any(row.get(entry) is not None for row in rows):
             heads[entry] = CLIENT_HEADS.get(entry, words(entry))
     scores = {"accuracy", "loss", *metrics}
@@ -170,12 +177,24 @@ def clients(
         cells: list[Any] = [ClientButton(number) if name else number]
         for entry in heads:
             value = row.get(entry)
-            cells.append(score_text(entry, value) if entry in scores else value)
+            if entry in scores:
+                value = score_text(entry, value)
+            elif entry == "classes":
+                value = classes_text(value or {})
+            cells.append(value)
         cells += [values.get(number) for values in columns.values()]
         body.append(cells)
     caption = f"Worst clients first, by {score.label}. Click a heading to sort."
     headings = ["client", *heads.values(), *columns]
     return [Table(headings, body, caption, sortable=True, name=name)]
+
+
+def classes_text(classes: Mapping[str, int]) -> str:
+    """Formats the examples of each class; of many classes, of the rarest."""
+    if len(classes) <= MAX_CLASSES:
+        return ", ".join(f"{name}: {count}" for name, count in classes.items())
+    name, count = min(classes.items(), key=lambda entry: entry[1])
+    return f"{len(classes)} classes, fewest {name}: {count}"
 
 
 def traffic(rows: Sequence[Mapping[str, Any]]) -> list[Element]:

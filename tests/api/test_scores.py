@@ -111,12 +111,13 @@ def test_a_table_follows_the_auroc():
 
 
 def test_figures_follow_the_score():
-    panels = comparisons.comparison_panels(table("auroc").rows)
+    panels = comparisons.panels_of_rows(table("auroc").rows)
     assert panels["scores"].x.label == "test auroc, last round" and not panels["scores"].x.percent
     assert panels["rounds"].y.label == "test auroc"
-    assert panels["differences"].x.label == "test auroc minus worse's"
-    percent = comparisons.comparison_panels(table("accuracy").rows)
-    assert percent["differences"].x.label == "test accuracy minus worse's, percentage points"
+    assert panels["differences"].x.label == "test auroc minus worse's, mean over clients"
+    percent = comparisons.panels_of_rows(table("accuracy").rows)
+    unit = "percentage points, weighted by examples"
+    assert percent["differences"].x.label == f"test accuracy minus worse's, {unit}"
 
 
 def test_low_scores_are_good_where_the_run_says_so():

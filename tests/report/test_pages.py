@@ -774,7 +774,7 @@ def use_auroc(folder, values):
     summary = json.loads((folder / "summary.json").read_text())
     mean = float(np.mean(values))
     rows = [
-        row | {"auroc": value}
+        row | {"auroc": value, "classes": {"no": 2, "yes": 1}}
         for row, value in zip(summary["per_client"], values.tolist(), strict=True)
     ]
     with_summary(
@@ -807,9 +807,15 @@ def test_pages_follow_the_score(undrawn, tmp_path):
     assert f"over local, {unit}" in {cell for row in parsed.rows for cell in row}
 
     run = html_pages.read(tmp_path / "local" / "seed-0" / "report.html")
-    assert "Clients and rounds are ranked by test auroc; high values are good." in run.text
+    assert "Clients are ranked by test auroc; high values are good." in run.text
     clients = run.rows[next(n for n, row in enumerate(run.rows) if row[:1] == ["client"]) + 1 :]
     assert [row[0] for row in clients[:K]] == list("254103")
+    assert clients[0] == ["2", "1", "0.4000", "50.0 %", "0.1000", "9", "3", "no: 2, yes: 1"]
+    result = run.rows[:2]
+    assert result[0] == ["", "round", "auroc", "accuracy", "loss", "train loss"]
+    assert result[1] == ["last", "30", "0.6500", "88.0 %", "0.4321", "0.2500"]
+    heads, first, *_ = packed(tmp_path / "local" / "seed-0" / "report.html")["csv"]["clients"]
+    assert (heads[-2:], first[-2:]) == (["classes_no", "classes_yes"], [2, 1])
     ranking = packed(tmp_path / "local" / "seed-0" / "report.html")["panels"]["ranking"][""]
     assert ranking["y"]["label"] == "test auroc" and not ranking["y"]["percent"]
 
