@@ -84,11 +84,12 @@ class FedAMP:
         grid=(0.1, 0.3, 1.0),
         help="squared distance, relative to the mean, at which attention falls to 1 / e",
     )
-    strength: float = knob(
+    mu: float = knob(
         0.1,
         at_least=0,
         grid=(0.01, 0.1, 1.0),
         help="pull of a client's model toward its cloud model; 0 with attention 0 is Local",
+        former="strength",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -102,7 +103,7 @@ class FedAMP:
 
             def objective(params: Params, batch: Batch) -> Array:
                 distance = solver.squared_distance(params, cloud)
-                return solver.mean_loss(params, batch) + self.strength / 2 * distance
+                return solver.mean_loss(params, batch) + self.mu / 2 * distance
 
             return objective
 

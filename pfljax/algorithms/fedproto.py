@@ -75,11 +75,12 @@ class Prototypes(NamedTuple):
 class FedProto:
     """FedProto (Tan et al., 2022): clients keep their models and share only class prototypes (mean features)."""
 
-    strength: float = knob(
+    alignment: float = knob(
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 4.0),
         help="lambda, pull of features toward prototypes; 0 with head is Local",
+        former="strength",
     )
     predict: Literal["nearest", "head"] = knob(
         "nearest", help="predict by the nearest prototype, or by the model's own last layer"
@@ -103,7 +104,7 @@ class FedProto:
                 features = model.features(params, x, mode)
                 distance = jnp.square(features - prototypes.mean[y]).mean(axis=-1)
                 pull = jnp.where(prototypes.count[y] > 0, distance, 0)
-                return solver.loss(params, x, y, mode) + self.strength * pull
+                return solver.loss(params, x, y, mode) + self.alignment * pull
 
             return problem.with_loss(loss)
 

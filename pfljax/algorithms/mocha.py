@@ -84,11 +84,12 @@ class Server(NamedTuple):
 class MOCHA:
     """MOCHA (Smith et al., 2017): multi-task learning that also learns the relationship between tasks."""
 
-    strength: float = knob(
+    mu: float = knob(
         0.01,
         at_least=0,
         grid=(0.001, 0.003, 0.01, 0.03),
         help="strength of the regularization by Omega; 0 is Local",
+        former="strength",
     )
     ridge: float = knob(
         0.1,
@@ -123,7 +124,7 @@ class MOCHA:
                 weights = last_layer(params)
                 square = tree.inner(weights, weights)
                 penalty = pull.own * square + 2 * tree.inner(weights, pull.others)
-                return solver.mean_loss(params, batch) + self.strength / 2 * penalty
+                return solver.mean_loss(params, batch) + self.mu / 2 * penalty
 
             # w_k takes local steps, as do the layers below it.
             personal, loss = problem.fit_personal(context, personal, data.train, objective)

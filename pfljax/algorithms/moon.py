@@ -66,7 +66,9 @@ class MOON:
         grid=(0.1, 1.0, 5.0, 10.0),
         help="strength of the contrastive loss; 0 is FedAvg",
     )
-    tau: float = knob(0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities")
+    temperature: float = knob(
+        0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities", former="tau"
+    )
 
     def build(self, problem: Problem) -> Algorithm:
         model = problem.model
@@ -88,7 +90,7 @@ class MOON:
                 z = model.features(params, x)
                 z_glob = model.features(global_model, x)
                 z_prev = model.features(previous, x)
-                closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.tau
+                closer = (cosine(z, z_glob) - cosine(z, z_prev)) / self.temperature
                 contrast = model.over_places(jax.nn.softplus(-closer), y)
                 return solver.loss(params, x, y, mode) + self.mu * contrast
 

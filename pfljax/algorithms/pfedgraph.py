@@ -69,8 +69,12 @@ class PFedGraph:
     alpha: float = knob(
         0.8, above=0, grid=(0.2, 0.8, 3.2), help="pull of the graph toward n_k / n; near 0: Local"
     )
-    strength: float = knob(
-        0.01, at_least=0, grid=(0.01, 0.1, 1.0), help="lambda, factor of the cosine to u_k"
+    mu: float = knob(
+        0.01,
+        at_least=0,
+        grid=(0.01, 0.1, 1.0),
+        help="lambda, factor of the cosine to u_k",
+        former="strength",
     )
 
     def build(self, problem: Problem) -> Algorithm:
@@ -87,7 +91,7 @@ class PFedGraph:
                 loss = solver.mean_loss(params, batch)
                 product = tree.inner(params, u)
                 cosine = cosines(product, tree.inner(params, params), tree.inner(u, u))
-                return loss - self.strength * cosine
+                return loss - self.mu * cosine
 
             return objective
 

@@ -105,7 +105,7 @@ def run_again(
         return (
             datasets.made_again(parts[name])
             if name == "clients"
-            else recorded.found(parts[name], name)
+            else recorded.restored(parts[name], name)
         )
 
     if local is None and "local.loss" in config.get("settings", {}) and "local.loss" not in parts:
@@ -113,7 +113,7 @@ def run_again(
             "local.loss",
             f"cannot be made again from config.json; {recorded.hand_over('local.loss')}",
         )
-    options = {name: recorded.found(parts[name], name) for name in OPTIONS if name in parts}
+    options = {name: recorded.restored(parts[name], name) for name in OPTIONS if name in parts}
     execution = Execution(client_store=client_store)
     found = local or local_again(parts, client_store)
     clients = as_trained(config, part("clients"))
@@ -129,7 +129,7 @@ def as_trained(config: Mapping[str, Any], clients: Federation) -> Federation:
 def local_again(parts: dict[str, Any], client_store: str) -> LocalTraining:
     """Makes local training again; without an optimizer or a schedule that was not recorded, it cannot train."""
     named = {name.removeprefix("local."): name for name in parts if name.startswith("local.")}
-    made = {field: recorded.found(parts[name], name) for field, name in named.items()}
+    made = {field: recorded.restored(parts[name], name) for field, name in named.items()}
     if not {"optimizer", "schedule"} <= made.keys():
         if client_store == "disk":  # the clients' rows in the files contain its state
             cannot_train()

@@ -33,7 +33,7 @@ from pfljax.report import terms
 from pfljax.run.experiment import groups_alike
 from pfljax.settings import grids
 from pfljax.settings.fields import Seeds, checked, fields_of, knob
-from pfljax.settings.method import told
+from pfljax.settings.method import numbers_of_groups
 from pfljax.training.loop import Rounds, Schedule
 
 T = TypeVar("T")
@@ -321,7 +321,7 @@ def papers_knobs(method: Any, tell_groups: bool = False) -> dict[str, Sequence[A
 
     Knobs that the method is told are left out, and those of an instance that have other values than their defaults.
     """
-    known = told(method) if tell_groups else []
+    known = numbers_of_groups(method) if tell_groups else []
     found = {}
     for field in dataclasses.fields(method):
         values = field.metadata.get("grid")

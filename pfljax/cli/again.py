@@ -21,7 +21,7 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     `given` has parts that are not built: "method", "clients", "model" and "local".
     """
     if "method" not in given:
-        recorded.found(config.get("method"), "method")  # registers a method of one's own
+        recorded.restored(config.get("method"), "method")  # registers a method of one's own
     flags = current(config["flags"])
     there = Path(config.get("directory", "."))
     for flag in (

@@ -54,7 +54,7 @@ def made_again(origin: dict[str, dict[str, Any]]) -> Federation:
     if name == SIDE:
         return split_unseen(made_again(kept["of"]), kept["unseen"], kept["seed"])[kept["side"]]
     return MAKERS[name](
-        **{argument: recorded.found(value, "clients") for argument, value in kept.items()}
+        **{argument: recorded.restored(value, "clients") for argument, value in kept.items()}
     )
 
 

@@ -78,12 +78,11 @@ def values(chosen: Mapping[str, Any], at_edge: Sequence[str] = ()) -> str:
     def number(value):
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    def short(name):
-        return "rate" if name == "learning_rate" else name
-
-    return ", ".join(
-        f"{short(name)} {number(value)}{EDGE * (name in at_edge)}" for name, value in chosen.items()
-    )
+    texts = []
+    for name, value in chosen.items():
+        shown = "learning rate" if name == "learning_rate" else name
+        texts.append(f"{shown} {number(value)}{EDGE * (name in at_edge)}")
+    return ", ".join(texts)
 
 
 def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:

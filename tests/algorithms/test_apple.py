@@ -14,7 +14,7 @@ from pfljax.contract.types import ClientContext, Cohort, State
 from pfljax.exchange import lifting
 
 SHARES = np.array(SIZES) / sum(SIZES)
-KNOBS = {"rate": 0.05, "momentum": 0.0, "mu": 2.0, "pulled": 0.75}
+KNOBS = {"weights_learning_rate": 0.05, "weights_momentum": 0.0, "mu": 2.0, "pull_share": 0.75}
 
 
 def train(rounds, cores, p, copies, strength, rate, momentum):
@@ -93,7 +93,7 @@ def test_the_shares_that_a_run_records_have_signs():
 
 
 def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
-    knobs = {"neighbors": 1, "rate": 0.05, "mu": 1.0, "pulled": 1.0}
+    knobs = {"neighbors": 1, "weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
     script = [[[k, (k + 1 + (number + k) % 3) % 4] for k in range(4)] for number in range(4)]
     rounds = by_hand("apple", apple(script=script), rounds=4, knobs=knobs, script=script)
     p = shares_of(rounds)
@@ -114,7 +114,7 @@ def test_cores_that_are_not_downloaded_are_stale_copies_by_hand():
 
 
 def test_absent_clients_cores_are_mixed_as_they_are_by_hand():
-    knobs = {"rate": 0.05, "mu": 1.0, "pulled": 1.0}
+    knobs = {"weights_learning_rate": 0.05, "mu": 1.0, "pull_share": 1.0}
     rounds = by_hand("apple", apple(), knobs=knobs, cohort=2)
     assert len({*np.concatenate([rounds.cohort(number) for number in rounds])}) > 2
 
@@ -144,7 +144,7 @@ def alone(rounds):
 
 
 def test_a_client_without_others_trains_as_local_does():
-    by_hand("apple", alone, sizes=(5,), knobs={"rate": 0.0})
+    by_hand("apple", alone, sizes=(5,), knobs={"weights_learning_rate": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def fedavgm(rounds):
 
 
 def test_fedavgm_by_hand():
-    by_hand("fedavgm", fedavgm, knobs={"momentum": 0.5, "rate": 0.7})
+    by_hand("fedavgm", fedavgm, knobs={"server_momentum": 0.5, "server_learning_rate": 0.7})
 
 
 def adaptive(optimizer, beta1, beta2, rate, tau):

@@ -18,9 +18,9 @@ from pfljax.contract import tree
 
 SIZES = (2, 5, 0, 5, 2)
 KNOBS = {
-    "rate": 0.3,
-    "momentum": 0.5,
-    "decay": 0.1,
+    "server_learning_rate": 0.3,
+    "server_momentum": 0.5,
+    "weight_decay": 0.1,
     "hidden": 5,
     "layers": 1,
     "embedding": 4,
@@ -227,7 +227,7 @@ def test_where_everything_is_generated_it_is_pfedhn():
     options = {"optimizer": networks.OPTIMIZER, "model": toys.Normalized, "epochs": 2}
     same = {name: value for name, value in KNOBS.items() if name != "decay"}
     own = {
-        "fedtp": {"personal": "", "decay": 0.0},
+        "fedtp": {"personal": "", "weight_decay": 0.0},
         "pfedhn": {"clip": np.inf, "initialization": "torch"},
     }
     servers = []

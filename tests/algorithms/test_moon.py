@@ -62,7 +62,7 @@ def moon(mu, tau):
 
 def test_moon_by_hand():
     """Clients return after rounds without them."""
-    knobs = {"mu": 3.0, "tau": 0.4}
+    knobs = {"mu": 3.0, "temperature": 0.4}
     options = {"sizes": SIZES, "hidden": (6,), "rounds": 4, "epochs": 3, "cohort": 3}
     by_hand("moon", moon(**knobs), knobs=knobs, rtol=2e-4, atol=2e-5, **options)
 

@@ -16,9 +16,9 @@ from pfljax.algorithms.common import hypernetwork
 from pfljax.contract import tree
 
 KNOBS = {
-    "optimizer": "sgd",
-    "rate": 0.3,
-    "momentum": 0.0,
+    "server_optimizer": "sgd",
+    "server_learning_rate": 0.3,
+    "server_momentum": 0.0,
     "hidden": 5,
     "layers": 1,
     "embedding": 2,

@@ -167,7 +167,7 @@ def test_knobs_are_tuned_in_turn(monkeypatch):
         0.3, {"rate": 0.01}
     )
     assert tuning.points == [Point(0.3, {"rate": 0.01, "tau": tau}) for tau in (1e-3, 0.1, 1.0)]
-    assert tuning.method == pfl.FedAdam(rate=0.01, tau=0.1)
+    assert tuning.method == pfl.FedAdam(server_learning_rate=0.01, tau=0.1)
 
 
 def test_a_wrong_value_of_a_later_knob_is_found_before_the_first_search(tmp_path):

@@ -245,7 +245,7 @@ def test_a_method_has_the_rate_of_its_authors(name):
     for method, rate in RATES[name].items():
         assert PAPER.settings_of(settings, method).of_method(method).learning_rate == rate
     pulls = {"cifar10": (1.0, 1.0), "femnist": (0.05, 10.0), "shakespeare": (0.1, 1.0)}[name]
-    knobs = ("fedprox.mu", "pfedme.strength")
+    knobs = ("fedprox.mu", "pfedme.mu")
     assert tuple(PAPER.settings_of(settings, knob.split(".")[0])[knob] for knob in knobs) == pulls
 
 
