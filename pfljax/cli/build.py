@@ -242,7 +242,7 @@ def build_run(
 ) -> api.Run:
     """Builds and checks one run; `given` may have its "method", "model" and "local"."""
     federation, unseen = clients
-    settings = settings.of_method(name)
+    settings = settings.for_method(name)
     make = {
         "method": lambda: build_method(settings, name),
         "model": lambda: build_model(settings, federation),
@@ -296,7 +296,7 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
             flag if flag == "learning_rate" else f"{name}.{flag}": value
             for flag, value in chosen.items()
         }
-        return config(settings.of_method(name).pinned(**flags), name, trial)
+        return config(settings.for_method(name).pinned(**flags), name, trial)
 
     return {
         "methods": [(title, build_method(settings, name)) for title, name in names.items()],
@@ -304,7 +304,7 @@ def table_options(settings: Settings, names: Mapping[str, str]) -> dict[str, Any
         "model": build_model(settings, federation),
         "local": build_local(settings),
         "learning_rates": {
-            title: settings.of_method(name).learning_rate for title, name in names.items()
+            title: settings.for_method(name).learning_rate for title, name in names.items()
         },
         "seeds": settings.numbers("seeds", int),
         "splits": settings.numbers("splits", int) or None,

@@ -33,36 +33,47 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
         for flag in groups[head]:
             lines += _entry(flag, settings)
         lines.append("")
+
+    # Closing paragraphs.
     if any(name in groups for name in METHODS):
-        name = "method" if "method" in settings else "methods"
+        flag = "method" if "method" in settings else "methods"
         others = [name for name in METHODS if name not in methods]
-        lines += textwrap.wrap(
-            f"--{name}=NAME --help shows the knobs of another method: {', '.join(others)}.", WIDTH
-        )
+        listed = f"--{flag}=NAME --help shows the knobs of another method: {', '.join(others)}."
+        lines += textwrap.wrap(listed, WIDTH)
     if settings.defaults:
-        named = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
-        lines += ["", *textwrap.wrap(named, WIDTH)]
+        preset = f"{settings.defaults} has the defaults for --dataset={settings.dataset}; flags override them."
+        lines += ["", *textwrap.wrap(preset, WIDTH)]
     lines += ["", "--flagfile=FILE reads flags from a file, one per line."]
     return "\n".join(lines)
 
 
 def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
-    """Returns a flag's lines: name, default and its origin, description, accepted values."""
-    value = settings[flag.name]
-    preset = settings.defaults if value != flag.default and not settings.present(flag.name) else ""
-    first = f"  --{flag.name}={shown(value)}" + (
-        f"  ({preset or 'as given'})" if value != flag.default else ""
-    )
-    body = str(flag.help)
+    """Returns a flag's lines: its name, what it sets, what it accepts and when it applies, and its default."""
+    text = str(flag.help)
+    sentences = [text if text.endswith(".") else f"{text}."]
     values = accepted(flag)
+    if values not in ("", "numbers", "non-empty text"):
+        sentences.append(f"Accepted: {values}.")
     conditions = getattr(flag, "read_with", {})
-    further = [f"accepted: {values}"] if values not in ("", "numbers", "non-empty text") else []
-    further += [f"read {with_words(conditions, '--')}"] if conditions else []
+    if conditions:
+        sentences.append(f"Applies only {with_words(conditions, '--')}.")
+    sentences += _default(flag, settings)
+    indent = " " * 6
+    body = textwrap.wrap(
+        " ".join(sentences), WIDTH, initial_indent=indent, subsequent_indent=indent
+    )
+    return [f"  --{flag.name}", *body]
 
-    def wrap(text):
-        return textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
 
-    return [first, *wrap(body), *wrap("; ".join(further))]
+def _default(flag: flags.Flag, settings: Settings) -> list[str]:
+    """Returns the sentence on a flag's value; none if the help text says what the default is."""
+    value = settings[flag.name]
+    if settings.present(flag.name):
+        return [f"Here: {shown(value)}."]
+    preset = f" ({settings.defaults})" if value != flag.default else ""
+    if not preset and "Default:" in str(flag.help):
+        return []
+    return [f"Default: {shown(value) or 'empty'}{preset}."]
 
 
 def shown(value: Any) -> str:

@@ -283,7 +283,7 @@ def build_experiment(settings: Settings, cell: GridCell) -> Experiment:
     one = build_clients(settings, cell, 1)
     found = build.build_method(settings, cell.method)
     model = build.build_model(settings, one)
-    local = build.build_local(settings.of_method(cell.method))
+    local = build.build_local(settings.for_method(cell.method))
     return like_one(
         found,
         one,

@@ -133,14 +133,12 @@ class Field(NamedTuple):
         hint: Its type, without `Annotated`.
         default: Its default; `REQUIRED` if it has none.
         limits: The metadata made by `knob`; empty without `knob`.
-        text: What it is: `help`, or its entry in the docstring.
     """
 
     name: str
     hint: Any
     default: Any
     limits: Mapping[str, Any]
-    text: str = ""
 
     @property
     def conditions(self) -> Conditions:
@@ -248,7 +246,6 @@ def fields_of(declaring: Any) -> dict[str, Field]:
     elif isinstance(declaring, type) and not hasattr(declaring, "_fields"):
         function = declaring.__init__
     hints = typing.get_type_hints(function, include_extras=True)
-    texts = documented(function)
     fields = {}
     for name, parameter in inspect.signature(function).parameters.items():
         is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -257,24 +254,8 @@ def fields_of(declaring: Any) -> dict[str, Field]:
         hint, limits = plain(hints.get(name, Any))
         default = REQUIRED if parameter.default is parameter.empty else parameter.default
         limits = metadata.get(name) or limits
-        text = limits.get("help") or texts.get(name, "")
-        fields[name] = Field(name, hint, default, limits, text)
+        fields[name] = Field(name, hint, default, limits)
     return fields
-
-
-def documented(declaring: Any) -> dict[str, str]:
-    """The entries of a docstring's list of arguments or attributes, by name."""
-    doc = inspect.getdoc(declaring) or ""
-    heading = "Attributes:\n" if "Attributes:\n" in doc else "Args:\n"
-    _, _, following = doc.partition(heading)
-    section, _, _ = following.partition("\n\n")
-    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-
-    def in_one_line(text: str) -> str:
-        text = " ".join(text.split()).removesuffix(".").replace("`", "")
-        return text[0].lower() + text[1:] if text[1:2].islower() else text
-
-    return {name: in_one_line(text) for name, text in entries}
 
 
 def plain(hint: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -432,7 +413,13 @@ def with_words(conditions: Conditions, prefix: str = "") -> str:
     def in_words(values: Sequence[Any]) -> str:
         if values in (ANY_TEXT, (True,)):
             return ""
-        return f"={' or '.join(map(str, values))}" if values else " above 0"
+        if not values:
+            return " above 0"
+        return f"={' or '.join(map(in_text, values))}"
+
+    def in_text(value: Any) -> str:
+        # as on a command line, where there is a prefix
+        return str(value).lower() if prefix and isinstance(value, bool) else str(value)
 
     texts = [f"with {prefix}{other}{in_words(values)}" for other, values in conditions.items()]
     return ", or ".join(texts)

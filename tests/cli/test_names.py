@@ -135,7 +135,7 @@ def test_a_former_name_is_the_same_flag(old, capsys):
     assert capsys.readouterr().err == f"note: --{old} is now --{new}\n"
     expected = parse(define, [f"--{new}={value}", "--rounds=2"])
     assert capsys.readouterr().err == ""
-    assert settings.values == expected.values and settings.given == {new, "rounds"}
+    assert settings.values == expected.values and settings.on_command_line == {new, "rounds"}
 
 
 def test_no_name_is_both_former_and_present():

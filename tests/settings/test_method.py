@@ -7,7 +7,7 @@ import pytest
 
 from pfljax import algorithms as algorithms
 from pfljax.contract.errors import ArgumentError
-from pfljax.settings.method import METHODS, get, knob, method, tell, numbers_of_groups
+from pfljax.settings.method import METHODS, get, knob, method, numbers_of_groups, tell
 
 
 @pytest.fixture
@@ -131,7 +131,9 @@ def test_a_message_is_a_line_that_can_be_printed():
 
 def test_a_method_is_told_the_number_of_groups_where_it_leaves_it_open():
     groups = [7, 7, 3, 3, 5, 5, 5]
-    assert numbers_of_groups(algorithms.IFCA) == ["clusters"] and numbers_of_groups(algorithms.FedEM()) == ["components"]
+    assert numbers_of_groups(algorithms.IFCA) == ["clusters"] and numbers_of_groups(
+        algorithms.FedEM()
+    ) == ["components"]
     found, knows = tell(algorithms.IFCA(draws=2), True, groups)
     assert found == algorithms.IFCA(draws=2, clusters=3) and knows == "the number of groups (3)"
     given = algorithms.IFCA(clusters=4)
