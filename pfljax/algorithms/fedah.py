@@ -78,7 +78,7 @@ class FedAH:
         None,
         at_least=1,
         grid=(1, 5),
-        help="number of epochs for the body; not given: as in local training",
+        help="number of epochs for the body. Default: as in local training",
     )
     predict: Literal["aggregated", "own"] = knob(
         "aggregated",

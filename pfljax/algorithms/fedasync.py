@@ -84,7 +84,7 @@ class FedAsync:
         None,
         at_least=0,
         at_most=10_000,
-        help="most steps late; not given: any number with a clock, 16 without one",
+        help="most steps late. Default: any number with a clock, 16 without one",
     )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"

@@ -65,8 +65,8 @@ class FedBuff:
         None,
         at_least=0,
         at_most=10_000,
-        help="most steps late; not given: any number with a clock, 5 without one; 0 with "
-        "server_learning_rate 1 is FedAvg",
+        help="most steps late; 0 with server_learning_rate 1 is FedAvg. "
+        "Default: any number with a clock, 5 without one",
     )
     delays: Literal["half_normal", "uniform"] = knob(
         "half_normal", help="how delays are drawn, up to max_staleness, without a clock"

@@ -64,14 +64,14 @@ class FedNova:
         None,
         at_least=1,
         at_most=1_000_000,
-        help="each client draws its number of epochs, at most this; not given: the solver's epochs",
+        help="each client draws its number of epochs, at most this. Default: the solver's epochs",
         former="most_epochs",
     )
     min_epochs: int = knob(
         2,
         at_least=1,
         help="smallest number of epochs drawn if max_epochs is given",
-        former="min_epochs",
+        former="least_epochs",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -91,13 +91,13 @@ class FedAdam:
         None,
         at_least=0,
         below=1,
-        help="decay of the first moment; not given: the paper's, 0 for adagrad, else 0.9",
+        help="decay of the first moment. Default: the paper's, 0 for adagrad, else 0.9",
     )
     beta2: float | None = knob(
         None,
         at_least=0,
         below=1,
-        help="decay of adam's and yogi's second moment; not given: the paper's 0.99",
+        help="decay of adam's and yogi's second moment. Default: the paper's 0.99",
     )
 
     def build(self, problem: Problem) -> Algorithm:

@@ -72,7 +72,7 @@ class FLUTE:
         None,
         at_least=1,
         grid=(1, 5),
-        help="epochs for both; not given: as in local training",
+        help="epochs for both. Default: as in local training",
         former="epochs",
     )
 

@@ -85,7 +85,7 @@ class PFedHN:
     )
     initialization: Literal["torch", "he"] | None = knob(
         None,
-        help="initialization of the trunk, PyTorch's or He's; not given: torch with one client per round, "
+        help="initialization of the trunk, PyTorch's or He's. Default: torch with one client per round, "
         "otherwise he",
     )
     hidden: int = knob(

@@ -15,21 +15,24 @@ from pfljax.cli.settings import parse
 from pfljax.settings import own_files, recorded
 
 
-def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) -> api.Run:
+def run(config: Mapping[str, Any], client_store: str, overrides: Mapping[str, Any]) -> api.Run:
     """Builds the run of a config.json on this machine's devices, its clients in a store.
 
-    `given` has parts that are not built: "method", "clients", "model" and "local".
+    `overrides` has what is not built: "method", "clients", "model" and "local".
     """
-    if "method" not in given:
-        recorded.restored(config.get("method"), "method")  # registers a method of one's own
+    if "method" not in overrides:
+        recorded.restored(config.get("method"), "method")  # registers a method of the user's
     flags = current(config["flags"])
-    there = Path(config.get("directory", "."))
-    for flag in (
-        "data_file",
-        "data_dir",
-        *(["model"] if own_files.is_file_and_name(flags["model"]) else []),
-    ):
-        flags[flag] = flags[flag] and str(there / flags[flag])
+
+    # Paths are relative to the folder that the command was run in.
+    folder = Path(config.get("directory", "."))
+    paths = ["data_file", "data_dir"]
+    if own_files.is_file_and_name(flags["model"]):
+        paths.append("model")
+    for flag in paths:
+        flags[flag] = flags[flag] and str(folder / flags[flag])
+
+    # Execution is this machine's.
     flags |= {
         "plan": "auto",
         "devices": 0,
@@ -40,15 +43,16 @@ def run(config: Mapping[str, Any], client_store: str, given: Mapping[str, Any]) 
     settings = parse(train.define, [])
     for flag in flags.keys() & settings.values.keys():
         # config.json has no infinity
-        infinite = flags[flag] is None and isinstance(settings[flag], float)
-        settings = settings.replace({flag: math.inf if infinite else flags[flag]})
+        is_infinite = flags[flag] is None and isinstance(settings[flag], float)
+        settings = settings.replace({flag: math.inf if is_infinite else flags[flag]})
+
+    # The clients.
     trial = build.Trial(flags["seed"], flags["split"])
-    clients = (
-        (given["clients"], None)
-        if "clients" in given
-        else build.build_clients(settings, trial.of_data)
-    )
-    training, unseen = clients
+    if "clients" in overrides:
+        training = overrides["clients"]
+        unseen = None
+    else:
+        training, unseen = build.build_clients(settings, trial.of_data)
     training = loading.as_trained(config, training)
     unseen = None if unseen is None else loading.as_trained(config, unseen)
-    return build.build_run(settings, settings.method, (training, unseen), trial, given)
+    return build.build_run(settings, settings.method, (training, unseen), trial, overrides)

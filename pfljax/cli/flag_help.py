@@ -209,11 +209,34 @@ HELP: Mapping[str, str] = {
     "process_id": "Number of this process, from 0. Default: detected with --coordinator=auto.",
     "eval_every": "Number of rounds between evaluations.",
     "checkpoint_every": "Smallest number of rounds between checkpoints.",
-    "metrics": f"Further metrics of each client's predictions: {', '.join(METRICS)}, or FILE.py:NAME for a function "
-    "of yours. Default: no further metrics.",
+    "metrics": f"Further metrics of each client's predictions: {', '.join(METRICS)}, or FILE.py:NAME for your "
+    "own function. Default: no further metrics.",
     "tracker": "Tracker that logs every evaluation, to a folder of its name in the run's folder. Needs pip install "
     "'pfljax[NAME]'.",
     "verbose": "Print all lines of the plan.",
+    # The run's folder, and pages.
+    "seed": "Seed of the split, initial models, cohorts, mini-batches and sampling.",
+    "split": "Seed of the split of the data. Default: --seed.",
+    "resume": "Continue from the newest intact checkpoint in --out. from_scratch: start over in that folder.",
+    "folder": "Folder of a run, or a folder that contains runs. The name of the flag can be omitted.",
+    "paper": "Folder for figures of a comparison for a paper, as PDF and PNG. Default: no figures.",
+    "paper_width": "Width of these figures in inches: 3.3 for a column, 6.8 for a page of two columns.",
+    "port": "Port of the page; 0: a free port.",
+    "refresh": "Seconds between two refreshes of the page.",
+    # The processes of a table.
+    "workers": "Number of processes that train the runs together.",
+    "cells": "i/n: train every n-th run, from the i-th on. The last process to finish writes the table. Default: all "
+    "runs.",
+    "cluster": "Where --workers run. none: on this machine. slurm: as an array of SLURM jobs, which continue after "
+    "interruptions. local: as jobs on this machine. Needs pip install 'pfljax[cluster]'.",
+    # Estimates.
+    "json": "File for all figures of the estimate. Default: no file.",
+    # Scaling.
+    "cohort": "Numbers of clients per round; 0: all.",
+    "shape": "Shape of an example.",
+    "num_classes": "Number of classes.",
+    "total_rounds": "Number of rounds to project the hours for; 0: no projection.",
+    "preset": "Flags of a known workload. Default: none.",
     # The table.
     "methods": "Methods to compare, or all; FILE.py:NAME for your own.",
     "seeds": "Seeds of the runs; each determines the split, initial models, cohorts and mini-batches.",

@@ -49,31 +49,36 @@ def text(doc: str, settings: Settings, methods: Sequence[str]) -> str:
 
 def _entry(flag: flags.Flag, settings: Settings) -> list[str]:
     """Returns a flag's lines: its name, what it sets, what it accepts and when it applies, and its default."""
-    text = str(flag.help)
-    sentences = [text if text.endswith(".") else f"{text}."]
+    text = str(flag.help).removesuffix(".")
+    if text[1:2].islower():
+        text = text[0].upper() + text[1:]
+    text, _, default = text.partition(" Default: ")
+    sentences = [f"{text.removesuffix('.')}."]
+
     values = accepted(flag)
     if values not in ("", "numbers", "non-empty text"):
-        sentences.append(f"Accepted: {values}.")
+        label = "Choices" if getattr(flag.parser, "words", ()) or flag.boolean else "Accepted"
+        sentences.append(f"{label}: {values}.")
     conditions = getattr(flag, "read_with", {})
     if conditions:
         sentences.append(f"Applies only {with_words(conditions, '--')}.")
-    sentences += _default(flag, settings)
+    if not isinstance(flag, flags.MultiFlag):
+        sentences.append(_default(flag, settings, default))
+
     indent = " " * 6
-    body = textwrap.wrap(
-        " ".join(sentences), WIDTH, initial_indent=indent, subsequent_indent=indent
-    )
+    paragraph = " ".join(sentences)
+    body = textwrap.wrap(paragraph, WIDTH, initial_indent=indent, subsequent_indent=indent)
     return [f"  --{flag.name}", *body]
 
 
-def _default(flag: flags.Flag, settings: Settings) -> list[str]:
-    """Returns the sentence on a flag's value; none if the help text says what the default is."""
+def _default(flag: flags.Flag, settings: Settings, text: str) -> str:
+    """Returns the sentence on a flag's value: as given, of a preset, what the help says, or the flag's."""
     value = settings[flag.name]
     if settings.present(flag.name):
-        return [f"Here: {shown(value)}."]
-    preset = f" ({settings.defaults})" if value != flag.default else ""
-    if not preset and "Default:" in str(flag.help):
-        return []
-    return [f"Default: {shown(value) or 'empty'}{preset}."]
+        return f"Here: {shown(value)}."
+    if value != flag.default:
+        return f"Default: {shown(value)} ({settings.defaults})."
+    return f"Default: {text or shown(value) or 'empty'}."
 
 
 def shown(value: Any) -> str:

@@ -224,8 +224,8 @@ class Group(NamedTuple):
             default = [str(default)]
         elif item_type(hint) is not None:
             item, item_limits = plain(item_type(hint))
-            of_list = {"distinct": limits["distinct"], "empty": limits["empty"]}
-            parser = Several(item, limits | {**item_limits} | of_list)
+            list_limits = {"distinct": limits["distinct"], "empty": limits["empty"]}
+            parser = Several(item, limits | {**item_limits} | list_limits)
             default = [str(value) for value in default or []]
         elif bool in types:
             words = [word for kind in types for word in typing.get_args(kind)]

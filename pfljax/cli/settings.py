@@ -57,7 +57,7 @@ class FlagError(ValueError):
     """A mistake on the command line, described in one line."""
 
     @classmethod
-    def of(cls, flag: str, text: str, value: object = None) -> FlagError:
+    def at(cls, flag: str, text: str, value: object = None) -> FlagError:
         """Returns the error for a flag: its value, if given, and what is accepted."""
         return cls(f"--{flag}: {text}" if value is None else f"--{flag}={shown(value)}: {text}")
 
@@ -168,12 +168,12 @@ class Settings:
         value = self[flag]
         if isinstance(value, list | tuple):
             value = ",".join(map(str, value))
-        return FlagError.of(flag, text, value)
+        return FlagError.at(flag, text, value)
 
     def refuse(self, flag: str, why: str) -> None:
         """Raises `FlagError` if the flag is on the command line; used for flags that do not apply."""
         if self.present(flag):
-            raise FlagError.of(flag, f"does not apply here: {why}")
+            raise FlagError.at(flag, f"does not apply here: {why}")
 
     def reads(self, flag: str) -> bool:
         """Whether the flag has an effect with these settings."""
@@ -236,7 +236,7 @@ class Settings:
         names = ", ".join(methods)
         for flag in sorted(self.on_command_line):
             if self.headings[flag] in METHODS and self.headings[flag] not in methods:
-                raise FlagError.of(flag, f"not a knob of this run's methods ({names})")
+                raise FlagError.at(flag, f"not a knob of this run's methods ({names})")
         if not self.present("learning_rates"):
             return
         for pair in self.learning_rates:
@@ -313,7 +313,7 @@ def _dataset(name: str, file: str | None) -> str:
     if name != "file":
         return f"{name}{colon}{member}"
     if not file:
-        raise FlagError.of("dataset", "accepted with --data_file", "file")
+        raise FlagError.at("dataset", "accepted with --data_file", "file")
     try:
         return kind_of(file)
     except ArgumentError as error:
@@ -330,7 +330,7 @@ def read(define: Define, words: Sequence[str]) -> flags.FlagValues:
     try:
         rest = registry(["", *words])
     except flags.UnrecognizedFlagError as error:
-        raise FlagError.of(
+        raise FlagError.at(
             shown(error.flagname), f"unknown flag; {_hint(error.flagname, list(registry), words)}"
         ) from error
     except flags.IllegalFlagValueError as error:
@@ -355,8 +355,8 @@ def _hint(unknown: str, known: Sequence[str], words: Sequence[str]) -> str:
     if knobs:
         named = [registered_name(name) for flag in METHOD_FLAGS for name in _values_of(flag, words)]
         asked = {name for names in named for name in names.split(",")}
-        of_methods = [name for name in knobs if name.partition(".")[0] in asked]
-        return f"did you mean {' or '.join(f'--{name}' for name in (of_methods or knobs)[:3])}?"
+        named_knobs = [name for name in knobs if name.partition(".")[0] in asked]
+        return f"did you mean {' or '.join(f'--{name}' for name in (named_knobs or knobs)[:3])}?"
 
     former = [name for name, new in FORMER.items() if new in known]
     near = difflib.get_close_matches(unknown, [*known, *former], n=3)
@@ -405,12 +405,12 @@ def _stop_at(error: flags.IllegalFlagValueError, registry: flags.FlagValues) -> 
         raise FlagError(shown(error)) from error
     name, value = match.groups()
     if isinstance(error.__context__, ArgumentError):
-        raise FlagError.of(name, error.__context__.text, value) from error
+        raise FlagError.at(name, error.__context__.text, value) from error
     text = f"accepted: {accepted(registry[name])}"
     words = getattr(registry[name].parser, "words", ())
     near = difflib.get_close_matches(value.lower(), map(str, words), n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise FlagError.of(name, f"{text}{hint}", value) from error
+    raise FlagError.at(name, f"{text}{hint}", value) from error
 
 
 def _expand(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -447,7 +447,7 @@ def _check_names(words: Sequence[str]) -> None:
         before = names_of.setdefault(present, name)
         if before != name:
             text = f"is now --{present}; accepted: only one of --{before} and --{name}"
-            raise FlagError.of(before if name == present else name, text)
+            raise FlagError.at(before if name == present else name, text)
 
 
 def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
@@ -468,7 +468,7 @@ def _with_files(words: list[str], inside: tuple[str, ...]) -> list[str]:
                 raise ArgumentError("flagfile", "the file includes itself")
             lines = [line.strip() for line in reading.read_text(file).splitlines()]
         except ArgumentError as error:
-            raise FlagError.of("flagfile", error.text, file) from error
+            raise FlagError.at("flagfile", error.text, file) from error
         in_file = [line for line in lines if line and not line.startswith(("#", "//"))]
         expanded_words += _with_files(in_file, (*inside, file))
     return expanded_words

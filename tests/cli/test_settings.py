@@ -136,7 +136,14 @@ def test_every_preset_says_what_it_is_and_is_read_by_train_and_compare(path):
     [
         (["--round=3"], "--round: unknown flag; did you mean --rounds?"),
         (["--quux"], "--quux: unknown flag; --help lists all flags"),
-        (["--ditto.lam=1"], "--ditto.lam: unknown flag; accepted: --ditto.mu"),
+        (["--ditto.lam=1"], "--ditto.lam: unknown flag; did you mean --ditto.mu?"),
+        (["--lr=1"], "--lr: unknown flag; did you mean --learning_rate?"),
+        (["--mu=1", "--method=Ditto"], "--mu: unknown flag; did you mean --ditto.mu?"),
+        (["--mu=1"], "--mu: unknown flag; did you mean --fedprox.mu or --"),
+        (
+            ["--plan=Vmapp"],
+            "--plan=Vmapp: accepted: auto, vmap, map, chunk, python; did you mean vmap?",
+        ),
         (["rounds=3"], "rounds=3: not a flag; flags start with --"),
         (["--rounds=many"], "--rounds=many: accepted: whole numbers of 1 or more"),
         (["--federico.tracking=median"], "--federico.tracking=median: accepted: ema, accumulated"),
