@@ -36,7 +36,7 @@ from pfljax.evaluation.statistics import Trial, check_reference
 from pfljax.folder import files, former, planned
 from pfljax.local.training import LocalTraining
 from pfljax.report import terms
-from pfljax.settings.fields import Seed, Seeds, checked, knob
+from pfljax.settings.fields import Seed, Seeds, checked, in_their_case, knob
 from pfljax.settings.method import METHODS
 from pfljax.training import tracking
 from pfljax.training.loop import Rounds, Schedule
@@ -594,6 +594,8 @@ def compare(
         config=config,
         **options,
     )
+    if reference is not None:
+        reference = in_their_case(reference, comparison.entries)
     check_reference(reference, comparison.entries)
     check_target(target, options.get("clock"), comparison.about["task"])
     folders = comparison.folders

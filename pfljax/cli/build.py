@@ -22,6 +22,7 @@ from pfljax.contract import optional, processes
 from pfljax.data import Federation, partitions, sources
 from pfljax.evaluation.statistics import Trial
 from pfljax.settings import method, own_files, recorded
+from pfljax.settings.fields import nearest
 
 ALL = comparison.ALL
 TUNING_FRACTION = 0.25  # of the training examples, to tune on unless --validation_fraction is given
@@ -52,8 +53,8 @@ def build_method(settings: Settings, name: str) -> Any:
 def build_source(settings: Settings, seed: int) -> sources.Source:
     kind, _, member = settings.dataset.partition(":")
     if kind not in sources.SOURCES or bool(member) != (kind == "tfds"):
-        known = [name + ":NAME" * (name == "tfds") for name in sources.SOURCES]
-        raise settings.error("dataset", f"unknown; accepted: {', '.join(known)}, file")
+        known = ["tfds:NAME" if name == "tfds" else name for name in sources.SOURCES]
+        raise settings.error("dataset", f"unknown; {nearest(kind, [*known, 'file'])}")
     num_clients = settings.num_clients or DEFAULT_CLIENTS
     return settings.make(sources.SOURCES[kind], seed=seed, num_clients=num_clients, name=member)
 

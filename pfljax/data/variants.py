@@ -40,7 +40,8 @@ def split_unseen(
     num_clients = federation.num_clients
     count = round(unseen * num_clients)
     if not 0 < count < num_clients:
-        text = f"holds out {count} of {num_clients} clients; accepted: shares that leave at least one on each side"
+        text = f"{count} of {num_clients} clients would be unseen; accepted: a share that leaves at least one unseen "
+        text = f"{text}client and one training client"
         raise ArgumentError("unseen", text, unseen)
     order = generator(seed, "unseen").permutation(num_clients)
 
