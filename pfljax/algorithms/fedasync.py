@@ -78,7 +78,11 @@ class FedAsync:
         help="steps late for which the hinge is 1",
     )
     mu: float = knob(
-        0.005, at_least=0, grid=(0.0, 0.005, 0.05), help="weight of the proximal term", former="rho"
+        0.005,
+        at_least=0,
+        grid=(0.0, 0.005, 0.05),
+        help="rho, weight of the proximal term",
+        former="rho",
     )
     max_staleness: int | None = knob(
         None,

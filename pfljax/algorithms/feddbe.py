@@ -68,7 +68,7 @@ class FedDBE:
         50.0,
         at_least=0,
         grid=(1.0, 10.0, 50.0, 100.0),
-        help="pull of mean features toward those of all clients",
+        help="kappa, pull of mean features toward those of all clients",
         former="kappa",
     )
     beta: float = knob(
@@ -76,7 +76,7 @@ class FedDBE:
         above=0,
         at_most=1,
         grid=(0.1, 0.5, 1.0),
-        help="weight of a mini-batch in the mean features",
+        help="mu, weight of a mini-batch in the mean features",
         former="mu",
     )
 

@@ -58,7 +58,7 @@ class FedNova:
         0.0,
         at_least=0,
         grid=(0.0, 0.001, 0.005, 0.01),
-        help="strength of the proximal term; 0: none",
+        help="weight of the proximal term; 0: none",
     )
     max_epochs: int | None = knob(
         None,

@@ -51,14 +51,14 @@ class FedNTD:
         1.0,
         at_least=0,
         grid=(0.1, 0.3, 1.0, 3.0),
-        help="strength of the distillation; 0 is FedAvg",
+        help="beta, weight of the distillation; 0 is FedAvg",
         former="beta",
     )
     temperature: float = knob(
         1.0,
         above=0,
         grid=(0.5, 1.0, 3.0),
-        help="temperature of the distilled probabilities",
+        help="tau, temperature of the distilled probabilities",
         former="tau",
     )
 

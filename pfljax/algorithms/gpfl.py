@@ -68,7 +68,7 @@ class GPFL:
         0.1,
         at_least=0,
         grid=(0.0, 0.1, 1.0),
-        help="weight decay of the embeddings and the valve",
+        help="mu, weight decay of the embeddings and the valve",
         former="mu",
     )
 

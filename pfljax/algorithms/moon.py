@@ -64,10 +64,14 @@ class MOON:
         1.0,
         at_least=0,
         grid=(0.1, 1.0, 5.0, 10.0),
-        help="strength of the contrastive loss; 0 is FedAvg",
+        help="weight of the contrastive loss; 0 is FedAvg",
     )
     temperature: float = knob(
-        0.5, above=0, grid=(0.1, 0.5, 1.0), help="temperature of the similarities", former="tau"
+        0.5,
+        above=0,
+        grid=(0.1, 0.5, 1.0),
+        help="tau, temperature of the similarities",
+        former="tau",
     )
 
     def build(self, problem: Problem) -> Algorithm:

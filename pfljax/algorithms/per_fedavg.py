@@ -55,7 +55,7 @@ class PerFedAvg:
         0.03,
         at_least=0,
         grid=(0.003, 0.01, 0.03, 0.1),
-        help="learning rate of the personalizing step; 0 is FedAvg",
+        help="alpha, learning rate of the personalizing step; 0 is FedAvg",
         former="alpha",
     )
     form: Literal["first_order", "hessian_free"] = knob(

@@ -3,7 +3,7 @@
 Ye, Ni, Wu, Chen, Wang, "Personalized federated learning with inferred collaboration graphs" (ICML
 2023).
 
-    A round: client k receives u_k and trains it to w_k on l_k(w) - strength cos(w, u_k);
+    A round: client k receives u_k and trains it to w_k on l_k(w) - mu cos(w, u_k);
     a_k <- argmin over the simplex of
         sum_j (alpha (a_kj - p_j)^2 - a_kj cos(w_k - w_0, w_j - w_0)),
     the point of the simplex nearest to p + cos(...) / (2 alpha);
@@ -84,7 +84,7 @@ class PFedGraph:
         # ---- The client.
 
         def objective_near(received: Params) -> Objective:
-            """l_k(w) - strength cos(w, u_k)."""
+            """l_k(w) - mu cos(w, u_k)."""
             u, _ = solver.without_statistics(received)
 
             def objective(params: Params, batch: Batch) -> Array:

@@ -32,7 +32,7 @@ from pfljax.local.training import LocalTraining
 from pfljax.report import terms
 from pfljax.run.experiment import groups_alike
 from pfljax.settings import grids
-from pfljax.settings.fields import Seeds, checked, fields_of, knob
+from pfljax.settings.fields import Seeds, checked, fields_of, knob, with_present_names
 from pfljax.settings.method import numbers_of_groups
 from pfljax.training.loop import Rounds, Schedule
 
@@ -442,6 +442,7 @@ def knobs_to_try(
     """Returns the values to try. Raises `ArgumentError` for a wrong name or value, before anything is trained."""
     if isinstance(knobs, str):
         return papers_knobs(method, tell_groups)
+    knobs = with_present_names(knobs, fields_of(type(method)), method.info.name)
     known = [field.name for field in dataclasses.fields(method)]
     for name, values in knobs.items():
         if (

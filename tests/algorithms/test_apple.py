@@ -32,17 +32,17 @@ def train(rounds, cores, p, copies, strength, rate, momentum):
     return new, moved
 
 
-def apple(*, rate=0.05, momentum=0.0, mu=1.0, pulled=1.0, script=None):
+def apple(*, weights_learning_rate=0.05, weights_momentum=0.0, mu=1.0, pull_share=1.0, script=None):
     """Algorithm 1: clients train their core and the weights p of their mixture of all cores, of which copies are stale.
 
-    The p of a client are pulled toward n_k / n in the first `pulled` of the R rounds.
+    The p of a client are pulled toward n_k / n in the first `pull_share` of the R rounds.
     """
 
     def reference(rounds):
         cores = rounds.start("models")
         p = np.tile(SHARES, (len(cores), 1))
         copies = np.tile(cores, (len(cores), 1, 1))
-        length = pulled * rounds.problem.rounds
+        length = pull_share * rounds.problem.rounds
         for number in rounds:
             if script is None:
                 copies = np.tile(cores, (len(cores), 1, 1))
@@ -51,7 +51,8 @@ def apple(*, rate=0.05, momentum=0.0, mu=1.0, pulled=1.0, script=None):
                     copies[own, other] = cores[other]
             strength = mu * (1 + np.cos(np.pi * number / length)) / 2 if number < length else 0
             present = np.isin(rounds.clients, rounds.cohort(number))[:, None]
-            trained, moved = train(rounds, cores, p, copies, strength, rate, momentum)
+            steps = (strength, weights_learning_rate, weights_momentum)
+            trained, moved = train(rounds, cores, p, copies, *steps)
             cores = np.where(present, trained, cores)
             p = np.where(present, moved, p)
             yield {"models": cores, "clients.row.moved": p - SHARES}
@@ -66,7 +67,7 @@ def shares_of(rounds):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_by_hand(momentum):
-    knobs = KNOBS | {"momentum": momentum}
+    knobs = KNOBS | {"weights_momentum": momentum}
     rounds = by_hand("apple", apple(**knobs), rounds=4, knobs=knobs)
     p = shares_of(rounds)
     cores = entry(rounds.states[-1], "models")

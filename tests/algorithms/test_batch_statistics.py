@@ -120,7 +120,12 @@ def test_pfedme_writes_them_at_w():
                 "predictions": [[theta] for theta in personal],
             }
 
-    knobs = {"strength": strength, "rate": rate, "steps": steps, "beta": beta}
+    knobs = {
+        "mu": strength,
+        "personal_learning_rate": rate,
+        "personal_steps": steps,
+        "beta": beta,
+    }
     by_hand("pfedme", reference, knobs=knobs, **OPTIONS)
 
 

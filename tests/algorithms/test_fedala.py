@@ -80,7 +80,12 @@ def fedala(rate):
 
 def knobs_of(rate):
     """All examples teach the weights, and the score is of what the next round would start from."""
-    return {"rate": rate, "share": 1.0, "first_passes": FIRST_PASSES, "scored": "before"}
+    return {
+        "weights_learning_rate": rate,
+        "share": 1.0,
+        "first_passes": FIRST_PASSES,
+        "predict": "before",
+    }
 
 
 @pytest.mark.parametrize(("rate", "rounds"), [(1.0, 1), (1.0, 3), (60.0, 4)])

@@ -104,7 +104,7 @@ def test_more_epochs_are_more_mini_batches_for_the_ledger():
     def passes(**knobs):
         return toys.make_algorithm("fednova", problem, **knobs).ledger.passes
 
-    assert (passes(), passes(most_epochs=5)) == (1, 5)
+    assert (passes(), passes(max_epochs=5)) == (1, 5)
 
 
 def falling(number):

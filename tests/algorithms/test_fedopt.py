@@ -57,7 +57,12 @@ def adaptive(optimizer, beta1, beta2, rate, tau):
 def test_adaptive_servers_by_hand(optimizer, given, betas):
     rate = 0.2
     tau = 0.3
-    knobs = {"rate": rate, "tau": tau, "optimizer": optimizer, **given}
+    knobs = {
+        "server_learning_rate": rate,
+        "tau": tau,
+        "server_optimizer": optimizer,
+        **given,
+    }
     by_hand("fedadam", adaptive(optimizer, *betas, rate, tau), knobs=knobs)
 
 

@@ -116,7 +116,7 @@ def pefll(clip):
                 theta = model_of(k)
                 change = jax.tree.map(np.subtract, theta, rounds.descend(k, theta))
                 products.append(hand.slopes(*rounds.examples(k), change))
-            is_clipped = hand.step(mean(products, None), KNOBS["rate"], clip)
+            is_clipped = hand.step(mean(products, None), KNOBS["server_learning_rate"], clip)
             assert is_clipped == (clip < 1)
             yield hand.entries() | {"predictions": [[model_of(k)] for k in rounds.clients]}
 
@@ -149,7 +149,7 @@ def test_a_client_s_model_depends_on_its_examples():
 
 
 def test_at_rate_0_nothing_moves():
-    states = play("pefll", knobs=KNOBS | {"rate": 0.0}, **OPTIONS).states
+    states = play("pefll", knobs=KNOBS | {"server_learning_rate": 0.0}, **OPTIONS).states
     toys.assert_trees_close(states[-1].models, states[0].models)
     toys.assert_trees_close(states[-1].server.state, states[0].server.state)
 

@@ -71,7 +71,7 @@ def test_no_other_weights_have_a_lower_objective(alpha):
         assert value(found[k]) <= min(map(value, others)) + 1e-6
 
 
-def pfedgraph(alpha, strength):
+def pfedgraph(alpha, mu):
     """Clients train what they received, near it in angle; the server mixes by the graph of the cohort."""
 
     def reference(rounds):
@@ -84,7 +84,7 @@ def pfedgraph(alpha, strength):
             for k in cohort:
 
                 def further(w, u=received[k]):
-                    return -strength * turn(w, u)
+                    return -mu * turn(w, u)
 
                 own[k] = rounds.descend(k, received[k], further)
             share = rounds.sizes[cohort] / rounds.sizes[cohort].sum()

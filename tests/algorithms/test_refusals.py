@@ -30,7 +30,7 @@ KNOBS = [
         {"averaging": "gradients", "shared_layers": 1},
         "shared_layers=1: must be 0 with averaging=gradients",
     ),
-    ("fednova", {"min_epochs": 6, "max_epochs": 5}, "least_epochs=6: accepted: "),
+    ("fednova", {"min_epochs": 6, "max_epochs": 5}, "min_epochs=6: accepted: "),
     (
         "fedadam",
         {"server_optimizer": "adagrad", "beta2": 0.9},

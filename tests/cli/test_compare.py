@@ -98,7 +98,7 @@ def test_tuning_takes_the_best_point_and_keeps_the_scores(tmp_path):
     mu = best["knobs"]["mu"]
     table = (tmp_path / "table.md").read_text()
     mark = " (edge)" * (mu in (min(grid), max(grid)))
-    assert row["tuned"] == f"rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
+    assert row["tuned"] == f"learning rate 0.3 (edge), mu {mu:g}{mark}" and row["tuned"] in table
     assert row["at_edge"] == ["learning_rate"] + ["mu"] * bool(mark) and terms.AT_EDGE in table
     # Neither scores nor cells are made again, and scores of another grid are not taken.
     assert "already tuned" not in printed and "tuning.json: already tuned" in call(
